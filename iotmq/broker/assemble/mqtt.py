@@ -92,7 +92,7 @@ class MqttProcessors:
         self.retained.sweep()
 
     def stop(self) -> None:
-        """Nothing more is done by itself."""
+        """Stop the timers: nothing more is done by itself."""
         self.sessions.stop()
 
     def metrics(self) -> Iterable[Metric]:

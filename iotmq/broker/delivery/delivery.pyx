@@ -142,7 +142,7 @@ cdef class Delivery:
         return self._channels.failed_total
 
     def open_channel(self, receiver not None):
-        """A channel for a front end that has no filters yet."""
+        """Open a channel for a front end that has no filters yet."""
         channel = DeliveryChannel(receiver)
         self._channels.add(channel)
         return channel

@@ -301,7 +301,7 @@ def _next_candidate(levels: list[str], topic: str) -> bytes | None:
 
 
 def _behind(levels: list[str], beginning: list[str]) -> bytes | None:
-    """Past every topic that begins so, up to its last level that a `+` stands for."""
+    """Return the first topic past all that begin so, up to the last level that a `+` stands for."""
     for place in reversed(range(len(beginning))):
         if levels[place] == "+":
             # The byte behind "/".

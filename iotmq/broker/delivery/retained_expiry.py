@@ -47,7 +47,7 @@ class Sweep:
         return self.after is not None or now_s >= self._begins_s
 
     def step(self, found: Iterable[tuple[bytes, bytes]], now_s: float) -> Iterable[tuple[bytes, bytes]]:
-        """Of topics and records that come behind `after` those that this step looks at."""
+        """Return the topics and records behind `after` that this step looks at."""
         size = 0
         for number, (topic, record) in enumerate(found, 1):
             yield topic, record

@@ -211,7 +211,7 @@ class ReceivedIds(CountedProjection):
             self._forget_oldest()
 
     def put(self, key: bytes, position: int, digest: int) -> None:
-        """A marked message; one that has the packet id of another is in its place."""
+        """Add a marked message; it takes the place of another with its packet id."""
         before = self._entry(key)
         if before is None or before.position is None:
             self.count += 1
@@ -228,7 +228,7 @@ class ReceivedIds(CountedProjection):
             logger.error("a record of packet ids cannot be read: %s", error)
 
     def trim(self, min_position: int) -> None:
-        """The log begins there now: devices whose messages it has lost have been away for as long."""
+        """Forget what is before the start of the log: those devices have been away for as long."""
         for position, _ in list(self._space.scan(_ORDER_TAG, _ORDER_TAG + _POSITION.pack(min_position))):
             self._forget(self._space.get(position) or b"", _POSITION.unpack(position[1:])[0])
         super().trim(min_position)
@@ -325,12 +325,12 @@ class ReceivedIds(CountedProjection):
 
 
 def key_of(client: bytes, packet_id: int) -> bytes:
-    """As received_marks has it."""
+    """Return the key of a message, as received_marks has it."""
     return b"%s\0%d" % (client, packet_id)
 
 
 def encode_release(client: bytes, packet_id: int) -> bytes:
-    """One piece of a release."""
+    """Carry out one piece of a release."""
     return _U16.pack(len(client)) + client + _U16.pack(packet_id)
 
 

@@ -218,7 +218,7 @@ class StoredOnce:
         return []
 
     def _run_from(self, record: Record) -> Iterator[Record]:
-        """A record and those behind it that may be of the same batch."""
+        """Return a record and those behind it that may be of the same batch."""
         batch = (record.topic, record.queue_id, record.store_timestamp_ms)
         while (record.topic, record.queue_id, record.store_timestamp_ms) == batch:
             yield record

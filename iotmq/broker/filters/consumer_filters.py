@@ -267,7 +267,7 @@ def compile_filter(expression: str) -> PropertyFilter:
 
 
 def _parsed(expression: str) -> PropertyFilter | str:
-    """From the cache, but for what is refused for its length: the cache would keep it, and be as large."""
+    """Compile through the cache; overlong texts, which are refused, stay out of it."""
     is_cached = len(expression) <= limits.FILTER_EXPRESSION_BYTES_MAX
     return _compiled(expression) if is_cached else _compiled.__wrapped__(expression)
 

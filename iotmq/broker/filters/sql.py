@@ -74,7 +74,7 @@ _REFUSED: Final = ResponseCode.SUBSCRIPTION_PARSE_FAILED
 
 
 class _WrongError(Exception):
-    """Why a text is no expression; does not leave this module."""
+    """Refuse a text that is no expression; does not leave this module."""
 
 
 def parse_sql(expression: str) -> Node:

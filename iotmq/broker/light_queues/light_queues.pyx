@@ -208,7 +208,7 @@ cdef class LightQueues:
 
     @property
     def ids_end(self):
-        """Before it are the ids of all queues."""
+        """Return the number that all queue ids are below."""
         return self.queues_size
 
     @property
@@ -217,7 +217,7 @@ cdef class LightQueues:
         return self.filters.memory_bytes + self.wide.memory_bytes + self.queues_size * sizeof(LightQueue)
 
     def forget_all(self):
-        """As if nothing had ever been subscribed; channels stay, attached to nothing."""
+        """Forget all subscriptions; channels stay, attached to nothing."""
         cdef LightChannel channel
         self.generation += 1
         self.clear()
@@ -259,7 +259,7 @@ cdef class LightQueues:
             raise StoreCorruptError(f"light queue {filter_id}: {error}") from error
 
     def subscribe(self, str topic_filter not None):
-        """One more session subscribes; the id of the queue."""
+        """Count one more session that subscribes; return the id of the queue."""
         cdef bint is_new = topic_filter not in self.filters
         cdef uint32_t filter_id = self.filters.add(topic_filter)
         if is_new:
@@ -270,7 +270,7 @@ cdef class LightQueues:
         return filter_id
 
     def unsubscribe(self, uint32_t filter_id):
-        """One session less; the queue goes with the last."""
+        """Count one session less; the queue goes with the last."""
         cdef LightQueue* queue = self.queue_of(filter_id)
         self.touch(filter_id)
         queue.subscribers -= 1

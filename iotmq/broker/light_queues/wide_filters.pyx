@@ -55,7 +55,7 @@ cdef class WideFilters:
         return None if found == NULL else (found.scan_from, found.scan_until)
 
     def restore(self, uint32_t filter_id, int64_t scan_from, int64_t scan_until):
-        """As `scan_range` has told before. ValueError for what it cannot have."""
+        """Restore what `scan_range` has told before. ValueError for what it cannot have."""
         cdef ScanRange* range
         if not 0 <= scan_from <= scan_until:
             raise ValueError(f"a range of the log from {scan_from} until {scan_until}")

@@ -1,4 +1,5 @@
-"""Consumers and producers that are connected: their groups, and who has locked which queue.
+"""Consumers and producers that are connected: their groups, and the queues they have locked.
 
-Start with `groups`.
+Start with `groups`. Both tables live in memory and forget a client that is silent; what survives a restart
+is in `tables`.
 """

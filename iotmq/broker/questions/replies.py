@@ -343,5 +343,5 @@ def _separator_for(properties: str) -> str:
 
 
 def _address(host: str, port: int) -> str:
-    """As clients of the Java kind read it: everything before the last colon is the host."""
+    """Parse HOST:PORT as Java clients do: everything before the last colon is the host."""
     return f"{host}:{port}"

@@ -190,7 +190,7 @@ class Telling:
         self._calls.append(call)
 
     def told(self) -> None:
-        """One registry knows it, or cannot be told."""
+        """Count a registry that knows it, or cannot be told."""
         self._left -= 1
         if not self._left:
             self._end()

@@ -21,7 +21,7 @@ class DeferredReply:
         self._is_late = False
 
     def answer(self, response: Command) -> None:
-        """To be called once."""
+        """Give the answer; to be called once."""
         if self._is_late:
             self._connection.reply(response)
         else:

@@ -122,7 +122,7 @@ class SlicedReplies:
         self._next_turn.schedule()
 
     def _resume_next(self) -> None:
-        """One slice for the job whose turn it is; whoever else uses the loop comes before the next."""
+        """Carry out a slice of the job whose turn it is; other users of the loop come before the next."""
         while self._ready:
             job = self._ready.popleft()
             if job in self._running:

@@ -53,7 +53,7 @@ class TimerRolls:
         self.moved_bytes = 0
 
     def held_position(self) -> int | None:
-        """From here on the log is needed for what waits; None when nothing does."""
+        """Return the position from which on waiting messages need the log; None when nothing waits."""
         self._ended.settle()
         if not self._ended.is_former_flushed:
             return self._store.min_position

@@ -39,7 +39,7 @@ class StoredExclusives:
         return iter(list(self._holders.items()))
 
     def apply(self, change: ExclusiveChange) -> None:
-        """A change of the log: who comes first has a filter, until it gives it back."""
+        """Apply a change of the log: who comes first has a filter, until it gives it back."""
         for topic_filter in change.filters:
             holder = self._holders.get(topic_filter)
             if isinstance(change, HoldExclusive):
@@ -84,13 +84,13 @@ class StoredExclusives:
         self._changed.clear()
 
     def forget_all(self) -> None:
-        """As if there had never been any."""
+        """Forget all exclusive subscriptions."""
         self._holders.clear()
         self._filters.clear()
         self._changed.clear()
 
     def restore(self, key: bytes, value: bytes) -> None:
-        """One as `changes` has given it; StoreCorruptError for anything else."""
+        """Restore one as `changes` has given it; StoreCorruptError for anything else."""
         try:
             self._hold(key[1:].decode(), value.decode())
         except UnicodeDecodeError as error:

@@ -83,7 +83,7 @@ class StoredShares:
             self._changed.add(share)
 
     def apply(self, change: ShareChange, position: int) -> None:
-        """A change of the log, whose record stands at `position`."""
+        """Apply a change of the log, whose record is at `position`."""
         if isinstance(change, OpenShare):
             if is_share(change.share):
                 self._open(change.share, position)
@@ -141,7 +141,7 @@ class StoredShares:
         self._changed.clear()
 
     def forget_all(self) -> None:
-        """As if there had never been any."""
+        """Forget all groups."""
         self._shares.clear()
         self._changed.clear()
 

@@ -177,7 +177,7 @@ class Sessions:
     # Front ends
 
     def open_channel(self, name: str, receiver: SessionReceiver, shares: ShareOutlet) -> SessionChannel:
-        """A channel for a front end that has no sessions here yet."""
+        """Open a channel for a front end that has no sessions here yet."""
 
         def deliver(records: Buffer, pushes: bytes) -> None:
             try:
@@ -205,7 +205,7 @@ class Sessions:
             self._actions.do_later(OWNER_GRACE_S, partial(self._drop_orphans, channel, orphans))
 
     def claim(self, channel: SessionChannel, client_id: str, epoch: int, will: Will | None) -> bool:
-        """A front end that comes back says which sessions it has; False when it has lost this one."""
+        """Take back a session that a returning front end says it has; False when it has lost it."""
         stored = self._lasting(client_id) if epoch >= 0 else None
         self._wills.release(client_id, epoch)
         owner = self._owners.get(client_id)
@@ -371,7 +371,7 @@ class Sessions:
         self._log.write([Unsubscribe(client_id, epoch, unwanted.filters)], logged)
 
     def _unsubscribed(self, client_id: str, owner: _Owner, names: set[str]) -> None:
-        """These could not be stored, or a subscribe that was under way has attached them meanwhile."""
+        """Attach what the log still has (nothing was stored), detach what a subscribe attached meanwhile."""
         session = self._projection.session(client_id)
         if session is None or session.epoch != owner.epoch or not self._is_attached(owner):
             return
@@ -386,7 +386,7 @@ class Sessions:
         changes: Sequence[SessionProgress],
         done: Callable[[Refused | None], None],
     ) -> None:
-        """Say how far sessions have come."""
+        """Write how far sessions have come."""
         heard = [change for change in changes if self._owns(channel, change.client_id, change.epoch)]
         self.fenced_total += len(changes) - len(heard)
         if not heard:
@@ -521,7 +521,7 @@ class Sessions:
         return self._projection.count
 
     def stored(self, client_id: str) -> StoredSession | None:
-        """A session that is kept, to look at and not to change."""
+        """Return a kept session, to look at and not to change."""
         return self._projection.session(client_id)
 
     def stored_after(self, client_id: str | None) -> Iterator[tuple[str, StoredSession]]:
@@ -564,7 +564,7 @@ class Sessions:
         return True
 
     def stop(self) -> None:
-        """Nothing more is done by itself."""
+        """Stop the timers: nothing more is done by itself."""
         self._actions.clear()
         self.shares.stop()
 
@@ -799,7 +799,7 @@ class Sessions:
         owner.queue_ids = tuple(queue_id for queue_id in owner.queue_ids if queue_id not in unwanted)
 
     def _follow_projection(self) -> None:
-        """After the database was opened again queues are attached to nothing, and may have other numbers."""
+        """Attach all queues again after the database was reopened: they may have other numbers."""
         generation = self._projection.queues.generation
         is_level = self._projection.applied_position >= self._store.confirmed_position
         if self._attached_generation not in (generation, None) and is_level:

@@ -83,7 +83,7 @@ class Wills:
         self._actions.do_later(for_s, partial(self._send_held, client_id, epoch))
 
     def release(self, client_id: str, epoch: int) -> None:
-        """The front end that had the session lives, and sees to its will."""
+        """Forget a will: the front end that had the session lives, and sees to it."""
         self._held.pop((client_id, epoch), None)
 
     def client_is_back(self, client_id: str, *, ends: bool) -> None:
@@ -94,7 +94,7 @@ class Wills:
         self._forget(client_id)
 
     def session_ends(self, client_id: str) -> None:
-        """The session of a client that is away is about to end: what it has of a will is sent now."""
+        """Send the will of an absent client now, whose session is about to end."""
         waiting = self._waiting.get(client_id)
         if waiting is not None and waiting.will is None:
             self.client_is_back(client_id, ends=True)

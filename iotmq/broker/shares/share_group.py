@@ -1,4 +1,4 @@
-"""A shared subscription at one broker: which of its members gets which message. No I/O, no clock of its own.
+"""Choose the member of a shared subscription that gets a message. No I/O, no clock of its own.
 
 Operations: take messages of a light queue in their order, hand each to one member that has credit, forget it
 once a member has acknowledged it, hand it out again when its member is lost or too slow. Goals: a message is
@@ -619,7 +619,7 @@ class ShareGroup:
         handed.append(Handout(member.member_id, message.position, message.size, is_repeated))
 
     def _give(self, member: _Member, message: _Message, now_s: float) -> None:
-        """A member has a message that this broker did not hand it."""
+        """Note a message that a member has, and that this broker did not hand it."""
         if self.strategy.is_ordered:
             lane = self._lane_of(message)
             if not lane.held_count:

@@ -637,7 +637,7 @@ class Shares:
                 self._end_when_unused(share)
 
     def _follow_projection(self, live: _Live) -> None:
-        """After the database was opened again queues are attached to nothing, and may have other numbers."""
+        """Attach all queues again after the database was reopened: they may have other numbers."""
         stored = self._projection.shares.get(live.share)
         if stored is None:
             if live.members and live.share not in self._joining:
@@ -714,7 +714,7 @@ class Shares:
             assert member.live.members[member.member_id] is member
 
     def stop(self) -> None:
-        """Nothing more is done by itself."""
+        """Stop the timers: nothing more is done by itself."""
         self._is_stopped = True
         if self._save_timer is not None:
             self._save_timer.cancel()
@@ -728,7 +728,7 @@ class Shares:
             yield self.view(share)
 
     def view(self, share: str) -> ShareView:
-        """One group. KeyError when there is none."""
+        """Return one group. KeyError when there is none."""
         stored = self._projection.shares.get(share)
         if stored is None:
             raise KeyError(share)

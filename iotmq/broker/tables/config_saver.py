@@ -112,7 +112,7 @@ class ConfigSaver:
         )
 
     async def _write(self) -> bool:
-        """One write in a thread; False when the disk refused it."""
+        """Write once, in a thread; False when the disk refused it."""
         count = self._changes_count
         encoder = self._table.encoder()
         writing = asyncio.get_running_loop().run_in_executor(None, lambda: self._table.write(encoder()))

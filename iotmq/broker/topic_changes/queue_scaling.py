@@ -48,7 +48,7 @@ class TopicState(msgspec.Struct, kw_only=True, rename="camel"):
 
 
 def grown(topic: TopicConfig, queue_count: int) -> TopicConfig:
-    """With so many queues, the new ones open. RequestError (1) when it has more, or that is too many."""
+    """Add queues up to a count. RequestError (1) when there are more, or that is too many."""
     if not topic.queue_count <= queue_count <= limits.QUEUES_PER_TOPIC_MAX:
         raise _refusal(
             f"the field queueNums is {queue_count}: topic {topic.topic_name} has {topic.queue_count} queues "
@@ -60,7 +60,7 @@ def grown(topic: TopicConfig, queue_count: int) -> TopicConfig:
 
 
 def frozen(topic: TopicConfig, queue_ids: Collection[int]) -> TopicConfig:
-    """With those queues frozen. RequestError (1) when one is not there or none would stay open."""
+    """Freeze queues. RequestError (1) when one is not there or none would stay open."""
     _check_exist(topic, queue_ids)
     if not set(topic.open_queues) - set(queue_ids):
         raise _refusal(
@@ -76,7 +76,7 @@ def frozen(topic: TopicConfig, queue_ids: Collection[int]) -> TopicConfig:
 
 
 def thawed(topic: TopicConfig, queue_ids: Collection[int]) -> TopicConfig:
-    """With those queues open again. RequestError (1) when one is not there."""
+    """Open frozen queues again. RequestError (1) when one is not there."""
     _check_exist(topic, queue_ids)
     return _with_frozen(
         topic,
@@ -89,7 +89,7 @@ def thawed(topic: TopicConfig, queue_ids: Collection[int]) -> TopicConfig:
 def shrunk(
     topic: TopicConfig, queue_count: int, states: Iterable[QueueState], *, is_forced: bool
 ) -> TopicConfig:
-    """With so many queues. RequestError (1) when one that goes is open, or (unless forced) not drained."""
+    """Remove queues. RequestError (1) when one that goes is open, or (unless forced) not drained."""
     if not 1 <= queue_count <= topic.queue_count:
         raise _refusal(
             f"the field queueNums is {queue_count}: topic {topic.topic_name} has {topic.queue_count} queues, "

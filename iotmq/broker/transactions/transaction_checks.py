@@ -71,7 +71,7 @@ class TransactionChecks:
         self._due.clear()
 
     def check(self) -> None:
-        """One round; runs by itself every check interval."""
+        """Check one round; runs by itself every check interval."""
         self.start()
         if not self._due:
             self._due.extend(self._transactions.pending())

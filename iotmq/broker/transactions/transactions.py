@@ -384,7 +384,7 @@ class Transactions:
         return False
 
     def forget(self, pending: Pending) -> None:
-        """A pending transaction whose half the log has lost."""
+        """Give up a pending transaction whose half the log has lost."""
         self._pending.pop(pending.first_offset, None)
         self._progress_soon()
 

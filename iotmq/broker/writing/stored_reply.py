@@ -27,7 +27,7 @@ class StoredReply(DeferredReply):
             self.answer(self._respond(self._request, result))
 
     def take(self) -> Command | None:
-        """As of DeferredReply; what waits for a flush must not keep what was received alive."""
+        """Return the answer as DeferredReply does; drop the body, which waiting must not keep alive."""
         response = super().take()
         if response is None:
             self._request.body = b""

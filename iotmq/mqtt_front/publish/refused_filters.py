@@ -10,12 +10,12 @@ from collections.abc import Iterable
 
 
 def refused_filter(code: int, why: str = "") -> str:
-    """Stands for a filter that is refused with this code."""
+    """Return a name in place of a filter that is refused with this code."""
     return f"\0{code:02x}{why}"
 
 
 def refusals(filters: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Of filters and options those that are refused already, and the codes they are refused with."""
+    """Return the filters that are refused already, with the codes they are refused with."""
     return {name: int(name[1:3], 16) for name, _ in filters if name[0] == "\0"}
 
 

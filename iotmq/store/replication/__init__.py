@@ -1,4 +1,4 @@
-"""The log as bytes, for a second copy elsewhere, and who waits until bytes are safe.
+"""The log as bytes: read for a copy elsewhere, appended from one, and waited for until they are on the disk.
 
-Start with `raw`.
+Start with `raw`. `iotmq/replication` decides what is copied where.
 """

@@ -1,4 +1,4 @@
-"""Whether a broker would serve a subscription: code 46, asked by clients before they filter by property."""
+"""Check a subscription by property before a client uses it: code 46."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class OffsetHandler:
         return topic.topic_name, queue_id, self._store.find_queue(topic.topic_name, queue_id)
 
     def _held_queue_of(self, request: Command) -> Queue | None:
-        """As `_queue_of`, and queues that were removed while messages of them are here.
+        """Find a queue as `_queue_of`, or a removed one while messages of it are here.
 
         Readers that keep their own offsets see by it whether they had read all. QUERY_NOT_FOUND for a queue
         that is not there.
