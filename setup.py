@@ -35,7 +35,6 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.store.projections.key_index.index_lookup", ".pyx", []),
     ("iotmq.store.projections.key_index.key_index", ".pyx", []),
     ("iotmq.store.projections.dispatch", ".pyx", []),
-    ("iotmq.store.kv.latest_collector", ".pyx", []),
     ("iotmq.store.log.timer_record", ".pyx", []),
     ("iotmq.store.kv.timer_collector", ".pyx", []),
     ("iotmq.store.queues.residency", ".pyx", []),

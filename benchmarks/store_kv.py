@@ -1,13 +1,11 @@
-"""What the key-value database costs: a write-ahead log, the last values on the way of appends, memory.
+"""What the key-value database costs: a write-ahead log, memory.
 
     .venv/bin/python -m benchmarks.store_kv [--rounds 5] [--quick]
 
 1. Writes of 100 and of 4,096 keys with and without RocksDB's own write-ahead log, alternating: the store
    does without, because the CommitLog is one.
-2. Appends of 100 records of 100 bytes with `latest_enabled` off and on, alternating, for different numbers
-   of MQTT topics, at random.
-Both in processor time, RocksDB's threads included: what one core has to do.
-3. Memory of a process with an open, empty store: without the database, with it, and with a million topics.
+   In processor time, RocksDB's threads included: what one core has to do.
+2. Memory of a process with an open, empty store, without the database and with it.
 """
 
 from __future__ import annotations
@@ -24,15 +22,10 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks import machine
-from iotmq.message.records.record import encode_batch
 from iotmq.store.kv.kv import KeyValueStore
-from iotmq.store.settings import StoreSettings
-from iotmq.store.store import Store
 
 HOST = b"\x7f\x00\x00\x01" + (10911).to_bytes(4, "big")
 KEYS = 50 * 4096
-BATCH = 100
-TOPIC_COUNTS = (1, 100, 1_000, 10_000, 1_000_000)
 
 MEMORY = """
 import sys
@@ -40,12 +33,9 @@ from pathlib import Path
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
 import os
-store = Store.open(Path(sys.argv[1]), StoreSettings(latest_enabled=sys.argv[2] == "on"), store_host=bytes(8))
-if sys.argv[3] != "0":
-    from iotmq.message.records.record import encode_batch
-    for first in range(0, int(sys.argv[3]), 1000):
-        store.append(store.queue("t", 0), encode_batch((b"x", b"MQTT_TOPIC\\x01devices/d%d/telemetry" % n, 0)
-            for n in range(first, first + 1000)), born_timestamp_ms=1, born_host=bytes(8))
+store = Store.open(Path(sys.argv[1]), StoreSettings(), store_host=bytes(8))
+if sys.argv[2] == "on":
+    store.key_values()
 fields = dict(line.split(":", 1) for line in open("/proc/self/smaps_rollup") if ":" in line)
 print(int(fields["Anonymous"].split()[0]), int(fields["Rss"].split()[0]))
 """
@@ -67,35 +57,10 @@ def write_ns(directory: Path, *, has_log: bool, batch: int) -> float:
     return seconds / len(keys) * 1e9
 
 
-def append_rate(directory: Path, *, topics: int, is_on: bool, batches: int) -> float:
-    """Records a second."""
-    store = Store.open(directory, StoreSettings(latest_enabled=is_on), store_host=HOST)
-    queue = store.queue("telemetry", 0)
-    source = random.Random(2)
-    made = [
-        encode_batch(
-            (
-                bytes(100),
-                b"MQTT_TOPIC\x01devices/d%d/telemetry\x02MQTT_QOS\x011\x02" % source.randrange(topics),
-                0,
-            )
-            for _ in range(BATCH)
-        )
-        for _ in range(min(batches, 4000))
-    ]
-    append = store.append
-    began_s = time.process_time()
-    for number in range(batches):
-        append(queue, made[number % len(made)], born_timestamp_ms=1, born_host=HOST)
-    seconds = time.process_time() - began_s
-    store.close()
-    return batches * BATCH / seconds
-
-
-def memory_kb(directory: Path, *, is_on: bool, topics: int) -> tuple[int, int]:
+def memory_kb(directory: Path, *, is_on: bool) -> tuple[int, int]:
     """Anonymous memory and all resident memory of a process, in KiB."""
     output = subprocess.run(
-        [sys.executable, "-c", MEMORY, str(directory), "on" if is_on else "off", str(topics)],
+        [sys.executable, "-c", MEMORY, str(directory), "on" if is_on else "off"],
         capture_output=True,
         check=True,
         cwd=machine.ROOT,
@@ -111,7 +76,6 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one short round")
     options = parser.parse_args()
     rounds = 1 if options.quick else options.rounds
-    batches = 1_000 if options.quick else 4_000
     results: dict[str, list[float]] = {}
     root = Path(tempfile.mkdtemp(prefix="iotmq-kv-"))
     allowed = os.sched_getaffinity(0)
@@ -122,22 +86,10 @@ def main() -> None:
                 name = f"a key of {batch:,} written, {'with' if has_log else 'without'} a log, ns"
                 value = write_ns(root / f"wal{number}{batch}{has_log}", has_log=has_log, batch=batch)
                 results.setdefault(name, []).append(value)
-            for topics in TOPIC_COUNTS:
-                rates = []
-                for is_on in (False, True):
-                    machine.warm_page_cache(root, batches * BATCH * 300)
-                    directory = root / "append"
-                    rates.append(append_rate(directory, topics=topics, is_on=is_on, batches=batches))
-                    shutil.rmtree(directory)
-                results.setdefault(f"append, {topics:,} MQTT topics, off, records/s", []).append(rates[0])
-                results.setdefault(f"append, {topics:,} MQTT topics, on, records/s", []).append(rates[1])
-                results.setdefault(f"append, {topics:,} MQTT topics, on / off", []).append(
-                    rates[1] / rates[0]
-                )
         os.sched_setaffinity(0, allowed)
-        for is_on, topics in ((False, 0), (True, 0), (True, 1_000_000)):
-            anonymous, resident = memory_kb(root / f"memory{is_on}{topics}", is_on=is_on, topics=topics)
-            what = f"{'with' if is_on else 'without'} the database, {topics:,} topics"
+        for is_on in (False, True):
+            anonymous, resident = memory_kb(root / f"memory{is_on}", is_on=is_on)
+            what = f"{'with' if is_on else 'without'} the database"
             results[f"own memory {what}, MB"] = [anonymous / 1024]
             results[f"resident {what}, MB"] = [resident / 1024]
     finally:

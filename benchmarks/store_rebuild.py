@@ -1,4 +1,4 @@
-"""How fast what is derived from the log is made again: queues, key index, last values.
+"""How fast what is derived from the log is made again: queues and key index.
 
     .venv/bin/python -m benchmarks.store_rebuild [--gigabytes 3] [--rounds 3] [--quick]
 
@@ -19,13 +19,11 @@ import time
 from pathlib import Path
 from statistics import median
 
-import msgspec
-
 from benchmarks import machine
 from iotmq.message.records.record import encode_batch
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
-from iotmq.store.tools.rebuild import INDEX, LATEST, QUEUES, rebuild
+from iotmq.store.tools.rebuild import INDEX, QUEUES, rebuild
 
 HOST = b"\x7f\x00\x00\x01" + (10911).to_bytes(4, "big")
 MARK_BYTES_PER_S = 500e6
@@ -108,32 +106,28 @@ def main() -> None:
     rounds = 1 if options.quick else options.rounds
     os.sched_setaffinity(0, {machine.cores()[0]})
     settings = StoreSettings()
-    with_latest = msgspec.structs.replace(settings, latest_enabled=True)
     root = Path(tempfile.mkdtemp(prefix="iotmq-rebuild-", dir=options.directory))
     results: dict[str, list[float]] = {}
     try:
         directory = root / "store"
         machine.warm_page_cache(root, 2 * size_bytes)
-        written = write_log(directory, with_latest, size_bytes, options.topics)
-        works: list[tuple[str, list[str], StoreSettings]] = [
-            ("queues", [QUEUES], settings),
-            ("last values", [LATEST], with_latest),
-        ]
+        written = write_log(directory, settings, size_bytes, options.topics)
+        works = [("queues", [QUEUES])]
         if (directory / INDEX).is_dir():
-            works[1:1] = [("index", [INDEX], settings), ("queues and index", [QUEUES, INDEX], settings)]
+            works += [("index", [INDEX]), ("queues and index", [QUEUES, INDEX])]
         for _ in range(rounds):
-            for name, names, with_settings in works:
-                idle_s = start_s(directory, with_settings)
-                seconds = rebuild_s(directory, with_settings, names)
+            for name, names in works:
+                idle_s = start_s(directory, settings)
+                seconds = rebuild_s(directory, settings, names)
                 results.setdefault(f"start with nothing to do ({name})", []).append(idle_s)
                 results.setdefault(name, []).append(written / (seconds - idle_s))
                 results.setdefault(f"{name}, the start included", []).append(written / seconds)
             drop_pages(directory)
             results.setdefault("plain read, cold", []).append(written / plain_read_s(directory))
-            name, names, with_settings = works[-2]
+            name, names = works[-1]
             drop_pages(directory)
             results.setdefault(f"{name}, cold, the start included", []).append(
-                written / rebuild_s(directory, with_settings, names)
+                written / rebuild_s(directory, settings, names)
             )
     finally:
         shutil.rmtree(root, ignore_errors=True)
@@ -146,7 +140,7 @@ def main() -> None:
     ]
     print(machine.table(("rebuilding", "median"), rows))
     print()
-    for name, _, _ in works[:-1]:
+    for name, _ in works:
         is_reached = middle[f"{name}, the start included"] >= MARK_BYTES_PER_S
         print(
             f"mark of {MARK_BYTES_PER_S / 1e6:.0f} MB/s for {name}: {'reached' if is_reached else 'MISSED'}"

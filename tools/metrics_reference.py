@@ -22,7 +22,6 @@ _SETTINGS: Final = (
     "http.listen_port=0",
     "mqtt.listen_port=0",
     "mqtt.sys_interval_s=1.0",
-    "store.latest_enabled=true",
 )
 
 _PARTS: Final = (

@@ -39,7 +39,7 @@ _ROLES: Final = {
 
 # What `store dump` can print: `iotmq.commands.store` has the same names.
 _DUMP_SUBJECTS: Final = (
-    "summary", "segments", "records", "queues", "entries", "index", "checkpoint", "kv", "latest", "retained",
+    "summary", "segments", "records", "queues", "entries", "index", "checkpoint", "kv", "retained",
 )  # fmt: skip
 
 
@@ -188,7 +188,7 @@ def _add_store_command(commands: argparse._SubParsersAction[argparse.ArgumentPar
         dest="begin",
         metavar="N",
         help="begin at a position (segments, records), offset (entries), slot (index) or MQTT topic "
-        "(latest, retained)",
+        "(retained)",
     )
     dump.add_argument("--limit", type=_count, metavar="N", help="end after N items")
     dump.add_argument("--topic", help="only this broker topic's")
@@ -197,7 +197,7 @@ def _add_store_command(commands: argparse._SubParsersAction[argparse.ArgumentPar
     dump.set_defaults(tool=_store_dump)
     rebuild = actions.add_parser("rebuild", help="delete the files derived from the log and make them again")
     rebuild.add_argument(
-        "names", nargs="*", metavar="NAME", help="consumequeue, index, latest ... (all there are)"
+        "names", nargs="*", metavar="NAME", help="consumequeue, index, timers ... (all there are)"
     )
     rebuild.set_defaults(tool=_store_rebuild)
     repair = actions.add_parser(

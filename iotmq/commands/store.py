@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import json
-import struct
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -263,27 +262,6 @@ def _key_values(store: ClosedStore, settings: StoreSettings, _wanted: DumpFilter
         key_values.close()
 
 
-def _latest(store: ClosedStore, settings: StoreSettings, wanted: DumpFilter) -> Iterator[Row]:
-    from iotmq.store.tools.kv_check import open_read_only
-
-    key_values = open_read_only(store, settings)
-    try:
-        begin = (wanted.begin or "").encode("utf-8", "surrogateescape")
-        for key, value in key_values.space("latest").scan(b"\x01" + begin):
-            position, offset, timestamp_ms = struct.unpack(">qqq", value)
-            view = store.record_at(position)
-            yield {
-                "kind": "latest",
-                "mqtt_topic": key[1:].decode("utf-8", "backslashreplace"),
-                "position": position,
-                "offset": offset,
-                "store_time_ms": timestamp_ms,
-                "is_stored": view is not None,
-            }
-    finally:
-        key_values.close()
-
-
 def _retained(store: ClosedStore, settings: StoreSettings, wanted: DumpFilter) -> Iterator[Row]:
     from iotmq.store.tools.kv_check import open_read_only
 
@@ -325,7 +303,6 @@ SUBJECTS: Final[dict[str, Callable[[ClosedStore, StoreSettings, DumpFilter], Ite
     "index": _index,
     "checkpoint": _checkpoint,
     "kv": _key_values,
-    "latest": _latest,
     "retained": _retained,
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -33,6 +34,10 @@ from iotmq.registry.settings import RegistrySettings
 from iotmq.store.settings import StoreSettings
 
 CONFIG_FILE_BYTES_MAX: Final = 1024 * 1024
+# Settings of earlier versions that do nothing any more: told, and not refused.
+REMOVED: Final = {"store.latest_enabled": "the last record of every MQTT topic is not kept any more"}
+logger = logging.getLogger(__name__)
+
 _VARIABLE: Final = re.compile(r"IOTMQ_(DATA|[A-Z0-9]+(?:_[A-Z0-9]+)*(?:__[A-Z0-9]+(?:_[A-Z0-9]+)*)+)")
 
 
@@ -219,7 +224,10 @@ def _struct(
     for key, value in table.items():
         inner_path = f"{path}.{key}".lstrip(".")
         setting = settings.get(key)
-        if setting is None:
+        if inner_path in REMOVED:
+            at = _at(inner_path, origins)
+            logger.warning("%s%s has no effect: %s; delete it", inner_path, at, REMOVED[inner_path])
+        elif setting is None:
             problems.append(_unknown(inner_path, key, list(settings), path, origins))
         else:
             values[key] = _value(setting, value, inner_path, origins, problems)

@@ -6,12 +6,11 @@ beside it for the loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from iotmq.errors import StoreCorruptError, StoreError
 from iotmq.limits import INDEX_QUERY_RECORDS_MAX
-from iotmq.message.records.record import decode_record, property_value
 from iotmq.store.log.queue import FILLER_SIZE
 from iotmq.store.projections.key_index.key_query import candidate_steps, is_match
 from iotmq.store.queues.cold_pages import ColdPages
@@ -24,7 +23,6 @@ from iotmq.store.replication.raw import read_raw
 if TYPE_CHECKING:
     from iotmq.clock import Clock
     from iotmq.message.records.record_filter import RecordFilter
-    from iotmq.store.kv.latest import LatestPlace
     from iotmq.store.log.queue import Queue
     from iotmq.store.projections.dispatch import Dispatch
     from iotmq.store.projections.projections import Projections
@@ -233,26 +231,6 @@ class StoreReader:
             raise StoreError("records cannot be found by key: store.index_enabled is false")
         return self._index.end_timestamp_ms, self._index.applied_position
 
-    def latest(self, mqtt_topic: str) -> memoryview | None:
-        """Return the last confirmed record published to a MQTT topic, None when there is none (any more).
-
-        Raises StoreError unless `settings.latest_enabled`.
-        """
-        place = self._projections.latest.find(mqtt_topic)
-        return None if place is None else self._record_of(place)
-
-    def latest_records(
-        self, prefix: str = "", *, after: str | None = None
-    ) -> Iterator[tuple[LatestPlace, memoryview]]:
-        """The last records of all MQTT topics that start with `prefix`, by topic, from behind `after` on.
-
-        Take no more at a time than the loop can wait for. Raises StoreError as `latest` does.
-        """
-        for place in self._projections.latest.places(prefix, after=after):
-            record = self._record_of(place)
-            if record is not None:
-                yield place, record
-
     def log_view(self, start_position: int, end_position: int) -> memoryview:
         """Return the log's bytes of a range inside one segment; ValueError when they are not stored."""
         return self._log.view(start_position, end_position)
@@ -316,14 +294,6 @@ class StoreReader:
         if self._log.read_record(start_position, end_position) is None:
             return None
         return next_position, self._log.view(start_position, next_position)
-
-    def _record_of(self, place: LatestPlace) -> memoryview | None:
-        """Return the record at a place if it is the one: the log may have lost it and have another there."""
-        record = self.read_record(place.position)
-        if record is None:
-            return None
-        topic = property_value(decode_record(record).properties, b"MQTT_TOPIC")
-        return record if topic == place.mqtt_topic.encode("utf-8", "surrogateescape") else None
 
     @property
     def _hot_position(self) -> int:

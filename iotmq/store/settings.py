@@ -231,15 +231,6 @@ class StoreSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "everybody else works with. Less than 4 MiB a reader makes readers fetch things twice.",
         ),
     ] = 128 << 20
-    latest_enabled: Annotated[
-        bool,
-        Meta(
-            description="Keep the place of the last record of every MQTT topic, for looking up what a "
-            "device said last. Costs appends a quarter of their speed, and when more than some thousand "
-            "topics are in use one to two microseconds a record. Switched on, it takes what it missed from "
-            "the log at the next start."
-        ),
-    ] = False
     kv_cache_bytes: Annotated[
         int,
         Meta(

@@ -573,8 +573,6 @@ class Store(StoreReader):
         if min_position > (0 if begins is None else begins.position):
             self._begins.write(QueueBegins(min_position, self._queues.begins()))
         self._queues.forget_pages()
-        if self.settings.latest_enabled:
-            self._projections.open_latest(progress)
         self._repair.take_gaps()
         self.recovery = self.recovery._replace(damage=self._repair.found())
         self._flusher.start()

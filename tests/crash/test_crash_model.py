@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from crash_model import WAYS, DiskRecorder, Note, PowerCut, Sync
+from last_values import LastValues
 from store_model import BORN_HOST, log_records, open_small, records_of
 from store_trim_machine import Disk, SteppedRemover
 
@@ -58,6 +59,8 @@ class Workload(NamedTuple):
     has_retention: bool
     # The store that the recorded one is a copy of; no power cut reaches it.
     master: Store | None
+    # Whether it has a projection in the key-value database.
+    has_values: bool
 
 
 class Life:
@@ -66,6 +69,7 @@ class Life:
     def __init__(self, directory: Path, source: random.Random, workload: Workload) -> None:
         self.directory = directory
         self.source = source
+        self.has_values = workload.has_values
         self.settings = workload.settings
         self.has_retention = workload.has_retention
         self.master = workload.master
@@ -126,6 +130,8 @@ class Life:
             read_usage=self.disk,
             **self.settings,
         )
+        if self.has_values:
+            LastValues.add_to(self.store)
         # The threads do nothing by themselves; what they would do is done in `step`.
         make_quiet(self.store)
         self.remover = SteppedRemover(self.store.min_position, pause_s=0)
@@ -313,7 +319,7 @@ class Expected:
                 queue = record.topic, record.queue_id
                 self.ends[queue] = max(self.ends.get(queue, 0), record.queue_offset + 1)
 
-    def check(self, store: Store) -> None:
+    def check(self, store: Store, values: LastValues | None) -> None:
         # Power cuts damage nothing that was on the disk: there is only what never quite came there.
         assert {damage.kind for damage in store.recovery.damage} <= {"torn"}
         found = stored(store)
@@ -343,16 +349,15 @@ class Expected:
         for (topic, queue_id), end_offset in self.ends.items():
             queue = store.queue(topic, queue_id)
             assert queue.max_offset >= end_offset, f"{queue} ends before {end_offset}"
-        if store.settings.latest_enabled:
+        if values is not None:
             # What RocksDB synced is not seen here, so its files may hold less than a power cut leaves.
             wanted_places = {
                 mqtt_topic: record.position
                 for record in log_records(store)
                 if (mqtt_topic := property_value(record.properties, b"MQTT_TOPIC")) is not None
             }
-            assert {
-                place.mqtt_topic.encode(): place.position for place, _ in store.latest_records()
-            } == wanted_places
+            places = values.places()
+            assert {topic: at for topic, at in places.items() if at >= store.min_position} == wanted_places
         assert store.check() == []
 
 
@@ -370,7 +375,7 @@ def check_copy(store: Store, master: Store) -> None:
 def check_state(directory: Path, expected: Expected, workload: Workload) -> None:
     settings = workload.settings
     store = open_small(directory, **settings)
-    expected.check(store)
+    expected.check(store, LastValues.add_to(store) if workload.has_values else None)
     if workload.master is not None:
         check_copy(store, workload.master)
     store.close()
@@ -394,24 +399,22 @@ def settings_of(source: random.Random) -> dict[str, Any]:
         "record_bytes_max": 2048,
         "queue_file_entries": source.choice((7, 60, 300)),
         "allocation_step_bytes": source.choice((4096, 8192)),
-        "latest_enabled": source.random() < 0.2,
     }
 
 
 @contextlib.contextmanager
 def workload_of(root: Path, source: random.Random) -> Iterator[Workload]:
     settings = settings_of(source)
+    has_values = source.random() < 0.2
     has_retention, is_copy = source.choice(((False, False), (True, False), (False, True), (True, True)))
     if has_retention:
         settings |= {"retention_delay_ms": 0, "delete_pause_ms": 0}
     master = None
     if is_copy:
-        master = open_small(
-            root, **{**settings, "flush": "async", "latest_enabled": False}, sync_file=lambda descriptor: None
-        )
+        master = open_small(root, **{**settings, "flush": "async"}, sync_file=lambda descriptor: None)
         make_quiet(master)
     try:
-        yield Workload(settings, has_retention, master)
+        yield Workload(settings, has_retention, master, has_values)
     finally:
         if master is not None:
             master.close()

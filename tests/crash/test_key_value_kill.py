@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from last_values import LastValues
 from store_model import log_records, open_small
 
 from iotmq.message.records.record import property_value
@@ -21,6 +22,7 @@ import random, sys
 from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])
+from last_values import LastValues
 from store_model import BORN_HOST, HOST
 from iotmq.message.records.record import encode_batch
 from iotmq.store.kv import kv_projection
@@ -34,11 +36,12 @@ kv_projection.FLUSH_LOG_BYTES = source.choice((1, 50_000, 1 << 30))
 store = Store.open(
     Path(sys.argv[2]),
     StoreSettings(
-        latest_enabled=True, segment_bytes=1 << 20, record_bytes_max=8192, allocation_step_bytes=65536,
+        segment_bytes=1 << 20, record_bytes_max=8192, allocation_step_bytes=65536,
         kv_write_buffer_bytes=1 << 20,
     ),
     store_host=HOST,
 )
+LastValues.add_to(store)
 for number in range(1 << 40):
     queue = store.queue("T", number % 3)
     store.append(
@@ -80,14 +83,15 @@ def test_last_values_are_those_of_the_log_after_any_kill(tmp_path: Path) -> None
     source = random.Random(20_261_120)
     for round_number in range(ROUNDS):
         run_and_kill(tmp_path, round_number, source.randint(1, 30))
-        store = open_small(tmp_path, latest_enabled=True, **SIZES)
-        last: dict[str, int] = {}
+        store = open_small(tmp_path, **SIZES)
+        values = LastValues.add_to(store)
+        last: dict[bytes, int] = {}
         for record in log_records(store):
             topic = property_value(record.properties, b"MQTT_TOPIC")
             assert topic is not None
-            last[topic.decode()] = record.position
-        assert {place.mqtt_topic: place.position for place, _ in store.latest_records()} == last
-        space = store.key_values().space("latest")
+            last[topic] = record.position
+        assert values.places() == last
+        space = store.key_values().space("last")
         assert read_marker(space.get(MARKER_KEY)) == store.confirmed_position
         assert store.check() == []
         assert not (tmp_path / "kv.damaged").exists()

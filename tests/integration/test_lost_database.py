@@ -1,6 +1,6 @@
 """The key-value database lost or damaged while the broker was stopped: what comes back, and what does not.
 
-Sessions, light queues, waiting messages and last values are made again from the log. Retained messages have
+Sessions, light queues, and waiting messages are made again from the log. Retained messages have
 copies of their own, so of these those come back whose records the log still has.
 """
 
@@ -47,7 +47,6 @@ async def site(tmp_path: Path) -> AsyncIterator[MqttSite]:
         segment_bytes=65536,
         record_bytes_max=32768,
         allocation_step_bytes=65536,
-        latest_enabled=True,
         retention_hours=RETENTION_H,
         retention_delay_ms=0,
         delete_pause_ms=0,
@@ -139,7 +138,6 @@ def state(site: MqttSite) -> dict[str, Any]:
         "timers": [
             (timer.due_ms, body_at(site, timer.position)) for timer in store.timers().waiting(timers_max=100)
         ],
-        "latest": {place.mqtt_topic: decode_record(record).body for place, record in store.latest_records()},
     }
 
 
@@ -198,7 +196,7 @@ async def check_devices(site: MqttSite) -> None:
 async def test_everything_comes_back_without_the_database(site: MqttSite) -> None:
     await fill(site)
     before = state(site)
-    counts = {"sessions": 4, "shares": 1, "retained": 1, "timers": 1, "latest": 4}
+    counts = {"sessions": 4, "shares": 1, "retained": 1, "timers": 1}
     assert {name: len(before[name]) for name in before} == counts
     shutil.rmtree(await stop(site) / KV_DIRECTORY)
     await start(site)
@@ -288,7 +286,7 @@ async def test_what_retention_had_removed_stays_away_and_nothing_else(site: Mqtt
     found = state(site)
     assert found["sessions"] == {"fresh": before["sessions"]["fresh"]}
     assert (found["shares"], found["retained"]) == ({}, [b"kept, too"])
-    assert (found["timers"], found["latest"]) == (before["timers"], before["latest"])
+    assert found["timers"] == before["timers"]
     assert [body for _, body in found["timers"]] == [b"later"]
     assert site.bench.store.check() == []
     # Its device is told, and subscribes anew.

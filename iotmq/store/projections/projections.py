@@ -16,7 +16,6 @@ from iotmq.store.projections.projection import DurableProjection, Projection, Re
 
 if TYPE_CHECKING:
     from iotmq.store.kv.kv import KeyValueStore
-    from iotmq.store.kv.latest import Latest
     from iotmq.store.kv.timer_index import TimerIndex
     from iotmq.store.log.commit_log import CommitLog
     from iotmq.store.log.queue import Queue
@@ -51,7 +50,6 @@ class Projections:
         self._verify = verify
         # Opened by the first use: most processes have no projection in it.
         self._key_values: KeyValueStore | None = None
-        self._latest: Latest | None = None
         self._timers: TimerIndex | None = None
 
     def __iter__(self) -> Iterator[Projection]:
@@ -120,24 +118,6 @@ class Projections:
             self.add(timers, progress)
             self._timers = timers
         return self._timers
-
-    def open_latest(self, progress: CatchUpProgress | None) -> None:
-        """Keep the last record of every MQTT topic from now on. Raises StoreError."""
-        from iotmq.store.kv.latest import Latest
-
-        try:
-            self._latest = self.add_key_value(Latest, progress)
-            self._latest.trim(self._log.min_position)
-        except BaseException:
-            self.key_values().close()
-            raise
-
-    @property
-    def latest(self) -> Latest:
-        """Return the last records of MQTT topics. Raises StoreError unless `open_latest` was called."""
-        if self._latest is None:
-            raise StoreError("last values are not kept: store.latest_enabled is false")
-        return self._latest
 
     def close(self) -> None:
         """Close the database. What cannot be written now is taken from the log at the next start."""

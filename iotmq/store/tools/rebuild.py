@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from iotmq.errors import StoreError
 from iotmq.store.store import Store
 from iotmq.store.tools.inspection import ClosedStore
@@ -23,13 +21,12 @@ if TYPE_CHECKING:
 
 QUEUES: Final = "consumequeue"
 INDEX: Final = "index"
-LATEST: Final = "latest"
 TIMERS: Final = "timers"
 
 _INDEX_STATE: Final = "index.applied"
 _KEY_VALUES: Final = "kv"
 # Projections of which the log, too, has all there is.
-_OWN: Final = frozenset((QUEUES, INDEX, LATEST, TIMERS))
+_OWN: Final = frozenset((QUEUES, INDEX, TIMERS))
 # Records are not made here, so nobody sees it.
 _HOST: Final = bytes(8)
 
@@ -68,9 +65,12 @@ def rebuild(
                 _delete(directory, settings, name)
             except OSError as error:
                 raise StoreError(f"cannot delete {name} of {directory}: {error}") from error
-    if LATEST in chosen:
-        settings = msgspec.structs.replace(settings, latest_enabled=True)
-    Store.open(directory, settings, store_host=_HOST, progress=progress).close()
+    store = Store.open(directory, settings, store_host=_HOST, progress=progress)
+    try:
+        if TIMERS in chosen:
+            store.timers(progress=progress)
+    finally:
+        store.close()
     return chosen
 
 
@@ -90,12 +90,10 @@ def _names(closed: ClosedStore, settings: StoreSettings) -> list[str]:
             key_values = open_read_only(closed, settings)
         except StoreError:
             # Damaged: what was in it nobody can say. The start makes a new one.
-            names.append(LATEST)
+            names.append(TIMERS)
         else:
             names += key_values.names()
             key_values.close()
-    if settings.latest_enabled and LATEST not in names:
-        names.append(LATEST)
     return names
 
 

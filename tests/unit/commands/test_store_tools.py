@@ -19,8 +19,8 @@ from iotmq.commands import cli
 from iotmq.commands import store as store_tools
 from iotmq.commands.store import DumpFilter, ProgressBar
 from iotmq.errors import StoreError, StoreLockedError
-from iotmq.message.records.record import decode_record
 from iotmq.store.kv.kv import KeyValueStore
+from iotmq.store.kv.kv_projection import MARKER_KEY
 from iotmq.store.queues.queue_begins import BEGINS_NAME, QueueBegins, encode_begins
 from iotmq.store.recovery.checkpoint import write_checkpoint
 from iotmq.store.settings import StoreSettings
@@ -31,7 +31,6 @@ from iotmq.store.tools.inspection import ClosedStore
 from iotmq.store.tools.rebuild import projection_names, rebuild
 
 SETTINGS = StoreSettings(**SMALL)
-WITH_LATEST = StoreSettings(**SMALL, latest_enabled=True)
 COUNT = 50
 
 
@@ -40,12 +39,14 @@ def fill(store: Store) -> None:
     for number in range(COUNT):
         properties = b"MQTT_TOPIC\x01dev/%d/x\x02KEYS\x01k%d\x02TAGS\x01A" % (number % 7, number)
         put(store, "T", number % 3, b"body%d" % number, properties=properties)
+    # Makes the key-value database.
+    store.timers()
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     """A closed store."""
-    store = open_small(tmp_path / "data", latest_enabled=True)
+    store = open_small(tmp_path / "data")
     fill(store)
     store.close()
     return tmp_path / "data"
@@ -54,7 +55,7 @@ def directory(tmp_path: Path) -> Path:
 @pytest.fixture
 def crashed(tmp_path: Path) -> Path:
     """What kill -9 leaves: a copy of an open one."""
-    store = open_small(tmp_path / "open", latest_enabled=True)
+    store = open_small(tmp_path / "open")
     fill(store)
     store._checkpointer.write()
     put(store, "T", 0, b"after the checkpoint")
@@ -123,7 +124,7 @@ def test_a_directory_that_a_java_broker_has_had_meanwhile_is_sound(directory: Pa
     """It goes on with log, queues and index, and writes times in no order and none of our marks."""
     ours = ["consumequeue/.applied", "index.applied"]
     before = {name: (directory / name).read_bytes() for name in ours}
-    store = open_small(directory, latest_enabled=True)
+    store = open_small(directory)
     put(store, "T", 0, b"later", properties=b"KEYS\x01k\x02")
     store.close()
     for name, data in before.items():
@@ -135,7 +136,7 @@ def test_a_directory_that_a_java_broker_has_had_meanwhile_is_sound(directory: Pa
     code, lines = check(directory)
     assert (code, lines[-1].rpartition(": ")[2]) == (0, "no inconsistencies"), lines
     assert any("another broker has written the queues since" in line for line in lines)
-    store = open_small(directory, latest_enabled=True)
+    store = open_small(directory)
     assert store.check() == []
     store.close()
     code, lines = check(directory)
@@ -172,7 +173,7 @@ def test_a_crashed_directory_has_notes_and_no_problems(crashed: Path) -> None:
     assert code == 0
     assert any("bytes that are no whole record; the next start cuts them off" in line for line in lines)
     assert any("17 queue entries are missing that the next start fills in" in line for line in lines)
-    store = open_small(crashed, latest_enabled=True)
+    store = open_small(crashed)
     assert store.check() == []
     store.close()
     assert check(crashed)[0] == 0
@@ -259,23 +260,11 @@ def drop_index_file(directory: Path) -> None:
     index_file(directory).unlink()
 
 
-def wrong_latest(directory: Path) -> None:
+def unmarked_key_values(directory: Path) -> None:
     key_values = KeyValueStore(directory / "kv", cache_bytes=1 << 20, write_buffer_bytes=1 << 20)
-    space = key_values.space("latest")
-    space.write(
-        [b"\x01dev/0/x", b"\x01dev/1/x", b"\x01nowhere", b"\x01short", b"\x01future"],
-        [
-            struct.pack(">qqq", 130, 0, 1_700_000_000_000),
-            struct.pack(">qqq", 130, 5, 1_700_000_000_000),
-            struct.pack(">qqq", 131, 0, 0),
-            b"x",
-            struct.pack(">qqq", 1 << 40, 0, 0),
-        ],
-    )
-    other = key_values.space("other")
-    other.write([b"\x01x"], [b""])
+    other = key_values.space("timers")
+    other.write([b"\x03x"], [b""], removed_keys=[MARKER_KEY])
     other.flush(wait=True)
-    space.flush(wait=True)
     key_values.close()
 
 
@@ -313,17 +302,7 @@ def begins_of_another_log(directory: Path) -> None:
         (drop_queue, ["there are no files of this queue"]),
         (drop_queue_file, ["no file for the offsets 7..14"]),
         (late_checkpoint, ["the checkpoint is for 1073741824", "the queues ahead of the log"]),
-        (
-            wrong_latest,
-            [
-                "'dev/0/x': the record at 130 is another topic's",
-                "'dev/1/x': offset or time are not those",
-                "'nowhere': there is no record at 131",
-                "'short': a value of 1 bytes",
-                "'future': position 1099511627776, though only 6604 has been applied",
-                "projection other has data without a marker",
-            ],
-        ),
+        (unmarked_key_values, ["projection timers has data without a marker"]),
         (change_index_entry, ["index/2023", "entry 7"]),
         (change_index_slot, ["leads to entry 0 instead of"]),
         (drop_index_file, ["the key index has 1 files, index.applied says 2"]),
@@ -355,12 +334,12 @@ def test_a_start_puts_the_derived_parts_right(directory: Path) -> None:
         add_queue,
         change_index_entry,
         drop_index_file,
-        wrong_latest,
+        unmarked_key_values,
         damage_key_values,
     ):
         damage(directory)
         assert check(directory)[0] == 1
-        rebuild(directory, WITH_LATEST)
+        rebuild(directory, SETTINGS)
         assert check(directory) == (
             0,
             [f"{directory}: 50 records, positions 0..6604, 3 queues: no inconsistencies"],
@@ -435,12 +414,6 @@ def test_entries_and_their_filters(directory: Path) -> None:
     ]
 
 
-def test_last_values(directory: Path) -> None:
-    rows = dump(directory, "latest", begin="dev/5")
-    assert [row["mqtt_topic"] for row in rows] == ["dev/5/x", "dev/6/x"]
-    assert all(row["is_stored"] for row in rows)
-
-
 def test_index_chains(tmp_path: Path) -> None:
     (tmp_path / "20260101000000000").write_bytes(
         struct.pack(">qqqqii", 1000, 2000, 0, 300, 2, 4)
@@ -483,17 +456,17 @@ def test_readable_lines_have_dates_and_quote_what_needs_it(directory: Path) -> N
 # Rebuilding -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("names", [["consumequeue"], ["index"], ["latest"], None])
+@pytest.mark.parametrize("names", [["consumequeue"], ["index"], ["timers"], None])
 def test_rebuilt_it_is_what_it_was(directory: Path, names: list[str] | None) -> None:
-    entries, latest = dump(directory, "entries"), dump(directory, "latest")
+    entries = dump(directory, "entries")
     told: list[tuple[str, int, int]] = []
     rebuilt = rebuild(directory, SETTINGS, names, progress=lambda *what: told.append(what))
-    assert rebuilt == (names or ["consumequeue", "index", "latest"])
-    for name in rebuilt:
+    assert rebuilt == (names or ["consumequeue", "index", "timers"])
+    # Nothing waits for a time, so that nothing of the log is gone through for `timers`.
+    for name in set(rebuilt) - {"timers"}:
         assert [what for what in told if what[0] == name][-1] == (name, 6604, 6604)
-    assert {what[0] for what in told} == set(rebuilt)
+    assert {what[0] for what in told} == set(rebuilt) - {"timers"}
     assert dump(directory, "entries") == entries
-    assert dump(directory, "latest") == latest
     assert check(directory)[0] == 0
 
 
@@ -502,9 +475,9 @@ def test_a_projection_of_another_part_is_left_for_it(directory: Path) -> None:
     key_values.space("sessions").write([b"\x01x"], [b"y"])
     key_values.space("sessions").flush(wait=True)
     key_values.close()
-    assert projection_names(directory, SETTINGS) == ["consumequeue", "index", "latest", "sessions"]
+    assert projection_names(directory, SETTINGS) == ["consumequeue", "index", "sessions", "timers"]
     assert rebuild(directory, SETTINGS, ["sessions"]) == ["sessions"]
-    assert projection_names(directory, SETTINGS) == ["consumequeue", "index", "latest"]
+    assert projection_names(directory, SETTINGS) == ["consumequeue", "index", "timers"]
 
 
 def test_what_the_log_has_no_more_is_only_rebuilt_when_it_is_named(tmp_path: Path) -> None:
@@ -555,7 +528,7 @@ def test_what_is_no_data_directory_is_refused_and_left_alone(tmp_path: Path) -> 
 
 def test_unknown_names_are_refused_before_anything_is_deleted(directory: Path) -> None:
     before = files_of(directory)
-    with pytest.raises(StoreError, match="has no projection nope: it has consumequeue, index, latest"):
+    with pytest.raises(StoreError, match="has no projection nope: it has consumequeue, index, timers"):
         rebuild(directory, SETTINGS, ["consumequeue", "nope"])
     assert files_of(directory) == before
 
@@ -624,7 +597,7 @@ def test_progress_is_a_bar_on_a_terminal_and_some_lines_elsewhere(monkeypatch: p
 
 @contextlib.contextmanager
 def opened(directory: Path) -> Iterator[Store]:
-    store = open_small(directory, latest_enabled=True)
+    store = open_small(directory)
     yield store
     assert store.check() == []
     store.close()
@@ -635,10 +608,8 @@ def test_everything_derived_can_be_deleted_and_comes_back_at_the_next_start(dire
     for name in ("consumequeue", "kv", "checkpoint"):
         path = directory / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-        with opened(directory) as store:
-            record = store.latest("dev/0/x")
-            assert record is not None
-            assert decode_record(record).body == b"body49"
+        with opened(directory):
+            pass
         assert dump(directory, "entries") == entries
 
 

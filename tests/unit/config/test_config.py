@@ -289,3 +289,13 @@ def test_every_setting_has_a_meaning_and_a_valid_default() -> None:
             if inner := struct_of(setting.type) or element_struct_of(setting.type):
                 structs.append((f"{path}{setting.key}.", inner))
     assert config_from_table(msgspec.to_builtins(Config())) == Config()
+
+
+def test_a_setting_that_is_gone_is_told_and_not_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "iotmq.toml"
+    file.write_text("[store]\nlatest_enabled = true\n")
+    assert load_config(file) == load_config()
+    (message,) = caplog.messages
+    assert message.startswith(f"store.latest_enabled ({file} line 2) has no effect: ")

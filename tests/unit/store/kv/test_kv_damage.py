@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from last_values import LastValues
 from store_model import BORN_HOST, open_small, put
 
 from iotmq.errors import StoreCorruptError, StoreFullError
@@ -63,34 +64,37 @@ DAMAGES = (remove, empty, make_directory, make_zero, make_random, lengthen, cut,
 def crashed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three tables, and the last of it not in the database: a start has to write to it."""
     directory = tmp_path_factory.mktemp("kv") / "data"
-    store = open_small(directory, latest_enabled=True)
+    store = open_small(directory)
+    values = LastValues.add_to(store)
     for first in range(0, 300, 75):
         elements = (
             (name.encode(), b"MQTT_TOPIC\x01" + name.encode(), 0) for name in NAMES[first : first + 75]
         )
         store.append(store.queue("T", 0), encode_batch(elements), born_timestamp_ms=1, born_host=BORN_HOST)
         if first < 225:
-            store._projections.latest.sync()
+            values.sync()
     copy = directory.with_name("crashed")
     shutil.copytree(directory, copy)
     store.close()
     return copy
 
 
-def answer(store: Store, name: str) -> bytes | None:
+def answer(store: Store, values: LastValues, name: str) -> bytes | None:
     """The body of the topic's last record; `damaged` when the error says what to do."""
     try:
-        record = store.latest(name)
+        position = values.find(name.encode())
     except StoreCorruptError as error:
         return b"damaged" if "`iotmq store rebuild`" in str(error) else None
+    record = None if position is None else store.read_record(position)
     return None if record is None else decode_record(record).body
 
 
 def check_start(directory: Path) -> bool:
     """Start, look at everything, write; whether the database had been moved aside."""
-    store = open_small(directory, latest_enabled=True)
+    store = open_small(directory)
+    values = LastValues.add_to(store)
     has_moved = (directory / DAMAGED_DIRECTORY).exists()
-    answers = {name: answer(store, name) for name in NAMES}
+    answers = {name: answer(store, values, name) for name in NAMES}
     wrong = {
         name: found
         for name, found in answers.items()
@@ -98,7 +102,7 @@ def check_start(directory: Path) -> bool:
     }
     assert wrong == {}
     put(store, "T", 0, b"new", properties=b"MQTT_TOPIC\x01" + NAMES[0].encode())
-    assert answer(store, NAMES[0]) == b"new"
+    assert answer(store, values, NAMES[0]) == b"new"
     assert store.check() == []
     store.close()
     return has_moved
@@ -156,7 +160,7 @@ def test_damage_that_only_writing_meets_costs_the_database_and_no_start(
     directory = tmp_path / "data"
     shutil.copytree(crashed, directory)
     real_write = KeySpace.write
-    refusals = [StoreCorruptError("latest: Corruption: block checksum mismatch")]
+    refusals = [StoreCorruptError("last: Corruption: block checksum mismatch")]
 
     def write(space: KeySpace, *arguments: object, **more: object) -> None:
         if refusals:
@@ -168,7 +172,7 @@ def test_damage_that_only_writing_meets_costs_the_database_and_no_start(
     monkeypatch.setattr("iotmq.store.projections.catch_up.CATCH_UP_BYTES", 4096)
     assert check_start(directory)
     assert refusals == []
-    assert "is damaged and starts over from the log: latest: Corruption" in caplog.text
+    assert "is damaged and starts over from the log: last: Corruption" in caplog.text
 
 
 def test_a_machine_at_fault_is_not_taken_for_damage(
@@ -182,7 +186,9 @@ def test_a_machine_at_fault_is_not_taken_for_damage(
 
     with monkeypatch.context() as patched:
         patched.setattr(KeySpace, "bind", bind)
+        store = open_small(directory)
         with pytest.raises(StoreFullError):
-            open_small(directory, latest_enabled=True)
+            LastValues.add_to(store)
+        store.close()
     assert not (directory / DAMAGED_DIRECTORY).exists()
     check_start(directory)

@@ -12,7 +12,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from eventually import eventually
 from store_keeper import WAIT_S, Keeper
 from store_model import bodies_of, open_small, put, records_of, wait_flushed
 
@@ -533,22 +532,6 @@ def test_projections_are_trimmed_once_the_files_are_gone(keeper: Make) -> None:
     k.settle()
     assert projection.trimmed[-1] == 3 * 4096
     assert projection.trimmed == sorted(set(projection.trimmed))
-
-
-def test_last_values_are_forgotten_with_their_records(keeper: Make) -> None:
-    k = keeper(latest_enabled=True)
-    for number in range(10):
-        put(k.store, "T", 0, b"%04d" % number * 250, properties=b"MQTT_TOPIC\x01d/%d\x02" % number)
-    k.clock.advance(4000)
-    k.delete_expired()
-    # Once the database is on the disk, for which nobody waits.
-    eventually(lambda: k.store.retain() or k.store.min_position, "the log has a new start")
-    k.settle()
-    assert k.store.min_position == 3 * 4096
-    assert k.store.latest("d/0") is None
-    assert k.store.latest("d/9") is not None
-    k.restart()
-    assert (k.store.latest("d/0"), k.store.latest("d/9") is None) == (None, False)
 
 
 def test_the_key_index_is_trimmed_behind_the_log(keeper: Make) -> None:

@@ -14,6 +14,7 @@ from iotmq.store.kv.kv import KeySpace, KeyValueStore
 from iotmq.store.settings import StoreSettings
 from iotmq.store.tools.inspection import ClosedStore
 from iotmq.store.tools.kv_check import check_key_values
+from iotmq.store.tools.rebuild import rebuild
 
 Change = Callable[[KeySpace], None]
 
@@ -41,6 +42,19 @@ def problems(directory: Path, end_position: int) -> list[str]:
 
 async def test_a_good_index_gives_nothing_to_say(tmp_path: Path) -> None:
     assert problems(tmp_path, await prepared(tmp_path)) == []
+
+
+async def test_rebuilt_it_is_filled_from_the_log(tmp_path: Path) -> None:
+    end_position = await prepared(tmp_path)
+    told: list[tuple[str, int, int]] = []
+    names = rebuild(tmp_path, StoreSettings(**SETTINGS), ["timers"], progress=lambda *what: told.append(what))
+    assert names == ["timers"]
+    assert told[-1] == ("timers", end_position, end_position)
+    assert problems(tmp_path, end_position) == []
+    bench = TimerBench(tmp_path, ManualClock())
+    # Of twenty those that were not due yet, and the one with a level.
+    assert len(bench.store.timers().waiting(timers_max=100)) == 10
+    bench.close()
 
 
 def first(space: KeySpace, tag: int) -> tuple[bytes, bytes]:
