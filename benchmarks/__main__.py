@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks import machine
+from benchmarks import _report, machine
 
 FOLDER: Final = Path(__file__).resolve().parent
 
@@ -21,7 +21,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; default: all")
     parser.add_argument("--quick", action="store_true", help="shorter and less exact")
+    parser.add_argument(
+        "--report", action="store_true", help="run nothing; write the numbers that are kept into the page"
+    )
     options = parser.parse_args(arguments)
+    if options.report:
+        return _report.write()
     for name in options.names:
         if name not in known:
             parser.error(f"unknown benchmark {name}: one of {', '.join(known)}")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as runner
-from benchmarks import machine, mqtt_side_by_side, peers
+from benchmarks import _report, machine, mqtt_side_by_side, peers
 
 needs_mosquitto = pytest.mark.skipif(
     shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin") is None,
@@ -79,3 +79,21 @@ def test_an_unknown_scenario_is_refused(capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(SystemExit):
         mqtt_side_by_side.main(["nothing"])
     assert "unknown scenario nothing" in capsys.readouterr().err
+
+
+def test_the_page_has_a_number_for_every_row() -> None:
+    """`python -m benchmarks --report` writes them."""
+    table = _report.PAGE.read_text().split(_report.BEGIN)[1].split(_report.END)[0]
+    found = _report.rows_of(table)
+    assert [(cells[0], cells[1], cells[5]) for cells in found] == [
+        (row.work, row.mark, f"`{row.benchmark}`") for row in _report.ROWS
+    ]
+    assert all(cells[2][0].isdigit() and cells[6].startswith("20") for cells in found)
+
+
+def test_numbers_are_found_in_what_a_benchmark_keeps() -> None:
+    kept = {"a": {"rounds": [1, 5, 3]}, "last": {"median": 7, "min": 1}, "n": 2}
+    assert _report._number(kept, ("a", "rounds")) == 3
+    assert _report._number(kept, ("last",)) == 7
+    assert _report._number(kept, ("*",)) == 2
+    assert _report._number(kept, ("a", "nothing")) is None
