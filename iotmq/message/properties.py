@@ -79,11 +79,6 @@ def encode_correlation_data(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def decode_correlation_data(value: bytes | str) -> bytes:
-    """Decode correlation data; ValueError for a value that `encode_correlation_data` has not made."""
-    return base64.b64decode(value, validate=True)
-
-
 def encode_properties(properties: Mapping[str, str]) -> bytes:
     """Return the pairs as a record holds them, each one ended, in the mapping's order.
 

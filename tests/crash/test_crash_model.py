@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 import pytest
 from crash_model import WAYS, DiskRecorder, Note, PowerCut, Sync
 from last_values import LastValues
+from manual_clock import ManualClock
 from store_model import BORN_HOST, log_records, open_small, records_of
 from store_trim_machine import Disk, SteppedRemover
 
-from iotmq.clock import ManualClock
 from iotmq.message.records.record import decode_record, encode_batch, property_value
 from iotmq.store.projections.projection import DurableProjection
 from iotmq.store.store import Store

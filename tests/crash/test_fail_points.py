@@ -21,7 +21,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from eventually import eventually
 from store_model import open_small, put, wait_flushed
-from iotmq.clock import ManualClock
+from manual_clock import ManualClock
 
 directory, flush = Path(sys.argv[2]), sys.argv[3]
 source = random.Random(7)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])
 from store_model import open_small, put
-from iotmq.clock import ManualClock
+from manual_clock import ManualClock
 from iotmq.errors import StoreFullError
 from iotmq.message.records.record import decode_record
 

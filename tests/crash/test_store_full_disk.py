@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])
 from store_model import bodies_of, open_small, put
-from iotmq.clock import ManualClock
+from manual_clock import ManualClock
 from iotmq.errors import StoreFullError
 
 root, filled_by = Path(sys.argv[2]), sys.argv[3]
@@ -70,7 +70,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from eventually import eventually
 from store_model import bodies_of, open_small, put, wait_flushed
-from iotmq.clock import ManualClock
+from manual_clock import ManualClock
 from iotmq.errors import StoreFullError
 from iotmq.store.log.segment import segment_name
 

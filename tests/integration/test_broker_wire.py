@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 from eventually import STOP_S, soon
+from manual_clock import ManualClock
 
 from iotmq import limits
 from iotmq.broker.broker import Broker
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.writing import message_writer
-from iotmq.clock import ManualClock
 from iotmq.errors import StoreFullError, StoreReadOnlyError
 from iotmq.message.hosts import encode_host
 from iotmq.message.properties import decode_properties

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from eventually import soon
+from manual_clock import ManualClock
 
 from iotmq.broker.broker import Broker
 from iotmq.broker.settings import BrokerSettings
-from iotmq.clock import ManualClock
 from iotmq.message.hosts import encode_host
 from iotmq.message.records.record import iter_records
 from iotmq.remoting.codes import RequestCode

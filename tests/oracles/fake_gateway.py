@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from fake_broker import split_batch
+from manual_clock import ManualClock
 from typing_extensions import Buffer
 
-from iotmq.clock import ManualClock
 from iotmq.message.properties import MQTT_QOS, MQTT_TOPIC, decode_properties, encode_properties
 from iotmq.message.records.record import check_batch, encode_record
 from iotmq.metrics import Metric

@@ -13,8 +13,8 @@ import pytest
 from eventually import soon
 from fake_gateway import Handed, RawClient, ScriptedGateway
 from front_metrics import number_of
+from manual_clock import ManualClock
 
-from iotmq.clock import ManualClock
 from iotmq.mqtt_front import server
 from iotmq.mqtt_front.server import MqttFront
 from iotmq.mqtt_front.settings.mqtt import MqttSettings

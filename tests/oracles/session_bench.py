@@ -8,11 +8,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from manual_clock import ManualClock
+
 from iotmq.broker.broker import Broker
 from iotmq.broker.handlers.mqtt.local_sessions import LocalSessions
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.writing.single_message_batch import encode_element
-from iotmq.clock import ManualClock
 from iotmq.message.hosts import encode_host
 from iotmq.message.records.record import decode_record
 from iotmq.ports.sessions import (

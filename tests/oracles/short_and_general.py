@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from eventually import soon
+from manual_clock import ManualClock
 
 from iotmq.broker.access.acl import AccessControl, Guard
 from iotmq.broker.broker import Broker
 from iotmq.broker.replies.cold_reads import ColdReads
 from iotmq.broker.settings import BrokerSettings
-from iotmq.clock import ManualClock
 from iotmq.message.hosts import encode_host
 from iotmq.metrics import Metric
 from iotmq.remoting.frames.frame import FrameReader, Run

@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+from manual_clock import ManualClock
 from store_model import open_small, put, wait_allocated, wait_flushed
 
-from iotmq.clock import ManualClock
 from iotmq.store.retention.decide import DiskUsage
 from iotmq.store.store import Store
 

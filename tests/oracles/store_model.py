@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eventually import eventually
+from manual_clock import ManualClock
 
-from iotmq.clock import Clock, ManualClock
+from iotmq.clock import Clock
 from iotmq.message.records.record import decode_record, encode_batch, iter_records
 from iotmq.store.log.commit_log import Appended
 from iotmq.store.queues.reads import ReadStatus

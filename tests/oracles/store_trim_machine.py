@@ -10,9 +10,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from manual_clock import ManualClock
 from store_model import BORN_HOST, ListModel, Stored, log_records, open_small, wait_flushed
 
-from iotmq.clock import ManualClock
 from iotmq.message.records.record import encode_batch, iter_records
 from iotmq.store.queues.reads import ReadStatus
 from iotmq.store.retention.decide import DiskUsage

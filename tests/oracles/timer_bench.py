@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from eventually import soon
+from manual_clock import ManualClock
 
 from iotmq.broker.parts import make_parts
 from iotmq.broker.scheduled.delivery_time import DeliveryTime
@@ -15,7 +16,6 @@ from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.tables.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
-from iotmq.clock import ManualClock
 from iotmq.message.hosts import encode_host
 from iotmq.message.records.record import Record, iter_records
 from iotmq.store.kv.timer_index import TimerIndex

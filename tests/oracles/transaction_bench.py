@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from eventually import soon
+from manual_clock import ManualClock
 
 from iotmq.broker.broker import Broker
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.writing.message_writer import MessageWriter, RefusedBatch
-from iotmq.clock import ManualClock
 from iotmq.errors import RequestError
 from iotmq.message.hosts import encode_host
 from iotmq.message.message_ids import parse_offset_message_id

@@ -10,8 +10,8 @@ from typing import Any
 
 from fake_gateway import RawClient, ScriptedGateway, connect_packet
 from front_metrics import number_of
+from manual_clock import ManualClock
 
-from iotmq.clock import ManualClock
 from iotmq.config.config import config_from_table
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt_front.access.file_authenticator import FileAuthenticator

@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from manual_clock import ManualClock
 
 from iotmq.broker.broker import Broker
 from iotmq.broker.scheduled.recall_handle import RecallHandle
 from iotmq.broker.settings import BrokerSettings
-from iotmq.clock import ManualClock
 from iotmq.errors import RequestError
 from iotmq.message.hosts import encode_host
 from iotmq.message.records.record import encode_batch

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from manual_clock import ManualClock
 from store_model import BORN_HOST, batch, open_small
 
-from iotmq.clock import ManualClock
 from iotmq.message.records.record import decode_record
 from iotmq.store.store import CLOCK_STEP_BACK_MS_MAX, Store
 

@@ -13,11 +13,11 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from manual_clock import ManualClock
 from timer_bench import TimerBench
 from timer_oracle import check_index
 
 from iotmq.broker.writing.message_writer import StoredBatch
-from iotmq.clock import ManualClock
 from iotmq.store.kv import timer_index
 
 PENDING_KEYS_MAX = timer_index.PENDING_KEYS_MAX

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from manual_clock import ManualClock
 
 from iotmq.broker.filters.consumer_filters import ConsumerFilters
 from iotmq.broker.filters.subscription import SubscriptionData
@@ -22,7 +23,6 @@ from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
 from iotmq.broker.tables.deleted_topics import DeletedTopic, DeletedTopics
 from iotmq.broker.tables.subscription_groups import SYSTEM_GROUPS, SubscriptionGroups
 from iotmq.broker.tables.topics import TopicConfig, TopicTable
-from iotmq.clock import ManualClock
 from iotmq.message.message_ids import offset_message_id
 from iotmq.message.properties import decode_properties
 from iotmq.message.records.record import check_record, decode_record, encode_batch, iter_records

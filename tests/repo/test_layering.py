@@ -16,7 +16,7 @@ PACKAGE = ROOT / "iotmq"
 # first line may be used by all, and by each other.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset(
-        {"addresses", "backoff", "bounds", "clock", "cycles", "errors", "files", "limits"}
+        {"addresses", "backoff", "clock", "cycles", "errors", "files", "limits"}
         | {"log_format", "event_loop", "metrics", "setting_types", "supervised", "watched_file"}
     ),
     frozenset({"message", "ports"}),

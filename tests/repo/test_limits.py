@@ -8,9 +8,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from bounds import DERIVED, Bound
 
 from iotmq import limits
-from iotmq.bounds import DERIVED, Bound
 from iotmq.broker.settings import BrokerSettings
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.registry.settings import RegistrySettings

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from eventually import soon
+from manual_clock import ManualClock
 
 from iotmq import event_loop
-from iotmq.clock import ManualClock
 from iotmq.event_loop import ACTIONS_PER_TURN, CANCELLED_ACTIONS_KEPT, DueActions
 
 

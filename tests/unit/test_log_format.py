@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
+from manual_clock import ManualClock
 
-from iotmq.clock import ManualClock
 from iotmq.log_format import FloodFilter, JsonFormatter, LogfmtFormatter, LogSettings, set_up_logging
 
 

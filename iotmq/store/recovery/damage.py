@@ -288,17 +288,6 @@ class DamageKeeper:
             self._count += entry.name.endswith(".json")
 
 
-def read_reports(directory: Path) -> list[Damage]:
-    """Read the reports of earlier starts below a data directory; unreadable ones are left out."""
-    reports = []
-    for path in sorted((directory / "commitlog.damage").glob("*.json")):
-        try:
-            reports.append(msgspec.json.decode(path.read_bytes(), type=Damage))
-        except (OSError, msgspec.DecodeError) as error:
-            logger.warning("cannot read %s: %s", path, error)
-    return reports
-
-
 def is_blank(data: memoryview) -> bool:
     """Return whether there are only zeros."""
     pieces = (data[at : at + PIECE_BYTES].tobytes() for at in range(0, len(data), PIECE_BYTES))

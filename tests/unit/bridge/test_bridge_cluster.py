@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 import pytest
+from manual_clock import ManualClock
 
 from iotmq.bridge.cluster import Cluster, Retry, TopicMissingError
 from iotmq.bridge.offsets import QueueBounds, QueueKey
-from iotmq.clock import ManualClock
 from iotmq.errors import BrokerError, ConnectionClosedError, RequestTimeoutError
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command

@@ -6,8 +6,8 @@ import os
 import re
 
 import pytest
+from manual_clock import ManualClock
 
-from iotmq.clock import ManualClock
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.hosts import encode_host
 from iotmq.message.message_ids import (

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from manual_clock import ManualClock
 
 from iotmq import limits
-from iotmq.clock import ManualClock
 from iotmq.errors import ConnectionClosedError, StoreCorruptError
 from iotmq.registry import server
 from iotmq.registry.registration import Registration, decode_registration

@@ -13,8 +13,8 @@ import pytest
 import uvloop
 from eventually import STOP_S
 from loop_turns import LoopTurns, turn_s_max
+from manual_clock import ManualClock
 
-from iotmq.clock import ManualClock
 from iotmq.errors import ConnectionClosedError, RequestError, RequestTimeoutError
 from iotmq.event_loop import LoopSlice
 from iotmq.limits import FRAME_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX

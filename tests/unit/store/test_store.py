@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from file_size_limit import files_end_at
+from manual_clock import ManualClock
 from store_model import BORN_HOST, HOST, batch, bodies_of, open_small, put, wait_flushed
 
-from iotmq.clock import ManualClock
 from iotmq.errors import StoreCorruptError, StoreError, StoreFullError
 from iotmq.message.records.record import iter_records
 from iotmq.store.projections.projection import RewindableProjection

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from manual_clock import ManualClock
 
 from iotmq import limits
 from iotmq.broker.access import accounts_file
@@ -22,7 +23,6 @@ from iotmq.broker.broker import Broker
 from iotmq.broker.handlers.admin import accounts as acl_handler
 from iotmq.broker.handlers.admin.accounts import AclHandler
 from iotmq.broker.settings import BrokerSettings
-from iotmq.clock import ManualClock
 from iotmq.errors import ConfigError, RequestError
 from iotmq.message.hosts import encode_host
 from iotmq.message.records.record import encode_batch

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from loop_turns import LoopTurns, turn_s_max
+from manual_clock import ManualClock
 from store_model import BORN_HOST, open_small
 
 from iotmq import limits
 from iotmq.broker.delivery.retained import RetainedProjection
 from iotmq.broker.delivery.retained_expiry import SWEEP_PAUSE_S, SWEEP_RECORDS_MAX
 from iotmq.broker.delivery.retained_reads import RetainedReads
-from iotmq.clock import ManualClock
 from iotmq.errors import StoreError
 from iotmq.message.records.record import decode_record, encode_batch
 from iotmq.mqtt.topics.topics import matches

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from eventually import soon
 from file_size_limit import files_end_at
+from manual_clock import ManualClock
 from store_model import open_small
 
 from iotmq import limits
@@ -20,7 +21,6 @@ from iotmq.broker.statistics.statistics import Statistics
 from iotmq.broker.tables.changed_settings import ChangedSettings
 from iotmq.broker.tables.topics import TopicTable
 from iotmq.broker.writing.message_writer import MessageWriter, RefusedBatch, StoredBatch
-from iotmq.clock import ManualClock
 from iotmq.errors import StoreError, StoreFullError
 from iotmq.message.properties import encode_properties
 from iotmq.message.records.record import encode_batch, iter_records

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from manual_clock import ManualClock
 
 from iotmq import limits
 from iotmq.broker.broker import Broker
@@ -16,7 +17,6 @@ from iotmq.broker.filters import consumer_filters, tags
 from iotmq.broker.filters.consumer_filters import ConsumerFilters, _compiled, compile_filter
 from iotmq.broker.filters.subscription import SubscriptionData
 from iotmq.broker.settings import BrokerSettings
-from iotmq.clock import ManualClock
 from iotmq.errors import RequestError
 from iotmq.event_loop import LoopSlice
 from iotmq.message.hosts import encode_host

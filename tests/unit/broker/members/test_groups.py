@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 import pytest
+from manual_clock import ManualClock
 
 from iotmq import limits
 from iotmq.broker.filters.subscription import decode_heartbeat
 from iotmq.broker.members.groups import Groups
-from iotmq.clock import ManualClock
 from iotmq.errors import RequestError
 
 

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 from loop_turns import turn_s_max
+from manual_clock import ManualClock
 
 from iotmq import limits
 from iotmq.broker.handlers.native.locks import LockHandler
 from iotmq.broker.members.queue_locks import MessageQueue, QueueLocks
-from iotmq.clock import ManualClock
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 

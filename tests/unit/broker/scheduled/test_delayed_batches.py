@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from manual_clock import ManualClock
 from timer_bench import HOST, TimerBench
 
 from iotmq.broker.scheduled.delayed_batches import DelayedBatches
 from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
-from iotmq.clock import ManualClock
 from iotmq.message.properties import decode_properties, encode_properties
 from iotmq.message.records.record import Record, encode_batch
 from iotmq.remoting.codes import ResponseCode

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from eventually import soon
+from manual_clock import ManualClock
 
 from iotmq.broker.parts import make_parts
 from iotmq.broker.scheduled.scheduling import DelayDelivery, DelayLevels, without_properties
@@ -16,7 +17,6 @@ from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.tables.topics import SCHEDULE_TOPIC
 from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
-from iotmq.clock import ManualClock
 from iotmq.errors import ConfigError, StoreFullError
 from iotmq.message.hosts import encode_host
 from iotmq.message.records.record import Record, iter_records

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from eventually import soon
+from manual_clock import ManualClock
 from timer_bench import TimerBench
 
-from iotmq.clock import ManualClock
 from iotmq.message.records.record import encode_batch
 from iotmq.store.retention.decide import DiskUsage
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 from file_size_limit import files_end_at
+from manual_clock import ManualClock
 from timer_bench import TimerBench
 
 from iotmq.broker.scheduled.delivery_time import DeliveryTime
 from iotmq.broker.scheduled.timers import PAGE_BYTES_MAX
 from iotmq.broker.tables.deleted_topics import DeletedTopic
 from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
-from iotmq.clock import ManualClock
 from iotmq.errors import RequestError, StoreFullError
 from iotmq.message.properties import decode_properties
 from iotmq.message.records.record import Record, encode_batch

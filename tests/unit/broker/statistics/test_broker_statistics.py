@@ -6,6 +6,7 @@ import time
 from datetime import datetime
 
 import pytest
+from manual_clock import ManualClock
 
 from iotmq import limits
 from iotmq.broker.handlers.admin.runtime_info import duration_text, size_text
@@ -14,7 +15,6 @@ from iotmq.broker.statistics.daily_totals import DailyTotals
 from iotmq.broker.statistics.latencies import BUCKET_COUNT, Latencies, bucket_end_us, now_us
 from iotmq.broker.statistics.latency_window import LatencyWindow
 from iotmq.broker.statistics.statistics import STATISTIC_NAMES, WINDOWS, Statistics
-from iotmq.clock import ManualClock
 
 
 @pytest.fixture

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from manual_clock import ManualClock
+
 from iotmq.broker.statistics.rates import Rates
-from iotmq.clock import ManualClock
 
 
 def test_nothing_happened_yet() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from eventually import eventually
 from loop_turns import LoopTurns, turn_s_max
+from manual_clock import ManualClock
 from store_model import open_small, put, wait_allocated, wait_flushed
 
 from iotmq.broker.broker import Broker
@@ -21,7 +22,6 @@ from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
 from iotmq.broker.tables.topics import SCHEDULE_TOPIC, SELF_TEST_TOPIC
 from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
-from iotmq.clock import ManualClock
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.store.log.queue import Queue

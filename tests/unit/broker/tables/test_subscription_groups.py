@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from manual_clock import ManualClock
 
 from iotmq.broker.tables.subscription_groups import SYSTEM_GROUPS, SubscriptionGroupConfig, SubscriptionGroups
-from iotmq.clock import ManualClock
 from iotmq.errors import RequestError
 
 

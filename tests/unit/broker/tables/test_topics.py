@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from manual_clock import ManualClock
 
 from iotmq import limits
 from iotmq.broker.tables.deleted_topics import DeletedTopic
@@ -17,7 +18,6 @@ from iotmq.broker.tables.topics import (
     check_topic_name,
     encode_topics,
 )
-from iotmq.clock import ManualClock
 from iotmq.errors import RequestError, StoreCorruptError
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from manual_clock import ManualClock
 
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.statistics.statistics import Statistics
 from iotmq.broker.tables.changed_settings import ChangedSettings
 from iotmq.broker.tables.topics import TopicConfig, TopicTable
 from iotmq.broker.writing.message_writer import MessageWriter, RefusedBatch, StoredBatch
-from iotmq.clock import ManualClock
 from iotmq.errors import RecordTooLargeError, StoreError, StoreFullError, StoreReadOnlyError
 from iotmq.message.errors import MessageFormatError
 from iotmq.store.settings import StoreSettings

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from manual_clock import ManualClock
+
 from iotmq.client.consuming.consumption import Consumption, Rate
-from iotmq.clock import ManualClock
 
 
 def test_nothing_was_done_yet() -> None:

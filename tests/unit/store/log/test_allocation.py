@@ -9,9 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from manual_clock import ManualClock
 from store_model import open_small, put
 
-from iotmq.clock import ManualClock
 from iotmq.errors import StoreFullError
 from iotmq.store.log.allocation import AheadAllocator
 

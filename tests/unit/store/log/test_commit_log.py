@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from manual_clock import ManualClock
 from store_model import BORN_HOST, HOST, batch, log_records, open_small, put
 
-from iotmq.clock import ManualClock
 from iotmq.errors import RecordTooLargeError, StoreCorruptError, StoreError
 from iotmq.limits import BATCH_RECORDS_MAX, PROPERTIES_BYTES_MAX, RECORD_BYTES_MAX, TOPIC_BYTES_MAX
 from iotmq.message.errors import MessageFormatError

@@ -9,9 +9,9 @@ import threading
 from pathlib import Path
 
 import pytest
+from manual_clock import ManualClock
 from store_model import WAIT_S, bodies_of, open_small, put, wait_flushed
 
-from iotmq.clock import ManualClock
 from iotmq.errors import StoreReadOnlyError
 from iotmq.store.log import segment as segment_module
 from iotmq.store.log.segment import Segment

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from manual_clock import ManualClock
 from store_model import BORN_HOST, open_small, wait_flushed
 
-from iotmq.clock import ManualClock
 from iotmq.message.records.record import decode_record, encode_batch
 from iotmq.store.queues.cold_steps import Steps, finish
 from iotmq.store.queues.residency import ColdRead, Window

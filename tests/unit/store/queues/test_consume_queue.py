@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from manual_clock import ManualClock
 from store_model import batch, bodies_of, open_small, put
 
-from iotmq.clock import ManualClock
 from iotmq.errors import StoreCorruptError, StoreError
 from iotmq.limits import QUEUES_PER_TOPIC_MAX
 from iotmq.message.records.record import encode_record

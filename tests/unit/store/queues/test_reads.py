@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from manual_clock import ManualClock
 from store_model import open_small, put, records_of, wait_flushed
 
-from iotmq.clock import ManualClock
 from iotmq.message.records.record import iter_records
 from iotmq.message.tags import tag_hash
 from iotmq.store.log.segment import segment_name

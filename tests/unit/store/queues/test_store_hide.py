@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from eventually import eventually
+from manual_clock import ManualClock
 from store_model import bodies_of, open_small, put, wait_allocated, wait_flushed
 from store_trim_machine import SteppedRemover
 
-from iotmq.clock import ManualClock
 from iotmq.message.records.record import decode_record
 from iotmq.store.queues.reads import ReadStatus
 from iotmq.store.store import Store

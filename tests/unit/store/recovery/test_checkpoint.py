@@ -8,9 +8,9 @@ import struct
 from pathlib import Path
 
 import pytest
+from manual_clock import ManualClock
 from store_model import open_small, put, wait_flushed
 
-from iotmq.clock import ManualClock
 from iotmq.store.recovery.checkpoint import CHECKPOINT_BYTES, Checkpoint, read_checkpoint, write_checkpoint
 
 

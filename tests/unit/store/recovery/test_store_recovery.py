@@ -7,9 +7,9 @@ import struct
 from pathlib import Path
 
 import pytest
+from manual_clock import ManualClock
 from store_model import bodies_of, log_records, open_small, put, wait_flushed
 
-from iotmq.clock import ManualClock
 from iotmq.errors import StoreError
 from iotmq.store.files.flushed_position import write_flushed_mark
 from iotmq.store.log.segment import segment_name

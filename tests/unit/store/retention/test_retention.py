@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from manual_clock import ManualClock
 
-from iotmq.clock import ManualClock
 from iotmq.store.retention.decide import (
     Decision,
     DiskUsage,

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from manual_clock import ManualClock
 from timer_bench import SETTINGS, TimerBench
 
-from iotmq.clock import ManualClock
 from iotmq.store.kv.kv import KeySpace, KeyValueStore
 from iotmq.store.settings import StoreSettings
 from iotmq.store.tools.inspection import ClosedStore

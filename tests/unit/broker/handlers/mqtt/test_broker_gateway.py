@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from eventually import soon
 from fake_gateway import record_of
+from manual_clock import ManualClock
 
 from iotmq import limits
 from iotmq.broker.delivery.delivery import Delivery
@@ -21,7 +22,6 @@ from iotmq.broker.handlers.mqtt import gateway as gateway_module
 from iotmq.broker.handlers.mqtt.gateway import GatewayHandler, LocalGateway
 from iotmq.broker.tables.topics import TIMER_TOPIC
 from iotmq.broker.writing.message_writer import RefusedBatch
-from iotmq.clock import ManualClock
 from iotmq.errors import RequestError, StoreError
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.hosts import encode_host

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from manual_clock import ManualClock
 
 from iotmq import limits
 from iotmq.broker.filters.consumer_filters import ConsumerFilters
@@ -17,7 +18,6 @@ from iotmq.broker.parts import make_parts
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig
 from iotmq.broker.tables.topics import TopicConfig
-from iotmq.clock import ManualClock
 from iotmq.errors import RequestError
 from iotmq.message.hosts import encode_host
 from iotmq.message.records.record import encode_batch, iter_records

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from manual_clock import ManualClock
 
 from iotmq import limits
 from iotmq.broker.handlers.native.send import SendHandler
@@ -20,7 +21,6 @@ from iotmq.broker.tables.config_saver import Saved
 from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig
 from iotmq.broker.tables.system_topics import system_topics
 from iotmq.broker.tables.topics import TopicConfig
-from iotmq.clock import ManualClock
 from iotmq.errors import RequestError
 from iotmq.message.hosts import encode_host
 from iotmq.message.message_ids import parse_offset_message_id

@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from manual_clock import ManualClock
 from timer_bench import TimerBench
 
 from iotmq import limits
 from iotmq.broker.handlers.native.timers import TimerHandler
 from iotmq.broker.replies.request_table import RequestTable
 from iotmq.broker.scheduled.recall_handle import RecallHandle
-from iotmq.clock import ManualClock
 from iotmq.errors import RequestError
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command

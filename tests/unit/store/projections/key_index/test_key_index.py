@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from file_size_limit import files_end_at
 from index_oracle import IndexOracle, index_hash, java_hash, keys_of
+from manual_clock import ManualClock
 from store_model import BORN_HOST, SMALL, batch, open_small, put
 
-from iotmq.clock import ManualClock
 from iotmq.errors import StoreCorruptError, StoreError
 from iotmq.limits import INDEX_CANDIDATES_MAX, INDEX_LOOKUP_ENTRIES_MAX, INDEX_QUERY_RECORDS_MAX
 from iotmq.message.records.record import decode_record, encode_record
