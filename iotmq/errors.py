@@ -27,6 +27,13 @@ class RequestError(PeerError):
     """A request that is answered with response code `code` and the text as its remark."""
 
 
+class RefusedError(RequestError):
+    """A request that is answered with the general response code, 1 (SYSTEM_ERROR), and the text."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(1, message)
+
+
 class BrokerError(IotmqError):
     """A broker or registry answered a request of ours with an error; `code` is its response code."""
 

@@ -22,7 +22,7 @@ from iotmq.broker.filters.sql_tree import SQL_EXPRESSION
 from iotmq.broker.filters.subscription import SubscriptionData
 from iotmq.broker.tables.config_files import DirtyTable
 from iotmq.clock import Clock
-from iotmq.errors import RequestError
+from iotmq.errors import RefusedError, RequestError
 from iotmq.event_loop import LoopSlice, NextTurn
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import ResponseCode
@@ -221,9 +221,7 @@ class ConsumerFilters(DirtyTable):
         try:
             self.check(subscription)
             if known is None and self._count >= self._filters_max:
-                raise RequestError(
-                    ResponseCode.SYSTEM_ERROR, f"{self._filters_max} filters are the maximum of this broker"
-                )
+                raise RefusedError(f"{self._filters_max} filters are the maximum of this broker")
         except RequestError:
             self.refused_count += 1
             return
@@ -246,15 +244,13 @@ class ConsumerFilters(DirtyTable):
 
     def _check_type(self, expression_type: str) -> None:
         if not self._is_enabled:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
+            raise RefusedError(
                 f"this broker does not filter by {expression_type[:40]!a}: "
-                "broker.property_filter_enabled is off",
+                "broker.property_filter_enabled is off"
             )
         if expression_type != SQL_EXPRESSION:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
-                f"the field expressionType is {expression_type[:40]!a}; TAG and {SQL_EXPRESSION} are served",
+            raise RefusedError(
+                f"the field expressionType is {expression_type[:40]!a}; TAG and {SQL_EXPRESSION} are served"
             )
 
 

@@ -350,4 +350,3 @@ def _too_many(what: str, maximum: int) -> _WrongError:
 
 def _shown(text: str) -> str:
     return ascii(text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "...")
-

@@ -8,9 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from iotmq import limits
-from iotmq.errors import RequestError
+from iotmq.errors import RefusedError
 from iotmq.remoting import lenient_json
-from iotmq.remoting.codes import ResponseCode
 from iotmq.remoting.command import Body
 
 TAG_EXPRESSION = "TAG"
@@ -76,17 +75,13 @@ def decode_heartbeat(body: Body) -> Heartbeat:
     """Return the heartbeat in `body`. Raises RequestError (1) naming the field at fault."""
     size = sum(map(len, body)) if isinstance(body, list) else len(body)
     if size > limits.HEARTBEAT_BYTES_MAX:
-        raise RequestError(
-            ResponseCode.SYSTEM_ERROR,
-            f"the body has {size} bytes; a heartbeat has at most {limits.HEARTBEAT_BYTES_MAX}",
-        )
+        raise RefusedError(f"the body has {size} bytes; a heartbeat has at most {limits.HEARTBEAT_BYTES_MAX}")
     heartbeat = lenient_json.decode_request(body, Heartbeat)
     check_client_id(heartbeat.client_id)
     count = sum(len(data.subscription_data_set or ()) for data in heartbeat.consumer_data_set or ())
     if count > limits.HEARTBEAT_SUBSCRIPTIONS_TOTAL_MAX:
-        raise RequestError(
-            ResponseCode.SYSTEM_ERROR,
-            f"{count} subscriptions; a heartbeat has at most {limits.HEARTBEAT_SUBSCRIPTIONS_TOTAL_MAX}",
+        raise RefusedError(
+            f"{count} subscriptions; a heartbeat has at most {limits.HEARTBEAT_SUBSCRIPTIONS_TOTAL_MAX}"
         )
     return heartbeat
 
@@ -95,9 +90,8 @@ def check_client_id(client_id: str) -> None:
     """Raise RequestError (1) for an empty or overlong client id."""
     size = len(client_id.encode())
     if not 1 <= size <= limits.CLIENT_ID_BYTES_MAX:
-        raise RequestError(
-            ResponseCode.SYSTEM_ERROR,
-            f"the field clientID has {size} bytes; 1 to {limits.CLIENT_ID_BYTES_MAX} are allowed",
+        raise RefusedError(
+            f"the field clientID has {size} bytes; 1 to {limits.CLIENT_ID_BYTES_MAX} are allowed"
         )
 
 
@@ -120,5 +114,5 @@ def _name(value: int | str, names: dict[int, str], field: str) -> str:
             return value
         value = int(value) if value.isdecimal() and len(value) < 4 else -1
     if value not in names:
-        raise RequestError(ResponseCode.SYSTEM_ERROR, f"the field {field} has an unknown value")
+        raise RefusedError(f"the field {field} has an unknown value")
     return names[value]

@@ -19,9 +19,8 @@ from iotmq.broker.filters.subscription import (
 from iotmq.broker.filters.tags import parse_tags
 from iotmq.broker.tables.subscription_groups import check_group_name
 from iotmq.clock import Clock
-from iotmq.errors import RequestError
+from iotmq.errors import RefusedError
 from iotmq.metrics import Metric, samples
-from iotmq.remoting.codes import ResponseCode
 from iotmq.remoting.server import ServerConnection
 
 BROADCASTING = "BROADCASTING"
@@ -271,9 +270,8 @@ class Groups:
         if not entries:
             return
         if len(by_connection.get(connection, set()).union(entries)) > self._clients_per_connection_max:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
-                f"more than {self._clients_per_connection_max} clients and groups on one connection",
+            raise RefusedError(
+                f"more than {self._clients_per_connection_max} clients and groups on one connection"
             )
 
     def _join(

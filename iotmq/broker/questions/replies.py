@@ -19,7 +19,7 @@ from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.tables.topics import UNSENDABLE_TOPICS, TopicConfig, check_topic_name
 from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
-from iotmq.errors import IotmqError, RequestError
+from iotmq.errors import IotmqError, RefusedError, RequestError
 from iotmq.message.hosts import decode_host, encode_host
 from iotmq.message.records.record import property_value
 from iotmq.metrics import Metric, samples
@@ -164,10 +164,9 @@ class ReplyHandler(RequestProcessor):
                 f"topic {header.topic} does not exist; replies go to CLUSTER_REPLY_TOPIC",
             )
         if header.queue_id >= topic.queue_count:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
+            raise RefusedError(
                 f"the field {names['queueId']} (queueId) is {header.queue_id}, but topic {header.topic} has "
-                f"{topic.queue_count} queues",
+                f"{topic.queue_count} queues"
             )
         if not topic.is_writable or topic.write_queue_nums < 1:
             raise RequestError(ResponseCode.NO_PERMISSION, f"topic {header.topic} does not take messages")

@@ -16,7 +16,7 @@ from iotmq.broker.members.queue_locks import MessageQueue
 from iotmq.broker.replies.cold_reads import ColdReads
 from iotmq.broker.replies.deferred_reply import DeferredReply
 from iotmq.broker.replies.request_table import Handler, RequestProcessor
-from iotmq.errors import ConnectionClosedError, RequestError, RequestTimeoutError
+from iotmq.errors import ConnectionClosedError, RefusedError, RequestError, RequestTimeoutError
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.hosts import encode_host
 from iotmq.message.message_ids import parse_offset_message_id
@@ -163,13 +163,10 @@ class RelayHandler(RequestProcessor):
         try:
             host, port, position = parse_offset_message_id(message_id)
         except MessageFormatError as error:
-            raise RequestError(ResponseCode.SYSTEM_ERROR, f"the field msgId is {error}") from None
+            raise RefusedError(f"the field msgId is {error}") from None
         view = yield from self._store.record_steps(position)
         if view is None or decode_record(view).store_host != encode_host(host, port):
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
-                f"the field msgId is {message_id}, which names no message of this broker",
-            )
+            raise RefusedError(f"the field msgId is {message_id}, which names no message of this broker")
         return bytes(view)
 
     def _take_place(self) -> None:
@@ -203,7 +200,7 @@ class RelayHandler(RequestProcessor):
                 future = member.connection.request(make_command(), timeout_s=self._timeout_s)
             except ValueError as error:
                 # What came in one frame may not fit another with our fields added.
-                finished(member, RequestError(ResponseCode.SYSTEM_ERROR, str(error)))
+                finished(member, RefusedError(str(error)))
             else:
                 future.add_done_callback(partial(done, member))
 
@@ -234,10 +231,9 @@ _VERSION_NAMES: Final = {Version.TELLS_STATUS: "3.0.7", Version.TELLS_RUNNING_IN
 
 def _check_version(member: Member, version: int) -> None:
     if member.version < version:
-        raise RequestError(
-            ResponseCode.SYSTEM_ERROR,
+        raise RefusedError(
             f"the client {member.client_id} has version number {member.version}, too old to be asked: "
-            f"{_VERSION_NAMES[version]} is the first that answers",
+            f"{_VERSION_NAMES[version]} is the first that answers"
         )
 
 
@@ -261,10 +257,7 @@ def _merged(request: Command, outcomes: list[tuple[Member, _Outcome]]) -> Comman
                 for key, offset in status.message_queue_table.items()
             ]
         except (RequestError, msgspec.DecodeError) as error:
-            problem = RequestError(
-                ResponseCode.SYSTEM_ERROR,
-                f"the answer of the client {member.client_id} cannot be read: {error}",
-            )
+            problem = RefusedError(f"the answer of the client {member.client_id} cannot be read: {error}")
             continue
         tables.append(msgspec.json.encode(member.client_id) + b":" + lenient_json.encode_object_map(rows))
     if not tables and problem is not None:

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from iotmq.broker.statistics.latencies import now_us
-from iotmq.errors import RequestError, StoreError
+from iotmq.errors import RefusedError, RequestError, StoreError
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import ResponseCode
 from iotmq.store.queues.cold_steps import Steps
@@ -80,7 +80,7 @@ class ColdReads:
                 self.finish(steps, done, refused)
             else:
                 remark = f"the disk does not give what is stored there: {error.strerror or error}"
-                refused(RequestError(ResponseCode.SYSTEM_ERROR, remark))
+                refused(RefusedError(remark))
 
         try:
             plan = next(steps)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from iotmq import limits
-from iotmq.errors import RequestError
-from iotmq.remoting.codes import ResponseCode
+from iotmq.errors import RefusedError
 
 
 class ReplySize:
@@ -19,9 +18,8 @@ class ReplySize:
         """Count so many more bytes. Raises RequestError (1) when they do not fit any more."""
         self._size += size
         if self._size > self._bytes_max:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
-                f"the answer has more than the {self._bytes_max} bytes a frame takes: {self._instead}",
+            raise RefusedError(
+                f"the answer has more than the {self._bytes_max} bytes a frame takes: {self._instead}"
             )
 
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from iotmq.broker.replies.deferred_reply import DeferredReply
-from iotmq.errors import RequestError
+from iotmq.errors import RefusedError
 from iotmq.ports import bodies
 from iotmq.ports.sessions import QueueRecords, Refused
 from iotmq.remoting.codes import ResponseCode
@@ -52,4 +52,4 @@ def decode_body(decoder: msgspec.msgpack.Decoder[_Body], request: Command) -> _B
     try:
         return decoder.decode(request.body_bytes())
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RequestError(ResponseCode.SYSTEM_ERROR, f"the body cannot be read: {error}") from None
+        raise RefusedError(f"the body cannot be read: {error}") from None

@@ -20,8 +20,7 @@ import msgspec
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.tables.config_files import ConfigFile, DataVersion
 from iotmq.broker.tables.topics import TRACE_TOPIC
-from iotmq.errors import RequestError
-from iotmq.remoting.codes import ResponseCode
+from iotmq.errors import RefusedError, RequestError
 from iotmq.store.settings import StoreSettings
 
 logger = logging.getLogger(__name__)
@@ -195,35 +194,31 @@ def _changed(settings: _Settings, wanted: Mapping[str, str], section: str) -> _S
         problem = str(error)
         for key in values:
             problem = problem.replace(f"`$.{key}`", f"{section}.{key}")
-        raise RequestError(ResponseCode.SYSTEM_ERROR, f"a setting cannot be: {problem}") from None
+        raise RefusedError(f"a setting cannot be: {problem}") from None
 
 
 def _our_names(name: str, value: str, *, is_known: bool) -> dict[str, str]:
     """A wanted setting under our name; RequestError (1) unless it may change while the broker runs."""
     if name == _PERMISSIONS:
         if value not in ("0", "2", "4", "6"):
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
-                f"{name} is {value[:40]!r}, not one of 6 (all), 4 (read), 2 (write), 0",
-            )
+            raise RefusedError(f"{name} is {value[:40]!r}, not one of 6 (all), 4 (read), 2 (write), 0")
         return {
             "broker.is_readable": "true" if int(value) & _PERMISSION_READ else "false",
             "broker.is_writable": "true" if int(value) & _PERMISSION_WRITE else "false",
         }
     alias = _ALIASES.get(name, _Alias(name))
     if alias.name not in CHANGEABLE:
-        raise RequestError(
-            ResponseCode.SYSTEM_ERROR,
+        raise RefusedError(
             f"{name} cannot change while the broker runs: set it in the configuration file and restart"
             if is_known
-            else f"there is no setting {name[:60]!r}; code 26 (iotmq admin broker config) lists them",
+            else f"there is no setting {name[:60]!r}; code 26 (iotmq admin broker config) lists them"
         )
     if alias.unit == 1:
         return {alias.name: value}
     try:
         return {alias.name: repr(float(value) / alias.unit)}
     except ValueError:
-        raise RequestError(ResponseCode.SYSTEM_ERROR, f"{name} is {value[:40]!r}, not a number") from None
+        raise RefusedError(f"{name} is {value[:40]!r}, not a number") from None
 
 
 def _as_texts(broker: BrokerSettings, store: StoreSettings) -> dict[str, str]:

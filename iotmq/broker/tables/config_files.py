@@ -19,10 +19,9 @@ from typing import TypeVar
 
 import msgspec
 
-from iotmq.errors import RequestError, StoreCorruptError
+from iotmq.errors import RefusedError, RequestError, StoreCorruptError
 from iotmq.files import make_directory, replace_file, sync_path
 from iotmq.remoting import lenient_json
-from iotmq.remoting.codes import ResponseCode
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +108,7 @@ class ConfigFile:
 def _decoded(data: bytes, shape: type[T]) -> T:
     """Of any size: a Java broker wrote it, and it is read once."""
     if _is_blank(data):
-        raise RequestError(ResponseCode.SYSTEM_ERROR, "it is empty")
+        raise RefusedError("it is empty")
     return lenient_json.decode(data, shape, lenient_bytes_max=len(data))
 
 

@@ -9,9 +9,8 @@ import msgspec
 
 from iotmq import limits
 from iotmq.broker.tables.config_files import DirtyTable
-from iotmq.errors import RequestError
+from iotmq.errors import RefusedError
 from iotmq.metrics import Metric
-from iotmq.remoting.codes import ResponseCode
 
 
 class ConsumerOffsetTable(msgspec.Struct, kw_only=True, rename="camel"):
@@ -38,10 +37,9 @@ class ConsumerOffsets(DirtyTable):
         queues = self._offsets.get(key)
         if queues is None:
             if len(self._offsets) >= self._pairs_max:
-                raise RequestError(
-                    ResponseCode.SYSTEM_ERROR,
+                raise RefusedError(
                     f"no offset kept for {key}: this broker has its maximum of {self._pairs_max} "
-                    "pairs of topic and group",
+                    "pairs of topic and group"
                 )
             queues = self._offsets[key] = {}
         queues[queue_id] = offset

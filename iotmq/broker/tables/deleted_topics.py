@@ -15,8 +15,7 @@ import msgspec
 
 from iotmq import limits
 from iotmq.broker.tables.config_files import DirtyTable
-from iotmq.errors import RequestError
-from iotmq.remoting.codes import ResponseCode
+from iotmq.errors import RefusedError
 
 
 class DeletedTopic(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,10 +55,9 @@ class DeletedTopics(DirtyTable):
     def check_room(self, name: str) -> None:
         """Raise RequestError (1) when `add` would be one too many."""
         if name not in self._topics and len(self._topics) >= self._topics_max:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
+            raise RefusedError(
                 f"topic {name} is not deleted: the log has records of {self._topics_max} deleted topics, the "
-                "maximum; delete it when retention has removed some of them",
+                "maximum; delete it when retention has removed some of them"
             )
 
     def add(self, name: str, deleted: DeletedTopic) -> None:

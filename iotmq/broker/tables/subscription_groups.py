@@ -12,9 +12,8 @@ from iotmq import limits
 from iotmq.broker.tables.config_files import ConfigFile, DataVersion
 from iotmq.broker.tables.topics import is_legal_name
 from iotmq.clock import Clock
-from iotmq.errors import RequestError
+from iotmq.errors import RefusedError
 from iotmq.metrics import Metric
-from iotmq.remoting.codes import ResponseCode
 from iotmq.remoting.command import Command
 
 # Groups made at start: tools and gateways of the RocketMQ family use them without asking.
@@ -91,9 +90,8 @@ class SubscriptionGroups:
         if name not in self._groups:
             check_group_name(name)
             if len(self._groups) >= self._groups_max:
-                raise RequestError(
-                    ResponseCode.SYSTEM_ERROR,
-                    f"group {name} cannot be made: this broker has its maximum of {self._groups_max} groups",
+                raise RefusedError(
+                    f"group {name} cannot be made: this broker has its maximum of {self._groups_max} groups"
                 )
         self._groups[name] = config
         self.version = self.version.next(self._clock.now_ms())
@@ -150,14 +148,8 @@ def check_group_name(name: str, field: str = "") -> None:
     """Raise RequestError (1) unless `name` may be a group: the characters of topics, up to 255 bytes."""
     group = f"the group in the field {field}" if field else "the group"
     if not name:
-        raise RequestError(ResponseCode.SYSTEM_ERROR, f"{group} is empty")
+        raise RefusedError(f"{group} is empty")
     if len(name.encode()) > limits.GROUP_BYTES_MAX:
-        raise RequestError(
-            ResponseCode.SYSTEM_ERROR,
-            f"{group} has {len(name.encode())} bytes, more than {limits.GROUP_BYTES_MAX}",
-        )
+        raise RefusedError(f"{group} has {len(name.encode())} bytes, more than {limits.GROUP_BYTES_MAX}")
     if not is_legal_name(name):
-        raise RequestError(
-            ResponseCode.SYSTEM_ERROR,
-            f"{group} has characters other than letters, digits, %, |, _ and -: {name!r}",
-        )
+        raise RefusedError(f"{group} has characters other than letters, digits, %, |, _ and -: {name!r}")

@@ -13,7 +13,7 @@ from iotmq import limits
 from iotmq.broker.tables.config_files import ConfigFile, DataVersion
 from iotmq.broker.tables.deleted_topics import DeletedTopics
 from iotmq.clock import Clock
-from iotmq.errors import RequestError
+from iotmq.errors import RefusedError, RequestError
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import ResponseCode
 
@@ -162,9 +162,8 @@ class TopicTable:
         if current is None:
             check_topic_name(name)
             if len(self._topics) >= self._topics_max:
-                raise RequestError(
-                    ResponseCode.SYSTEM_ERROR,
-                    f"topic {name} cannot be made: this broker has its maximum of {self._topics_max} topics",
+                raise RefusedError(
+                    f"topic {name} cannot be made: this broker has its maximum of {self._topics_max} topics"
                 )
         self._topics[name] = config
         self._changed(name)
@@ -292,17 +291,11 @@ def in_chunks(topics: list[TopicConfig]) -> Iterator[list[TopicConfig]]:
 def check_topic_name(name: str) -> None:
     """Raise RequestError (1) unless `name` may be a topic."""
     if not name:
-        raise RequestError(ResponseCode.SYSTEM_ERROR, "the topic is empty")
+        raise RefusedError("the topic is empty")
     if len(name.encode()) > limits.TOPIC_BYTES_MAX:
-        raise RequestError(
-            ResponseCode.SYSTEM_ERROR,
-            f"the topic has {len(name.encode())} bytes, more than {limits.TOPIC_BYTES_MAX}",
-        )
+        raise RefusedError(f"the topic has {len(name.encode())} bytes, more than {limits.TOPIC_BYTES_MAX}")
     if not is_legal_name(name):
-        raise RequestError(
-            ResponseCode.SYSTEM_ERROR,
-            f"the topic {name!r} has characters other than letters, digits, %, |, _ and -",
-        )
+        raise RefusedError(f"the topic {name!r} has characters other than letters, digits, %, |, _ and -")
 
 
 def known_topic(topics: TopicTable, name: str) -> TopicConfig:

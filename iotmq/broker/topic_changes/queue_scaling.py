@@ -22,8 +22,7 @@ from iotmq import limits
 from iotmq.broker.members.groups import Groups
 from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
 from iotmq.broker.tables.topics import TopicConfig
-from iotmq.errors import RequestError
-from iotmq.remoting.codes import ResponseCode
+from iotmq.errors import RefusedError
 from iotmq.store.store import Store
 
 
@@ -50,7 +49,7 @@ class TopicState(msgspec.Struct, kw_only=True, rename="camel"):
 def grown(topic: TopicConfig, queue_count: int) -> TopicConfig:
     """Add queues up to a count. RequestError (1) when there are more, or that is too many."""
     if not topic.queue_count <= queue_count <= limits.QUEUES_PER_TOPIC_MAX:
-        raise _refusal(
+        raise RefusedError(
             f"the field queueNums is {queue_count}: topic {topic.topic_name} has {topic.queue_count} queues "
             f"and may grow to {limits.QUEUES_PER_TOPIC_MAX}; to have fewer, freeze and remove queues"
         )
@@ -63,7 +62,7 @@ def frozen(topic: TopicConfig, queue_ids: Collection[int]) -> TopicConfig:
     """Freeze queues. RequestError (1) when one is not there or none would stay open."""
     _check_exist(topic, queue_ids)
     if not set(topic.open_queues) - set(queue_ids):
-        raise _refusal(
+        raise RefusedError(
             f"the field queueIds would freeze every queue of topic {topic.topic_name}: leave one open, or "
             "take the topic's write permission (code 17, perm 4)"
         )
@@ -91,20 +90,20 @@ def shrunk(
 ) -> TopicConfig:
     """Remove queues. RequestError (1) when one that goes is open, or (unless forced) not drained."""
     if not 1 <= queue_count <= topic.queue_count:
-        raise _refusal(
+        raise RefusedError(
             f"the field queueNums is {queue_count}: topic {topic.topic_name} has {topic.queue_count} queues, "
             "and keeps one at least"
         )
     going = [state for state in states if state.queue_id >= queue_count]
     opened = [state.queue_id for state in going if state.state == "open"]
     if opened:
-        raise _refusal(
+        raise RefusedError(
             f"queues {_listed(opened)} of topic {topic.topic_name} still take messages: freeze them first "
             "(code 30042, iotmq admin topic freeze)"
         )
     full = [state for state in going if not state.is_drained]
     if full and not is_forced:
-        raise _refusal(
+        raise RefusedError(
             f"queue {full[0].queue_id} of topic {topic.topic_name} is not drained: "
             f"{_who_is_behind(full[0])}. Wait until it is, or remove it by force, which leaves its messages "
             "unconsumed"
@@ -181,7 +180,7 @@ def _with_frozen(
 def _check_exist(topic: TopicConfig, queue_ids: Collection[int]) -> None:
     missing = [queue_id for queue_id in sorted(queue_ids) if not 0 <= queue_id < topic.read_queue_nums]
     if missing or not queue_ids:
-        raise _refusal(
+        raise RefusedError(
             f"the field queueIds names {_listed(missing) or 'no queue'}: topic {topic.topic_name} has the "
             f"queues 0 to {topic.read_queue_nums - 1}"
         )
@@ -194,7 +193,3 @@ def _who_is_behind(state: QueueState) -> str:
 
 def _listed(queue_ids: Iterable[int]) -> str:
     return ", ".join(map(str, queue_ids))
-
-
-def _refusal(text: str) -> RequestError:
-    return RequestError(ResponseCode.SYSTEM_ERROR, text)

@@ -18,7 +18,7 @@ from iotmq.broker.tables.topics import (
     UNSENDABLE_TOPICS,
     TopicConfig,
 )
-from iotmq.errors import RequestError
+from iotmq.errors import RefusedError, RequestError
 from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
@@ -68,14 +68,9 @@ class AdminHandler(RequestProcessor):
         permission = request.integer("perm", minimum=0, maximum=_PERMISSION_MAX)
         filter_type = request.text("topicFilterType")
         if filter_type not in _FILTER_TYPES:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
-                f"the field topicFilterType is not one of {', '.join(_FILTER_TYPES)}",
-            )
+            raise RefusedError(f"the field topicFilterType is not one of {', '.join(_FILTER_TYPES)}")
         if name in self._fixed_topics:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR, f"the field topic names {name}, which belongs to the broker"
-            )
+            raise RefusedError(f"the field topic names {name}, which belongs to the broker")
         current = self._topics.find(name)
         self._topics.put(
             TopicConfig(
@@ -106,10 +101,7 @@ class AdminHandler(RequestProcessor):
     def _put_group(self, connection: ServerConnection, request: Command) -> Command | None:
         config = lenient_json.decode_request(request.body, SubscriptionGroupConfig)
         if not 0 <= config.retry_queue_nums <= limits.QUEUES_PER_TOPIC_MAX:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
-                f"the field retryQueueNums must be in 0..{limits.QUEUES_PER_TOPIC_MAX}",
-            )
+            raise RefusedError(f"the field retryQueueNums must be in 0..{limits.QUEUES_PER_TOPIC_MAX}")
         self._subscription_groups.put(config)
         return request.reply(ResponseCode.SUCCESS)
 

@@ -22,7 +22,7 @@ from iotmq.broker.replies.client_views import (
 from iotmq.broker.replies.reply_size import checked
 from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.tables.topics import known_topic
-from iotmq.errors import RequestError
+from iotmq.errors import RefusedError, RequestError
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
@@ -64,10 +64,7 @@ class ConnectionHandler(RequestProcessor):
         name = request.text("producerGroup")
         producers = self._groups.producers(name)
         if not producers:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
-                f"the field producerGroup names the group {name}, which has no live producer",
-            )
+            raise RefusedError(f"the field producerGroup names the group {name}, which has no live producer")
         view = ProducerConnectionView(connection_set=[connection_view(member) for member in producers])
         body = checked(
             msgspec.json.encode(view),

@@ -15,7 +15,7 @@ from iotmq.broker.replies.client_views import SubscriptionView, subscription_vie
 from iotmq.broker.replies.request_table import Handler
 from iotmq.broker.replies.sliced_reply import SlicedReplies, Work
 from iotmq.broker.tables.topics import known_topic
-from iotmq.errors import RequestError, StoreError
+from iotmq.errors import RefusedError, StoreError
 from iotmq.message.properties import UNIQ_KEY
 from iotmq.message.records.record import decode_record, property_value
 from iotmq.remoting.codes import RequestCode, ResponseCode
@@ -120,9 +120,7 @@ class QueryHandler:
         yield self._store.plan_records([(position, self._store.size_at(position))])
         view = self._store.read_record(position)
         if view is None:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR, f"the field offset is {position}, where no record starts"
-            )
+            raise RefusedError(f"the field offset is {position}, where no record starts")
         return request.reply(ResponseCode.SUCCESS, body=view)
 
     def _look_for(self, request: Command, query: _Query) -> Work:
@@ -133,7 +131,7 @@ class QueryHandler:
             )
             indexed_ms, indexed_position = self._store.indexed_until
         except StoreError as error:
-            raise RequestError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+            raise RefusedError(str(error)) from error
         found: list[memoryview] = []
         size = 0
         for at in range(0, len(positions), _LOOKED_AT):
@@ -162,9 +160,8 @@ class QueryHandler:
         known_topic(self._topics, topic)
         queue = self._store.find_queue(topic, queue_id)
         if queue is None:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
-                f"the field queueId names the queue {queue_id} of topic {topic}, which has no messages",
+            raise RefusedError(
+                f"the field queueId names the queue {queue_id} of topic {topic}, which has no messages"
             )
         subscription = self._subscription(group, topic)
         view = QueueEntriesView(

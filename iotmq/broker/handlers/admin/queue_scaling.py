@@ -12,7 +12,7 @@ from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.tables.topics import TopicConfig, known_topic
 from iotmq.broker.topic_changes import queue_scaling
 from iotmq.broker.topic_changes.queue_scaling import QueueState, TopicState
-from iotmq.errors import RequestError
+from iotmq.errors import RefusedError
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
@@ -87,10 +87,7 @@ class QueueScalingHandler(RequestProcessor):
     def _changeable_topic(self, request: Command) -> TopicConfig:
         topic = self._topic(request)
         if topic.topic_name in self._own_topics:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
-                f"the field topic names {topic.topic_name}, which belongs to the broker",
-            )
+            raise RefusedError(f"the field topic names {topic.topic_name}, which belongs to the broker")
         return topic
 
 
@@ -99,7 +96,5 @@ def _queue_ids(request: Command) -> set[int]:
     text = request.text("queueIds")
     parts = text.split(",") if len(text) <= _QUEUE_IDS_TEXT_MAX else [""]
     if not all(part.isascii() and part.isdigit() and len(part) <= 9 for part in parts):
-        raise RequestError(
-            ResponseCode.SYSTEM_ERROR, f"the field queueIds is not like 3 or 4,5,6: {text[:40]!r}"
-        )
+        raise RefusedError(f"the field queueIds is not like 3 or 4,5,6: {text[:40]!r}")
     return {int(part) for part in parts}

@@ -17,7 +17,7 @@ from iotmq.broker.statistics.statistics import (
     Statistic,
     topic_queue_and_group,
 )
-from iotmq.errors import RequestError
+from iotmq.errors import RefusedError, RequestError
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
@@ -66,9 +66,8 @@ class StatisticsHandler:
         if name in (_FALL_SIZE, _FALL_TIME):
             return self._sliced_replies.answer(connection, request, self._measure(request, name, key))
         if name not in STATISTIC_NAMES:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
-                f"the field statsName is {name[:40]!r}; there are {', '.join(_ALL_NAMES[:3])} and others",
+            raise RefusedError(
+                f"the field statsName is {name[:40]!r}; there are {', '.join(_ALL_NAMES[:3])} and others"
             )
         if name in BROKER_STATISTIC_NAMES and key != self._cluster:
             raise _nothing_of(name, key)
@@ -101,9 +100,7 @@ def _shown(request: Command, name: str, key: str, found: Mapping[str, Statistic 
 
 
 def _nothing_of(name: str, key: str) -> RequestError:
-    return RequestError(
-        ResponseCode.SYSTEM_ERROR, f"the field statsKey is {key[:80]!r}: {name} has nothing of it"
-    )
+    return RefusedError(f"the field statsKey is {key[:80]!r}: {name} has nothing of it")
 
 
 def _shape(statistic: Statistic | None) -> dict[str, float | int]:

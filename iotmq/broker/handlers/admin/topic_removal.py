@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.topic_changes.topic_removal import TopicRemoval
-from iotmq.errors import RequestError
+from iotmq.errors import RefusedError
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
@@ -47,11 +47,9 @@ class TopicRemovalHandler(RequestProcessor):
     def _delete(self, connection: ServerConnection, request: Command) -> Command | None:
         name = request.text("topic")
         if not name:
-            raise RequestError(ResponseCode.SYSTEM_ERROR, "the field topic is empty")
+            raise RefusedError("the field topic is empty")
         if name in self._own_topics:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR, f"the field topic names {name}, which belongs to the broker"
-            )
+            raise RefusedError(f"the field topic names {name}, which belongs to the broker")
         # A tool asks every broker of a cluster, also those that never had the topic.
         self._removal.delete(name)
         return self._reply_when_saved(connection, request)

@@ -10,10 +10,10 @@ from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.session_store.channel import SessionChannel
 from iotmq.broker.sessions.requests import Answer, decode_body
 from iotmq.broker.sessions.sessions import Sessions
-from iotmq.errors import RequestError
+from iotmq.errors import RefusedError
 from iotmq.mqtt.topics.topics import is_shared, is_valid_filter
 from iotmq.ports.sessions import ExclusiveClaim
-from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
 
@@ -35,7 +35,7 @@ class ExclusiveHandler(RequestProcessor):
         wanted = decode_body(_claim, request)
         for topic_filter in wanted.filters:
             if not is_valid_filter(topic_filter) or is_shared(topic_filter):
-                raise RequestError(ResponseCode.SYSTEM_ERROR, f"{topic_filter[:40]!r} is not a topic filter")
+                raise RefusedError(f"{topic_filter[:40]!r} is not a topic filter")
         answer = Answer(connection, request)
         self._sessions.claim_exclusive(channel, wanted, answer.give_encoded)
         return answer.take()

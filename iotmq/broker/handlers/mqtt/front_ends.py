@@ -10,7 +10,7 @@ from iotmq import limits
 from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.sessions.sessions import Sessions
 from iotmq.client.admin.front_ends import FrontEndsPage, FrontEndSummary
-from iotmq.errors import RequestError
+from iotmq.errors import RefusedError, RequestError
 from iotmq.ports.sessions import DrainOrder
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
@@ -42,7 +42,7 @@ class FrontEndHandler(RequestProcessor):
         name = request.text("frontEnd")
         reference = request.text("serverReference", "")
         if len(reference) > limits.MQTT_SERVER_REFERENCE_CHARACTERS_MAX or not reference.isprintable():
-            raise RequestError(ResponseCode.SYSTEM_ERROR, "invalid server reference in serverReference")
+            raise RefusedError("invalid server reference in serverReference")
         order = DrainOrder(
             is_draining=request.boolean("isDraining"),
             per_second=request.integer("perSecond", 1, minimum=1, maximum=limits.DRAINED_PER_SECOND_MAX),

@@ -22,7 +22,7 @@ from iotmq.broker.scheduled.delayed_batches import DelayedBatches
 from iotmq.broker.tables.topics import TIMER_TOPIC, UNSENDABLE_TOPICS
 from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.broker.writing.stored_reply import StoredReply
-from iotmq.errors import ConfigError, ConnectionClosedError, RequestError
+from iotmq.errors import ConfigError, ConnectionClosedError, RefusedError, RequestError
 from iotmq.message.errors import MessageFormatError
 from iotmq.metrics import Metric, samples
 from iotmq.mqtt.topics.topics import is_valid_filter
@@ -233,11 +233,9 @@ def _nothing() -> None:
 def _check_filters(filters: Sequence[tuple[int, str]]) -> None:
     for filter_id, topic_filter in filters:
         if not 0 < filter_id < 1 << 32:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR, f"filter id {filter_id} is not a positive 32-bit number"
-            )
+            raise RefusedError(f"filter id {filter_id} is not a positive 32-bit number")
         if not topic_filter or not is_valid_filter(topic_filter):
-            raise RequestError(ResponseCode.SYSTEM_ERROR, f"{topic_filter!r} is not a topic filter")
+            raise RefusedError(f"{topic_filter!r} is not a topic filter")
 
 
 class _FrontEnd:
@@ -312,9 +310,7 @@ class GatewayHandler:
         channel = front_end.channel
         count = len(channel.filters) + channel.coming + len(front_end.held) + len(body.filters)
         if count > limits.FILTERS_PER_CHANNEL_MAX:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR, f"a channel has at most {limits.FILTERS_PER_CHANNEL_MAX} filters"
-            )
+            raise RefusedError(f"a channel has at most {limits.FILTERS_PER_CHANNEL_MAX} filters")
         if request.boolean("isHeld", False):
             front_end.held += body.filters
             return self._attached(request)
@@ -377,9 +373,7 @@ class GatewayHandler:
         # A topic that nothing was stored in yet has no queues here; front ends count on those it will have.
         queue_count = self._writer.queue_count(topic, create=False) or limits.QUEUES_PER_TOPIC_MAX
         if not 0 <= queue_id < queue_count:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR, f"the queueId {queue_id} is not one of topic {topic}"
-            )
+            raise RefusedError(f"the queueId {queue_id} is not one of topic {topic}")
         return topic, queue_id
 
     def _publish_delayed(self, connection: ServerConnection, request: Command) -> Command | None:
@@ -499,4 +493,4 @@ def _decode(request: Command, kind: type[_Body]) -> _Body:
     try:
         return msgspec.json.decode(_bytes(request), type=kind)
     except msgspec.DecodeError as error:
-        raise RequestError(ResponseCode.SYSTEM_ERROR, f"the body cannot be read: {error}") from None
+        raise RefusedError(f"the body cannot be read: {error}") from None

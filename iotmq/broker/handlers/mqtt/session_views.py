@@ -21,7 +21,7 @@ from iotmq.client.admin.sessions import (
     SharesPage,
     ShareSummary,
 )
-from iotmq.errors import RequestError
+from iotmq.errors import RefusedError, RequestError
 from iotmq.ports.sessions import EXCLUSIVE, Refused
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
@@ -187,7 +187,7 @@ def _share_summary(view: ShareView) -> ShareSummary:
 def _client_id(request: Command) -> str:
     client_id = _encodable(request, "clientId")
     if not client_id:
-        raise RequestError(ResponseCode.SYSTEM_ERROR, "the field clientId is empty")
+        raise RefusedError("the field clientId is empty")
     return client_id
 
 
@@ -199,9 +199,8 @@ def _encodable(request: Command, field: str) -> str:
     except UnicodeEncodeError:
         size = limits.MQTT_CLIENT_ID_BYTES_MAX + 1
     if size > limits.MQTT_CLIENT_ID_BYTES_MAX:
-        raise RequestError(
-            ResponseCode.SYSTEM_ERROR,
-            f"invalid client id in {field}: at most {limits.MQTT_CLIENT_ID_BYTES_MAX} bytes of UTF-8",
+        raise RefusedError(
+            f"invalid client id in {field}: at most {limits.MQTT_CLIENT_ID_BYTES_MAX} bytes of UTF-8"
         )
     return text
 

@@ -22,7 +22,7 @@ from iotmq.broker.session_store.shares import is_share
 from iotmq.broker.sessions.requests import Answer, decode_body
 from iotmq.broker.sessions.sessions import Sessions
 from iotmq.broker.writing.message_writer import MessageWriter
-from iotmq.errors import ConnectionClosedError, RequestError
+from iotmq.errors import ConnectionClosedError, RefusedError, RequestError
 from iotmq.metrics import Metric, samples
 from iotmq.mqtt.topics.topics import is_shared, is_valid_filter
 from iotmq.ports import bodies
@@ -210,17 +210,14 @@ class SessionHandler:
         token = request.text("token")
         for field, value in (("name", name), ("token", token)):
             if not 0 < len(value.encode("utf-8", "surrogatepass")) <= limits.FRONT_END_NAME_BYTES_MAX:
-                raise RequestError(
-                    ResponseCode.SYSTEM_ERROR,
-                    f"the field {field} must have 1 to {limits.FRONT_END_NAME_BYTES_MAX} bytes",
+                raise RefusedError(
+                    f"the field {field} must have 1 to {limits.FRONT_END_NAME_BYTES_MAX} bytes"
                 )
         is_draining = request.boolean("isDraining", False)
         known = self._front_ends.get(connection)
         if known is not None:
             if (known.name, known.token) != (name, token):
-                raise RequestError(
-                    ResponseCode.SYSTEM_ERROR, f"this connection is the front end {known.name} already"
-                )
+                raise RefusedError(f"this connection is the front end {known.name} already")
             assert known.channel is not None
             known.channel.is_draining = is_draining
             return request.reply(ResponseCode.SUCCESS)
@@ -313,10 +310,7 @@ class SessionHandler:
         # What the others say is stored; the front end tells each alone when it hears of a refusal.
         sound = [change for change in changes if bodies.is_sound_progress(change)]
         self._sessions.progress(channel, sound, lambda refused: None)
-        raise RequestError(
-            ResponseCode.SYSTEM_ERROR,
-            f"the progress of the client {unsound.client_id[:40]!r} has impossible numbers",
-        )
+        raise RefusedError(f"the progress of the client {unsound.client_id[:40]!r} has impossible numbers")
 
     def _close_session(self, connection: ServerConnection, request: Command) -> Command:
         channel = self.channel_of(connection)
@@ -381,7 +375,7 @@ class SessionHandler:
         if will is None:
             return None
         if will.queue_id < 0 or will.delay_s < 0 or len(will.elements) > limits.RECORD_BYTES_MAX:
-            raise RequestError(ResponseCode.SYSTEM_ERROR, "the will has impossible numbers")
+            raise RefusedError("the will has impossible numbers")
         count = self._writer.queue_count(will.topic, create=will.is_stored)
         return msgspec.structs.replace(will, queue_id=will.queue_id % (count or 1))
 
@@ -389,9 +383,9 @@ class SessionHandler:
 def _check_filter(topic_filter: str) -> None:
     size = len(topic_filter.encode("utf-8", "surrogatepass"))
     if not 0 < size <= limits.MQTT_TOPIC_BYTES_MAX or not is_valid_filter(topic_filter):
-        raise RequestError(ResponseCode.SYSTEM_ERROR, f"{topic_filter[:40]!r} is not a topic filter")
+        raise RefusedError(f"{topic_filter[:40]!r} is not a topic filter")
     if is_shared(topic_filter) and not is_share(topic_filter):
-        raise RequestError(ResponseCode.SYSTEM_ERROR, f"{topic_filter[:40]!r} is not $share/GROUP/FILTER")
+        raise RefusedError(f"{topic_filter[:40]!r} is not $share/GROUP/FILTER")
 
 
 def _records_max(request: Command) -> int:
@@ -410,6 +404,4 @@ def _decode_place(text: str) -> str:
     try:
         return base64.b64decode(text, validate=True).decode("utf-8", "surrogateescape")
     except (binascii.Error, ValueError):
-        raise RequestError(
-            ResponseCode.SYSTEM_ERROR, "the field after is not that of the answer to a former request"
-        ) from None
+        raise RefusedError("the field after is not that of the answer to a former request") from None

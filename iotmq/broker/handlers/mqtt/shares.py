@@ -16,7 +16,7 @@ from iotmq.broker.session_store.channel import SessionChannel
 from iotmq.broker.session_store.shares import is_share
 from iotmq.broker.sessions.requests import Answer, decode_body
 from iotmq.broker.sessions.sessions import Sessions
-from iotmq.errors import ConnectionClosedError, RequestError
+from iotmq.errors import ConnectionClosedError, RefusedError
 from iotmq.ports.sessions import ShareJoin, ShareReport
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
@@ -106,9 +106,7 @@ class ShareHandler(RequestProcessor):
         joins = decode_body(_joins, request)
         for wanted in joins:
             if not is_share(wanted.topic_filter):
-                raise RequestError(
-                    ResponseCode.SYSTEM_ERROR, f"{wanted.topic_filter[:40]!r} is not $share/GROUP/FILTER"
-                )
+                raise RefusedError(f"{wanted.topic_filter[:40]!r} is not $share/GROUP/FILTER")
         answer = Answer(connection, request)
         self._sessions.join_shares(channel, joins, answer.give_encoded)
         return answer.take()

@@ -14,7 +14,7 @@ from iotmq.broker.replies.request_table import Handler
 from iotmq.broker.replies.sliced_reply import SlicedReplies, Work
 from iotmq.broker.tables.subscription_groups import SYSTEM_GROUPS, group_of
 from iotmq.broker.tables.topics import known_topic
-from iotmq.errors import RequestError
+from iotmq.errors import RefusedError, RequestError
 from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import LanguageCode, RequestCode, ResponseCode
 from iotmq.remoting.command import Command
@@ -52,9 +52,7 @@ class GroupChangesHandler:
     def _delete(self, connection: ServerConnection, request: Command) -> Command | None:
         name = group_of(request, "groupName")
         if name in SYSTEM_GROUPS:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR, f"the field groupName names {name}, which belongs to the broker"
-            )
+            raise RefusedError(f"the field groupName names {name}, which belongs to the broker")
         # A tool asks every broker of a cluster, also those the group never came to.
         self._subscription_groups.delete(name)
         if request.boolean("removeOffset"):
@@ -82,9 +80,8 @@ class GroupChangesHandler:
             )
         old = [member.client_id for member in group.members.values() if member.version < _RESET_VERSION_MIN]
         if old:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
-                f"the client {old[0]} is too old to be moved: stop it, and set the offsets with code 15",
+            raise RefusedError(
+                f"the client {old[0]} is too old to be moved: stop it, and set the offsets with code 15"
             )
         ext = {
             "topic": topic,
@@ -105,9 +102,7 @@ class GroupChangesHandler:
         """
         config = self._topics.find(topic)
         if config is None:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR, f"the field topic names the topic {topic}, which does not exist"
-            )
+            raise RefusedError(f"the field topic names the topic {topic}, which does not exist")
         wanted: dict[MessageQueue, int] = {}
         for queue_id in range(config.read_queue_nums):
             queue = self._store.find_queue(topic, queue_id)

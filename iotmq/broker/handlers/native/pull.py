@@ -15,7 +15,7 @@ from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.request_table import Handler
 from iotmq.broker.statistics.latencies import now_us
 from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig
-from iotmq.errors import RequestError
+from iotmq.errors import RefusedError, RequestError
 from iotmq.event_loop import DeadlineTimer
 from iotmq.message.records.record_filter import RecordFilter
 from iotmq.metrics import Metric, samples
@@ -377,10 +377,9 @@ class PullHandler:
         if not topic.is_readable:
             raise RequestError(ResponseCode.NO_PERMISSION, f"topic {header.topic} may not be read")
         if not 0 <= header.queue_id < topic.read_queue_nums:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
+            raise RefusedError(
                 f"the field queueId is {header.queue_id}, "
-                f"but topic {header.topic} has {topic.read_queue_nums} queues to read",
+                f"but topic {header.topic} has {topic.read_queue_nums} queues to read"
             )
         return group
 

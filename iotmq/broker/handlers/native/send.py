@@ -30,7 +30,7 @@ from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.broker.writing.send_properties import element_wishes, without_wait
 from iotmq.broker.writing.single_message_batch import encode_element, inflate_batch
 from iotmq.broker.writing.stored_reply import StoredReply
-from iotmq.errors import RequestError
+from iotmq.errors import RefusedError, RequestError
 from iotmq.message.bodies import COMPRESSED
 from iotmq.message.hosts import encode_host
 from iotmq.message.records.record import property_value
@@ -284,16 +284,13 @@ class SendHandler:
             request.body = request.body_bytes()
             size_bytes = len(request.body) + len(header.properties) + _REQUEST_BYTES
             reply = DeferredReply(connection, request)
-            self._wait_for_topic(
-                _WaitingSend(reply, connection, request, names, is_batch, size_bytes), name
-            )
+            self._wait_for_topic(_WaitingSend(reply, connection, request, names, is_batch, size_bytes), name)
             return reply.take()
         queue_id = header.queue_id
         if queue_id >= topic.queue_count:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
+            raise RefusedError(
                 f"the field {names.queue_id} (queueId) is {queue_id}, "
-                f"but topic {name} has {topic.queue_count} queues",
+                f"but topic {name} has {topic.queue_count} queues"
             )
         if not topic.is_writable:
             raise RequestError(ResponseCode.NO_PERMISSION, f"topic {name} does not take messages")
@@ -536,10 +533,7 @@ def _check_names(header: SendHeader, names: FieldNames) -> None:
     ):
         # A character has at least a byte, and at most four.
         if 4 * len(value) > size_max and (size := len(value.encode())) > size_max:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
-                f"the field {field} ({meaning}) has {size} bytes, more than {size_max}",
-            )
+            raise RefusedError(f"the field {field} ({meaning}) has {size} bytes, more than {size_max}")
 
 
 def _read_header(request: Command, names: FieldNames) -> SendHeader:

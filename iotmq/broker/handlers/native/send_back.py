@@ -15,7 +15,7 @@ from iotmq.broker.tables.topics import DLQ_PREFIX, RETRY_PREFIX
 from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.broker.writing.stored_reply import StoredReply
-from iotmq.errors import RequestError
+from iotmq.errors import RefusedError, RequestError
 from iotmq.message.records.record import Record, decode_record, property_value
 from iotmq.remoting.codes import RequestCode, ResponseCode, Version
 from iotmq.remoting.command import Command
@@ -62,9 +62,7 @@ class SendBackHandler(RequestProcessor):
 
         def read(view: memoryview | None) -> None:
             if view is None:
-                raise RequestError(
-                    ResponseCode.SYSTEM_ERROR, f"the field offset is {position}, where no record starts"
-                )
+                raise RefusedError(f"the field offset is {position}, where no record starts")
             self._store_again(request, group, level, decode_record(view), answer)
 
         self._cold_reads.finish(self._store.record_steps(position), read, answer.refuse)

@@ -15,7 +15,7 @@ from iotmq.broker.scheduled.timers import Timers
 from iotmq.broker.tables.topics import TopicTable, known_topic
 from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.broker.writing.stored_reply import StoredReply
-from iotmq.errors import RequestError
+from iotmq.errors import RefusedError, RequestError
 from iotmq.message.records.record import Record, property_value
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
@@ -79,7 +79,7 @@ class TimerHandler(RequestProcessor):
         topic = request.text("topic")
         unique_key = request.text("uniqueKey")
         if not unique_key:
-            raise RequestError(ResponseCode.SYSTEM_ERROR, "the field uniqueKey is empty")
+            raise RefusedError("the field uniqueKey is empty")
         return self._take_back(connection, request, topic, unique_key)
 
     def _take_back(
@@ -134,9 +134,7 @@ def _read_place(text: str) -> tuple[int, int]:
     parts = text.split(":")
     if len(parts) == 2 and all(part.isascii() and part.isdigit() and len(part) <= 18 for part in parts):
         return int(parts[0]), int(parts[1])
-    raise RequestError(
-        ResponseCode.SYSTEM_ERROR, "the field after is not the `next` of the answer to a former request"
-    )
+    raise RefusedError("the field after is not the `next` of the answer to a former request")
 
 
 def _shown(timer: Timer, record: Record) -> WaitingMessage:

@@ -11,7 +11,7 @@ from iotmq.broker.transactions.half_messages import COMMIT, NOT_A_TRANSACTION, R
 from iotmq.broker.transactions.transactions import GIVEN_UP, Transactions
 from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.broker.writing.stored_reply import StoredReply
-from iotmq.errors import RequestError
+from iotmq.errors import RefusedError, RequestError
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.message_ids import parse_offset_message_id
 from iotmq.message.records.record import Record, decode_record, property_value
@@ -71,10 +71,9 @@ class TransactionHandler(RequestProcessor):
             self.undecided_count += 1
             return request.reply(ResponseCode.SUCCESS)
         if outcome not in (COMMIT, ROLLBACK):
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
+            raise RefusedError(
                 f"the field commitOrRollback is {outcome}; {COMMIT} commits, {ROLLBACK} rolls back, "
-                f"{NOT_A_TRANSACTION} leaves it open",
+                f"{NOT_A_TRANSACTION} leaves it open"
             )
         answer = StoredReply(connection, request, self._respond)
         steps = self._end_steps(answer, group=group, offset=offset, position=position, outcome=outcome)
@@ -93,9 +92,7 @@ class TransactionHandler(RequestProcessor):
         record = yield from self._half_record(group=group, offset=offset, position=position)
         half = read_half(record)
         if half is None:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR, "the record at the field commitLogOffset names no topic to go to"
-            )
+            raise RefusedError("the record at the field commitLogOffset names no topic to go to")
         pending = self._transactions.find(half.first_offset)
         if pending is not None:
             yield from self._transactions.look_for_delivery(pending, record)
@@ -112,19 +109,12 @@ class TransactionHandler(RequestProcessor):
         view = yield from self._store.record_steps(position)
         record = None if view is None else decode_record(view)
         if record is None or record.topic != HALF_TOPIC:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
-                f"the field commitLogOffset is {position}, where no prepared message starts",
-            )
+            raise RefusedError(f"the field commitLogOffset is {position}, where no prepared message starts")
         if property_value(record.properties, b"PGROUP") != group.encode():
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
-                "the field producerGroup is not the group that prepared the message",
-            )
+            raise RefusedError("the field producerGroup is not the group that prepared the message")
         if record.queue_offset != offset:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
-                f"the field tranStateTableOffset is {offset}, but the prepared message has another",
+            raise RefusedError(
+                f"the field tranStateTableOffset is {offset}, but the prepared message has another"
             )
         return record
 
@@ -135,7 +125,7 @@ class TransactionHandler(RequestProcessor):
             before = COMMIT
         if before != outcome:
             text = "has ended before" if before is None else f"was {_ENDS[before]}"
-            raise RequestError(ResponseCode.SYSTEM_ERROR, f"this transaction {text}")
+            raise RefusedError(f"this transaction {text}")
 
     def _respond(self, request: Command, result: StoredBatch | RefusedBatch) -> Command:
         if isinstance(result, RefusedBatch):
@@ -149,16 +139,15 @@ class TransactionHandler(RequestProcessor):
         try:
             _, _, position = parse_offset_message_id(message_id)
         except MessageFormatError as error:
-            raise RequestError(ResponseCode.SYSTEM_ERROR, f"the field msgId: {error}") from error
+            raise RefusedError(f"the field msgId: {error}") from error
         answer = StoredReply(connection, request, self._respond)
 
         def read(view: memoryview | None) -> None:
             record = None if view is None else decode_record(view)
             if record is None or record.topic != TRANSACTION_CHECKS_MAX_TOPIC or read_half(record) is None:
-                raise RequestError(
-                    ResponseCode.SYSTEM_ERROR,
+                raise RefusedError(
                     f"the field msgId names no record of {TRANSACTION_CHECKS_MAX_TOPIC}, where transactions "
-                    "are that were asked about too often",
+                    "are that were asked about too often"
                 )
             self._transactions.resume(record, answer)
 
