@@ -11,7 +11,7 @@ from eventually import soon
 
 from iotmq.broker.delivery.delivery import DeliveryChannel
 from iotmq.broker.handlers.mqtt import gateway
-from iotmq.broker.handlers.mqtt import sessions as session_handler
+from iotmq.broker.handlers.mqtt.front_end_link import FrontEndLink
 from iotmq.broker.light_queues.light_queues import LightChannel
 from iotmq.broker.session_store.channel import SessionChannel
 from iotmq.broker.sessions import sessions
@@ -47,7 +47,7 @@ KINDS = (
     ServerConnection,
     SessionChannel,
     gateway._FrontEnd,
-    session_handler._FrontEnd,
+    FrontEndLink,
     sessions._Owner,
     sessions._Request,
     share_group._Member,

@@ -9,13 +9,10 @@ from iotmq.broker.delivery.delivery import Delivery
 from iotmq.broker.delivery.delivery_catch_up import DeliveryCatchUp
 from iotmq.broker.delivery.retained import RetainedProjection
 from iotmq.broker.delivery.retained_reads import RetainedReads
-from iotmq.broker.handlers.mqtt.exclusives import ExclusiveHandler
-from iotmq.broker.handlers.mqtt.front_ends import FrontEndHandler
 from iotmq.broker.handlers.mqtt.gateway import GatewayHandler, LocalGateway
 from iotmq.broker.handlers.mqtt.local_sessions import LocalSessions, WillPublisher
 from iotmq.broker.handlers.mqtt.session_views import SessionViewsHandler
 from iotmq.broker.handlers.mqtt.sessions import SessionHandler
-from iotmq.broker.handlers.mqtt.shares import ShareHandler
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.questions.device_replies import DeviceReplies
 from iotmq.broker.replies.request_table import RequestProcessor
@@ -69,9 +66,6 @@ class MqttProcessors:
             self._gateway,
             self.session_requests,
             SessionViewsHandler(self.sessions),
-            ShareHandler(self.sessions, self.session_requests.channel_of),
-            FrontEndHandler(self.sessions),
-            ExclusiveHandler(self.sessions, self.session_requests.channel_of),
         ]
 
     def local_gateway(self) -> LocalGateway:

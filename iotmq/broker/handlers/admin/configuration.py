@@ -9,6 +9,7 @@ import msgspec
 
 from iotmq import limits
 from iotmq.broker.parts import BrokerParts
+from iotmq.broker.replies.reply_body import reply_json
 from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.scheduled.scheduling import DelayDelivery
 from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig
@@ -96,7 +97,7 @@ class AdminHandler(RequestProcessor):
             raise RequestError(
                 ResponseCode.TOPIC_NOT_EXIST, f"the field topic names {name}, which does not exist"
             )
-        return request.reply(ResponseCode.SUCCESS, body=msgspec.json.encode(config))
+        return reply_json(request, config)
 
     def _put_group(self, connection: ServerConnection, request: Command) -> Command | None:
         config = lenient_json.decode_request(request.body, SubscriptionGroupConfig)
@@ -115,6 +116,4 @@ class AdminHandler(RequestProcessor):
         return request.reply(ResponseCode.SUCCESS, body=self._delays.encode())
 
     def _runtime(self, connection: ServerConnection, request: Command) -> Command | None:
-        return request.reply(
-            ResponseCode.SUCCESS, body=msgspec.json.encode({"table": dict(self._runtime_info())})
-        )
+        return reply_json(request, {"table": dict(self._runtime_info())})

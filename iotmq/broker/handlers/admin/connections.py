@@ -6,8 +6,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping
 
-import msgspec
-
 from iotmq import limits
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.client_views import (
@@ -19,7 +17,7 @@ from iotmq.broker.replies.client_views import (
     consumer_connection_view,
     producer_view,
 )
-from iotmq.broker.replies.reply_size import checked
+from iotmq.broker.replies.reply_body import reply_json
 from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.tables.topics import known_topic
 from iotmq.errors import RefusedError, RequestError
@@ -54,11 +52,7 @@ class ConnectionHandler(RequestProcessor):
                 ResponseCode.CONSUMER_NOT_ONLINE,
                 f"the field consumerGroup names the group {name}, which has no live consumer",
             )
-        body = msgspec.json.encode(consumer_connection_view(group))
-        body = checked(
-            body, f"group {name} has too many members; our request LIST_CLIENTS shows them in parts"
-        )
-        return request.reply(ResponseCode.SUCCESS, body=body)
+        return reply_json(request, consumer_connection_view(group), instead=_too_many_members(name))
 
     def _producers(self, connection: ServerConnection, request: Command) -> Command | None:
         name = request.text("producerGroup")
@@ -66,11 +60,7 @@ class ConnectionHandler(RequestProcessor):
         if not producers:
             raise RefusedError(f"the field producerGroup names the group {name}, which has no live producer")
         view = ProducerConnectionView(connection_set=[connection_view(member) for member in producers])
-        body = checked(
-            msgspec.json.encode(view),
-            f"group {name} has too many members; our request LIST_CLIENTS shows them in parts",
-        )
-        return request.reply(ResponseCode.SUCCESS, body=body)
+        return reply_json(request, view, instead=_too_many_members(name))
 
     def _all_producers(self, connection: ServerConnection, request: Command) -> Command | None:
         view = ProducerTableView(
@@ -79,10 +69,8 @@ class ConnectionHandler(RequestProcessor):
                 for name, members in self._groups.producer_groups()
             }
         )
-        body = checked(
-            msgspec.json.encode(view), "ask for one group, or with our request LIST_CLIENTS in parts"
-        )
-        return request.reply(ResponseCode.SUCCESS, body=body)
+        instead = "ask for one group, or with our request LIST_CLIENTS in parts"
+        return reply_json(request, view, instead=instead)
 
     def _groups_of_topic(self, connection: ServerConnection, request: Command) -> Command | None:
         topic = known_topic(self._topics, request.text("topic")).topic_name
@@ -90,10 +78,8 @@ class ConnectionHandler(RequestProcessor):
             group.name for group in self._groups.consumer_groups() if topic in group.subscriptions
         )
         names.update(dict.fromkeys(self._offsets.groups_of(topic)))
-        body = checked(
-            msgspec.json.encode({"groupList": list(names)}), "too many groups consume this topic to list them"
-        )
-        return request.reply(ResponseCode.SUCCESS, body=body)
+        instead = "too many groups consume this topic to list them"
+        return reply_json(request, {"groupList": list(names)}, instead=instead)
 
     def _clients(self, connection: ServerConnection, request: Command) -> Command | None:
         after = request.text("after", "")
@@ -111,5 +97,8 @@ class ConnectionHandler(RequestProcessor):
             count=len(all_ids),
             next_after=names[-1] if len(names) < len(behind) else None,
         )
-        body = checked(msgspec.json.encode(view), "ask for fewer with the field maxNums")
-        return request.reply(ResponseCode.SUCCESS, body=body)
+        return reply_json(request, view, instead="ask for fewer with the field maxNums")
+
+
+def _too_many_members(group: str) -> str:
+    return f"group {group} has too many members; our request LIST_CLIENTS shows them in parts"

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from iotmq.broker.parts import BrokerParts
-from iotmq.broker.replies.reply_size import ReplySize
+from iotmq.broker.replies.reply_body import ReplySize, reply_json
 from iotmq.broker.replies.request_table import Handler
 from iotmq.broker.replies.sliced_reply import SlicedReplies, Work
 from iotmq.broker.tables.subscription_groups import check_group_name, group_of
@@ -97,9 +97,7 @@ class ConsumeStatsHandler:
             queue_id: _INT64_MAX if offset > compared.get(queue_id, _INT64_MAX) else offset
             for queue_id, offset in lowest.items()
         }
-        return request.reply(
-            ResponseCode.SUCCESS, body=msgspec.json.encode({"correctionOffsets": corrections})
-        )
+        return reply_json(request, {"correctionOffsets": corrections})
 
     def _write_topic(self, request: Command, config: TopicConfig) -> Work:
         rows = yield from self._stats.contents(config)
@@ -147,7 +145,7 @@ class ConsumeStatsHandler:
 
     def _write_spans(self, request: Command, group: str, config: TopicConfig) -> Work:
         spans = yield from self._stats.time_spans(group, config)
-        return request.reply(ResponseCode.SUCCESS, body=msgspec.json.encode({"consumeTimeSpanSet": spans}))
+        return reply_json(request, {"consumeTimeSpanSet": spans})
 
     def _topics_of(self, group: str) -> list[str]:
         """The topics a group has offsets in, and its retry topic: messages wait there before any offset."""

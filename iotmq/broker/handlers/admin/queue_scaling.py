@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
-
 from iotmq import limits
 from iotmq.broker.parts import BrokerParts
+from iotmq.broker.replies.reply_body import reply_json
 from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.tables.topics import TopicConfig, known_topic
 from iotmq.broker.topic_changes import queue_scaling
 from iotmq.broker.topic_changes.queue_scaling import QueueState, TopicState
 from iotmq.errors import RefusedError
-from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
 
@@ -74,7 +73,7 @@ class QueueScalingHandler(RequestProcessor):
             write_queue_nums=topic.write_queue_nums,
             queues=self._queue_states(topic),
         )
-        return request.reply(ResponseCode.SUCCESS, body=msgspec.json.encode(state))
+        return reply_json(request, state)
 
     def _queue_states(self, topic: TopicConfig) -> list[QueueState]:
         return queue_scaling.queue_states(

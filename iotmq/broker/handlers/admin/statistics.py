@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
-import msgspec
-
 from iotmq.broker.parts import BrokerParts
+from iotmq.broker.replies.reply_body import reply_json
 from iotmq.broker.replies.request_table import Handler
 from iotmq.broker.replies.sliced_reply import SlicedReplies, Work
 from iotmq.broker.statistics.statistics import (
@@ -18,7 +17,7 @@ from iotmq.broker.statistics.statistics import (
     topic_queue_and_group,
 )
 from iotmq.errors import RefusedError, RequestError
-from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
 from iotmq.store.queues.cold_steps import Steps
@@ -89,14 +88,14 @@ class StatisticsHandler:
 
     def _list_system_topics(self, connection: ServerConnection, request: Command) -> Command | None:
         body = {"brokerAddr": self._address(), "topicList": self._system_topics}
-        return request.reply(ResponseCode.SUCCESS, body=msgspec.json.encode(body))
+        return reply_json(request, body)
 
 
 def _shown(request: Command, name: str, key: str, found: Mapping[str, Statistic | None]) -> Command:
     if found["minute"] is None:
         raise _nothing_of(name, key)
     body = {f"stats{window.capitalize()}": _shape(statistic) for window, statistic in found.items()}
-    return request.reply(ResponseCode.SUCCESS, body=msgspec.json.encode(body))
+    return reply_json(request, body)
 
 
 def _nothing_of(name: str, key: str) -> RequestError:

@@ -1,17 +1,18 @@
-"""Sessions as operators see and end them (request codes 30070-30074, docs/reference/wire-protocol.md)."""
+"""Sessions and front ends as operators see, end and drain them (codes 30067, 30068 and 30070-30074)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
-
 from iotmq import limits
+from iotmq.broker.replies.reply_body import reply_json
 from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.session_store.sessions import StoredSession
 from iotmq.broker.session_store.shares import is_share
+from iotmq.broker.sessions.requests import Answer
 from iotmq.broker.sessions.sessions import Sessions
 from iotmq.broker.shares.shares import ShareView
+from iotmq.client.admin.front_ends import FrontEndsPage, FrontEndSummary
 from iotmq.client.admin.sessions import (
     SessionDetail,
     SessionFilter,
@@ -22,7 +23,7 @@ from iotmq.client.admin.sessions import (
     ShareSummary,
 )
 from iotmq.errors import RefusedError, RequestError
-from iotmq.ports.sessions import EXCLUSIVE, Refused
+from iotmq.ports.sessions import EXCLUSIVE, DrainOrder
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
@@ -34,7 +35,7 @@ _MEMBERS_SHOWN_MAX = 100
 
 
 class SessionViewsHandler(RequestProcessor):
-    """Lists, shows, disconnects and ends the sessions of one broker."""
+    """Lists, shows, disconnects and ends the sessions of one broker, and drains its front ends."""
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
@@ -46,6 +47,8 @@ class SessionViewsHandler(RequestProcessor):
             RequestCode.KICK_SESSION: self._kick,
             RequestCode.PURGE_SESSION: self._purge,
             RequestCode.LIST_SHARES: self._list_shares,
+            RequestCode.LIST_FRONT_ENDS: self._list_front_ends,
+            RequestCode.DRAIN_FRONT_END: self._drain,
         }
 
     def _list(self, connection: ServerConnection, request: Command) -> Command:
@@ -68,7 +71,7 @@ class SessionViewsHandler(RequestProcessor):
                 break
             found.append(self._summary(client_id, session))
         page = SessionsPage(sessions=found, count=self._sessions.count, next_after=next_after)
-        return request.reply(ResponseCode.SUCCESS, body=msgspec.json.encode(page))
+        return reply_json(request, page)
 
     def _show(self, connection: ServerConnection, request: Command) -> Command:
         client_id = _client_id(request)
@@ -81,7 +84,7 @@ class SessionViewsHandler(RequestProcessor):
             detail = SessionDetail(client_id=client_id, is_kept=False, front_end=front_end)
         else:
             detail = self._detail(client_id, session, front_end)
-        return request.reply(ResponseCode.SUCCESS, body=msgspec.json.encode(detail))
+        return reply_json(request, detail)
 
     def _kick(self, connection: ServerConnection, request: Command) -> Command:
         client_id = _client_id(request)
@@ -91,23 +94,10 @@ class SessionViewsHandler(RequestProcessor):
 
     def _purge(self, connection: ServerConnection, request: Command) -> Command | None:
         client_id = _client_id(request)
-        answers: list[Command] = []
-        is_late = False
-
-        def ended(refused: Refused | None) -> None:
-            if refused is None:
-                answer = request.reply(ResponseCode.SUCCESS)
-            else:
-                answer = request.reply(refused.code, remark=refused.remark)
-            if is_late:
-                connection.reply(answer)
-            else:
-                answers.append(answer)
-
-        if not self._sessions.purge(client_id, ended):
+        answer = Answer(connection, request)
+        if not self._sessions.purge(client_id, answer.give_done):
             raise _unknown(client_id)
-        is_late = True
-        return answers[0] if answers else None
+        return answer.take()
 
     def _list_shares(self, connection: ServerConnection, request: Command) -> Command:
         count_max = request.integer("maxNums", 100, minimum=1, maximum=limits.SHARES_LISTED_MAX)
@@ -119,7 +109,31 @@ class SessionViewsHandler(RequestProcessor):
                 break
             found.append(_share_summary(view))
         page = SharesPage(shares=found, next_after=next_after)
-        return request.reply(ResponseCode.SUCCESS, body=msgspec.json.encode(page))
+        return reply_json(request, page)
+
+    def _list_front_ends(self, connection: ServerConnection, request: Command) -> Command:
+        page = FrontEndsPage(
+            front_ends=[
+                FrontEndSummary(name=view.name, clients=view.clients, is_draining=view.is_draining)
+                for view in self._sessions.front_end_views()
+            ]
+        )
+        return reply_json(request, page)
+
+    def _drain(self, connection: ServerConnection, request: Command) -> Command:
+        name = request.text("frontEnd")
+        reference = request.text("serverReference", "")
+        if len(reference) > limits.MQTT_SERVER_REFERENCE_CHARACTERS_MAX or not reference.isprintable():
+            raise RefusedError("invalid server reference in serverReference")
+        order = DrainOrder(
+            is_draining=request.boolean("isDraining"),
+            per_second=request.integer("perSecond", 1, minimum=1, maximum=limits.DRAINED_PER_SECOND_MAX),
+            server_reference=reference,
+            has_moved=request.boolean("hasMoved", False),
+        )
+        if not self._sessions.front_ends.drain(name, order):
+            raise RequestError(ResponseCode.QUERY_NOT_FOUND, f"no front end {name[:80]!r} is connected")
+        return request.reply(ResponseCode.SUCCESS)
 
     def _summary(self, client_id: str, session: StoredSession) -> SessionSummary:
         return SessionSummary(

@@ -1,40 +1,41 @@
-"""Sessions of MQTT front ends in other processes (codes 30050-30061, docs/reference/wire-protocol.md)."""
+"""Sessions of MQTT front ends in other processes (codes 30050-30066, docs/reference/wire-protocol.md)."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
-import logging
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
-from typing_extensions import Buffer
+from msgspec import Meta
+from msgspec.msgpack import Decoder
 
 from iotmq import limits
 from iotmq.broker.delivery.retained_reads import RetainedReads
-from iotmq.broker.handlers.mqtt.shares import RemoteMembers
-from iotmq.broker.light_queues.queued_push import gather_queued
+from iotmq.broker.handlers.mqtt.front_end_link import FrontEndLink
 from iotmq.broker.replies.request_table import Handler
 from iotmq.broker.session_store.channel import SessionChannel
 from iotmq.broker.session_store.shares import is_share
 from iotmq.broker.sessions.requests import Answer, decode_body
 from iotmq.broker.sessions.sessions import Sessions
 from iotmq.broker.writing.message_writer import MessageWriter
-from iotmq.errors import ConnectionClosedError, RefusedError, RequestError
+from iotmq.errors import RefusedError, RequestError
 from iotmq.metrics import Metric, samples
 from iotmq.mqtt.topics.topics import is_shared, is_valid_filter
 from iotmq.ports import bodies
 from iotmq.ports.sessions import (
     CloseRequest,
-    DrainOrder,
+    ExclusiveClaim,
     OpenRequest,
     QueueRead,
-    QueueRecords,
     Refused,
     RetainedRead,
     RetainedRecords,
+    SessionProgress,
+    ShareJoin,
+    ShareReport,
     SubscribeRequest,
     UnsubscribeRequest,
     Will,
@@ -43,110 +44,9 @@ from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
 
-logger = logging.getLogger(__name__)
-
-# Records in one push; a frame takes twice as much.
-_PUSH_BYTES_MAX: Final = 8 * 1024 * 1024
-
-_open = msgspec.msgpack.Decoder(OpenRequest)
-_subscribe = msgspec.msgpack.Decoder(SubscribeRequest)
-_unsubscribe = msgspec.msgpack.Decoder(UnsubscribeRequest)
-_progress = msgspec.msgpack.Decoder(bodies.ProgressBody)
-_close = msgspec.msgpack.Decoder(CloseRequest)
-_claims = msgspec.msgpack.Decoder(bodies.ClaimsBody)
-
-
-class _FrontEnd:
-    """The connection of one front end (ports.sessions.SessionReceiver).
-
-    While the front end does not take what it is sent, nothing is pushed, but the queues are remembered whose
-    records it misses; it is told of them before anything else is pushed.
-    """
-
-    def __init__(self, connection: ServerConnection, handler: SessionHandler, name: str, token: str) -> None:
-        self.connection = connection
-        self.name = name
-        self.token = token
-        # Set right after this was made.
-        self.channel: SessionChannel | None = None
-        self._handler = handler
-        self._missed: set[int] = set()
-        self._has_missed_all = False
-        self._waiting: asyncio.Task[None] | None = None
-        self.members = RemoteMembers(connection)
-
-    def close(self) -> None:
-        """The connection is over."""
-        self.members.close()
-        if self._waiting is not None:
-            self._waiting.cancel()
-            self._waiting = None
-
-    def deliver_queued(self, records: Buffer, pushes: Buffer) -> None:
-        if self.connection.is_congested:
-            self._remember(pushes)
-            return
-        self._tell_missed()
-        at, end = 0, len(memoryview(pushes))
-        while at < end:
-            wanted, places, at = gather_queued(records, pushes, at, _PUSH_BYTES_MAX)
-            self._handler.pushed_bytes += len(wanted)
-            self.connection.send_oneway(
-                Command.request(
-                    RequestCode.DELIVER_QUEUED,
-                    {"pushesBytes": str(len(places))},
-                    [memoryview(places), memoryview(wanted)],
-                    oneway=True,
-                )
-            )
-
-    def missed(self, queue_ids: Sequence[int]) -> None:
-        self._missed.update(queue_ids)
-        self._tell_missed()
-
-    def fenced(self, client_id: str, epoch: int, reason: str) -> None:
-        body = bodies.encode(bodies.FencedBody(client_id, epoch, reason))
-        self.connection.send_oneway(Command.request(RequestCode.FENCE_SESSION, body=body, oneway=True))
-
-    def drain(self, order: DrainOrder) -> None:
-        body = bodies.encode(order)
-        self.connection.send_oneway(Command.request(RequestCode.ORDER_DRAIN, body=body, oneway=True))
-
-    def _remember(self, pushes: Buffer) -> None:
-        self._handler.missed_pushes += 1
-        if not self._has_missed_all:
-            view = memoryview(pushes)
-            for at in range(4, len(view), 8):
-                self._missed.add(int.from_bytes(view[at : at + 4], "big"))
-            if len(self._missed) > limits.MISSED_QUEUES_MAX:
-                self._missed.clear()
-                self._has_missed_all = True
-        if self._waiting is None:
-            self._waiting = asyncio.ensure_future(self._wait_for_room())
-
-    async def _wait_for_room(self) -> None:
-        try:
-            await self.connection.drain()
-        except ConnectionClosedError:
-            return
-        finally:
-            self._waiting = None
-        self._tell_missed()
-
-    def _tell_missed(self) -> None:
-        if not self._missed and not self._has_missed_all:
-            return
-        body = b"".join(queue_id.to_bytes(4, "big") for queue_id in sorted(self._missed))
-        self.connection.send_oneway(
-            Command.request(
-                RequestCode.MISSED_QUEUES,
-                {"isAll": "true" if self._has_missed_all else "false"},
-                body,
-                oneway=True,
-            )
-        )
-        self._missed.clear()
-        self._has_missed_all = False
+_Joins: TypeAlias = Annotated[list[ShareJoin], Meta(max_length=limits.SHARE_REPORT_MEMBERS_MAX)]
+_Reports: TypeAlias = Annotated[list[ShareReport], Meta(max_length=limits.SHARE_REPORT_MEMBERS_MAX)]
+_Body = TypeVar("_Body")
 
 
 class SessionHandler:
@@ -159,8 +59,8 @@ class SessionHandler:
         self._sessions = sessions
         self._retained = retained
         self._writer = writer
-        self._front_ends: dict[ServerConnection, _FrontEnd] = {}
-        self._by_name: dict[str, _FrontEnd] = {}
+        self._front_ends: dict[ServerConnection, FrontEndLink] = {}
+        self._by_name: dict[str, FrontEndLink] = {}
         self.pushed_bytes = 0
         # Pushes not sent because the front end did not take the ones before.
         self.missed_pushes = 0
@@ -168,15 +68,31 @@ class SessionHandler:
     def handlers(self) -> Mapping[int, Handler]:
         return {
             RequestCode.INTRODUCE_FRONT_END: self._introduce,
-            RequestCode.OPEN_SESSION: self._open_session,
-            RequestCode.SUBSCRIBE_SESSION: self._subscribe,
-            RequestCode.UNSUBSCRIBE_SESSION: self._unsubscribe,
-            RequestCode.REPORT_PROGRESS: self._report_progress,
-            RequestCode.CLOSE_SESSION: self._close_session,
+            RequestCode.OPEN_SESSION: self._answering(Decoder(OpenRequest), self._open_session),
+            RequestCode.SUBSCRIBE_SESSION: self._answering(Decoder(SubscribeRequest), self._subscribe),
+            RequestCode.UNSUBSCRIBE_SESSION: self._answering(Decoder(UnsubscribeRequest), self._unsubscribe),
+            RequestCode.REPORT_PROGRESS: self._answering(Decoder(bodies.ProgressBody), self._report_progress),
+            RequestCode.CLOSE_SESSION: self._answering(Decoder(CloseRequest), self._close_session),
             RequestCode.READ_LIGHT_QUEUE: self._read_queue,
             RequestCode.READ_RETAINED: self._read_retained,
-            RequestCode.CLAIM_SESSIONS: self._claim,
+            RequestCode.CLAIM_SESSIONS: self._answering(Decoder(bodies.ClaimsBody), self._claim),
+            RequestCode.JOIN_SHARES: self._answering(Decoder(_Joins), self._join_shares),
+            RequestCode.REPORT_SHARES: self._answering(Decoder(_Reports), self._report_shares),
+            RequestCode.CLAIM_EXCLUSIVE: self._answering(Decoder(ExclusiveClaim), self._claim_exclusive),
         }
+
+    def _answering(
+        self, decoder: Decoder[_Body], answer_to: Callable[[SessionChannel, _Body, Answer], None]
+    ) -> Handler:
+        """Make the handler of a front end's request: `answer_to` gives the answer, at once or later."""
+
+        def handle(connection: ServerConnection, request: Command) -> Command | None:
+            channel = self.channel_of(connection)
+            answer = Answer(connection, request)
+            answer_to(channel, decode_body(decoder, request), answer)
+            return answer.take()
+
+        return handle
 
     def connection_lost(self, connection: ServerConnection) -> None:
         front_end = self._front_ends.pop(connection, None)
@@ -233,13 +149,13 @@ class SessionHandler:
             del self._front_ends[former.connection]
             self._drop(former)
             former.connection.abort("replaced")
-        front_end = _FrontEnd(connection, self, name, token)
+        front_end = FrontEndLink(connection, self, name, token)
         front_end.channel = self._sessions.open_channel(name, front_end, front_end.members)
         front_end.channel.is_draining = is_draining
         self._front_ends[connection] = self._by_name[name] = front_end
         return request.reply(ResponseCode.SUCCESS)
 
-    def _drop(self, front_end: _FrontEnd) -> None:
+    def _drop(self, front_end: FrontEndLink) -> None:
         del self._by_name[front_end.name]
         front_end.close()
         # They refer to each other.
@@ -257,9 +173,7 @@ class SessionHandler:
             )
         return front_end.channel
 
-    def _claim(self, connection: ServerConnection, request: Command) -> Command:
-        channel = self.channel_of(connection)
-        claims = decode_body(_claims, request)
+    def _claim(self, channel: SessionChannel, claims: list[bodies.ClaimBody], answer: Answer) -> None:
         wills = [self._own_will(claim.will) for claim in claims]
         lost = []
         for claim, will in zip(claims, wills, strict=True):
@@ -270,52 +184,51 @@ class SessionHandler:
             ):
                 # An answer got lost, or the queues were made again: the client comes anew and learns of it.
                 channel.receiver.fenced(claim.client_id, claim.epoch, "its queues have changed")
-        return request.reply(ResponseCode.SUCCESS, body=bodies.encode(lost))
+        answer.give_encoded(lost)
 
     # Sessions
 
-    def _open_session(self, connection: ServerConnection, request: Command) -> Command | None:
-        channel = self.channel_of(connection)
-        body = decode_body(_open, request)
-        answer = Answer(connection, request)
-        self._sessions.open_session(
-            channel, msgspec.structs.replace(body, will=self._own_will(body.will)), answer.give_encoded
-        )
-        return answer.take()
+    def _open_session(self, channel: SessionChannel, wanted: OpenRequest, answer: Answer) -> None:
+        wanted = msgspec.structs.replace(wanted, will=self._own_will(wanted.will))
+        self._sessions.open_session(channel, wanted, answer.give_encoded)
 
-    def _subscribe(self, connection: ServerConnection, request: Command) -> Command | None:
-        channel = self.channel_of(connection)
-        body = decode_body(_subscribe, request)
-        for topic_filter, _ in body.subscriptions:
+    def _subscribe(self, channel: SessionChannel, wanted: SubscribeRequest, answer: Answer) -> None:
+        for topic_filter, _ in wanted.subscriptions:
             _check_filter(topic_filter)
-        answer = Answer(connection, request)
-        self._sessions.subscribe(channel, body, answer.give_encoded)
-        return answer.take()
+        self._sessions.subscribe(channel, wanted, answer.give_encoded)
 
-    def _unsubscribe(self, connection: ServerConnection, request: Command) -> Command | None:
-        channel = self.channel_of(connection)
-        body = decode_body(_unsubscribe, request)
-        answer = Answer(connection, request)
-        self._sessions.unsubscribe(channel, body, answer.give_done)
-        return answer.take()
+    def _unsubscribe(self, channel: SessionChannel, unwanted: UnsubscribeRequest, answer: Answer) -> None:
+        self._sessions.unsubscribe(channel, unwanted, answer.give_done)
 
-    def _report_progress(self, connection: ServerConnection, request: Command) -> Command | None:
-        channel = self.channel_of(connection)
-        changes = decode_body(_progress, request)
+    def _report_progress(
+        self, channel: SessionChannel, changes: list[SessionProgress], answer: Answer
+    ) -> None:
+        sound = [change for change in changes if bodies.is_sound_progress(change)]
         unsound = next((change for change in changes if not bodies.is_sound_progress(change)), None)
         if unsound is None:
-            answer = Answer(connection, request)
-            self._sessions.progress(channel, changes, answer.give_done)
-            return answer.take()
+            self._sessions.progress(channel, sound, answer.give_done)
+            return
         # What the others say is stored; the front end tells each alone when it hears of a refusal.
-        sound = [change for change in changes if bodies.is_sound_progress(change)]
         self._sessions.progress(channel, sound, lambda refused: None)
         raise RefusedError(f"the progress of the client {unsound.client_id[:40]!r} has impossible numbers")
 
-    def _close_session(self, connection: ServerConnection, request: Command) -> Command:
-        channel = self.channel_of(connection)
-        self._sessions.close_session(channel, decode_body(_close, request))
-        return request.reply(ResponseCode.SUCCESS)
+    def _close_session(self, channel: SessionChannel, gone: CloseRequest, answer: Answer) -> None:
+        self._sessions.close_session(channel, gone)
+        answer.give_done(None)
+
+    def _join_shares(self, channel: SessionChannel, joins: list[ShareJoin], answer: Answer) -> None:
+        for wanted in joins:
+            _check_share(wanted.topic_filter)
+        self._sessions.join_shares(channel, joins, answer.give_encoded)
+
+    def _report_shares(self, channel: SessionChannel, reports: list[ShareReport], answer: Answer) -> None:
+        answer.give_done(self._sessions.report_shares(channel, reports))
+
+    def _claim_exclusive(self, channel: SessionChannel, wanted: ExclusiveClaim, answer: Answer) -> None:
+        for topic_filter in wanted.filters:
+            if not is_valid_filter(topic_filter) or is_shared(topic_filter):
+                raise RefusedError(f"{topic_filter[:40]!r} is not a topic filter")
+        self._sessions.claim_exclusive(channel, wanted, answer.give_encoded)
 
     # What they have to get
 
@@ -323,13 +236,6 @@ class SessionHandler:
         self.channel_of(connection)
         queue_id = request.integer("queueId", minimum=0, maximum=(1 << 32) - 1)
         answer = Answer(connection, request)
-
-        def found(result: QueueRecords | Refused) -> None:
-            if isinstance(result, Refused):
-                answer.give(result)
-            else:
-                answer.give_records(result)
-
         self._sessions.read_queue(
             QueueRead(
                 queue_id=queue_id,
@@ -338,7 +244,7 @@ class SessionHandler:
                 bytes_max=_bytes_max(request),
                 client_id=request.text("clientId", ""),
             ),
-            found,
+            answer.give_records,
         )
         return answer.take()
 
@@ -348,17 +254,6 @@ class SessionHandler:
         _check_filter(topic_filter)
         after = request.text("after", "")
         answer = Answer(connection, request)
-
-        def found(page: RetainedRecords | Refused) -> None:
-            if isinstance(page, Refused):
-                answer.give(page)
-                return
-            ext = {} if page.after is None else {"after": _encode_place(page.after)}
-            response = request.reply(
-                ResponseCode.SUCCESS, ext=ext, body=[memoryview(record) for record in page.records]
-            )
-            answer.answer(response)
-
         self._retained.read(
             RetainedRead(
                 topic_filter=topic_filter,
@@ -366,7 +261,7 @@ class SessionHandler:
                 records_max=_records_max(request),
                 bytes_max=_bytes_max(request),
             ),
-            found,
+            partial(_give_page, answer),
         )
         return answer.take()
 
@@ -384,8 +279,20 @@ def _check_filter(topic_filter: str) -> None:
     size = len(topic_filter.encode("utf-8", "surrogatepass"))
     if not 0 < size <= limits.MQTT_TOPIC_BYTES_MAX or not is_valid_filter(topic_filter):
         raise RefusedError(f"{topic_filter[:40]!r} is not a topic filter")
-    if is_shared(topic_filter) and not is_share(topic_filter):
+    if is_shared(topic_filter):
+        _check_share(topic_filter)
+
+
+def _check_share(topic_filter: str) -> None:
+    if not is_share(topic_filter):
         raise RefusedError(f"{topic_filter[:40]!r} is not $share/GROUP/FILTER")
+
+
+def _give_page(answer: Answer, page: RetainedRecords | Refused) -> None:
+    if isinstance(page, Refused):
+        answer.give(page)
+    else:
+        answer.give(page.records, {} if page.after is None else {"after": _encode_place(page.after)})
 
 
 def _records_max(request: Command) -> int:

@@ -10,6 +10,7 @@ from iotmq import limits
 from iotmq.broker.filters.consumer_filters import ConsumerFilters
 from iotmq.broker.filters.subscription import check_client_id, decode_heartbeat
 from iotmq.broker.parts import BrokerParts
+from iotmq.broker.replies.reply_body import reply_json
 from iotmq.broker.replies.request_table import Handler
 from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig
 from iotmq.broker.tables.topics import RETRY_PREFIX
@@ -80,8 +81,7 @@ class ClientHandler:
         group = self._groups.consumer_group(name)
         if group is None:
             return request.reply(ResponseCode.SYSTEM_ERROR, remark=f"no consumer for this group, {name}")
-        body = msgspec.json.encode(ConsumerIds(consumer_id_list=list(group.members)))
-        return request.reply(ResponseCode.SUCCESS, body=body)
+        return reply_json(request, ConsumerIds(consumer_id_list=list(group.members)))
 
     def _ensure_retry_topic(self, group: SubscriptionGroupConfig) -> None:
         """Consumers look for the route of their retry topic right after the first heartbeat."""

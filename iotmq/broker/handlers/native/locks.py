@@ -11,6 +11,7 @@ from msgspec import Meta
 from iotmq import limits
 from iotmq.broker.filters.subscription import check_client_id
 from iotmq.broker.members.queue_locks import MessageQueue, QueueLocks
+from iotmq.broker.replies.reply_body import reply_json
 from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.tables.subscription_groups import check_group_name
 from iotmq.broker.tables.topics import TopicTable
@@ -53,7 +54,7 @@ class LockHandler(RequestProcessor):
     def _lock(self, connection: ServerConnection, request: Command) -> Command | None:
         asked = _decode(request)
         locked = self._locks.lock(asked.consumer_group, asked.client_id, self._existing(asked.mq_set))
-        return request.reply(ResponseCode.SUCCESS, body=msgspec.json.encode(LockedQueues(locked=locked)))
+        return reply_json(request, LockedQueues(locked=locked))
 
     def _unlock(self, connection: ServerConnection, request: Command) -> Command | None:
         asked = _decode(request)

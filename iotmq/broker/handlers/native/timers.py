@@ -8,6 +8,7 @@ from functools import partial
 import msgspec
 
 from iotmq import limits
+from iotmq.broker.replies.reply_body import reply_json
 from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.scheduled.delivery_time import REAL_QUEUE_ID, REAL_TOPIC, UNIQUE_KEY
 from iotmq.broker.scheduled.recall_handle import decode_handle
@@ -111,7 +112,7 @@ class TimerHandler(RequestProcessor):
                 next=None if place is None else f"{place[0]}:{place[1]}",
                 pending=self._timers.pending_count,
             )
-            answer(request.reply(ResponseCode.SUCCESS, body=msgspec.json.encode(page)))
+            answer(reply_json(request, page))
 
         def failed(error: OSError | RequestError) -> None:
             code = error.code if isinstance(error, RequestError) else ResponseCode.SYSTEM_ERROR

@@ -10,7 +10,7 @@ import pytest
 from eventually import soon
 
 from iotmq import limits
-from iotmq.broker.replies.reply_size import ReplySize, checked
+from iotmq.broker.replies.reply_body import ReplySize, reply_json
 from iotmq.broker.replies.sliced_reply import SlicedReplies, Work
 from iotmq.errors import RequestError
 from iotmq.remoting.command import Command
@@ -183,6 +183,7 @@ def test_an_answer_may_have_so_many_bytes_and_no_more() -> None:
     with pytest.raises(RequestError, match="ask for less") as refusal:
         size.add(1)
     assert refusal.value.code == 1
-    assert checked(b"{}", "") == b"{}"
-    with pytest.raises(RequestError):
-        checked(b" " * (most + 1), "ask for less")
+    request = Command.request(0)
+    assert reply_json(request, " " * (most - 2), instead="ask for less").body_bytes()[:2] == b'" '
+    with pytest.raises(RequestError, match="ask for less"):
+        reply_json(request, " " * (most - 1), instead="ask for less")

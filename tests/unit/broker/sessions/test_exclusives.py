@@ -13,7 +13,6 @@ import pytest
 from session_bench import FrontEnd, MakeBench, SessionBench, making_benches, turns
 
 from iotmq import limits
-from iotmq.broker.handlers.mqtt.exclusives import ExclusiveHandler
 from iotmq.broker.session_store.exclusives import StoredExclusives
 from iotmq.broker.session_store.records import FreeExclusive, HoldExclusive
 from iotmq.broker.sessions.exclusives import START_GRACE_S, SWEEP_INTERVAL_S
@@ -168,11 +167,14 @@ async def test_there_are_as_many_as_the_limit_without_a_setting(make: MakeBench)
     assert await claim(one, "a", epoch, names[0], "more") == [0, ResponseCode.NO_PERMISSION]
 
 
-async def test_requests_are_refused_past_their_limits(make: MakeBench) -> None:
+async def test_requests_are_refused_past_their_limits(
+    make: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench = await make()
     front = FrontEnd(bench, "one")
     epoch = (await front.open("a")).epoch
-    handler = ExclusiveHandler(bench.broker.sessions, lambda _: front.port._open_channel)
+    handler = bench.broker._mqtt.session_requests
+    monkeypatch.setattr(handler, "channel_of", lambda _: front.port._open_channel)
     handle = handler.handlers()[RequestCode.CLAIM_EXCLUSIVE]
     answered: list[Command] = []
 

@@ -19,7 +19,7 @@ from loop_turns import LoopTurns, turn_s_max
 from session_bench import FrontEnd, MakeBench, SessionBench, making_benches, turns
 
 from iotmq import limits
-from iotmq.broker.handlers.mqtt.shares import RemoteMembers, ShareHandler
+from iotmq.broker.handlers.mqtt.front_end_link import RemoteMembers
 from iotmq.broker.session_store.shares import StoredShare, StoredShares, is_share
 from iotmq.broker.shares import shares
 from iotmq.broker.shares.share_group import Holder, ShareGroup, Strategy
@@ -452,12 +452,16 @@ class Connection:
         self.sent.append(command)
 
 
-async def test_requests_are_refused_past_their_limits(make: MakeBench) -> None:
+async def test_requests_are_refused_past_their_limits(
+    make: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench = await make()
     front = FrontEnd(bench, "one")
     channel = front.port._open_channel
     epoch = await transient(front, "a")
-    handlers = ShareHandler(bench.broker.sessions, lambda _: channel).handlers()
+    handler = bench.broker._mqtt.session_requests
+    monkeypatch.setattr(handler, "channel_of", lambda _: channel)
+    handlers = handler.handlers()
 
     def ask(code: int, body: Any) -> Command:
         request = Command.request(code, body=msgspec.msgpack.encode(body))
@@ -576,7 +580,7 @@ def opened_queue(bench: SessionBench, client_id: str) -> int:
 
 def test_a_push_carries_each_record_behind_its_handout(monkeypatch: pytest.MonkeyPatch) -> None:
     connection = Connection()
-    monkeypatch.setattr("iotmq.broker.handlers.mqtt.shares._PUSH_BYTES_MAX", 10)
+    monkeypatch.setattr("iotmq.broker.handlers.mqtt.front_end_link._PUSH_BYTES_MAX", 10)
     members = RemoteMembers(connection)  # type: ignore[arg-type]
     records = [memoryview(b"\0\0\0\x08" + b"%d" % number * 4) for number in range(3)]
     members.hand_out([(7, 0), (8, HANDOUT_REPEATED), (9, 0)], records)

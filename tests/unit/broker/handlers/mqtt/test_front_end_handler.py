@@ -10,7 +10,7 @@ import pytest
 from session_bench import FrontEnd, open_bench
 
 from iotmq import limits
-from iotmq.broker.handlers.mqtt.front_ends import FrontEndHandler
+from iotmq.broker.handlers.mqtt.session_views import SessionViewsHandler
 from iotmq.errors import RequestError
 from iotmq.ports.sessions import DrainOrder
 from iotmq.remoting.codes import RequestCode, ResponseCode
@@ -31,7 +31,7 @@ class DrainedFrontEnd(FrontEnd):
 async def test_front_ends_are_listed_and_told_what_an_operator_wants(tmp_path: Path) -> None:
     bench = await open_bench(tmp_path)
     one, _two = DrainedFrontEnd(bench, "one"), DrainedFrontEnd(bench, "two")
-    handlers = FrontEndHandler(bench.broker.sessions).handlers()
+    handlers = SessionViewsHandler(bench.broker.sessions).handlers()
 
     def ask(code: int, **ext: str) -> Any:
         answer = handlers[code](None, Command.request(code, ext))  # type: ignore[arg-type]

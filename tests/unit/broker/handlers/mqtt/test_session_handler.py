@@ -13,7 +13,7 @@ from front_metrics import number_of
 from session_bench import SessionBench, open_bench, turns
 
 from iotmq import limits
-from iotmq.broker.handlers.mqtt import sessions as session_handler
+from iotmq.broker.handlers.mqtt import front_end_link
 from iotmq.broker.handlers.mqtt.sessions import SessionHandler
 from iotmq.broker.light_queues.queued_push import gather_queued
 from iotmq.broker.sessions.sessions import OWNER_GRACE_S
@@ -334,7 +334,7 @@ async def test_past_a_number_of_queues_all_count_as_missed(
 
 
 async def test_a_long_push_goes_out_in_parts(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_handler, "_PUSH_BYTES_MAX", 500)
+    monkeypatch.setattr(front_end_link, "_PUSH_BYTES_MAX", 500)
     front_end = await site.front_end()
     _, (queue_a, queue_b) = await site.open(front_end, "c", "a", "+")
     site.bench.publish("a", *(b"%d" % number for number in range(9)))

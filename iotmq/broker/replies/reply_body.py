@@ -1,9 +1,13 @@
-"""Answers have to fit a frame; one that would not is an error that says what to ask instead."""
+"""Make JSON answers that fit a frame; one that would not is an error that says what to ask instead."""
 
 from __future__ import annotations
 
+import msgspec
+
 from iotmq import limits
 from iotmq.errors import RefusedError
+from iotmq.remoting.codes import ResponseCode
+from iotmq.remoting.command import Command
 
 
 class ReplySize:
@@ -23,7 +27,9 @@ class ReplySize:
             )
 
 
-def checked(body: bytes, instead: str) -> bytes:
-    """Return the body itself; RequestError (1) when it does not fit a frame."""
-    ReplySize(instead).add(len(body))
-    return body
+def reply_json(request: Command, value: object, *, instead: str = "") -> Command:
+    """Answer with a value as JSON. With `instead`, RequestError (1) when it does not fit a frame."""
+    body = msgspec.json.encode(value)
+    if instead:
+        ReplySize(instead).add(len(body))
+    return request.reply(ResponseCode.SUCCESS, body=body)
