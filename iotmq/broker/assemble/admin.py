@@ -14,7 +14,6 @@ from iotmq.broker.handlers.admin.queries import QueryHandler
 from iotmq.broker.handlers.admin.queue_scaling import QueueScalingHandler
 from iotmq.broker.handlers.admin.retention import RetentionHandler
 from iotmq.broker.handlers.admin.runtime_info import RuntimeInfo
-from iotmq.broker.handlers.admin.settings import SettingsHandler
 from iotmq.broker.handlers.admin.statistics import StatisticsHandler
 from iotmq.broker.handlers.admin.topic_removal import TopicRemovalHandler
 from iotmq.broker.handlers.native.group_changes import GroupChangesHandler
@@ -60,6 +59,7 @@ class AdminProcessors:
             broker_address=address,
         )
         self.processors: list[RequestProcessor] = [
+            sliced_replies,
             ConnectionHandler(parts),
             ConsumeStatsHandler(parts, stats, sliced_replies, address=address),
             QueryHandler(parts, sliced_replies),
@@ -72,7 +72,6 @@ class AdminProcessors:
             self._removals,
             GroupChangesHandler(parts, sliced_replies),
             QueueScalingHandler(parts),
-            SettingsHandler(parts),
         ]
 
     def resume(self) -> None:

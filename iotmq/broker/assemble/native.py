@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from iotmq.broker.filters.consumer_filters import ConsumerFilters
 from iotmq.broker.handlers.native.clients import ClientHandler
-from iotmq.broker.handlers.native.filters import FilterHandler
 from iotmq.broker.handlers.native.locks import LockHandler
 from iotmq.broker.handlers.native.offset_moved import OffsetMovedEvents
 from iotmq.broker.handlers.native.parked_pulls import ParkedPulls
@@ -68,7 +67,6 @@ class NativeProcessors:
             self.pulls,
             self._clients,
             LockHandler(self.locks, parts.topics),
-            FilterHandler(self.filters),
         ]
         parts.writer.add_dispatch_listener(self.pulls.wake)
 

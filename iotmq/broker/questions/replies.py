@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeAlias
 
 from iotmq import limits
 from iotmq.broker.parts import BrokerParts
+from iotmq.broker.replies.deferred_reply import DeferredReply
 from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.tables.topics import UNSENDABLE_TOPICS, TopicConfig, check_topic_name
 from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
@@ -264,22 +265,17 @@ class ReplyHandler(RequestProcessor):
         return request.reply(ResponseCode.SUCCESS, ext=ext)
 
 
-class _Answer:
+class _Answer(DeferredReply):
     """Answers once the push and the store have ended, each in its own time."""
 
-    __slots__ = ("_connection", "_is_late", "_parts_left", "_problem", "_request", "_respond", "_response",
-                 "_stored")  # fmt: skip
+    __slots__ = ("_parts_left", "_problem", "_respond", "_stored")
 
     def __init__(self, connection: ServerConnection, request: Command, respond: _Respond) -> None:
-        self._connection = connection
-        self._request = request
+        super().__init__(connection, request)
         self._respond = respond
         self._parts_left = 2
         self._problem = ""
         self._stored: StoredBatch | RefusedBatch | None = None
-        self._response: Command | None = None
-        # True once the handler has returned.
-        self._is_late = False
 
     def push_ended(self, problem: str) -> None:
         self._problem = problem
@@ -290,22 +286,16 @@ class _Answer:
         self._part_ended()
 
     def take(self) -> Command | None:
-        """Return the answer if there is one already, otherwise None: it will be sent."""
-        self._is_late = True
-        if self._response is None:
+        response = super().take()
+        if response is None:
             # What waits must not keep what was received alive.
             self._request.body = b""
-        return self._response
+        return response
 
     def _part_ended(self) -> None:
         self._parts_left -= 1
-        if self._parts_left or self._request.is_oneway:
-            return
-        response = self._respond(self._request, self._problem, self._stored)
-        if self._is_late:
-            self._connection.reply(response)
-        else:
-            self._response = response
+        if not self._parts_left and not self._request.is_oneway:
+            self.answer(self._respond(self._request, self._problem, self._stored))
 
 
 def _read_header(request: Command, names: Mapping[str, str]) -> ReplyHeader:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from typing import Final, TypeAlias
 
 from iotmq import limits
 from iotmq.broker.replies.cold_reads import ColdReads
+from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.errors import RequestError
 from iotmq.event_loop import LoopSlice, NextTurn
 from iotmq.metrics import Metric, samples
@@ -38,8 +39,11 @@ class _Job:
         self.work = work
 
 
-class SlicedReplies:
-    """Works on a bounded number of answers, each for the connection that asked."""
+class SlicedReplies(RequestProcessor):
+    """Works on a bounded number of answers, each for the connection that asked.
+
+    A processor without codes: the request table tells it of lost connections.
+    """
 
     def __init__(
         self,
@@ -56,6 +60,9 @@ class SlicedReplies:
         self._ready: deque[_Job] = deque()
         self._next_turn = NextTurn(self._resume_next)
         self.refused_count = 0
+
+    def handlers(self) -> Mapping[int, Handler]:
+        return {}
 
     def answer(self, connection: ServerConnection, request: Command, work: Work) -> Command | None:
         """The answer when one slice was enough, otherwise None: it will be sent. Raises RequestError."""

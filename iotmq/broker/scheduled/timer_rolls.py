@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from iotmq.broker.scheduled.delivery_time import moved_properties
-from iotmq.broker.scheduled.timers import Timers
+from iotmq.broker.scheduled.timers import Timers, first_of_size
 from iotmq.broker.scheduled.unflushed_deliveries import UnflushedDeliveries
 from iotmq.broker.tables.topics import TIMER_TOPIC
 from iotmq.broker.writing.single_message_batch import encode_element
@@ -104,13 +104,7 @@ class TimerRolls:
         waiting = (
             timer for timer in self._index.before(wanted_position) if timer.position not in unconfirmed
         )
-        found = list(itertools.islice(waiting, TURN_TIMERS_MAX))
-        total_bytes = 0
-        for number, timer in enumerate(found):
-            total_bytes += timer.size
-            if total_bytes > TURN_BYTES_MAX and number:
-                return found[:number]
-        return found
+        return first_of_size(list(itertools.islice(waiting, TURN_TIMERS_MAX)), TURN_BYTES_MAX)
 
     def _move(self, timers: Sequence[Timer], error: OSError | RequestError | None) -> None:
         self._is_fetching = False

@@ -39,7 +39,7 @@ from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.errors import RequestError, StoreError
 from iotmq.event_loop import DeadlineTimer
 from iotmq.message.records.record import Record, decode_record, property_value
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import ResponseCode
 from iotmq.store.kv.timer_index import NEVER_MS, Timer, TimerIndex
 from iotmq.store.log.timer_record import delivery_of, is_for, mark_of
@@ -244,7 +244,7 @@ class Timers:
         Looks at no more than `timers_max`, so a page for one topic may be empty and not the last.
         """
         waiting = self._index.waiting(after=after, timers_max=timers_max)
-        timers = _slice(waiting, PAGE_BYTES_MAX)
+        timers = first_of_size(waiting, PAGE_BYTES_MAX)
 
         def read(error: OSError | RequestError | None) -> None:
             if error is not None:
@@ -294,21 +294,16 @@ class Timers:
 
     def metrics(self) -> Iterable[Metric]:
         latest, self.late_ms_max = self.late_ms_max, 0
-        for name, kind, text, value in (
-            ("delayed_messages", "gauge", "Messages waiting for their time.", self.pending_count),
-            ("delayed_messages_delivered_total", "counter", "Delayed messages moved to their topics.",
-             self.delivered_count),
-            ("delayed_messages_skipped_total", "counter", "Delayed messages that no topic takes.",
-             self.skipped_count),
-            ("delayed_messages_cancelled_total", "counter", "Delayed messages taken back.",
-             self.cancelled_count),
-            ("delayed_messages_refused_total", "counter", "Messages refused because too many wait.",
-             self.refused_count),
-            ("delayed_messages_late_ms", "gauge", "Milliseconds the last delayed message came too late.",
-             self.late_ms),
-            ("delayed_messages_late_ms_max", "gauge", "Most milliseconds too late since last read.", latest),
-        ):  # fmt: skip
-            yield Metric(f"iotmq_broker_{name}", "counter" if kind == "counter" else "gauge", text, value)
+        yield from samples(
+            ("", "Messages waiting for their time.", self.pending_count),
+            ("_delivered_total", "Delayed messages moved to their topics.", self.delivered_count),
+            ("_skipped_total", "Delayed messages that no topic takes.", self.skipped_count),
+            ("_cancelled_total", "Delayed messages taken back.", self.cancelled_count),
+            ("_refused_total", "Messages refused because too many wait.", self.refused_count),
+            ("_late_ms", "Milliseconds the last delayed message came too late.", self.late_ms),
+            ("_late_ms_max", "Most milliseconds too late since last read.", latest),
+            prefix="iotmq_broker_delayed_messages",
+        )
 
     def _deliver(self) -> None:
         self._ended.settle()
@@ -328,7 +323,7 @@ class Timers:
         due = self._index.due(now_ms, timers_max=TURN_TIMERS_MAX, besides=self._ended.unconfirmed)
         due = due or self._late_of_levels(now_s)
         self._look_ahead(now_ms, now_s)
-        chosen = _slice(due, TURN_BYTES_MAX)
+        chosen = first_of_size(due, TURN_BYTES_MAX)
         if chosen:
             self._fetch(chosen)
         if not self._is_fetching:
@@ -518,7 +513,7 @@ class Timers:
         return []
 
 
-def _slice(timers: Sequence[Timer], bytes_max: int) -> Sequence[Timer]:
+def first_of_size(timers: Sequence[Timer], bytes_max: int) -> Sequence[Timer]:
     """Return the first of them, at least one, as many as have so many bytes."""
     total_bytes = 0
     for number, timer in enumerate(timers):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from iotmq.broker.light_queues.light_queues import LightQueues
 from iotmq.broker.session_store.cursor import Cursor
 from iotmq.broker.session_store.exclusives import StoredExclusives
@@ -39,32 +41,24 @@ class SessionOverlay:
 
     def all_items(self) -> tuple[list[bytes], list[bytes], list[bytes], list[tuple[bytes, bytes]]]:
         keys, values, removed, ranges = self.queues.items()
-        for client_id, session in self.sessions.items():
-            if session is None:
-                removed.append(session_key(client_id))
-            else:
-                keys.append(session_key(client_id))
-                values.append(encode_session(session))
-        for (queue_id, client_id), cursor in self.cursors.items():
-            key = cursor_key(queue_id, client_id)
-            if cursor is None:
-                removed.append(key)
-            else:
-                keys.append(key)
-                values.append(cursor.encode())
-        for key, is_there in self.marks.items():
-            if is_there:
-                keys.append(key)
-                values.append(b"")
-            else:
-                removed.append(key)
-        for key, value in (*self.shares.changes(), *self.exclusives.changes()):
+        for key, value in self._changed_values():
             if value is None:
                 removed.append(key)
             else:
                 keys.append(key)
                 values.append(value)
         return keys, values, removed, ranges
+
+    def _changed_values(self) -> Iterator[tuple[bytes, bytes | None]]:
+        """Yield keys and values of all but the queues; None for what is gone."""
+        for client_id, session in self.sessions.items():
+            yield session_key(client_id), None if session is None else encode_session(session)
+        for (queue_id, client_id), cursor in self.cursors.items():
+            yield cursor_key(queue_id, client_id), None if cursor is None else cursor.encode()
+        for key, is_there in self.marks.items():
+            yield key, b"" if is_there else None
+        yield from self.shares.changes()
+        yield from self.exclusives.changes()
 
     def clear(self) -> None:
         self.queues.clear()

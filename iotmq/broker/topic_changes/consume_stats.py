@@ -5,7 +5,7 @@ Finding out when a record was stored means reading it, so everything here is a g
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -17,7 +17,6 @@ from iotmq.message.records.record import decode_record
 from iotmq.remoting import lenient_json
 from iotmq.store.log.queue import Queue
 from iotmq.store.queues.cold_steps import Steps
-from iotmq.store.queues.residency import ColdRead
 
 
 class QueueStats(msgspec.Struct, kw_only=True, rename="camel"):
@@ -85,7 +84,7 @@ class ConsumeStats:
             if (config := self._topics.find(name)) is not None and (subscribed is None or name in subscribed)
         ]
 
-    def of_topic(self, group: str, config: TopicConfig) -> Generator[ColdRead | None, None, TopicStats]:
+    def of_topic(self, group: str, config: TopicConfig) -> Steps[TopicStats]:
         """Return how far a group is in every queue of a topic."""
         rows: list[tuple[bytes, bytes]] = []
         behind = 0
@@ -98,7 +97,7 @@ class ConsumeStats:
             )
         return TopicStats(rows, self._get_tps(name, group), behind)
 
-    def contents(self, config: TopicConfig) -> Generator[ColdRead | None, None, list[tuple[bytes, bytes]]]:
+    def contents(self, config: TopicConfig) -> Steps[list[tuple[bytes, bytes]]]:
         """Encode the offsets of every queue of a topic, and when its last message was stored (0: never)."""
         rows: list[tuple[bytes, bytes]] = []
         name = config.topic_name
@@ -114,9 +113,7 @@ class ConsumeStats:
             rows.append((msgspec.json.encode(self._message_queue(name, queue_id)), msgspec.json.encode(row)))
         return rows
 
-    def time_spans(
-        self, group: str, config: TopicConfig
-    ) -> Generator[ColdRead | None, None, list[QueueTimeSpan]]:
+    def time_spans(self, group: str, config: TopicConfig) -> Steps[list[QueueTimeSpan]]:
         """Times of every queue of a topic that can be read."""
         spans: list[QueueTimeSpan] = []
         name = config.topic_name
@@ -166,9 +163,7 @@ class ConsumeStats:
     def _message_queue(self, topic: str, queue_id: int) -> MessageQueue:
         return MessageQueue(broker_name=self._broker_name, queue_id=queue_id, topic=topic)
 
-    def _of_queue(
-        self, group: str, topic: str, queue_id: int
-    ) -> Generator[ColdRead | None, None, QueueStats]:
+    def _of_queue(self, group: str, topic: str, queue_id: int) -> Steps[QueueStats]:
         queue = self._store.find_queue(topic, queue_id)
         offset = self._offsets.find(group, topic, queue_id) or 0
         timestamp_ms = 0
@@ -182,7 +177,7 @@ class ConsumeStats:
             last_timestamp=max(0, timestamp_ms),
         )
 
-    def _stored_ms(self, queue: Queue | None, offset: int) -> Generator[ColdRead | None, None, int]:
+    def _stored_ms(self, queue: Queue | None, offset: int) -> Steps[int]:
         """Yield when the record at an offset was stored; -1 when there is none."""
         yield None
         if queue is None or not queue.min_offset <= offset < queue.max_offset:

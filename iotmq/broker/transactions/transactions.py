@@ -278,7 +278,7 @@ class Transactions:
                 self._begin(result, properties, begun_s)
             done(result)
 
-        self._append(
+        self._writer.append(
             HALF_TOPIC,
             0,
             encode_element(body, properties, flag),
@@ -287,6 +287,7 @@ class Transactions:
             sys_flag=sys_flag & ~TYPE_MASK,
             batch_properties=batch_properties,
             done=stored,
+            is_internal=True,
         )
 
     def end(self, pending: Pending, record: Record, outcome: int, done: Done) -> None:
@@ -465,7 +466,7 @@ class Transactions:
                 pending.move_to(State.OPEN)
                 done(result)
 
-        self._append(
+        self._writer.append(
             topic,
             queue_id,
             encode_element(record.body, properties, record.flag),
@@ -475,6 +476,7 @@ class Transactions:
             reconsume_times=record.reconsume_times,
             prepared_position=record.position,
             done=stored,
+            is_internal=True,
         )
 
     def _write_op(self, pending: Pending, outcome: int, done: Done) -> None:
@@ -492,13 +494,14 @@ class Transactions:
             done(result)
 
         now_ms = self._clock.now_ms()
-        self._append(
+        self._writer.append(
             OP_HALF_TOPIC,
             0,
             encode_op(pending.offset),
             born_timestamp_ms=now_ms,
             born_host=self._host,
             done=stored,
+            is_internal=True,
         )
 
     def _end(self, pending: Pending, outcome: int) -> None:
@@ -515,7 +518,7 @@ class Transactions:
         self._progress_soon()
 
     def _append_half_of(self, record: Record, topic: str, properties: bytes, done: Done) -> None:
-        self._append(
+        self._writer.append(
             topic,
             0,
             encode_element(record.body, properties, record.flag),
@@ -523,34 +526,6 @@ class Transactions:
             born_host=record.born_host,
             sys_flag=record.sys_flag,
             reconsume_times=record.reconsume_times,
-            done=done,
-        )
-
-    def _append(
-        self,
-        topic: str,
-        queue_id: int,
-        elements: bytes,
-        *,
-        born_timestamp_ms: int,
-        born_host: bytes,
-        sys_flag: int = 0,
-        reconsume_times: int = 0,
-        prepared_position: int = 0,
-        batch_properties: bytes = b"",
-        done: Done,
-    ) -> None:
-        """Append a message of a transaction, whatever has become of its topic's configuration."""
-        self._writer.append(
-            topic,
-            queue_id,
-            elements,
-            born_timestamp_ms=born_timestamp_ms,
-            born_host=born_host,
-            sys_flag=sys_flag,
-            reconsume_times=reconsume_times,
-            prepared_position=prepared_position,
-            batch_properties=batch_properties,
             done=done,
             is_internal=True,
         )

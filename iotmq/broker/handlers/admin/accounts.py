@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -65,7 +66,7 @@ class AclHandler(RequestProcessor):
 
     def _update(self, connection: ServerConnection, request: Command) -> Command | None:
         refused = ResponseCode.ACL_UPDATE_FAILED
-        access = self._enabled(refused)
+        self._enabled(refused)
         account: dict[str, Any] = {"accessKey": request.text("accessKey")}
         for field in ("secretKey", "whiteRemoteAddress", "defaultTopicPerm", "defaultGroupPerm"):
             if request.ext.get(field):
@@ -76,20 +77,15 @@ class AclHandler(RequestProcessor):
             if request.ext.get(field):
                 account[field] = _list(request.ext[field])
         now_ms = self._clock.now_ms()
-        return self._change(
-            connection, request, access, refused,
-            lambda data: accounts_file.with_account(data, account, now_ms=now_ms),
-        )  # fmt: skip
+        change = partial(accounts_file.with_account, account=account, now_ms=now_ms)
+        return self._change(connection, request, refused, change)
 
     def _delete(self, connection: ServerConnection, request: Command) -> Command | None:
         refused = ResponseCode.ACL_DELETE_FAILED
-        access = self._enabled(refused)
+        self._enabled(refused)
         access_key = request.text("accessKey")
-        now_ms = self._clock.now_ms()
-        return self._change(
-            connection, request, access, refused,
-            lambda data: accounts_file.without_account(data, access_key, now_ms=now_ms),
-        )  # fmt: skip
+        change = partial(accounts_file.without_account, access_key=access_key, now_ms=self._clock.now_ms())
+        return self._change(connection, request, refused, change)
 
     def _white_addresses(self, connection: ServerConnection, request: Command) -> Command | None:
         refused = ResponseCode.ACL_WHITE_LIST_FAILED
@@ -100,12 +96,9 @@ class AclHandler(RequestProcessor):
             raise RequestError(
                 refused, f"the field aclFileFullPath is not {access.path}, the file of this broker"
             )
-        now_ms = self._clock.now_ms()
-        change = {accounts_file.WHITE_ADDRESSES: addresses}
-        return self._change(
-            connection, request, access, refused,
-            lambda data: accounts_file.changed(data, change, now_ms=now_ms),
-        )  # fmt: skip
+        entries = {accounts_file.WHITE_ADDRESSES: addresses}
+        change = partial(accounts_file.changed, change=entries, now_ms=self._clock.now_ms())
+        return self._change(connection, request, refused, change)
 
     def _version(self, connection: ServerConnection, request: Command) -> Command | None:
         access = self._enabled(ResponseCode.SYSTEM_ERROR)
@@ -127,26 +120,18 @@ class AclHandler(RequestProcessor):
         return self._access
 
     def _change(
-        self,
-        connection: ServerConnection,
-        request: Command,
-        access: AccessControl,
-        refused: int,
-        change: _Change,
+        self, connection: ServerConnection, request: Command, refused: int, change: _Change
     ) -> Command | None:
-        task = asyncio.ensure_future(self._carry_out(connection, request, access, refused, change))
+        task = asyncio.ensure_future(self._carry_out(connection, request, refused, change))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return None
 
     async def _carry_out(
-        self,
-        connection: ServerConnection,
-        request: Command,
-        access: AccessControl,
-        refused: int,
-        change: _Change,
+        self, connection: ServerConnection, request: Command, refused: int, change: _Change
     ) -> None:
+        access = self._enabled(refused)
+
         def write() -> accounts_file.Accounts:
             data = change(accounts_file.read_bytes(access.path))
             accounts = accounts_file.parse_accounts(data)

@@ -1,5 +1,5 @@
-"""Show and change the broker's configuration: topics (17, 21), groups (200, 201), offsets (43, 45), runtime
-info (28)."""
+"""Show and change the broker's configuration: topics (17, 21), groups (200, 201), offsets (43, 45), settings
+(25, 26), runtime info (28)."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from iotmq.errors import RefusedError, RequestError
 from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
+from iotmq.remoting.properties_text import parse_properties, properties_text
 from iotmq.remoting.server import ServerConnection
 
 _PERMISSION_MAX = 15
@@ -30,11 +31,16 @@ _FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 
 
 class AdminHandler(RequestProcessor):
-    """Shows and changes what the broker is configured to do."""
+    """Shows and changes what the broker is configured to do.
+
+    A change is in effect at once, and answered when it is on the disk (replies/reply_after_registration.py).
+    """
 
     def __init__(
         self, parts: BrokerParts, delays: DelayDelivery, runtime_info: Callable[[], Mapping[str, str]]
     ) -> None:
+        self._settings = parts.changed_settings
+        self._clock = parts.clock
         self._topics = parts.topics
         self._subscription_groups = parts.subscription_groups
         self._offsets = parts.offsets
@@ -58,6 +64,8 @@ class AdminHandler(RequestProcessor):
             RequestCode.GET_ALL_CONSUMER_OFFSET: self._all_offsets,
             RequestCode.GET_ALL_DELAY_OFFSET: self._delay_offsets,
             RequestCode.GET_BROKER_RUNTIME_INFO: self._runtime,
+            RequestCode.UPDATE_BROKER_CONFIG: self._change_settings,
+            RequestCode.GET_BROKER_CONFIG: self._settings_as_text,
         }
 
     def _put_topic(self, connection: ServerConnection, request: Command) -> Command | None:
@@ -117,3 +125,14 @@ class AdminHandler(RequestProcessor):
 
     def _runtime(self, connection: ServerConnection, request: Command) -> Command | None:
         return reply_json(request, {"table": dict(self._runtime_info())})
+
+    def _settings_as_text(self, connection: ServerConnection, request: Command) -> Command | None:
+        version = msgspec.json.encode(self._settings.version).decode()
+        return request.reply(
+            ResponseCode.SUCCESS, ext={"version": version}, body=properties_text(self._settings.as_texts())
+        )
+
+    def _change_settings(self, connection: ServerConnection, request: Command) -> Command | None:
+        values = parse_properties(request.body_bytes())
+        self._settings.change(values, self._clock.now_ms())
+        return request.reply(ResponseCode.SUCCESS)

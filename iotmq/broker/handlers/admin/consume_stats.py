@@ -9,7 +9,7 @@ import msgspec
 
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.reply_body import ReplySize, reply_json
-from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.replies.sliced_reply import SlicedReplies, Work
 from iotmq.broker.tables.subscription_groups import check_group_name, group_of
 from iotmq.broker.tables.topics import RETRY_PREFIX, TopicConfig, known_topic
@@ -23,7 +23,7 @@ from iotmq.remoting.server import ServerConnection
 _INT64_MAX: Final = 2**63 - 1
 
 
-class ConsumeStatsHandler:
+class ConsumeStatsHandler(RequestProcessor):
     """Answers in slices: a group may consume thousands of queues."""
 
     def __init__(
@@ -50,9 +50,6 @@ class ConsumeStatsHandler:
             RequestCode.QUERY_CONSUME_TIME_SPAN: self._time_span,
             RequestCode.QUERY_CORRECTION_OFFSET: self._correction,
         }
-
-    def connection_lost(self, connection: ServerConnection) -> None:
-        self._sliced_replies.connection_lost(connection)
 
     def _topic(self, connection: ServerConnection, request: Command) -> Command | None:
         config = self._topic_of(request)

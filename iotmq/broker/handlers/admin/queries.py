@@ -12,7 +12,7 @@ from iotmq.broker.filters.subscription import SubscriptionData
 from iotmq.broker.filters.tags import parse_tags
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.client_views import SubscriptionView, subscription_view
-from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.replies.sliced_reply import SlicedReplies, Work
 from iotmq.broker.tables.topics import known_topic
 from iotmq.errors import RefusedError, StoreError
@@ -75,7 +75,7 @@ class _Query(NamedTuple):
         return unique_key == self.key.encode("utf-8", "replace")
 
 
-class QueryHandler:
+class QueryHandler(RequestProcessor):
     """Reads the log for people who look for something."""
 
     def __init__(self, parts: BrokerParts, sliced_replies: SlicedReplies) -> None:
@@ -90,9 +90,6 @@ class QueryHandler:
             RequestCode.QUERY_CONSUME_QUEUE: self._entries,
             RequestCode.VIEW_MESSAGE_BY_ID: self._by_position,
         }
-
-    def connection_lost(self, connection: ServerConnection) -> None:
-        self._sliced_replies.connection_lost(connection)
 
     def _by_key(self, connection: ServerConnection, request: Command) -> Command | None:
         topic = request.text("topic")

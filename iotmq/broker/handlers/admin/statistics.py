@@ -7,7 +7,7 @@ from typing import Final, TypeAlias
 
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.reply_body import reply_json
-from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.replies.sliced_reply import SlicedReplies, Work
 from iotmq.broker.statistics.statistics import (
     BROKER_STATISTIC_NAMES,
@@ -31,7 +31,7 @@ _FALL_TIME: Final = "GROUP_GET_FALL_TIME"
 _ALL_NAMES: Final = sorted((*STATISTIC_NAMES, _FALL_SIZE, _FALL_TIME))
 
 
-class StatisticsHandler:
+class StatisticsHandler(RequestProcessor):
     """Answers with the last minute, hour and day of one name and key."""
 
     def __init__(
@@ -55,9 +55,6 @@ class StatisticsHandler:
             RequestCode.VIEW_BROKER_STATS_DATA: self._view,
             RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self._list_system_topics,
         }
-
-    def connection_lost(self, connection: ServerConnection) -> None:
-        self._sliced_replies.connection_lost(connection)
 
     def _view(self, connection: ServerConnection, request: Command) -> Command | None:
         name = request.text("statsName")

@@ -1,4 +1,5 @@
-"""Clients: heartbeat (34), goodbye (35), members of a group (38), and telling members of changes (40)."""
+"""Clients: heartbeat (34), goodbye (35), members of a group (38), telling members of changes (40), and
+checking a subscription by property before it is used (46)."""
 
 from __future__ import annotations
 
@@ -8,13 +9,15 @@ import msgspec
 
 from iotmq import limits
 from iotmq.broker.filters.consumer_filters import ConsumerFilters
-from iotmq.broker.filters.subscription import check_client_id, decode_heartbeat
+from iotmq.broker.filters.subscription import SubscriptionData, check_client_id, decode_heartbeat
+from iotmq.broker.filters.tags import parse_tags
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.reply_body import reply_json
 from iotmq.broker.replies.request_table import Handler
 from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig
 from iotmq.broker.tables.topics import RETRY_PREFIX
 from iotmq.event_loop import LoopSlice
+from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
@@ -24,6 +27,12 @@ class ConsumerIds(msgspec.Struct, kw_only=True, rename="camel"):
     """The answer to code 38."""
 
     consumer_id_list: list[str]
+
+
+class CheckClientBody(msgspec.Struct, kw_only=True, rename="camel"):
+    """Decode the filter that a client asks about, whoever asks."""
+
+    subscription_data: SubscriptionData | None = None
 
 
 class ClientHandler:
@@ -40,6 +49,7 @@ class ClientHandler:
             RequestCode.HEART_BEAT: self._heartbeat,
             RequestCode.UNREGISTER_CLIENT: self._unregister,
             RequestCode.GET_CONSUMER_LIST_BY_GROUP: self._consumer_list,
+            RequestCode.CHECK_CLIENT_CONFIG: self._check,
         }
 
     def connection_lost(self, connection: ServerConnection) -> None:
@@ -82,6 +92,15 @@ class ClientHandler:
         if group is None:
             return request.reply(ResponseCode.SYSTEM_ERROR, remark=f"no consumer for this group, {name}")
         return reply_json(request, ConsumerIds(consumer_id_list=list(group.members)))
+
+    def _check(self, connection: ServerConnection, request: Command) -> Command | None:
+        """Answer with the code that pulls by the subscription would get."""
+        subscription = lenient_json.decode_request(request.body, CheckClientBody).subscription_data
+        if subscription is not None:
+            if subscription.is_by_tag:
+                parse_tags(subscription.expression)
+            self._filters.check(subscription)
+        return request.reply(ResponseCode.SUCCESS)
 
     def _ensure_retry_topic(self, group: SubscriptionGroupConfig) -> None:
         """Consumers look for the route of their retry topic right after the first heartbeat."""

@@ -10,7 +10,7 @@ import msgspec
 from iotmq.broker.members.groups import ConsumerGroup, Member
 from iotmq.broker.members.queue_locks import MessageQueue
 from iotmq.broker.parts import BrokerParts
-from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.replies.sliced_reply import SlicedReplies, Work
 from iotmq.broker.tables.subscription_groups import SYSTEM_GROUPS, group_of
 from iotmq.broker.tables.topics import known_topic
@@ -27,7 +27,7 @@ _RESET_VERSION_MIN: Final = 28
 _NOW: Final = -1
 
 
-class GroupChangesHandler:
+class GroupChangesHandler(RequestProcessor):
     """Moves committed offsets, by way of the members where there are any: they commit what they hold."""
 
     def __init__(self, parts: BrokerParts, sliced_replies: SlicedReplies) -> None:
@@ -45,9 +45,6 @@ class GroupChangesHandler:
             RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self._reset,
             RequestCode.CLONE_GROUP_OFFSET: self._clone,
         }
-
-    def connection_lost(self, connection: ServerConnection) -> None:
-        self._sliced_replies.connection_lost(connection)
 
     def _delete(self, connection: ServerConnection, request: Command) -> Command | None:
         name = group_of(request, "groupName")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from iotmq.broker.parts import BrokerParts
-from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.replies.sliced_reply import SlicedReplies, Work
 from iotmq.broker.tables.subscription_groups import group_of
 from iotmq.broker.tables.topics import TopicConfig, known_topic
@@ -22,7 +22,7 @@ from iotmq.store.log.queue import Queue
 _YOUNG_MEMORY_SHARE: Final = 0.4
 
 
-class OffsetHandler:
+class OffsetHandler(RequestProcessor):
     """Answers where groups are, and where queues begin and end."""
 
     def __init__(self, parts: BrokerParts, sliced_replies: SlicedReplies) -> None:
@@ -42,9 +42,6 @@ class OffsetHandler:
             RequestCode.GET_MIN_OFFSET: self._min_offset,
             RequestCode.GET_EARLIEST_MESSAGE_STORE_TIME: self._earliest_time,
         }
-
-    def connection_lost(self, connection: ServerConnection) -> None:
-        self._sliced_replies.connection_lost(connection)
 
     def _query(self, connection: ServerConnection, request: Command) -> Command | None:
         group = group_of(request, "consumerGroup")

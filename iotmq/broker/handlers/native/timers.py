@@ -8,6 +8,7 @@ from functools import partial
 import msgspec
 
 from iotmq import limits
+from iotmq.broker.replies.deferred_reply import DeferredReply
 from iotmq.broker.replies.reply_body import reply_json
 from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.scheduled.delivery_time import REAL_QUEUE_ID, REAL_TOPIC, UNIQUE_KEY
@@ -94,17 +95,7 @@ class TimerHandler(RequestProcessor):
         topic = request.text("topic", "")
         timers_max = request.integer("maxNums", _PAGE_DEFAULT, minimum=1, maximum=limits.TIMERS_LISTED_MAX)
         after = _read_place(request.text("after", ""))
-        responses: list[Command] = []
-        # True once this method has returned without an answer.
-        is_late = False
-
-        def answer(response: Command) -> None:
-            if request.is_oneway:
-                return
-            if is_late:
-                connection.reply(response)
-            else:
-                responses.append(response)
+        answer = DeferredReply(connection, request)
 
         def ready(found: Sequence[tuple[Timer, Record]], place: tuple[int, int] | None) -> None:
             page = WaitingPage(
@@ -112,15 +103,14 @@ class TimerHandler(RequestProcessor):
                 next=None if place is None else f"{place[0]}:{place[1]}",
                 pending=self._timers.pending_count,
             )
-            answer(reply_json(request, page))
+            if not request.is_oneway:
+                answer.answer(reply_json(request, page))
 
         def failed(error: OSError | RequestError) -> None:
-            code = error.code if isinstance(error, RequestError) else ResponseCode.SYSTEM_ERROR
-            answer(request.reply(code, remark=str(error)))
+            answer.refuse(error if isinstance(error, RequestError) else RefusedError(str(error)))
 
         self._timers.page(topic=topic, after=after, timers_max=timers_max, ready=ready, failed=failed)
-        is_late = True
-        return responses[0] if responses else None
+        return answer.take()
 
 
 def _respond(unique_key: str, request: Command, result: StoredBatch | RefusedBatch) -> Command:
