@@ -24,8 +24,8 @@ from iotmq.store.log.queue import Queue
 _TICKS_PER_S = 10
 
 
-class ParkedPull(msgspec.Struct, eq=False):
-    """One parked pull. `offset` moves on past records that its filter does not want."""
+class Pull(msgspec.Struct, eq=False):
+    """One pull that may be read, and parked. `offset` moves on past records that its filter does not want."""
 
     connection: ServerConnection
     request: Command
@@ -35,14 +35,21 @@ class ParkedPull(msgspec.Struct, eq=False):
     tags: frozenset[int] | RecordFilter | None
     records_max: int
     bytes_max: int
-    deadline_s: float
+    deadline_s: float | None
+    """Until when it would wait; None: not at all."""
     is_plain: bool = False
     """True for a pull that came by the fast path, and may be answered so."""
     with_expired: bool = False
+    """Whether records whose time to live is over are wanted, too."""
+    begun_us: int = 0
+    is_from_disk: bool = False
+    entries_max: int = 0
+    """How many entries a read through a filter may look at; 0 as many as any pull."""
 
     @property
     def tick(self) -> int:
         """Return the tick of the deadline's table at which it is answered at the latest."""
+        assert self.deadline_s is not None
         return math.ceil(self.deadline_s * _TICKS_PER_S)
 
 
@@ -52,9 +59,9 @@ class ParkedPulls:
     def __init__(self, held_max: Callable[[], int]) -> None:
         self._held_max = held_max
         self._count = 0
-        self._by_queue: dict[Queue, dict[ParkedPull, None]] = {}
-        self._by_connection: dict[ServerConnection, set[ParkedPull]] = {}
-        self._by_tick: dict[int, set[ParkedPull]] = {}
+        self._by_queue: dict[Queue, dict[Pull, None]] = {}
+        self._by_connection: dict[ServerConnection, set[Pull]] = {}
+        self._by_tick: dict[int, set[Pull]] = {}
         # Every key of _by_tick once, smallest first.
         self._ticks: list[int] = []
         self.parked_count = 0
@@ -74,7 +81,7 @@ class ParkedPulls:
         """Return whether `park` would keep one more."""
         return self._count < self.held_max
 
-    def park(self, parked: ParkedPull) -> bool:
+    def park(self, parked: Pull) -> bool:
         """Keep the pull; False when there is no room, and then it has to be answered at once."""
         if self._count >= self.held_max:
             self.refused_count += 1
@@ -94,11 +101,11 @@ class ParkedPulls:
         due_together.add(parked)
         return True
 
-    def waiting_for(self, queue: Queue) -> list[ParkedPull]:
+    def waiting_for(self, queue: Queue) -> list[Pull]:
         """Return the pulls parked on the queue, longest waiting first."""
         return list(self._by_queue.get(queue, ()))
 
-    def remove(self, parked: ParkedPull) -> None:
+    def remove(self, parked: Pull) -> None:
         """Forget a parked pull that is being answered."""
         self._forget(parked)
         of_connection = self._by_connection[parked.connection]
@@ -111,10 +118,10 @@ class ParkedPulls:
         for parked in self._by_connection.pop(connection, ()):
             self._forget(parked)
 
-    def take_overdue(self, now_s: float) -> list[ParkedPull]:
+    def take_overdue(self, now_s: float) -> list[Pull]:
         """Remove and return the pulls whose time is over."""
         now_tick = math.floor(now_s * _TICKS_PER_S)
-        overdue: list[ParkedPull] = []
+        overdue: list[Pull] = []
         while self._ticks and self._ticks[0] <= now_tick:
             tick = heapq.heappop(self._ticks)
             for parked in list(self._by_tick[tick]):
@@ -137,7 +144,7 @@ class ParkedPulls:
             ("iotmq_broker_unheld_pulls_total", "Pulls not parked for want of room.", self.refused_count),
         )
 
-    def _forget(self, parked: ParkedPull) -> None:
+    def _forget(self, parked: Pull) -> None:
         waiting = self._by_queue[parked.queue]
         del waiting[parked]
         if not waiting:

@@ -9,12 +9,13 @@ from iotmq import limits
 from iotmq.broker.filters.consumer_filters import ConsumerFilters
 from iotmq.broker.filters.subscription import TAG_EXPRESSION
 from iotmq.broker.filters.tags import parse_tags
-from iotmq.broker.handlers.native.parked_pulls import ParkedPull, ParkedPulls
+from iotmq.broker.handlers.native.parked_pulls import ParkedPulls, Pull
 from iotmq.broker.handlers.native.pull_fast_path import PlainPull, PullPath
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.request_table import Handler
 from iotmq.broker.statistics.latencies import now_us
 from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig
+from iotmq.broker.tables.topics import known_topic
 from iotmq.errors import RefusedError, RequestError
 from iotmq.event_loop import DeadlineTimer
 from iotmq.message.records.record_filter import RecordFilter
@@ -65,26 +66,6 @@ class PullHeader(NamedTuple):
     commit_offset: int
     suspend_ms: int
     subscription_version: int
-
-
-class _Asked(NamedTuple):
-    """A pull that may be read: what for, how much, and until when it would wait (None: not at all)."""
-
-    connection: ServerConnection
-    request: Command
-    queue: Queue
-    group: str
-    offset: int
-    tags: frozenset[int] | RecordFilter | None
-    records_max: int
-    bytes_max: int
-    deadline_s: float | None
-    begun_us: int
-    is_from_disk: bool = False
-    # Whether records whose time to live is over are wanted, too.
-    with_expired: bool = False
-    # How many entries a read through a filter may look at; 0 as many as any pull.
-    entries_max: int = 0
 
 
 class PullHandler:
@@ -159,7 +140,7 @@ class PullHandler:
         request = Command(
             RequestCode.PULL_MESSAGE, opaque, flag, LanguageCode.OTHER, 0, None, {}, b"", serialize
         )
-        parked = ParkedPull(
+        parked = Pull(
             connection,
             request,
             queue,
@@ -210,7 +191,7 @@ class PullHandler:
         holds = self._parked_pulls
         for queue in queues:
             for parked in holds.waiting_for(queue):
-                begun_us = now_us()
+                parked.begun_us = now_us()
                 read = self._read(parked)
                 if read.status == ReadStatus.NO_MATCHED_MESSAGE and read.next_offset >= read.max_offset:
                     # Nothing for its filter: it waits on, behind what was looked through. When that was not
@@ -218,13 +199,13 @@ class PullHandler:
                     parked.offset = read.next_offset
                 elif self._code_of(read, parked.offset) != ResponseCode.PULL_NOT_FOUND:
                     holds.remove(parked)
-                    self._answer_hold(parked, read, begun_us)
+                    self._answer_parked(parked, read)
 
     def expire(self) -> None:
         """Answer the pulls that waited as long as they wanted to."""
         for parked in self._parked_pulls.take_overdue(self._clock.monotonic_s()):
-            begun_us = now_us()
-            self._answer_hold(parked, self._read(parked), begun_us)
+            parked.begun_us = now_us()
+            self._answer_parked(parked, self._read(parked))
         self._timer.arm(self._parked_pulls.next_deadline_s)
 
     def metrics(self) -> Iterable[Metric]:
@@ -261,98 +242,68 @@ class PullHandler:
         deadline_s = None
         if may_wait:
             deadline_s = self._clock.monotonic_s() + min(header.suspend_ms, limits.HOLD_MS_MAX) / 1000
-        asked = _Asked(
+        pull = Pull(
             connection,
             request,
             queue,
-            header.group,
-            header.offset,
-            tags,
-            records_max,
-            bytes_max,
-            deadline_s,
-            now_us(),
-            with_expired=request.boolean("withExpired"),
-        )
-        return self._look(asked, loads_left=_COLD_LOADS_MAX)
-
-    def _look(self, asked: _Asked, *, loads_left: int) -> Command | None:
-        """Answer a pull, park it, or have what it needs brought into memory first: then None."""
-        request, queue, records_max = asked.request, asked.queue, asked.records_max
-        plan = self._store.plan_read(
-            queue,
-            asked.offset,
+            group=header.group,
+            offset=header.offset,
+            tags=tags,
             records_max=records_max,
-            bytes_max=asked.bytes_max,
-            tags=asked.tags,
-            entries_max=asked.entries_max,
+            bytes_max=bytes_max,
+            deadline_s=deadline_s,
+            with_expired=request.boolean("withExpired"),
+            begun_us=now_us(),
+        )
+        return self._look(pull, loads_left=_COLD_LOADS_MAX)
+
+    def _look(self, pull: Pull, *, loads_left: int) -> Command | None:
+        """Answer a pull, park it, or have what it needs brought into memory first: then None."""
+        plan = self._store.plan_read(
+            pull.queue,
+            pull.offset,
+            records_max=pull.records_max,
+            bytes_max=pull.bytes_max,
+            tags=pull.tags,
+            entries_max=pull.entries_max,
         )
         if plan is not None and loads_left > 0:
-            limited = asked._replace(is_from_disk=True)
+            pull.is_from_disk = True
             if plan.records_max:
                 # One load covers so many; the rest is the next pull's.
-                if isinstance(asked.tags, RecordFilter):
-                    limited = limited._replace(entries_max=plan.records_max)
+                if isinstance(pull.tags, RecordFilter):
+                    pull.entries_max = plan.records_max
                 else:
-                    limited = limited._replace(records_max=min(records_max, plan.records_max))
-            self._cold_reads.start(
-                plan, lambda error: self._loaded(limited, error, loads_left=loads_left - 1)
-            )
+                    pull.records_max = min(pull.records_max, plan.records_max)
+            self._cold_reads.start(plan, lambda error: self._loaded(pull, error, loads_left=loads_left - 1))
             return None
-        read = self._store.read(
-            queue,
-            asked.offset,
-            records_max=records_max,
-            bytes_max=asked.bytes_max,
-            tags=asked.tags,
-            with_expired=asked.with_expired,
-            entries_max=asked.entries_max,
-        )
-        code = self._code_of(read, asked.offset)
-        if code == ResponseCode.PULL_NOT_FOUND and asked.deadline_s is not None:
-            parked = ParkedPull(
-                asked.connection,
-                request,
-                queue,
-                group=asked.group,
-                offset=asked.offset,
-                tags=asked.tags,
-                records_max=records_max,
-                bytes_max=asked.bytes_max,
-                deadline_s=asked.deadline_s,
-                with_expired=asked.with_expired,
-            )
-            if not request.is_oneway and self._parked_pulls.park(parked):
-                # What waits costs little, whatever came with it.
-                request.body = b""
-                request.ext = {}
-                self._timer.arm(self._parked_pulls.next_deadline_s)
-                return None
-        return self._answer(
-            request,
-            code,
-            read,
-            queue=queue,
-            group=asked.group,
-            offset=asked.offset,
-            begun_us=asked.begun_us,
-            is_from_disk=asked.is_from_disk,
-        )
+        read = self._read(pull)
+        code = self._code_of(read, pull.offset)
+        request = pull.request
+        may_park = code == ResponseCode.PULL_NOT_FOUND and pull.deadline_s is not None
+        if may_park and not request.is_oneway and self._parked_pulls.park(pull):
+            pull.entries_max, pull.is_from_disk = 0, False
+            # What waits costs little, whatever came with it.
+            request.body = b""
+            request.ext = {}
+            self._timer.arm(self._parked_pulls.next_deadline_s)
+            return None
+        return self._answer(pull, code, read)
 
-    def _loaded(self, asked: _Asked, error: OSError | None, *, loads_left: int) -> None:
+    def _loaded(self, pull: Pull, error: OSError | None, *, loads_left: int) -> None:
         """Go on with a pull whose pages were read from the disk, or could not be."""
-        connection = asked.connection
-        if connection.is_closed or asked.request.is_oneway:
+        connection = pull.connection
+        if connection.is_closed or pull.request.is_oneway:
             return
         if error is not None:
-            response: Command | None = asked.request.reply(
+            response: Command | None = pull.request.reply(
                 ResponseCode.SYSTEM_ERROR, remark=f"the disk does not give what is stored there: {error}"
             )
         else:
             try:
-                response = self._look(asked, loads_left=loads_left)
+                response = self._look(pull, loads_left=loads_left)
             except RequestError as refusal:
-                response = asked.request.reply(refusal.code, remark=str(refusal))
+                response = pull.request.reply(refusal.code, remark=str(refusal))
         if response is not None:
             connection.reply(response)
 
@@ -368,12 +319,7 @@ class PullHandler:
             )
         if not group.consume_enable:
             raise RequestError(ResponseCode.NO_PERMISSION, f"group {header.group} may not consume")
-        topic = self._topics.find(header.topic)
-        if topic is None:
-            raise RequestError(
-                ResponseCode.TOPIC_NOT_EXIST,
-                f"the field topic names the topic {header.topic}, which does not exist",
-            )
+        topic = known_topic(self._topics, header.topic)
         if not topic.is_readable:
             raise RequestError(ResponseCode.NO_PERMISSION, f"topic {header.topic} may not be read")
         if not 0 <= header.queue_id < topic.read_queue_nums:
@@ -420,14 +366,15 @@ class PullHandler:
             expression = subscription.expression
         return parse_tags(expression)
 
-    def _read(self, parked: ParkedPull) -> Read:
+    def _read(self, pull: Pull) -> Read:
         return self._store.read(
-            parked.queue,
-            parked.offset,
-            records_max=parked.records_max,
-            bytes_max=parked.bytes_max,
-            tags=parked.tags,
-            with_expired=parked.with_expired,
+            pull.queue,
+            pull.offset,
+            records_max=pull.records_max,
+            bytes_max=pull.bytes_max,
+            tags=pull.tags,
+            with_expired=pull.with_expired,
+            entries_max=pull.entries_max,
         )
 
     def _code_of(self, read: Read, offset: int) -> int:
@@ -437,58 +384,35 @@ class PullHandler:
             code = ResponseCode.PULL_NOT_FOUND if offset == 0 else ResponseCode.PULL_OFFSET_MOVED
         return code
 
-    def _answer_hold(self, parked: ParkedPull, read: Read, begun_us: int) -> None:
+    def _answer_parked(self, parked: Pull, read: Read) -> None:
+        request = parked.request
         if parked.is_plain and read.status == ReadStatus.FOUND:
-            self._count_found(parked.queue, parked.group, read, begun_us, is_from_disk=False)
-            request = parked.request
-            self._path.answer_parked(
-                parked.connection, request.opaque, request.serialize == Serialize.BINARY, read
-            )
-            return
-        parked.connection.reply(
-            self._answer(
-                parked.request,
-                self._code_of(read, parked.offset),
-                read,
-                queue=parked.queue,
-                group=parked.group,
-                offset=parked.offset,
-                begun_us=begun_us,
-            )
-        )
+            self._count_found(parked, read)
+            is_binary = request.serialize == Serialize.BINARY
+            self._path.answer_parked(parked.connection, request.opaque, is_binary, read)
+        else:
+            parked.connection.reply(self._answer(parked, self._code_of(read, parked.offset), read))
 
-    def _count_found(
-        self, queue: Queue, group: str, read: Read, begun_us: int, *, is_from_disk: bool
-    ) -> None:
-        count = read.count
+    def _count_found(self, pull: Pull, read: Read) -> None:
+        count, queue = read.count, pull.queue
         self.found_count += 1
         self.records_count += count
         statistics = self._statistics
-        took_us = statistics.get_latencies.end(begun_us)
+        took_us = statistics.get_latencies.end(pull.begun_us)
         statistics.counters.count_get(
-            queue.topic, queue.queue_id, group, count, read.size_bytes, took_us, is_from_disk
+            queue.topic, queue.queue_id, pull.group, count, read.size_bytes, took_us, pull.is_from_disk
         )
 
-    def _answer(
-        self,
-        request: Command,
-        code: int,
-        read: Read,
-        *,
-        queue: Queue,
-        group: str,
-        offset: int,
-        begun_us: int,
-        is_from_disk: bool = False,
-    ) -> Command:
+    def _answer(self, pull: Pull, code: int, read: Read) -> Command:
         if code == ResponseCode.SUCCESS:
-            self._count_found(queue, group, read, begun_us, is_from_disk=is_from_disk)
+            self._count_found(pull, read)
         else:
             self.missed_count += 1
             if code == ResponseCode.PULL_OFFSET_MOVED and self._offset_moved is not None:
-                self._offset_moved(group, queue.topic, queue.queue_id, offset, read.next_offset)
+                queue = pull.queue
+                self._offset_moved(pull.group, queue.topic, queue.queue_id, pull.offset, read.next_offset)
         return _reply(
-            request,
+            pull.request,
             code,
             remark=read.status.name,
             next_offset=read.next_offset,

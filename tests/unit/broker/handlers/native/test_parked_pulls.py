@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from iotmq.broker.handlers.native.parked_pulls import ParkedPull, ParkedPulls
+from iotmq.broker.handlers.native.parked_pulls import ParkedPulls, Pull
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 
@@ -18,8 +18,8 @@ class FakeConnection:
     pass
 
 
-def hold(queue: FakeQueue, connection: FakeConnection, *, deadline_s: float = 15.0) -> ParkedPull:
-    return ParkedPull(
+def hold(queue: FakeQueue, connection: FakeConnection, *, deadline_s: float = 15.0) -> Pull:
+    return Pull(
         connection,  # type: ignore[arg-type]
         Command.request(RequestCode.PULL_MESSAGE),
         queue,  # type: ignore[arg-type]
@@ -96,7 +96,7 @@ def test_any_order_of_operations_keeps_the_tables_in_step() -> None:
     parked_pulls = ParkedPulls(lambda: 30)
     queues = [FakeQueue() for _ in range(5)]
     connections = [FakeConnection() for _ in range(4)]
-    model: list[ParkedPull] = []
+    model: list[Pull] = []
     now_s = 0.0
     for _ in range(5_000):
         action = chance.random()
