@@ -176,7 +176,7 @@ async def test_offsets_are_cloned_for_one_topic_or_all(site: Site) -> None:
     assert site.broker.offsets.find("h", "U", 0) is None
     del clone["topic"]
     assert (await site.ask(RequestCode.CLONE_GROUP_OFFSET, {**clone, "destGroup": "i"})).code == 0
-    assert sorted(topic for topic, group in site.broker.offsets.pairs() if group == "i") == ["T", "U"]
+    assert sorted(topic for topic, group in site.broker.offsets.each_pair() if group == "i") == ["T", "U"]
     del clone["srcGroup"]
     assert (await site.ask(RequestCode.CLONE_GROUP_OFFSET, clone)).code == 1
 
@@ -198,5 +198,5 @@ async def test_only_topics_a_live_group_subscribes_to_are_cloned_unless_it_count
     for is_offline, target, topics in (("false", "h", ["T"]), ("true", "i", ["T", "U"])):
         ext = {"srcGroup": "g", "destGroup": target, "offline": is_offline}
         assert (await site.ask(RequestCode.CLONE_GROUP_OFFSET, ext)).code == 0
-        assert sorted(topic for topic, group in site.broker.offsets.pairs() if group == target) == topics
+        assert sorted(topic for topic, group in site.broker.offsets.each_pair() if group == target) == topics
     await member.connection.close()

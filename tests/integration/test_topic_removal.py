@@ -107,7 +107,7 @@ async def test_committed_offsets_go_with_the_topic(site: Site) -> None:
     site.broker.offsets.commit("g", "T", 0, 1)
     site.broker.offsets.commit("g", "T2", 0, 1)
     await delete(site)
-    assert site.broker.offsets.pairs() == [("T2", "g")]
+    assert list(site.broker.offsets.each_pair()) == [("T2", "g")]
 
 
 async def test_a_message_whose_delay_ends_after_the_deletion_is_dropped(site: Site) -> None:

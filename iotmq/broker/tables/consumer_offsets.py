@@ -53,12 +53,8 @@ class ConsumerOffsets(DirtyTable):
         """Queue id to offset for one group and topic."""
         return self._offsets.get(f"{topic}@{group}", {})
 
-    def pairs(self) -> list[tuple[str, str]]:
-        """Return all (topic, group) that have offsets. A group cannot contain `@`, a topic neither."""
-        return [(topic, group) for topic, _, group in (key.partition("@") for key in self._offsets)]
-
     def each_pair(self) -> Iterator[tuple[str, str]]:
-        """Yield the pairs of this moment, taken apart one by one: there may be very many."""
+        """Yield all (topic, group) of this moment, one by one: there may be very many. Neither has an `@`."""
         for key in list(self._offsets):
             topic, _, group = key.partition("@")
             yield topic, group

@@ -12,8 +12,9 @@ from iotmq import limits
 from iotmq.broker.tables.config_files import ConfigFile, DataVersion
 from iotmq.broker.tables.topics import is_legal_name
 from iotmq.clock import Clock
-from iotmq.errors import RefusedError
+from iotmq.errors import RefusedError, RequestError
 from iotmq.metrics import Metric
+from iotmq.remoting.codes import ResponseCode
 from iotmq.remoting.command import Command
 
 # Groups made at start: tools and gateways of the RocketMQ family use them without asking.
@@ -135,6 +136,17 @@ class SubscriptionGroups:
         yield Metric(
             "iotmq_broker_subscription_groups", "gauge", "Consumer groups configured.", len(self._groups)
         )
+
+
+def known_group(groups: SubscriptionGroups, name: str, field: str) -> SubscriptionGroupConfig:
+    """Return the group that a field names, made where that is allowed. Raises RequestError (26) without."""
+    group = groups.find_or_create(name)
+    if group is None:
+        raise RequestError(
+            ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+            f"the field {field} names the group {name}, which does not exist",
+        )
+    return group
 
 
 def group_of(request: Command, field: str) -> str:

@@ -125,7 +125,7 @@ def queue_states(
     broadcasting ones keep their offsets to themselves and do not count.
     """
     name = topic.topic_name
-    consuming = {group for other, group in offsets.pairs() if other == name}
+    consuming = set(offsets.groups_of(name))
     for live in groups.consumer_groups():
         if live.is_broadcasting:
             consuming.discard(live.name)

@@ -14,7 +14,7 @@ from iotmq.broker.handlers.native.pull_fast_path import PlainPull, PullPath
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.request_table import Handler
 from iotmq.broker.statistics.latencies import now_us
-from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig
+from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig, known_group
 from iotmq.broker.tables.topics import known_topic
 from iotmq.errors import RefusedError, RequestError
 from iotmq.event_loop import DeadlineTimer
@@ -311,12 +311,7 @@ class PullHandler:
         """Check a pull in the protocol's order, up to the queue id."""
         if not self._parts.settings.is_readable:
             raise RequestError(ResponseCode.NO_PERMISSION, "this broker does not answer pulls")
-        group = self._subscription_groups.find_or_create(header.group)
-        if group is None:
-            raise RequestError(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"the field consumerGroup names the group {header.group}, which does not exist",
-            )
+        group = known_group(self._subscription_groups, header.group, "consumerGroup")
         if not group.consume_enable:
             raise RequestError(ResponseCode.NO_PERMISSION, f"group {header.group} may not consume")
         topic = known_topic(self._topics, header.topic)

@@ -10,7 +10,7 @@ from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.scheduled.delivery_time import DeliveryTime
 from iotmq.broker.scheduled.scheduling import DelayDelivery, without_properties
-from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig
+from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig, known_group
 from iotmq.broker.tables.topics import DLQ_PREFIX, RETRY_PREFIX
 from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
@@ -48,12 +48,7 @@ class SendBackHandler(RequestProcessor):
         position = request.integer("offset", minimum=0)
         group_name = request.text("group")
         level = request.integer("delayLevel", minimum=-_INT32_MAX, maximum=_INT32_MAX)
-        group = self._subscription_groups.find_or_create(group_name)
-        if group is None:
-            raise RequestError(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"the field group names the group {group_name}, which does not exist",
-            )
+        group = known_group(self._subscription_groups, group_name, "group")
         if not self._parts.settings.is_writable:
             raise RequestError(ResponseCode.NO_PERMISSION, "this broker does not take messages")
         if group.retry_queue_nums <= 0:

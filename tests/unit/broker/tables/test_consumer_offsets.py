@@ -41,7 +41,7 @@ def test_offsets_come_back_from_the_file(path: Path) -> None:
     assert json.loads(path.read_text()) == {"offsetTable": {"t@g": {"0": 5}, "%RETRY%g@g": {"3": 1}}}
     again = ConsumerOffsets(path)
     assert again.find("g", "%RETRY%g", 3) == 1
-    assert sorted(again.pairs()) == [("%RETRY%g", "g"), ("t", "g")]
+    assert sorted(again.each_pair()) == [("%RETRY%g", "g"), ("t", "g")]
 
 
 def test_the_file_of_a_java_broker_is_read(path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_group_can_be_forgotten(path: Path) -> None:
     offsets.commit("g", "t", 0, 1)
     offsets.commit("other", "t", 0, 1)
     offsets.forget_group("g")
-    assert offsets.pairs() == [("t", "other")]
+    assert list(offsets.each_pair()) == [("t", "other")]
 
 
 def test_pairs_are_found_from_either_side(path: Path) -> None:
