@@ -33,7 +33,6 @@ _MAY_WAIT = 2
 _HAS_SUBSCRIPTION = 4
 
 _INT32_MAX = 2**31 - 1
-_INT64_MAX = 2**63 - 1
 
 # A pull waits for the disk so often before it reads whatever is there: under memory pressure pages may go
 # as fast as they come.
@@ -452,37 +451,11 @@ def _maxima(request: Command, header: PullHeader) -> tuple[int, int]:
 
 
 def _read_header(request: Command) -> PullHeader:
-    """Return the fields of a pull. Raises RequestError for the first one that is missing or wrong."""
-    ext = request.ext
-    try:
-        header = PullHeader(
-            ext["consumerGroup"],
-            ext["topic"],
-            int(ext["queueId"]),
-            int(ext["queueOffset"]),
-            int(ext["maxMsgNums"]),
-            int(ext["sysFlag"]),
-            int(ext["commitOffset"]),
-            int(ext["suspendTimeoutMillis"]),
-            int(ext["subVersion"]),
-        )
-    except (KeyError, ValueError):
-        return _read_header_slowly(request)
-    if (
-        -_INT64_MAX <= header.offset <= _INT64_MAX
-        and 1 <= header.records_max <= _INT32_MAX
-        and 0 <= header.sys_flag <= _INT32_MAX
-        and -_INT64_MAX <= header.commit_offset <= _INT64_MAX
-    ):
-        return header
-    return _read_header_slowly(request)
-
-
-def _read_header_slowly(request: Command) -> PullHeader:
+    """Read the fields of a pull. Raises RequestError for the first one that is missing or wrong."""
     return PullHeader(
         request.text("consumerGroup"),
         request.text("topic"),
-        request.integer("queueId", minimum=-_INT32_MAX - 1, maximum=_INT32_MAX),
+        request.integer("queueId"),
         request.integer("queueOffset"),
         request.integer("maxMsgNums", minimum=1, maximum=_INT32_MAX),
         request.integer("sysFlag", minimum=0, maximum=_INT32_MAX),

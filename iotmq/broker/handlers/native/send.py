@@ -537,35 +537,7 @@ def _check_names(header: SendHeader, names: FieldNames) -> None:
 
 
 def _read_header(request: Command, names: FieldNames) -> SendHeader:
-    """The fields of a send. The fast path in; what is missing or wrong is named by the general path."""
-    ext = request.ext
-    try:
-        header = SendHeader(
-            ext[names.producer_group],
-            ext[names.topic],
-            ext[names.default_topic],
-            int(ext[names.default_topic_queues]),
-            int(ext[names.queue_id]),
-            int(ext[names.sys_flag]),
-            int(ext[names.born_timestamp]),
-            int(ext[names.flag]),
-            ext.get(names.properties, ""),
-        )
-    except (KeyError, ValueError):
-        return _read_header_slowly(request, names)
-    if (
-        1 <= header.default_topic_queues <= _INT32_MAX
-        and _INT32_MIN <= header.queue_id <= _INT32_MAX
-        and 0 <= header.sys_flag <= _INT32_MAX
-        and 0 <= header.born_timestamp_ms <= _INT64_MAX
-        and _INT32_MIN <= header.flag <= _INT32_MAX
-    ):
-        return header
-    return _read_header_slowly(request, names)
-
-
-def _read_header_slowly(request: Command, names: FieldNames) -> SendHeader:
-    """Read the fields one by one. Raises RequestError for the first field that is missing or wrong."""
+    """Read the fields of a send. Raises RequestError for the first one that is missing or wrong."""
     return SendHeader(
         request.text(names.producer_group),
         request.text(names.topic),
