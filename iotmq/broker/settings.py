@@ -116,7 +116,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             ge=1,
             le=limits.QUEUES_PER_TOPIC_MAX,
             description="Queues of the template topic TBW102, and of topics the gateway itself makes; "
-            "a client's own delivery_time (4 by default) wins where it is smaller.",
+            "a client's own number (4 by default) wins where it is smaller.",
         ),
     ] = 8
     delay_levels: Annotated[

@@ -137,7 +137,7 @@ class Timers:
         is_counted: bool = True,
         also_waiting: int = 0,
     ) -> Waiting:
-        """How a message is stored to wait as `wish` (a level or a due time) says, and then to go on.
+        """Return how a message is stored to wait for a level or until a time, and then to go on.
 
         Raises RequestError: 13 when its properties are too long for that, 14 when too many wait already,
         which is not asked unless `is_counted`; `also_waiting` are on their way and not known yet.

@@ -50,7 +50,7 @@ _Body = TypeVar("_Body")
 
 
 class SessionHandler:
-    """Serves front ends in other processes what `session_gateway.LocalSessions` serves the one in this.
+    """Serves front ends in other processes what `local_sessions.LocalSessions` serves the one in this.
 
     A connection is a front end's once it has introduced itself, and for as long as it lives.
     """

@@ -3,7 +3,7 @@
 Operations: park, find all of one queue, remove one, drop all of one connection, take the overdue ones.
 Goals: ten thousand and more parked at no cost while nothing happens, an append wakes only those of
 its queue, no timer or task per pull. Plan: a dictionary per queue and per connection, and deadlines
-rounded up to ticks of 100 ms with one set of holds per tick and a heap of the ticks in use, of which
+rounded up to ticks of 100 ms with one set of pulls per tick and a heap of the ticks in use, of which
 there are at most HOLD_MS_MAX / 100.
 """
 

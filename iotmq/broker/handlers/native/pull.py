@@ -187,9 +187,8 @@ class PullHandler:
 
     def wake(self, queues: Iterable[Queue]) -> None:
         """Look again for the pulls parked on queues that have new entries."""
-        holds = self._parked_pulls
         for queue in queues:
-            for parked in holds.waiting_for(queue):
+            for parked in self._parked_pulls.waiting_for(queue):
                 parked.begun_us = now_us()
                 read = self._read(parked)
                 if read.status == ReadStatus.NO_MATCHED_MESSAGE and read.next_offset >= read.max_offset:
@@ -197,7 +196,7 @@ class PullHandler:
                     # all, it is told to ask again (20): nobody would wake it for the rest.
                     parked.offset = read.next_offset
                 elif self._code_of(read, parked.offset) != ResponseCode.PULL_NOT_FOUND:
-                    holds.remove(parked)
+                    self._parked_pulls.remove(parked)
                     self._answer_parked(parked, read)
 
     def expire(self) -> None:
