@@ -11,8 +11,7 @@ from typing import Final
 from iotmq import __version__
 from iotmq.broker.handlers.native.pull import PullHandler
 from iotmq.broker.parts import BrokerParts
-from iotmq.broker.statistics.daily_totals import DailyTotals
-from iotmq.broker.statistics.rates import Rates
+from iotmq.broker.statistics.rates import DailyTotals, Rates
 from iotmq.errors import RequestError
 from iotmq.message.records.record import decode_record
 from iotmq.remoting.codes import Version

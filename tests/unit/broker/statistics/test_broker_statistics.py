@@ -11,9 +11,9 @@ from manual_clock import ManualClock
 from iotmq import limits
 from iotmq.broker.handlers.admin.runtime_info import duration_text, size_text
 from iotmq.broker.statistics.counters import CounterTable
-from iotmq.broker.statistics.daily_totals import DailyTotals
 from iotmq.broker.statistics.latencies import BUCKET_COUNT, Latencies, bucket_end_us, now_us
 from iotmq.broker.statistics.latency_window import LatencyWindow
+from iotmq.broker.statistics.rates import DailyTotals
 from iotmq.broker.statistics.statistics import STATISTIC_NAMES, WINDOWS, Statistics
 
 
