@@ -74,7 +74,7 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     payload_format_checked: bool = False
     """Refuse (0x99) messages of MQTT 5 whose payload format indicator says UTF-8 while the payload is not."""
     response_information: Annotated[str, Meta(max_length=limits.MQTT_TOPIC_BYTES_MAX // 4)] = ""
-    """Response Information for a device of MQTT 5 that asks for it and makes its response topics of it, such as
+    """Response Information for a device of MQTT 5 that asks for it and makes response topics of it, such as
     a part of the topic tree. Empty: none."""
     queued_bytes_max: Annotated[int, Meta(ge=16 * 1024, le=1 << 31)] = limits.MQTT_QUEUED_BYTES_MAX
     """Bytes kept in memory for one slow subscriber, for QoS 0 and for QoS 1; what comes on top is dropped and
