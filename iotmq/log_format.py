@@ -25,26 +25,14 @@ _VALUE_CHARACTERS_MAX: Final = 4_096
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Section [log]: the level and the format of log lines on standard error."""
 
-    level: Annotated[
-        Literal["debug", "info", "warning", "error"],
-        msgspec.Meta(
-            description="The least serious lines to write. At info a healthy gateway writes a line when it "
-            "is ready and one when it stops; debug costs throughput."
-        ),
-    ] = "info"
-    format: Annotated[
-        Literal["logfmt", "json"],
-        msgspec.Meta(description="One line per event, as key=value pairs for people or as JSON objects."),
-    ] = "logfmt"
-    lines_per_second_max: Annotated[
-        int,
-        msgspec.Meta(
-            ge=0,
-            le=1_000_000,
-            description="Lines one place in the code may write in a second; what is left out is counted on "
-            "its next line. Keeps a million broken devices from filling the disk. 0 is without limit.",
-        ),
-    ] = 20
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least serious lines to write. At info a healthy gateway writes a line when it is ready and one when
+    it stops; debug costs throughput."""
+    format: Literal["logfmt", "json"] = "logfmt"
+    """One line per event, as key=value pairs for people or as JSON objects."""
+    lines_per_second_max: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 20
+    """Lines one place in the code may write in a second; what is left out is counted on its next line. Keeps
+    a million broken devices from filling the disk. 0 is without limit."""
 
 
 def set_up_logging(

@@ -1,6 +1,6 @@
 """Name the types that settings of several roles share, with their bounds.
 
-A setting that has more to say adds a `Meta` of its own: `Annotated[Port, Meta(description="...")]`.
+Their `description` is for settings that have no text of their own below their field.
 """
 
 from __future__ import annotations

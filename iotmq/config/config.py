@@ -44,32 +44,21 @@ _VARIABLE: Final = re.compile(r"IOTMQ_(DATA|[A-Z0-9]+(?:_[A-Z0-9]+)*(?:__[A-Z0-9
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that can be set, for one role or for all of them in one process."""
 
-    data: Annotated[
-        str,
-        msgspec.Meta(
-            min_length=1,
-            description="Directory of the log and everything derived from it. One process at a time, on "
-            "a local disk with an honest fdatasync.",
-        ),
-    ] = "data"
-    store: Annotated[
-        StoreSettings, msgspec.Meta(description="The log on disk: sizes, durability, retention.")
-    ] = StoreSettings()
-    broker: Annotated[
-        BrokerSettings, msgspec.Meta(description="The native port, topics, groups and holds.")
-    ] = BrokerSettings()
-    registry: Annotated[
-        RegistrySettings, msgspec.Meta(description="Where brokers announce themselves and clients ask.")
-    ] = RegistrySettings()
-    mqtt: Annotated[
-        MqttSettings, msgspec.Meta(description="The MQTT listeners, their limits and the routes.")
-    ] = MqttSettings()
-    http: Annotated[
-        HttpSettings, msgspec.Meta(description="The operator's port: metrics, health, readiness.")
-    ] = HttpSettings()
-    log: Annotated[LogSettings, msgspec.Meta(description="The log on standard error.")] = (
-        LogSettings()
-    )
+    data: Annotated[str, msgspec.Meta(min_length=1)] = "data"
+    """Directory of the log and everything derived from it. One process at a time, on a local disk with an
+    honest fdatasync."""
+    store: StoreSettings = StoreSettings()
+    """The log on disk: sizes, durability, retention."""
+    broker: BrokerSettings = BrokerSettings()
+    """The native port, topics, groups and holds."""
+    registry: RegistrySettings = RegistrySettings()
+    """Where brokers announce themselves and clients ask."""
+    mqtt: MqttSettings = MqttSettings()
+    """The MQTT listeners, their limits and the routes."""
+    http: HttpSettings = HttpSettings()
+    """The operator's port: metrics, health, readiness."""
+    log: LogSettings = LogSettings()
+    """The log on standard error."""
 
 
 def load_config(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import types
 from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
 from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -21,6 +25,7 @@ class Setting(NamedTuple):
     type: Any  # without Annotated
     meta: msgspec.Meta
     default: Any  # msgspec.NODEFAULT when the key has to be given
+    owner: type[msgspec.Struct]
 
     @property
     def is_secret(self) -> bool:
@@ -29,8 +34,21 @@ class Setting(NamedTuple):
 
     @property
     def description(self) -> str:
-        """Return the setting's description from the struct that owns it."""
-        return self.meta.description or ""
+        """Return the text below the setting's field, or that of a type which several settings share."""
+        return _texts_below_fields(self.owner).get(self.key) or self.meta.description or ""
+
+
+@cache
+def _texts_below_fields(struct: type[msgspec.Struct]) -> dict[str, str]:
+    """Read from the source of a struct what stands as a string below each of its fields."""
+    (found,) = ast.parse(inspect.getsource(struct)).body
+    assert isinstance(found, ast.ClassDef)
+    texts = {}
+    for field, below in pairwise(found.body):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                texts[name] = " ".join(text.split())
+    return texts
 
 
 def settings_of(struct: type[msgspec.Struct]) -> Iterator[Setting]:
@@ -41,7 +59,7 @@ def settings_of(struct: type[msgspec.Struct]) -> Iterator[Setting]:
         default = field.default
         if default is msgspec.NODEFAULT and field.default_factory is not msgspec.NODEFAULT:
             default = field.default_factory()
-        yield Setting(field.encode_name, kind, meta, default)
+        yield Setting(field.encode_name, kind, meta, default, struct)
 
 
 def annotated_type(setting: Setting) -> Any:

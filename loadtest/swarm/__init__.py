@@ -17,6 +17,9 @@ from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Any, Final
 
+from iotmq.mqtt.codec import packets
+from iotmq.mqtt.codec.packets import Connect, Will
+from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties
 from loadtest.swarm.engine import STAMP_BYTES, STAMP_MAGIC, TOPIC_DIGITS, Engine, Sink, read_stamp
 
 __all__ = [
@@ -36,8 +39,8 @@ __all__ = [
 SPARE_FILES: Final = 32
 MESSAGES_UNLIMITED: Final = 2**62
 
-# Session Expiry Interval with its length before it [MQTT 5, 3.1.2.11.2].
-_SESSION_NEVER_EXPIRES: Final = b"\x05\x11\xff\xff\xff\xff"
+# [MQTT 5, 3.1.2.11.2]
+_SESSION_NEVER_EXPIRES: Final = Properties(session_expiry_s=0xFFFF_FFFF)
 
 # Counters that stay 0 with a correct server.
 VIOLATIONS: Final = (
@@ -339,29 +342,22 @@ def connect_packet(
 
     With MQTT 5 a session that is not clean is kept for as long as the server likes.
     """
-    flags = (
-        (0x02 if is_clean else 0)
-        | (0x0C if will is not None else 0)
-        | (0x80 if username is not None else 0)
-        | (0x40 if password is not None else 0)
+    packet = Connect(
+        client_id,
+        is_clean,
+        keep_alive_s,
+        None if will is None else Will(*will, qos=1, retain=False),
+        username,
+        None if password is None else password.encode(),
+        packets.PROTOCOL_LEVEL_5 if is_v5 else packets.PROTOCOL_LEVEL_3_1_1,
+        NO_PROPERTIES if is_clean else _SESSION_NEVER_EXPIRES,
     )
-    body = _text("MQTT") + bytes([5 if is_v5 else 4, flags]) + keep_alive_s.to_bytes(2, "big")
-    if is_v5:
-        body += b"\0" if is_clean else _SESSION_NEVER_EXPIRES
-    body += _text(client_id)
-    if will is not None:
-        body += (b"\0" if is_v5 else b"") + _text(will[0]) + len(will[1]).to_bytes(2, "big") + will[1]
-    for credential in (username, password):
-        if credential is not None:
-            body += _text(credential)
-    return b"\x10" + _length(len(body)) + body
+    return packets.encode_connect(packet)
 
 
 def subscribe_packet(topic_filter: str, qos: int, *, packet_id: int = 1, is_v5: bool = False) -> bytes:
     """A SUBSCRIBE of MQTT 3.1.1 or 5 with one filter [MQTT 3.8]."""
-    properties = b"\0" if is_v5 else b""
-    body = packet_id.to_bytes(2, "big") + properties + _text(topic_filter) + bytes([qos])
-    return b"\x82" + _length(len(body)) + body
+    return packets.encode_subscribe(packet_id, [(topic_filter, qos)], NO_PROPERTIES if is_v5 else None)
 
 
 def stamp(publisher: int, sequence: int, time_ns: int) -> bytes:
@@ -372,20 +368,6 @@ def stamp(publisher: int, sequence: int, time_ns: int) -> bytes:
 def _in_topic(plan: Plan, number: int) -> str:
     """A number as topics have it."""
     return f"{number:0{TOPIC_DIGITS}d}" if plan.topics_per_publisher > 1 else str(number)
-
-
-def _text(value: str) -> bytes:
-    data = value.encode()
-    return len(data).to_bytes(2, "big") + data
-
-
-def _length(remaining: int) -> bytes:
-    encoded = bytearray()
-    while True:
-        remaining, digit = divmod(remaining, 128)
-        encoded.append(digit | (0x80 if remaining else 0))
-        if not remaining:
-            return bytes(encoded)
 
 
 def _filler(size: int) -> bytes:

@@ -13,9 +13,57 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import fields
+from typing import Any, get_args, get_origin
 
-from loadtest.swarm import MESSAGES_UNLIMITED, Plan, Report, Sink, Swarm, SwarmError
+from loadtest.swarm import Plan, Report, Sink, Swarm, SwarmError
+
+_FIELDS = {field.name: field for field in fields(Plan)}
+# Option -> the field of a plan that it sets, which gives type and default, and what argparse is told beside.
+_PLAN_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "--host": ("host", {}),
+    "--port": ("port", {}),
+    "--topic": ("topic", {}),
+    "--filter": ("filter", {}),
+    "--client-id": ("client_id", {}),
+    "--username": ("username", {}),
+    "--password": ("password", {}),
+    "--mqtt5": ("is_v5", {"help": "MQTT 5 in the place of 3.1.1"}),
+    "--websocket": (
+        "websocket_path",
+        {"nargs": "?", "const": "/mqtt", "metavar": "PATH", "help": "in WebSockets; without PATH at /mqtt"},
+    ),
+    "--keep-alive": ("keep_alive_s", {"metavar": "SECONDS"}),
+    "--qos": ("qos", {"choices": (0, 1)}),
+    "--filter-qos": (
+        "filter_qos",
+        {"choices": (0, 1), "help": "QoS of subscribers; that of --qos by default"},
+    ),
+    "--window": ("window", {"help": "unacknowledged messages a publisher may have"}),
+    "--lead": ("lead_max", {"help": "messages ahead of the subscribers; 0: any"}),
+    "--keep-sessions": ("keeps_sessions", {"help": "subscribers have sessions that outlive the connection"}),
+    "--topics-per-publisher": ("topics_per_publisher", {"metavar": "COUNT"}),
+    "--will-topic": ("will_topic", {"help": "subscribers leave a will there"}),
+    "--deliveries-per-message": (
+        "deliveries_per_message",
+        {"help": "subscribers that get each message, waited for at the end"},
+    ),
+    "--publishers-tracked": ("publishers_tracked", {"help": "publishers whose sequences subscribers follow"}),
+    "--fallback-port": ("fallback_ports", {"help": "port to go to when a connection is lost"}),
+    "--payload-bytes": ("payload_bytes", {}),
+    "--rate": ("rate_per_s", {"help": "messages/s over all publishers; 0: as fast as possible"}),
+    "--messages": ("messages_max", {"help": "messages at most, over all publishers"}),
+    "--seconds": ("seconds", {}),
+    "--warmup": ("warmup_s", {"metavar": "SECONDS"}),
+    "--drain-timeout": ("drain_timeout_s", {"metavar": "SECONDS"}),
+    "--connect-rate": ("connect_rate_per_s", {"help": "connections opened per second"}),
+    "--return-after": ("return_after_s", {"metavar": "SECONDS", "help": "how long the lost ones stay away"}),
+    "--connects-in-progress": ("connects_in_progress_max", {"help": "connections being opened at once"}),
+    "--connect-timeout": ("connect_timeout_s", {"metavar": "SECONDS"}),
+    "--number-base": ("number_base", {"help": "first connection number"}),
+    "--source-address": ("source_addresses", {"help": "local address; may be repeated"}),
+    "--measure-acks": ("measures_acks", {"help": "measure the time to PUBACK"}),
+}
 
 # Content type, message expiry of an hour, and a user property [MQTT 5, 3.3.2.3].
 THREE_PROPERTIES = b"\x03\x00\x10application/json\x02\x00\x00\x0e\x10\x26\x00\x04site\x00\x08north-12"
@@ -37,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def publish(options: argparse.Namespace) -> int:
     """Publishers, and subscribers that listen to them; prints one report."""
-    with Swarm(_plan(options, publishers=options.publishers, subscribers=options.subscribers)) as swarm:
+    with Swarm(_plan(options)) as swarm:
         swarm.connect()
         report = swarm.publish()
     _show(report)
@@ -50,7 +98,7 @@ def hold(options: argparse.Namespace) -> int:
 
     With ``--until-input-ends`` every line of standard input is answered with the counters so far.
     """
-    plan = _plan(options, subscribers=options.subscribers, idle=options.idle)
+    plan = _plan(options)
     with Swarm(plan) as swarm:
         began_ns = time.monotonic_ns()
         seconds = swarm.connect()
@@ -145,44 +193,10 @@ def calibrate(options: argparse.Namespace) -> int:
     return 0
 
 
-def _plan(options: argparse.Namespace, **kinds: int) -> Plan:
-    return Plan(
-        host=options.host,
-        port=options.port,
-        topic=options.topic,
-        filter=options.filter,
-        client_id=options.client_id,
-        username=options.username,
-        password=options.password,
-        keep_alive_s=options.keep_alive,
-        is_v5=options.mqtt5,
-        publish_properties=THREE_PROPERTIES if options.three_properties else b"",
-        websocket_path=options.websocket,
-        qos=options.qos,
-        filter_qos=options.filter_qos,
-        window=options.window,
-        lead_max=options.lead,
-        payload_bytes=options.payload_bytes,
-        rate_per_s=options.rate,
-        messages_max=options.messages,
-        seconds=options.seconds,
-        warmup_s=options.warmup,
-        drain_timeout_s=options.drain_timeout,
-        connect_rate_per_s=options.connect_rate,
-        connect_timeout_s=options.connect_timeout,
-        number_base=options.number_base,
-        publishers_tracked=options.publishers_tracked,
-        deliveries_per_message=options.deliveries_per_message,
-        keeps_sessions=options.keep_sessions,
-        topics_per_publisher=options.topics_per_publisher,
-        will_topic=options.will_topic,
-        fallback_ports=tuple(options.fallback_port),
-        return_after_s=options.return_after,
-        connects_in_progress_max=options.connects_in_progress,
-        source_addresses=tuple(options.source_address),
-        measures_acks=options.measure_acks,
-        **kinds,
-    )
+def _plan(options: argparse.Namespace) -> Plan:
+    """Fill a plan with the options that are named like its fields."""
+    given = {name: value for name, value in vars(options).items() if name in _FIELDS}
+    return Plan(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
 
 
 def _show(report: Report) -> None:
@@ -212,69 +226,23 @@ def _parser() -> argparse.ArgumentParser:
 
     load = argparse.ArgumentParser(add_help=False)
     load.add_argument("--core", type=int, help="pin to this processor core")
-    load.add_argument("--host", default="127.0.0.1")
-    load.add_argument("--port", type=int, default=1883)
-    load.add_argument("--topic", default="devices/{n}/telemetry")
-    load.add_argument("--filter", default="devices/+/telemetry")
-    load.add_argument("--client-id", default="swarm-{kind}-{n}")
-    load.add_argument("--username")
-    load.add_argument("--password")
-    load.add_argument("--mqtt5", action="store_true", help="MQTT 5 in the place of 3.1.1")
     load.add_argument(
         "--three-properties",
-        action="store_true",
+        action="store_const",
+        dest="publish_properties",
+        default=b"",
+        const=THREE_PROPERTIES,
         help="messages with a content type, a message expiry and a user property (MQTT 5)",
     )
-    load.add_argument(
-        "--websocket",
-        nargs="?",
-        const="/mqtt",
-        default="",
-        metavar="PATH",
-        help="in WebSockets; without PATH at /mqtt",
-    )
-    load.add_argument("--keep-alive", type=int, default=60, metavar="SECONDS")
-    load.add_argument("--qos", type=int, choices=(0, 1), default=1)
-    load.add_argument(
-        "--filter-qos", type=int, choices=(0, 1), help="QoS of subscribers; that of --qos by default"
-    )
-    load.add_argument("--window", type=int, default=100, help="unacknowledged messages a publisher may have")
-    load.add_argument("--lead", type=int, default=0, help="messages ahead of the subscribers; 0: any")
-    load.add_argument(
-        "--keep-sessions", action="store_true", help="subscribers have sessions that outlive the connection"
-    )
-    load.add_argument("--topics-per-publisher", type=int, default=1, metavar="COUNT")
-    load.add_argument("--will-topic", help="subscribers leave a will there")
-    load.add_argument(
-        "--deliveries-per-message", type=int, help="subscribers that get each message, waited for at the end"
-    )
-    load.add_argument("--publishers-tracked", type=int, help="publishers whose sequences subscribers follow")
-    load.add_argument(
-        "--fallback-port",
-        type=int,
-        action="append",
-        default=[],
-        help="port to go to when a connection is lost",
-    )
-    load.add_argument("--payload-bytes", type=int, default=100)
-    load.add_argument(
-        "--rate", type=int, default=0, help="messages/s over all publishers; 0: as fast as possible"
-    )
-    load.add_argument(
-        "--messages", type=int, default=MESSAGES_UNLIMITED, help="messages at most, over all publishers"
-    )
-    load.add_argument("--seconds", type=float, default=5.0)
-    load.add_argument("--warmup", type=float, default=1.0, metavar="SECONDS")
-    load.add_argument("--drain-timeout", type=float, default=10.0, metavar="SECONDS")
-    load.add_argument("--connect-rate", type=float, default=2_000.0, help="connections opened per second")
-    load.add_argument(
-        "--return-after", type=float, default=0.0, metavar="SECONDS", help="how long the lost ones stay away"
-    )
-    load.add_argument("--connects-in-progress", type=int, default=64, help="connections being opened at once")
-    load.add_argument("--connect-timeout", type=float, default=60.0, metavar="SECONDS")
-    load.add_argument("--number-base", type=int, default=0, help="first connection number")
-    load.add_argument("--source-address", action="append", default=[], help="local address; may be repeated")
-    load.add_argument("--measure-acks", action="store_true", help="measure the time to PUBACK")
+    for option, (name, details) in _PLAN_OPTIONS.items():
+        kind: Any = _FIELDS[name].type
+        if kind is bool:
+            how: dict[str, Any] = {"action": "store_true"}
+        elif get_origin(kind) is tuple:
+            how = {"action": "append", "default": [], "type": get_args(kind)[0]}
+        else:
+            how = {"default": _FIELDS[name].default, "type": (*get_args(kind), kind)[0]}
+        load.add_argument(option, dest=name, **how, **details)
 
     one = commands.add_parser("publish", parents=[load], help="publishers and their subscribers")
     one.add_argument("--publishers", type=int, default=100)

@@ -23,6 +23,7 @@ from libc.string cimport memcmp, memcpy, memmove, memset
 
 from cpython.exc cimport PyErr_CheckSignals
 
+from iotmq.message.records.layout cimport get_u16, get_u32, get_u64, put_u16, put_u32, put_u64
 from iotmq.mqtt.codec.framing cimport read_variable_integer
 
 import os
@@ -45,13 +46,6 @@ cdef extern from * nogil:
     #include <sys/uio.h>
     #include <time.h>
     #include <unistd.h>
-
-    static inline uint16_t swarm_get_u16(const uint8_t *p) { uint16_t v; memcpy(&v, p, 2); return __builtin_bswap16(v); }
-    static inline uint32_t swarm_get_u32(const uint8_t *p) { uint32_t v; memcpy(&v, p, 4); return __builtin_bswap32(v); }
-    static inline uint64_t swarm_get_u64(const uint8_t *p) { uint64_t v; memcpy(&v, p, 8); return __builtin_bswap64(v); }
-    static inline void swarm_put_u16(uint8_t *p, uint16_t v) { v = __builtin_bswap16(v); memcpy(p, &v, 2); }
-    static inline void swarm_put_u32(uint8_t *p, uint32_t v) { v = __builtin_bswap32(v); memcpy(p, &v, 4); }
-    static inline void swarm_put_u64(uint8_t *p, uint64_t v) { v = __builtin_bswap64(v); memcpy(p, &v, 8); }
 
     static inline int64_t swarm_now_ns(void) {
         struct timespec t;
@@ -129,12 +123,6 @@ cdef extern from * nogil:
         return poll(&one, 1, timeout_ms);
     }
     """
-    uint16_t get_u16 "swarm_get_u16"(const uint8_t *p) noexcept
-    uint32_t get_u32 "swarm_get_u32"(const uint8_t *p) noexcept
-    uint64_t get_u64 "swarm_get_u64"(const uint8_t *p) noexcept
-    void put_u16 "swarm_put_u16"(uint8_t *p, uint16_t v) noexcept
-    void put_u32 "swarm_put_u32"(uint8_t *p, uint32_t v) noexcept
-    void put_u64 "swarm_put_u64"(uint8_t *p, uint64_t v) noexcept
     int64_t now_ns "swarm_now_ns"() noexcept
     int top_bit "swarm_top_bit"(uint64_t v) noexcept
     int open_connection "swarm_connect"(uint32_t host, uint16_t port, uint32_t source, int send_buffer_bytes) noexcept

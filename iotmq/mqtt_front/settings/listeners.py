@@ -28,13 +28,10 @@ WEBSOCKET_TRANSPORTS: Final = ("ws", "wss")
 class CertificateSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A certificate and its key."""
 
-    certificate_file: Annotated[
-        FileName,
-        Meta(min_length=1, description="PEM file with the certificate and those between it and its root."),
-    ]
-    key_file: Annotated[
-        FileName, Meta(description="PEM file with the key; empty when the certificate's file has it.")
-    ] = ""
+    certificate_file: Annotated[FileName, Meta(min_length=1)]
+    """PEM file with the certificate and those between it and its root."""
+    key_file: FileName = ""
+    """PEM file with the key; empty when the certificate's file has it."""
 
 
 class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,172 +40,76 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     ValueError when its settings do not belong together.
     """
 
-    name: Annotated[
-        str,
-        Meta(
-            pattern=r"^[a-z][a-z0-9_-]*$",
-            max_length=limits.MQTT_LISTENER_NAME_BYTES_MAX,
-            description=f'What logs and metrics call it; each has another one, and none is "{TCP_NAME}".',
-        ),
-    ]
-    transport: Annotated[
-        Literal["tcp", "tls", "unix", "ws", "wss"],
-        Meta(
-            description="How MQTT is carried: by TCP, by TLS (usually at port 8883), by a Unix socket for "
-            'this machine only ("unix"), in WebSockets ("ws", usually at port 8083), or in WebSockets by TLS '
-            '("wss", 8084).'
-        ),
-    ]
+    name: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_-]*$", max_length=limits.MQTT_LISTENER_NAME_BYTES_MAX)]
+    """Name of the listener in logs and metrics; each has another one, and none is "tcp"."""
+    transport: Literal["tcp", "tls", "unix", "ws", "wss"]
+    """How MQTT is carried: by TCP, by TLS (usually at port 8883), by a Unix socket for this machine only
+    ("unix"), in WebSockets ("ws", usually at port 8083), or in WebSockets by TLS ("wss", 8084)."""
     listen_host: ListenHost = "127.0.0.1"
-    listen_port: Annotated[Port, Meta(description="TCP port; 0 takes a free one.")] = 0
-    socket_path: Annotated[
-        str,
-        Meta(
-            max_length=limits.UNIX_SOCKET_PATH_BYTES_MAX,
-            description=(
-                'Where a "unix" listener has its socket. With mqtt.workers above 1 it has to have '
-                f"{WORKER_PLACE} in it, for the number of the worker."
-            ),
-        ),
-    ] = ""
-    socket_mode: Annotated[
-        str,
-        Meta(
-            pattern=r"^0?[0-7]{3}$",
-            description="Permissions of that socket in octal digits: who may write to it may connect.",
-        ),
-    ] = "0660"
+    listen_port: Port = 0
+    """TCP port; 0 takes a free one."""
+    socket_path: Annotated[str, Meta(max_length=limits.UNIX_SOCKET_PATH_BYTES_MAX)] = ""
+    """Where a "unix" listener has its socket. With mqtt.workers above 1 it has to have {worker} in it, for
+    the number of the worker."""
+    socket_mode: Annotated[str, Meta(pattern=r"^0?[0-7]{3}$")] = "0660"
+    """Permissions of that socket in octal digits: who may write to it may connect."""
     certificates: Annotated[
-        tuple[CertificateSettings, ...],
-        Meta(
-            max_length=limits.MQTT_LISTENER_CERTIFICATES_MAX,
-            description="Certificates of an encrypted listener. A device gets the one with the name it asks "
-            "for (SNI), else the first. These files, and those about clients, are read again when they "
-            "change; open connections stay.",
-        ),
+        tuple[CertificateSettings, ...], Meta(max_length=limits.MQTT_LISTENER_CERTIFICATES_MAX)
     ] = ()
-    tls_version_min: Annotated[
-        Literal["1.2", "1.3"], Meta(description="The oldest version of TLS a device may speak.")
-    ] = "1.2"
-    tls_ciphers: Annotated[
-        str,
-        Meta(
-            min_length=1,
-            max_length=1_024,
-            description="Ciphers of TLS 1.2, as OpenSSL names them. TLS 1.3 uses its own.",
-        ),
-    ] = "ECDHE+AESGCM:ECDHE+CHACHA20"
-    client_ca_file: Annotated[
-        FileName,
-        Meta(
-            description="PEM file with the roots of client certificates; empty: devices are not asked for "
-            "one.",
-        ),
-    ] = ""
-    client_certificates: Annotated[
-        Literal["required", "optional"],
-        Meta(
-            description="Whether devices need a certificate where client_ca_file is set. A device with an "
-            "invalid certificate is always refused."
-        ),
-    ] = "required"
-    client_crl_files: Annotated[
-        tuple[str, ...],
-        Meta(
-            max_length=limits.MQTT_LISTENER_CRL_FILES_MAX,
-            description="PEM files with lists of revoked client certificates, one list for every root. If a "
-            "list is missing or out of date, all client certificates are refused.",
-        ),
-    ] = ()
-    client_crl_depth: Annotated[
-        Literal["device", "chain"],
-        Meta(
-            description="Which certificates are looked up in client_crl_files: only the device's, or also "
-            "those between it and its root."
-        ),
-    ] = "device"
-    client_identity: Annotated[
-        Literal["", "cn", "san-dns", "san-uri", "san-email"],
-        Meta(
-            description="Field of a client certificate that is the device's identity: its common name, or "
-            "its first alternative name of a kind. A device whose certificate lacks the field is refused."
-        ),
-    ] = ""
-    client_identity_is_user: Annotated[
-        bool,
-        Meta(description="Use the identity as the device's user name; no password is asked for then."),
-    ] = False
-    handshake_timeout_s: Annotated[
-        float,
-        Meta(
-            ge=0.1,
-            le=600.0,
-            description="Seconds a device has for what comes before MQTT: a header of the PROXY protocol, "
-            "then the handshake of TLS.",
-        ),
-    ] = limits.TLS_HANDSHAKE_S
-    handshakes_max: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=100_000,
-            description="Handshakes at one time; more connections are closed at once. A handshake costs "
-            "about half a millisecond of a core.",
-        ),
-    ] = limits.TLS_HANDSHAKES_MAX
+    """Certificates of an encrypted listener. A device gets the one with the name it asks for (SNI), else the
+    first. These files, and those about clients, are read again when they change; open connections stay."""
+    tls_version_min: Literal["1.2", "1.3"] = "1.2"
+    """The oldest version of TLS a device may speak."""
+    tls_ciphers: Annotated[str, Meta(min_length=1, max_length=1_024)] = "ECDHE+AESGCM:ECDHE+CHACHA20"
+    """Ciphers of TLS 1.2, as OpenSSL names them. TLS 1.3 uses its own."""
+    client_ca_file: FileName = ""
+    """PEM file with the roots of client certificates; empty: devices are not asked for one."""
+    client_certificates: Literal["required", "optional"] = "required"
+    """Whether devices need a certificate where client_ca_file is set. A device with an invalid certificate is
+    always refused."""
+    client_crl_files: Annotated[tuple[str, ...], Meta(max_length=limits.MQTT_LISTENER_CRL_FILES_MAX)] = ()
+    """PEM files with lists of revoked client certificates, one list for every root. If a list is missing or
+    out of date, all client certificates are refused."""
+    client_crl_depth: Literal["device", "chain"] = "device"
+    """Which certificates are looked up in client_crl_files: only the device's, or also those between it and
+    its root."""
+    client_identity: Literal["", "cn", "san-dns", "san-uri", "san-email"] = ""
+    """Field of a client certificate that is the device's identity: its common name, or its first alternative
+    name of a kind. A device whose certificate lacks the field is refused."""
+    client_identity_is_user: bool = False
+    """Use the identity as the device's user name; no password is asked for then."""
+    handshake_timeout_s: Annotated[float, Meta(ge=0.1, le=600.0)] = limits.TLS_HANDSHAKE_S
+    """Seconds a device has for what comes before MQTT: a header of the PROXY protocol, then the handshake of
+    TLS."""
+    handshakes_max: Annotated[int, Meta(ge=1, le=100_000)] = limits.TLS_HANDSHAKES_MAX
+    """Handshakes at one time; more connections are closed at once. A handshake costs about half a millisecond
+    of a core."""
     websocket_path: Annotated[
-        str,
-        Meta(
-            pattern=r"^/[!->@-~]*$",
-            max_length=limits.MQTT_WEBSOCKET_PATH_BYTES_MAX,
-            description='Where a "ws" or "wss" listener has MQTT; every other path is answered with 404.',
-        ),
+        str, Meta(pattern=r"^/[!->@-~]*$", max_length=limits.MQTT_WEBSOCKET_PATH_BYTES_MAX)
     ] = "/mqtt"
-    websocket_subprotocol_required: Annotated[
-        bool,
-        Meta(
-            description=(
-                "False: a WebSocket client that names no subprotocol is let in, too. MQTT has them name "
-                '"mqtt".'
-            )
-        ),
-    ] = True
+    """Where a "ws" or "wss" listener has MQTT; every other path is answered with 404."""
+    websocket_subprotocol_required: bool = True
+    """False: a WebSocket client that names no subprotocol is let in, too. MQTT has them name "mqtt"."""
     allowed_origins: Annotated[
         tuple[Annotated[str, Meta(min_length=1, max_length=limits.MQTT_WEBSOCKET_ORIGIN_BYTES_MAX)], ...],
-        Meta(
-            max_length=limits.MQTT_WEBSOCKET_ORIGINS_MAX,
-            description=(
-                "Origins of the web pages whose browsers a WebSocket listener lets in, such as "
-                "https://console.example.com; others are answered with 403. Clients that are not browsers "
-                'name none. ["*"], or empty: all; empty is refused on loopback where devices do not have to '
-                "prove who they are, because any page in a browser of this machine could publish and "
-                "subscribe."
-            ),
-        ),
+        Meta(max_length=limits.MQTT_WEBSOCKET_ORIGINS_MAX),
     ] = ()
-    proxy_protocol: Annotated[
-        bool,
-        Meta(
-            description="Expect a header of the PROXY protocol, version 1 or 2, at the start of every "
-            "connection: it carries the device's address. A connection without it is closed."
-        ),
-    ] = False
-    proxy_trusted: Annotated[
-        tuple[str, ...],
-        Meta(
-            min_length=1,
-            max_length=limits.PROXY_NETWORKS_MAX,
-            description="Networks of the load balancers; connections from elsewhere are closed. Connections "
-            'to a "unix" listener are always trusted.',
-        ),
-    ] = ("127.0.0.0/8", "::1/128")
-    proxy_identity_trusted: Annotated[
-        bool,
-        Meta(
-            description="Use the common name of a client certificate that the load balancer has verified as "
-            "the device's identity, as client_identity does for our own."
-        ),
-    ] = False
+    """Origins of the web pages whose browsers a WebSocket listener lets in, such as
+    https://console.example.com; others are answered with 403. Clients that are not browsers name none. ["*"],
+    or empty: all; empty is refused on loopback where devices do not have to prove who they are, because any
+    page in a browser of this machine could publish and subscribe."""
+    proxy_protocol: bool = False
+    """Expect a header of the PROXY protocol, version 1 or 2, at the start of every connection: it carries the
+    device's address. A connection without it is closed."""
+    proxy_trusted: Annotated[tuple[str, ...], Meta(min_length=1, max_length=limits.PROXY_NETWORKS_MAX)] = (
+        "127.0.0.0/8",
+        "::1/128",
+    )
+    """Networks of the load balancers; connections from elsewhere are closed. Connections to a "unix" listener
+    are always trusted."""
+    proxy_identity_trusted: bool = False
+    """Use the common name of a client certificate that the load balancer has verified as the device's
+    identity, as client_identity does for our own."""
 
     def __post_init__(self) -> None:
         if (self.transport == "unix") != bool(self.socket_path):
