@@ -6,7 +6,6 @@ import argparse
 import os
 from typing import Final
 
-from iotmq.commands.admin.arguments import parse_pairs
 from iotmq.commands.admin.output import Done, Result, Table
 from iotmq.commands.admin.session import Session
 
@@ -20,7 +19,7 @@ async def show(session: Session, options: argparse.Namespace) -> Result:
         {"broker": name, "changes": version.counter, "changed_ms": version.timestamp}
         for name, version in sorted(versions.items())
     ]
-    return Table(("broker", "changes", "changed_ms"), rows)
+    return Table(rows)
 
 
 async def put(session: Session, options: argparse.Namespace) -> Result:
@@ -33,8 +32,8 @@ async def put(session: Session, options: argparse.Namespace) -> Result:
         is_admin=options.is_admin,
         default_topic=options.default_topic or "",
         default_group=options.default_group or "",
-        topics=parse_pairs(options.topics),
-        groups=parse_pairs(options.groups),
+        topics=dict(options.topics),
+        groups=dict(options.groups),
         broker_names=options.broker_names,
     )
     return Done(

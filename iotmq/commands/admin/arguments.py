@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import re
-from collections.abc import Iterable
 from typing import Final
 
 _PERMISSIONS: Final = {"rw": 6, "r": 4, "w": 2, "none": 0, "6": 6, "4": 4, "2": 2, "0": 0}
@@ -87,8 +86,3 @@ def access(text: str) -> tuple[str, str]:
     if permission not in ("DENY", "PUB", "SUB", "PUB|SUB", "SUB|PUB"):
         raise argparse.ArgumentTypeError(f"{text}: permissions are DENY, PUB, SUB or PUB|SUB")
     return name, permission
-
-
-def parse_pairs(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Collect pairs; the last value of a name counts."""
-    return dict(pairs)

@@ -12,7 +12,6 @@ from iotmq.client.admin.brokers import Statistic
 from iotmq.client.admin.configs import BrokerPlace
 from iotmq.client.admin.groups import GroupProgress
 from iotmq.client.transport.routes import MASTER_ID
-from iotmq.commands.admin.arguments import parse_pairs
 from iotmq.commands.admin.output import Done, Fields, Result, Table
 from iotmq.commands.admin.session import Session
 from iotmq.errors import BrokerError, ConnectionClosedError, RequestTimeoutError, RouteNotFoundError
@@ -43,7 +42,7 @@ async def list_cluster(session: Session, options: argparse.Namespace) -> Result:
         "disk",
         "earliest_ms",
     )
-    return Table(columns, rows, nothing="no broker is registered")
+    return Table(rows, columns=columns, nothing="no broker is registered")
 
 
 async def show_status(session: Session, options: argparse.Namespace) -> Result:
@@ -57,7 +56,7 @@ async def show_status(session: Session, options: argparse.Namespace) -> Result:
         for name, values in sorted(tables.items())
         for key, value in sorted(values.items())
     ]
-    return Table(("broker", "name", "value"), rows)
+    return Table(rows)
 
 
 async def show_progress(session: Session, options: argparse.Namespace) -> Result:
@@ -69,7 +68,7 @@ async def show_progress(session: Session, options: argparse.Namespace) -> Result
         for topic, behind in _behind_by_topic(parts).items()
     ]
     rows.sort(key=lambda row: -int(str(row["behind"])))
-    return Table(("group", "topic", "behind"), rows, nothing="no group has offsets there")
+    return Table(rows, nothing="no group has offsets there")
 
 
 async def list_clients(session: Session, options: argparse.Namespace) -> Result:
@@ -85,8 +84,7 @@ async def list_clients(session: Session, options: argparse.Namespace) -> Result:
         }
         async for client in session.admin.groups.clients(options.broker)
     ]
-    columns = ("client", "address", "language", "seen_ms", "produces_for", "consumes_for")
-    return Table(columns, rows, nothing="nobody is connected")
+    return Table(rows, nothing="nobody is connected")
 
 
 async def show_settings(session: Session, options: argparse.Namespace) -> Result:
@@ -96,7 +94,7 @@ async def show_settings(session: Session, options: argparse.Namespace) -> Result
 
 async def change_settings(session: Session, options: argparse.Namespace) -> Result:
     """Change settings of running brokers."""
-    wanted = parse_pairs(options.settings)
+    wanted = dict(options.settings)
     names = await session.admin.changes.change_broker_settings(wanted, options.broker_names)
     return Done(f"{', '.join(wanted)} changed at {', '.join(names)}", {"settings": wanted, "brokers": names})
 
@@ -126,11 +124,7 @@ async def show_statistics(session: Session, options: argparse.Namespace) -> Resu
         for broker, statistics in sorted(found.items())
         for span, statistic in _spans(statistics.minute, statistics.hour, statistics.day)
     ]
-    return Table(
-        ("broker", "span", "sum", "tps", "average"),
-        rows,
-        nothing=f"no broker has counted {options.name} of {options.key}",
-    )
+    return Table(rows, nothing=f"no broker has counted {options.name} of {options.key}")
 
 
 async def delete_expired(session: Session, options: argparse.Namespace) -> Result:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 from iotmq.commands.admin import arguments
 from iotmq.commands.admin.output import Result, as_json
@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
     Action = Callable[[Session, argparse.Namespace], Awaitable[Result]]
 
+Argument: TypeAlias = tuple[tuple[str, ...], dict[str, Any]]
+"""The flags and the options of argparse's add_argument."""
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+AddOption: TypeAlias = Callable[[argparse.ArgumentParser], None]
+Run: TypeAlias = Callable[[argparse.Namespace], int]
+
 DESCRIPTION: Final = (
     "Look at and change brokers, registries, topics, groups and messages. Tables for people, --json for "
     "programs. Exit codes: 0 done, 1 refused or not reachable (the error says what to do), 2 wrong usage, "
@@ -27,46 +33,56 @@ DESCRIPTION: Final = (
 )
 
 
-class _Argument(NamedTuple):
-    flags: tuple[str, ...]
-    options: dict[str, Any]
+class Word(NamedTuple):
+    """One action: `name` is what is typed, `target` is module:function in this package."""
 
-
-class _Word(NamedTuple):
-    """One action: `target` is module:function in this package."""
-
-    group: str
     name: str
     target: str
     help: str
-    arguments: tuple[_Argument, ...] = ()
+    arguments: tuple[Argument, ...]
 
 
-def add_admin_command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
-    *,
-    add_registry_option: Callable[[argparse.ArgumentParser], None],
-    run: Callable[[argparse.Namespace], int],
-) -> None:
+def word(name: str, target: str, what: str, *arguments: Argument) -> Word:
+    return Word(name, target, what, arguments)
+
+
+def arg(*flags: str, **options: Any) -> Argument:
+    return flags, options
+
+
+def flag(name: str, dest: str, what: str) -> Argument:
+    return arg(name, dest=dest, action="store_true", help=what)
+
+
+def add_admin_command(commands: Commands, *, add_registry_option: AddOption, run: Run) -> None:
     """Add `admin` with all its actions; `run` is what the parsed options get as their command."""
     admin = commands.add_parser(
         "admin", help="look at and change brokers, topics, groups, messages", description=DESCRIPTION
     )
     areas = admin.add_subparsers(title="areas", metavar="AREA", required=True)
-    actions: dict[str, argparse._SubParsersAction[argparse.ArgumentParser]] = {}
     for name, what in _AREAS.items():
-        area = areas.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
-        actions[name] = area.add_subparsers(title="actions", metavar="ACTION", required=True)
-    for word in _WORDS:
-        action = actions[word.group].add_parser(
-            word.name, help=word.help, description=f"{word.help[0].upper()}{word.help[1:]}."
-        )
-        for argument in word.arguments:
-            action.add_argument(*argument.flags, **argument.options)
+        area = areas.add_parser(name, help=what, description=_sentence(what))
+        words = [word for word in _WORDS if word.name.startswith(f"{name} ")]
+        add_actions(area, words, add_registry_option=add_registry_option, run=run)
+
+
+def add_actions(
+    parser: argparse.ArgumentParser, words: Iterable[Word], *, add_registry_option: AddOption, run: Run
+) -> None:
+    """Add the words as actions, each with the options that all of them have."""
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    for name, target, what, own in words:
+        action = actions.add_parser(name.split()[-1], help=what, description=_sentence(what))
+        for flags, options in own:
+            action.add_argument(*flags, **options)
         action.add_argument("--json", dest="is_json", action="store_true", help="one JSON document")
         add_connection_options(action)
         add_registry_option(action)
-        action.set_defaults(command=run, admin_action=word.target)
+        action.set_defaults(command=run, admin_action=target)
+
+
+def _sentence(what: str) -> str:
+    return f"{what[0].upper()}{what[1:]}."
 
 
 async def run_action(options: argparse.Namespace, registries: tuple[str, ...]) -> int:
@@ -84,19 +100,11 @@ async def run_action(options: argparse.Namespace, registries: tuple[str, ...]) -
     return 0
 
 
-def _arg(*flags: str, **options: Any) -> _Argument:
-    return _Argument(flags, options)
-
-
-def _flag(name: str, dest: str, what: str) -> _Argument:
-    return _arg(name, dest=dest, action="store_true", help=what)
-
-
-_TOPIC = _arg("topic", metavar="TOPIC")
-_GROUP = _arg("group", metavar="GROUP")
-_QUEUES = _arg("--queues", type=arguments.positive, required=True, metavar="N", help="queues at each broker")
-_QUEUE_IDS = _arg("queue_ids", type=arguments.queue_ids, metavar="QUEUES", help="such as 3, or 0,2, or 4-7")
-_BROKERS = _arg(
+_TOPIC = arg("topic", metavar="TOPIC")
+_GROUP = arg("group", metavar="GROUP")
+_QUEUES = arg("--queues", type=arguments.positive, required=True, metavar="N", help="queues at each broker")
+_QUEUE_IDS = arg("queue_ids", type=arguments.queue_ids, metavar="QUEUES", help="such as 3, or 0,2, or 4-7")
+_BROKERS = arg(
     "--broker",
     dest="broker_names",
     action="append",
@@ -104,15 +112,17 @@ _BROKERS = _arg(
     metavar="NAME",
     help="only at this broker, may be repeated (all)",
 )
-_BROKER = _arg("broker", metavar="BROKER")
-_BEGIN = _arg("--since", dest="begin_ms", type=arguments.time_ms, metavar="TIME", help="such as 2d or a date")
-_END = _arg("--until", dest="end_ms", type=arguments.time_ms, metavar="TIME", help="such as 1h or a date")
-_MESSAGE_ID = _arg("message_id", metavar="ID", help="the id that names a message's place")
-_ACCOUNT = _arg("account", metavar="ACCESS_KEY")
+_BROKER = arg("broker", metavar="BROKER")
+_BEGIN = arg("--since", dest="begin_ms", type=arguments.time_ms, metavar="TIME", help="such as 2d or a date")
+_END = arg("--until", dest="end_ms", type=arguments.time_ms, metavar="TIME", help="such as 1h or a date")
+_MESSAGE_ID = arg("message_id", metavar="ID", help="the id that names a message's place")
+_LIMIT = arg("--limit", dest="count_max", type=arguments.positive, default=100, metavar="N", help="(100)")
+_CLIENT = arg("client", metavar="CLIENT", help="its id, see `group connections`")
+_ACCOUNT = arg("account", metavar="ACCESS_KEY")
 _ACCESS: Final = ("DENY", "PUB", "SUB", "PUB|SUB")
-_NAMESPACE = _arg("namespace", metavar="NAMESPACE", help="such as ORDER_TOPIC_CONFIG")
-_KEY = _arg("key", metavar="KEY")
-_SETTINGS = _arg("settings", nargs="+", type=arguments.pair, metavar="NAME=VALUE")
+_NAMESPACE = arg("namespace", metavar="NAMESPACE", help="such as ORDER_TOPIC_CONFIG")
+_KEY = arg("key", metavar="KEY")
+_SETTINGS = arg("settings", nargs="+", type=arguments.pair, metavar="NAME=VALUE")
 
 _AREAS: Final = {
     "cluster": "all brokers at a glance",
@@ -128,373 +138,295 @@ _AREAS: Final = {
 }
 
 _WORDS: Final = (
-    _Word("cluster", "list", "brokers:list_cluster", "list every broker and how busy it is"),
-    _Word(
-        "broker", "status", "brokers:show_status", "print everything brokers say of themselves", (_BROKERS,)
-    ),
-    _Word(
-        "broker",
-        "progress",
+    word("cluster list", "brokers:list_cluster", "list every broker and how busy it is"),
+    word("broker status", "brokers:show_status", "print everything brokers say of themselves", _BROKERS),
+    word(
+        "broker progress",
         "brokers:show_progress",
         "print how far all groups of a broker are, those furthest behind first",
-        (_BROKER,),
+        _BROKER,
     ),
-    _Word("broker", "clients", "brokers:list_clients", "list the clients connected to a broker", (_BROKER,)),
-    _Word("broker", "config", "brokers:show_settings", "print a broker's settings", (_BROKER,)),
-    _Word(
-        "broker", "set", "brokers:change_settings", "change settings while brokers run", (_SETTINGS, _BROKERS)
-    ),
-    _Word(
-        "broker",
-        "wipe-write",
+    word("broker clients", "brokers:list_clients", "list the clients connected to a broker", _BROKER),
+    word("broker config", "brokers:show_settings", "print a broker's settings", _BROKER),
+    word("broker set", "brokers:change_settings", "change settings while brokers run", _SETTINGS, _BROKERS),
+    word(
+        "broker wipe-write",
         "brokers:wipe_write_permission",
         "let producers send to this broker no more: its topics lose the write permission in the routes",
-        (_BROKER,),
+        _BROKER,
     ),
-    _Word("broker", "add-write", "brokers:add_write_permission", "give that permission back", (_BROKER,)),
-    _Word(
-        "broker",
-        "stats",
+    word("broker add-write", "brokers:add_write_permission", "give that permission back", _BROKER),
+    word(
+        "broker stats",
         "brokers:show_statistics",
         "print what was counted under a name and key",
-        (
-            _arg("name", metavar="NAME", help="such as TOPIC_PUT_NUMS or GROUP_GET_NUMS"),
-            _arg("key", metavar="KEY", help="such as TOPIC or TOPIC@GROUP"),
-            _BROKERS,
-        ),
+        arg("name", metavar="NAME", help="such as TOPIC_PUT_NUMS or GROUP_GET_NUMS"),
+        arg("key", metavar="KEY", help="such as TOPIC or TOPIC@GROUP"),
+        _BROKERS,
     ),
-    _Word(
-        "broker", "delete-expired", "brokers:delete_expired", "delete log files past their age", (_BROKERS,)
-    ),
-    _Word("registry", "config", "registries:show_settings", "print the settings of every registry"),
-    _Word(
-        "registry",
-        "set",
-        "registries:change_settings",
-        "change settings of every registry",
-        (_SETTINGS,),
-    ),
-    _Word(
-        "topic",
-        "list",
+    word("broker delete-expired", "brokers:delete_expired", "delete log files past their age", _BROKERS),
+    word("registry config", "registries:show_settings", "print the settings of every registry"),
+    word("registry set", "registries:change_settings", "change settings of every registry", _SETTINGS),
+    word(
+        "topic list",
         "topics:list_topics",
         "list topics",
-        (
-            _arg("--cluster", metavar="NAME", help="only those of this cluster"),
-            _flag("--all", "is_all", "those of brokers and groups, too"),
-        ),
+        arg("--cluster", metavar="NAME", help="only those of this cluster"),
+        flag("--all", "is_all", "those of brokers and groups, too"),
     ),
-    _Word("topic", "status", "topics:show_status", "print what every queue holds", (_TOPIC,)),
-    _Word("topic", "route", "topics:show_route", "print what clients are told", (_TOPIC,)),
-    _Word("topic", "groups", "topics:show_groups", "list the groups that consume a topic", (_TOPIC,)),
-    _Word(
-        "topic",
-        "create",
+    word("topic status", "topics:show_status", "print what every queue holds", _TOPIC),
+    word("topic route", "topics:show_route", "print what clients are told", _TOPIC),
+    word("topic groups", "topics:show_groups", "list the groups that consume a topic", _TOPIC),
+    word(
+        "topic create",
         "topics:create",
         "make a topic",
-        (
-            _TOPIC,
-            _arg("--queues", type=arguments.positive, default=8, metavar="N", help="at each broker (8)"),
-            _arg("--perm", type=arguments.permissions, default=6, metavar="rw|r|w|none", help="(rw)"),
-            _flag("--ordered", "is_ordered", "keep its queues fixed, for consumers that rely on order"),
-            _BROKERS,
-        ),
+        _TOPIC,
+        arg("--queues", type=arguments.positive, default=8, metavar="N", help="at each broker (8)"),
+        arg("--perm", type=arguments.permissions, default=6, metavar="rw|r|w|none", help="(rw)"),
+        flag("--ordered", "is_ordered", "keep its queues fixed, for consumers that rely on order"),
+        _BROKERS,
     ),
-    _Word(
-        "topic",
-        "update",
+    word(
+        "topic update",
         "topics:update",
         "change a topic; what is not named stays",
-        (
-            _TOPIC,
-            _arg("--read-queues", type=arguments.positive, metavar="N", help="queues that are read"),
-            _arg("--write-queues", type=arguments.positive, metavar="N", help="queues that take messages"),
-            _arg("--perm", type=arguments.permissions, metavar="rw|r|w|none"),
-            _arg("--ordered", dest="is_ordered", action=argparse.BooleanOptionalAction),
-            _BROKERS,
-        ),
+        _TOPIC,
+        arg("--read-queues", type=arguments.positive, metavar="N", help="queues that are read"),
+        arg("--write-queues", type=arguments.positive, metavar="N", help="queues that take messages"),
+        arg("--perm", type=arguments.permissions, metavar="rw|r|w|none"),
+        arg("--ordered", dest="is_ordered", action=argparse.BooleanOptionalAction),
+        _BROKERS,
     ),
-    _Word("topic", "delete", "topics:delete", "delete a topic with its messages and offsets", (_TOPIC,)),
-    _Word(
-        "topic", "clean-unused", "topics:clean_unused", "delete what is left of unknown topics", (_BROKERS,)
-    ),
-    _Word(
-        "topic",
-        "queues",
+    word("topic delete", "topics:delete", "delete a topic with its messages and offsets", _TOPIC),
+    word("topic clean-unused", "topics:clean_unused", "delete what is left of unknown topics", _BROKERS),
+    word(
+        "topic queues",
         "topics:show_queues",
         "print which queues take messages, and what each group has still to consume",
-        (_TOPIC, _BROKERS),
+        _TOPIC,
+        _BROKERS,
     ),
-    _Word("topic", "scale", "topics:scale", "have more queues", (_TOPIC, _QUEUES, _BROKERS)),
-    _Word(
-        "topic",
-        "freeze",
+    word("topic scale", "topics:scale", "have more queues", _TOPIC, _QUEUES, _BROKERS),
+    word(
+        "topic freeze",
         "topics:freeze",
         "let queues take no more messages; they are still read",
-        (_TOPIC, _QUEUE_IDS, _BROKERS),
+        _TOPIC,
+        _QUEUE_IDS,
+        _BROKERS,
     ),
-    _Word(
-        "topic",
-        "thaw",
-        "topics:thaw",
-        "let frozen queues take messages again",
-        (_TOPIC, _QUEUE_IDS, _BROKERS),
-    ),
-    _Word(
-        "topic",
-        "drain",
+    word("topic thaw", "topics:thaw", "let frozen queues take messages again", _TOPIC, _QUEUE_IDS, _BROKERS),
+    word(
+        "topic drain",
         "topics:drain",
         "have fewer queues: freeze the last ones, wait until they are consumed, remove them",
-        (
-            _TOPIC,
-            _QUEUES,
-            _arg("--wait", dest="timeout_s", type=float, metavar="SECONDS", help="give up after (never)"),
-            _flag("--force", "is_forced", "remove them at once, whatever is in them"),
-            _BROKERS,
-        ),
+        _TOPIC,
+        _QUEUES,
+        arg("--wait", dest="timeout_s", type=float, metavar="SECONDS", help="give up after (never)"),
+        flag("--force", "is_forced", "remove them at once, whatever is in them"),
+        _BROKERS,
     ),
-    _Word(
-        "group",
-        "list",
+    word(
+        "group list",
         "groups:list_groups",
         "list groups that have members or offsets",
-        (_flag("--all", "is_all", "those that have neither, too"),),
+        flag("--all", "is_all", "those that have neither, too"),
     ),
-    _Word(
-        "group",
-        "progress",
+    word(
+        "group progress",
         "groups:show_progress",
         "print how far a group is in every queue",
-        (_GROUP, _arg("--topic", metavar="TOPIC", help="only in this one")),
+        _GROUP,
+        arg("--topic", metavar="TOPIC", help="only in this one"),
     ),
-    _Word("group", "times", "groups:show_times", "print how late a group is", (_GROUP, _TOPIC)),
-    _Word(
-        "group",
-        "status",
-        "groups:show_status",
-        "print how far each member says it is",
-        (_GROUP, _TOPIC),
-    ),
-    _Word("group", "connections", "groups:show_connections", "list the live members", (_GROUP,)),
-    _Word("group", "producers", "groups:show_producers", "list the live producers of a group", (_GROUP,)),
-    _Word(
-        "group",
-        "running",
+    word("group times", "groups:show_times", "print how late a group is", _GROUP, _TOPIC),
+    word("group status", "groups:show_status", "print how far each member says it is", _GROUP, _TOPIC),
+    word("group connections", "groups:show_connections", "list the live members", _GROUP),
+    word("group producers", "groups:show_producers", "list the live producers of a group", _GROUP),
+    word(
+        "group running",
         "groups:show_running",
         "print what a consumer says of itself",
-        (
-            _GROUP,
-            _arg("client", metavar="CLIENT", help="its id, see `group connections`"),
-            _flag("--stack", "has_stack", "with its threads"),
-        ),
+        _GROUP,
+        _CLIENT,
+        flag("--stack", "has_stack", "with its threads"),
     ),
-    _Word(
-        "group",
-        "create",
+    word(
+        "group create",
         "groups:create",
         "make a group, or change what is named of one",
-        (
-            _GROUP,
-            _arg("--retries", dest="retries_max", type=int, metavar="N", help="before the dead letters (16)"),
-            _arg("--retry-queues", type=int, metavar="N", help="queues of its retry topic (1)"),
-            _arg("--consume", dest="may_consume", action=argparse.BooleanOptionalAction),
-            _arg("--broadcast", dest="may_broadcast", action=argparse.BooleanOptionalAction),
-            _BROKERS,
-        ),
+        _GROUP,
+        arg("--retries", dest="retries_max", type=int, metavar="N", help="before the dead letters (16)"),
+        arg("--retry-queues", type=int, metavar="N", help="queues of its retry topic (1)"),
+        arg("--consume", dest="may_consume", action=argparse.BooleanOptionalAction),
+        arg("--broadcast", dest="may_broadcast", action=argparse.BooleanOptionalAction),
+        _BROKERS,
     ),
-    _Word(
-        "group",
-        "delete",
+    word(
+        "group delete",
         "groups:delete",
         "delete a group, its retry and dead letter topics, and its offsets",
-        (_GROUP, _flag("--keep-offsets", "keeps_offsets", "so that it goes on where it was")),
+        _GROUP,
+        flag("--keep-offsets", "keeps_offsets", "so that it goes on where it was"),
     ),
-    _Word(
-        "group",
-        "reset-offset",
+    word(
+        "group reset-offset",
         "groups:reset_offsets",
         "let a group go on at another place of a topic",
-        (
-            _GROUP,
-            _TOPIC,
-            _arg(
-                "--to",
-                dest="place_ms",
-                type=arguments.place_ms,
-                required=True,
-                metavar="begin|end|TIME",
-                help="a time is like 2026-08-01T04:00, or 90m ago",
-            ),
-            _flag("--only-back", "is_only_back", "skip nothing: leave queues that would go forward"),
+        _GROUP,
+        _TOPIC,
+        arg(
+            "--to",
+            dest="place_ms",
+            type=arguments.place_ms,
+            required=True,
+            metavar="begin|end|TIME",
+            help="a time is like 2026-08-01T04:00, or 90m ago",
         ),
+        flag("--only-back", "is_only_back", "skip nothing: leave queues that would go forward"),
     ),
-    _Word(
-        "group",
-        "clone",
+    word(
+        "group clone",
         "groups:clone_offsets",
         "let a group begin where another one is",
-        (
-            _arg("source", metavar="SOURCE"),
-            _arg("target", metavar="TARGET"),
-            _arg("--topic", metavar="TOPIC", help="only in this one"),
-        ),
+        arg("source", metavar="SOURCE"),
+        arg("target", metavar="TARGET"),
+        arg("--topic", metavar="TOPIC", help="only in this one"),
     ),
-    _Word(
-        "message",
-        "consume",
+    word(
+        "message consume",
         "messages:consume",
         "have one consumer consume a stored message now; offsets stay",
-        (
-            _MESSAGE_ID,
-            _GROUP,
-            _arg("client", metavar="CLIENT", help="its id, see `group connections`"),
-        ),
+        _MESSAGE_ID,
+        _GROUP,
+        _CLIENT,
     ),
-    _Word(
-        "message",
-        "resume",
+    word(
+        "message resume",
         "messages:resume_transaction",
         "have a producer asked again about a transaction that was given up",
-        (_MESSAGE_ID,),
+        _MESSAGE_ID,
     ),
-    _Word("message", "id", "messages:show_by_id", "print the message at a place", (_MESSAGE_ID,)),
-    _Word(
-        "message",
-        "key",
+    word("message id", "messages:show_by_id", "print the message at a place", _MESSAGE_ID),
+    word(
+        "message key",
         "messages:find_by_key",
         "list messages by a word among their keys",
-        (_TOPIC, _KEY, _flag("--unique", "is_unique", "KEY is the id its sender gave it"), _BEGIN, _END),
+        _TOPIC,
+        _KEY,
+        flag("--unique", "is_unique", "KEY is the id its sender gave it"),
+        _BEGIN,
+        _END,
     ),
-    _Word(
-        "message",
-        "offset",
+    word(
+        "message offset",
         "messages:show_by_offset",
         "print the message with an offset",
-        (
-            _TOPIC,
-            _BROKER,
-            _arg("queue", type=int, metavar="QUEUE"),
-            _arg("offset", type=int, metavar="OFFSET"),
-        ),
+        _TOPIC,
+        _BROKER,
+        arg("queue", type=int, metavar="QUEUE"),
+        arg("offset", type=int, metavar="OFFSET"),
     ),
-    _Word(
-        "message", "track", "messages:track", "print what became of a message in each group", (_MESSAGE_ID,)
-    ),
-    _Word(
-        "dlq",
-        "list",
+    word("message track", "messages:track", "print what became of a message in each group", _MESSAGE_ID),
+    word(
+        "dlq list",
         "dead_letters:list_all",
         "list what a group gave up",
-        (
-            _GROUP,
-            _BEGIN,
-            _END,
-            _arg(
-                "--limit", dest="count_max", type=arguments.positive, default=100, metavar="N", help="(100)"
-            ),
-        ),
+        _GROUP,
+        _BEGIN,
+        _END,
+        arg("--limit", dest="count_max", type=arguments.positive, default=100, metavar="N", help="(100)"),
     ),
-    _Word(
-        "dlq",
-        "resend",
+    word(
+        "dlq resend",
         "dead_letters:resend",
         "send dead letters to their original topics again",
-        (
-            _GROUP,
-            _arg("message_ids", nargs="*", metavar="ID", help="of the messages, see `dlq list`"),
-            _flag("--all", "is_all", "all of them, from where the last --all ended"),
-            _flag("--again", "is_again", "with --all: from the first one on"),
-            _BEGIN,
-            _END,
-        ),
+        _GROUP,
+        arg("message_ids", nargs="*", metavar="ID", help="of the messages, see `dlq list`"),
+        flag("--all", "is_all", "all of them, from where the last --all ended"),
+        flag("--again", "is_again", "with --all: from the first one on"),
+        _BEGIN,
+        _END,
     ),
-    _Word(
-        "dlq",
-        "export",
+    word(
+        "dlq export",
         "dead_letters:export",
         "write dead letters to standard output, a line of JSON each",
-        (_GROUP, _BEGIN, _END),
+        _GROUP,
+        _BEGIN,
+        _END,
     ),
-    _Word(
-        "timer",
-        "list",
+    word(
+        "timer list",
         "timers:list_waiting",
         "list the messages that wait, first things first",
-        (
-            _arg("--topic", metavar="TOPIC", help="only those for this topic"),
-            _arg(
-                "--limit", dest="count_max", type=arguments.positive, default=100, metavar="N", help="(100)"
-            ),
-            _BROKERS,
-        ),
+        arg("--topic", metavar="TOPIC", help="only those for this topic"),
+        arg("--limit", dest="count_max", type=arguments.positive, default=100, metavar="N", help="(100)"),
+        _BROKERS,
     ),
-    _Word(
-        "timer",
-        "cancel",
+    word(
+        "timer cancel",
         "timers:cancel",
         "take a message back that waits",
-        (
-            _TOPIC,
-            _arg("message_id", metavar="ID", help="the message id that its send returned, see `timer list`"),
-            _BROKERS,
-        ),
+        _TOPIC,
+        arg("message_id", metavar="ID", help="the message id that its send returned, see `timer list`"),
+        _BROKERS,
     ),
-    _Word("acl", "show", "access:show", "print the version of the accounts at each broker", (_BROKERS,)),
-    _Word(
-        "acl",
-        "put",
-        "access:put",
-        "make an account, or change what is named of one; its secret is in IOTMQ_ACCOUNT_SECRET",
-        (
-            _ACCOUNT,
-            _arg("--admin", dest="is_admin", action=argparse.BooleanOptionalAction),
-            _arg(
-                "--address",
-                dest="addresses",
-                action="append",
-                default=[],
-                metavar="PATTERN",
-                help="that may use it without a signature, such as 10.0.0.*; may be repeated",
-            ),
-            _arg("--default-topic", choices=_ACCESS, help="for topics not named"),
-            _arg("--default-group", choices=_ACCESS, help="for groups not named"),
-            _arg(
-                "--topic",
-                dest="topics",
-                action="append",
-                default=[],
-                type=arguments.access,
-                metavar="TOPIC=PERM",
-                help="DENY, PUB, SUB or PUB|SUB; may be repeated",
-            ),
-            _arg(
-                "--group",
-                dest="groups",
-                action="append",
-                default=[],
-                type=arguments.access,
-                metavar="GROUP=PERM",
-                help="DENY or SUB; may be repeated",
-            ),
-            _BROKERS,
-        ),
-    ),
-    _Word("acl", "delete", "access:delete", "delete an account", (_ACCOUNT, _BROKERS)),
-    _Word(
-        "acl",
-        "white",
-        "access:set_white_addresses",
-        "let these addresses, and no others, do everything without an account",
-        (_arg("addresses", nargs="+", metavar="PATTERN", help="such as 10.0.0.*"), _BROKERS),
-    ),
-    _Word("kv", "get", "registries:get_value", "print a value", (_NAMESPACE, _KEY)),
-    _Word("kv", "list", "registries:list_values", "list the values of a namespace", (_NAMESPACE,)),
-    _Word(
-        "kv",
-        "put",
+    word("kv get", "registries:get_value", "print a value", _NAMESPACE, _KEY),
+    word("kv list", "registries:list_values", "list the values of a namespace", _NAMESPACE),
+    word(
+        "kv put",
         "registries:put_value",
         "set a value at every registry",
-        (_NAMESPACE, _KEY, _arg("value", metavar="VALUE")),
+        _NAMESPACE,
+        _KEY,
+        arg("value", metavar="VALUE"),
     ),
-    _Word("kv", "delete", "registries:delete_value", "delete a value at every registry", (_NAMESPACE, _KEY)),
+    word("kv delete", "registries:delete_value", "delete a value at every registry", _NAMESPACE, _KEY),
+    word("acl show", "access:show", "print the version of the accounts at each broker", _BROKERS),
+    word(
+        "acl put",
+        "access:put",
+        "make an account, or change what is named of one; its secret is in IOTMQ_ACCOUNT_SECRET",
+        _ACCOUNT,
+        arg("--admin", dest="is_admin", action=argparse.BooleanOptionalAction),
+        arg(
+            "--address",
+            dest="addresses",
+            action="append",
+            default=[],
+            metavar="PATTERN",
+            help="that may use it without a signature, such as 10.0.0.*; may be repeated",
+        ),
+        arg("--default-topic", choices=_ACCESS, help="for topics not named"),
+        arg("--default-group", choices=_ACCESS, help="for groups not named"),
+        arg(
+            "--topic",
+            dest="topics",
+            action="append",
+            default=[],
+            type=arguments.access,
+            metavar="TOPIC=PERM",
+            help="DENY, PUB, SUB or PUB|SUB; may be repeated",
+        ),
+        arg(
+            "--group",
+            dest="groups",
+            action="append",
+            default=[],
+            type=arguments.access,
+            metavar="GROUP=PERM",
+            help="DENY or SUB; may be repeated",
+        ),
+        _BROKERS,
+    ),
+    word("acl delete", "access:delete", "delete an account", _ACCOUNT, _BROKERS),
+    word(
+        "acl white",
+        "access:set_white_addresses",
+        "let these addresses, and no others, do everything without an account",
+        arg("addresses", nargs="+", metavar="PATTERN", help="such as 10.0.0.*"),
+        _BROKERS,
+    ),
 )

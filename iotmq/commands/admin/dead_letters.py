@@ -33,7 +33,7 @@ async def list_all(session: Session, options: argparse.Namespace) -> Result:
             }
         )
     columns = ("offset_message_id", "original_topic", "given_up_ms", "redeliveries", "keys")
-    return Table(columns, rows, nothing=f"group {options.group} has given up nothing in that time")
+    return Table(rows, columns=columns, nothing=f"group {options.group} has given up nothing in that time")
 
 
 async def resend(session: Session, options: argparse.Namespace) -> Result:

@@ -25,7 +25,7 @@ async def list_front_ends(session: Session, options: argparse.Namespace) -> Resu
         {"front_end": name, "clients": summary.clients, "is_draining": summary.is_draining}
         for name, summary in sorted(found.items())
     ]
-    return Table(("front_end", "clients", "is_draining"), rows, nothing="no front end is connected")
+    return Table(rows, nothing="no front end is connected")
 
 
 async def drain(session: Session, options: argparse.Namespace) -> Result:

@@ -29,7 +29,7 @@ async def list_groups(session: Session, options: argparse.Namespace) -> Result:
         rows += await asyncio.gather(*(_state_of(session, name) for name in asked))
     if not options.is_all:
         rows = [row for row in rows if row["members"] or row["has_offsets"]]
-    return Table(("group", "members", "model", "behind", "per_s"), rows, nothing="no groups")
+    return Table(rows, columns=("group", "members", "model", "behind", "per_s"), nothing="no groups")
 
 
 async def _state_of(session: Session, group: str) -> dict[str, object]:
@@ -60,11 +60,7 @@ async def show_progress(session: Session, options: argparse.Namespace) -> Result
         }
         for queue, lag in progress.queues.items()
     ]
-    return Table(
-        ("topic", "broker", "queue", "end", "consumed", "behind", "last_consumed_ms"),
-        rows,
-        nothing=f"group {options.group} has consumed nothing yet",
-    )
+    return Table(rows, nothing=f"group {options.group} has consumed nothing yet")
 
 
 async def show_connections(session: Session, options: argparse.Namespace) -> Result:
@@ -103,8 +99,7 @@ async def show_times(session: Session, options: argparse.Namespace) -> Result:
         }
         for queue, found in times.items()
     ]
-    columns = ("broker", "queue", "first_ms", "last_ms", "consumed_ms", "late_s")
-    return Table(columns, rows, nothing=f"group {options.group} has no offsets in topic {options.topic}")
+    return Table(rows, nothing=f"group {options.group} has no offsets in topic {options.topic}")
 
 
 async def show_status(session: Session, options: argparse.Namespace) -> Result:
@@ -115,7 +110,7 @@ async def show_status(session: Session, options: argparse.Namespace) -> Result:
         for client, queues in found.items()
         for queue, offset in queues.items()
     ]
-    return Table(("client", "broker", "queue", "offset"), rows, nothing="no member has a queue of it")
+    return Table(rows, nothing="no member has a queue of it")
 
 
 async def create(session: Session, options: argparse.Namespace) -> Result:
@@ -160,7 +155,7 @@ async def reset_offsets(session: Session, options: argparse.Namespace) -> Result
         }
         for queue, offset in sorted(moved.offsets.items())
     ]
-    return Table(("topic", "broker", "queue", "offset", "by"), rows)
+    return Table(rows)
 
 
 async def clone_offsets(session: Session, options: argparse.Namespace) -> Result:
@@ -182,4 +177,4 @@ def _clients(members: object, nothing: str) -> Result:
         }
         for member in members  # type: ignore[attr-defined]
     ]
-    return Table(("client", "address", "language", "version"), rows, nothing=nothing)
+    return Table(rows, nothing=nothing)

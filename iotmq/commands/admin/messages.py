@@ -70,17 +70,14 @@ async def track(session: Session, options: argparse.Namespace) -> Result:
         {"group": track.group, "state": track.state.value}
         for track in await session.admin.messages.track(message)
     ]
-    return Table(("group", "state"), rows, nothing=f"no group consumes topic {message.record.topic}")
+    return Table(rows, nothing=f"no group consumes topic {message.record.topic}")
 
 
 def table_of(messages: Iterable[ReceivedMessage], nothing: str) -> Result:
     """Make a table with a line per message; programs get all fields."""
     rows = [_fields(message) for message in messages]
-    return Table(
-        ("offset_message_id", "broker", "queue", "offset", "store_timestamp_ms", "keys", "tags", "body"),
-        rows,
-        nothing=nothing,
-    )
+    columns = ("offset_message_id", "broker", "queue", "offset", "store_timestamp_ms", "keys", "tags", "body")
+    return Table(rows, columns=columns, nothing=nothing)
 
 
 def _fields(message: ReceivedMessage) -> dict[str, Any]:

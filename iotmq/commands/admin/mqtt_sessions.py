@@ -26,8 +26,7 @@ async def list_sessions(session: Session, options: argparse.Namespace) -> Result
                 "expires_ms": found.expires_ms,
             }
         )
-    columns = ("client_id", "front_end", "filters", "in_flight", "left_ms", "expires_ms")
-    return Table(columns, rows, nothing="no session is kept")
+    return Table(rows, nothing="no session is kept")
 
 
 async def show(session: Session, options: argparse.Namespace) -> Result:
@@ -63,7 +62,7 @@ async def show(session: Session, options: argparse.Namespace) -> Result:
         "in_flight", "dropped",
         "left_ms", "expires_ms", "will",
     )  # fmt: skip
-    return Table(columns, rows)
+    return Table(rows, columns=columns)
 
 
 async def shared(session: Session, options: argparse.Namespace) -> Result:
@@ -93,7 +92,7 @@ async def shared(session: Session, options: argparse.Namespace) -> Result:
         "broker", "share", "strategy", "kept", "members", "behind", "client_id", "front_end", "in_flight",
         "credit", "is_slow",
     )  # fmt: skip
-    return Table(columns, rows, nothing="there is no shared subscription")
+    return Table(rows, columns=columns, nothing="there is no shared subscription")
 
 
 async def kick(session: Session, options: argparse.Namespace) -> Result:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -27,10 +27,10 @@ class Result(Protocol):
 class Table:
     """Rows with the same columns. Columns named `..._ms` are times, shown to people as such."""
 
-    def __init__(self, columns: Sequence[str], rows: Iterable[Row], *, nothing: str = "nothing") -> None:
-        """`nothing` is what people are told instead of no rows."""
-        self._columns = columns
-        self._rows = list(rows)
+    def __init__(self, rows: Sequence[Row], *, columns: Sequence[str] = (), nothing: str = "nothing") -> None:
+        """People see `columns`, by default those of the first row, or `nothing` instead of no rows."""
+        self._columns = columns or tuple(rows[0] if rows else ())
+        self._rows = rows
         self._nothing = nothing
 
     def text(self) -> str:

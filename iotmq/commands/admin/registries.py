@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from iotmq.commands.admin.arguments import parse_pairs
 from iotmq.commands.admin.output import Done, Result, Table
 from iotmq.commands.admin.session import Session
 from iotmq.errors import ClientError
@@ -25,7 +24,7 @@ async def list_values(session: Session, options: argparse.Namespace) -> Result:
     """List all values of a namespace."""
     values = await session.admin.changes.values(options.namespace)
     rows = [{"key": key, "value": value} for key, value in sorted(values.items())]
-    return Table(("key", "value"), rows, nothing=f"namespace {options.namespace} is empty")
+    return Table(rows, nothing=f"namespace {options.namespace} is empty")
 
 
 async def put_value(session: Session, options: argparse.Namespace) -> Result:
@@ -52,11 +51,11 @@ async def show_settings(session: Session, options: argparse.Namespace) -> Result
         for address, settings in (await session.admin.changes.registry_settings()).items()
         for name, value in sorted(settings.items())
     ]
-    return Table(("registry", "name", "value"), rows)
+    return Table(rows)
 
 
 async def change_settings(session: Session, options: argparse.Namespace) -> Result:
     """Change settings of all registries; they keep them."""
-    wanted = parse_pairs(options.settings)
+    wanted = dict(options.settings)
     await session.admin.changes.change_registry_settings(wanted)
     return Done(f"{', '.join(wanted)} changed at all registries", {"settings": wanted})

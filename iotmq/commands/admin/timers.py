@@ -27,7 +27,7 @@ async def list_waiting(session: Session, options: argparse.Namespace) -> Result:
             }
         )
     columns = ("broker", "topic", "due_ms", "level", "message_id", "bytes")
-    return Table(columns, rows, nothing="no message waits")
+    return Table(rows, columns=columns, nothing="no message waits")
 
 
 async def cancel(session: Session, options: argparse.Namespace) -> Result:

@@ -40,7 +40,7 @@ async def list_topics(session: Session, options: argparse.Namespace) -> Result:
         and (options.is_all or not name.startswith(_INTERNAL))
     ]
     rows.sort(key=lambda row: (str(row["topic"]), str(row["broker"])))
-    return Table(("topic", "broker", "queues", "perm", "ordered", "frozen"), rows, nothing="no topics")
+    return Table(rows, nothing="no topics")
 
 
 async def show_status(session: Session, options: argparse.Namespace) -> Result:
@@ -58,7 +58,7 @@ async def show_status(session: Session, options: argparse.Namespace) -> Result:
         }
         for queue, held in sorted(content.items())
     ]
-    return Table(("broker", "queue", "first", "next", "messages", "last_stored_ms"), rows)
+    return Table(rows)
 
 
 async def show_route(session: Session, options: argparse.Namespace) -> Result:
@@ -78,7 +78,7 @@ async def show_route(session: Session, options: argparse.Namespace) -> Result:
         }
         for queues in await session.admin.configurations.route(options.topic)
     ]
-    return Table(("broker", "addresses", "read_queues", "write_queues", "perm", "frozen"), rows)
+    return Table(rows)
 
 
 async def show_groups(session: Session, options: argparse.Namespace) -> Result:
@@ -88,7 +88,7 @@ async def show_groups(session: Session, options: argparse.Namespace) -> Result:
         *(session.admin.groups.progress(group, options.topic) for group in groups)
     )
     rows = [{"group": group, "behind": found.behind} for group, found in zip(groups, progress, strict=True)]
-    return Table(("group", "behind"), rows, nothing=f"no group consumes topic {options.topic}")
+    return Table(rows, nothing=f"no group consumes topic {options.topic}")
 
 
 async def create(session: Session, options: argparse.Namespace) -> Result:
@@ -229,4 +229,4 @@ def _states(states: dict[str, TopicState]) -> Result:
     ]
     if not rows:
         return Nothing()
-    return Table(("broker", "queue", "state", "messages", "drained", "behind"), rows)
+    return Table(rows)

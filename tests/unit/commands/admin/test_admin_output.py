@@ -14,24 +14,30 @@ from iotmq.commands.admin.output import Done, Fields, Nothing, Table, as_json, p
 
 def test_a_table_aligns_text_left_and_numbers_right() -> None:
     rows = [{"name": "a", "count": 5}, {"name": "long name", "count": 12_345}]
-    table = Table(("name", "count"), rows)
+    table = Table(rows)
     assert table.text() == "name       count\na              5\nlong name  12345\n"
     assert json.loads(as_json(table)) == rows
 
 
+def test_a_table_shows_people_the_columns_named_and_programs_all() -> None:
+    table = Table([{"name": "a", "hidden": 1}, {"name": "b"}], columns=("name", "more"))
+    assert table.text() == "name  more\na     -\nb     -\n"
+    assert json.loads(as_json(table)) == [{"name": "a", "hidden": 1}, {"name": "b"}]
+
+
 def test_yes_and_no_stand_on_the_left_like_other_words() -> None:
-    assert Table(("drained",), [{"drained": True}, {"drained": False}]).text() == "drained\nyes\nno\n"
+    assert Table([{"drained": True}, {"drained": False}]).text() == "drained\nyes\nno\n"
 
 
 def test_no_rows_are_said_in_words_and_as_an_empty_list() -> None:
-    table = Table(("name",), [], nothing="no groups")
+    table = Table([], nothing="no groups")
     assert table.text() == "no groups\n"
     assert as_json(table) == "[]\n"
 
 
 def test_values_are_written_for_people() -> None:
     row = {"a": None, "b": True, "c": [1, 2], "d": {"g": 1}, "e": 1.25, "f": "", "g_ms": 0, "h": ()}
-    lines = Table(tuple(row), [row]).text().splitlines()
+    lines = Table([row]).text().splitlines()
     assert lines[1].split() == ["-", "yes", "1,", "2", "g=1", "1.2", "-", "-", "-"]
 
 
