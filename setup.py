@@ -39,6 +39,7 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.store.kv.timer_collector", ".pyx", []),
     ("iotmq.store.queues.residency", ".pyx", []),
     ("iotmq.store.replication.raw", ".pyx", ["z"]),
+    ("iotmq.store.replication.tail", ".pyx", []),
     ("iotmq.store.log.group_commit", ".pyx", []),
     ("iotmq.mqtt.topics.topic_table", ".pyx", []),
     ("iotmq.mqtt.server.publish_sink", ".pyx", []),

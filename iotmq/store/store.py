@@ -34,6 +34,7 @@ from iotmq.store.recovery.opening import CHECKPOINT_NAME, OpenedParts, locked, o
 from iotmq.store.recovery.write_state import WriteState, is_of_one_queue
 from iotmq.store.replication.flushed_waiters import FlushedWaiters
 from iotmq.store.replication.raw import append_raw, start_at
+from iotmq.store.replication.tail import cut_log, is_boundary, number_on
 from iotmq.store.retention.apply import Trimmer
 from iotmq.store.retention.decide import DiskUsage, Machine, read_disk_usage
 from iotmq.store.settings import StoreSettings
@@ -57,7 +58,8 @@ class Store(StoreReader):
 
     Records become readable when they are *confirmed*: as durable as `settings.flush` promises, and in
     their queue. Under async flush that is before `append` returns; under sync flush the flush thread
-    calls `on_flushed`, and the owner's call of `advance` confirms.
+    calls `on_flushed`, and the owner's call of `advance` confirms. A store that was opened with
+    `confirmed_limit` confirms nothing past it: `raise_confirmed_limit`, then `advance`.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Store(StoreReader):
         machine: Machine,
         *,
         lock: DirectoryLock,
+        confirmed_limit: int | None,
     ) -> None:
         """Use `Store.open`."""
         log, queues, index = parts.log, parts.queues, parts.index
@@ -96,17 +99,23 @@ class Store(StoreReader):
         # The position from which on the log must not be deleted, None for none; asked by `retain`.
         self.held_position: Callable[[], int | None] | None = None
         self._is_sync = settings.flush == "sync"
+        # Nothing from there on is confirmed; None without replication.
+        self._confirmed_limit = confirmed_limit
+        # An append is confirmed by a later call of `advance` only.
+        self.confirms_later = self._is_sync or confirmed_limit is not None
+        self._sync_file = machine.sync_file
         self._lock = lock
         self._abort = parts.abort
         self._repair = parts.repair
         self._queues = queues
         self._is_closed = False
+        self._flushed_mark = FlushedPosition(checkpoint_path)
         self._flusher = Flusher(
             log,
             settings,
             sync_file=machine.sync_file,
             on_flushed=self._flushed,
-            mark=FlushedPosition(checkpoint_path).move,
+            mark=self._flushed_mark.move,
         )
         self._refusals = WriteState(machine.clock, self._flusher)
         self._checkpointer = Checkpointer(
@@ -148,13 +157,16 @@ class Store(StoreReader):
         read_usage: Callable[[Path], DiskUsage] = read_disk_usage,
         progress: CatchUpProgress | None = None,
         checks_all: bool = False,
+        confirmed_limit: int | None = None,
     ) -> Store:
         """Open `directory`, made when missing, and bring everything in it into agreement.
 
         `store_host` (8 or 20 bytes) is the broker's advertised address, which records carry; `sync_file`
         is what brings a file descriptor's data to the disk, `read_usage` asks how full a directory's disk
         is, `progress` is told how far projections are that have to go through the log. With
-        `checks_all` every record of the log is checked, not only the newest. Raises
+        `checks_all` every record of the log is checked, not only the newest. `confirmed_limit` is for a log
+        that is replicated: a position that was confirmed in a former run, and past which nothing is shown
+        before `raise_confirmed_limit` allows it. Raises
         StoreLockedError when another process has the directory, StoreCorruptError, StoreFullError, and
         StoreError for other refusals of the operating system.
         """
@@ -166,6 +178,7 @@ class Store(StoreReader):
                 sync_file=sync_file,
                 progress=progress,
                 checks_all=checks_all,
+                has_tail=confirmed_limit is not None,
             )
             store = cls(
                 directory,
@@ -173,6 +186,7 @@ class Store(StoreReader):
                 parts,
                 Machine(clock or SystemClock(), sync_file, read_usage),
                 lock=lock,
+                confirmed_limit=confirmed_limit,
             )
             store._bring_level(progress)
         return store
@@ -288,7 +302,7 @@ class Store(StoreReader):
                 raise self._refusals.of_one_queue(error) from error
             raise self._refusals.of_allocation(error) from error
         self.end_appends()
-        if self.is_dispatching and not self._is_sync:
+        if self.is_dispatching and not self.confirms_later:
             self._run_dispatch(self._log.appended_position)
         return appended
 
@@ -316,6 +330,8 @@ class Store(StoreReader):
     def advance(self) -> int:
         """Confirm what the durability promise now allows; returns `confirmed_position`."""
         end_position = self._flusher.flushed_position if self._is_sync else self._log.appended_position
+        if self._confirmed_limit is not None:
+            end_position = min(end_position, self._confirmed_limit)
         if end_position > self.confirmed_position:
             self._run_dispatch(end_position)
             while self._late_hides and self._late_hides[0][0] <= self.confirmed_position:
@@ -323,6 +339,46 @@ class Store(StoreReader):
         if self._flushed_waiters:
             self._call_flushed_waiters()
         return self.confirmed_position
+
+    def raise_confirmed_limit(self, position: int) -> None:
+        """Let `advance` confirm what is before `position`; a lower one than before changes nothing."""
+        assert self._confirmed_limit is not None, "the store was opened without a limit"
+        self._confirmed_limit = max(self._confirmed_limit, position)
+
+    def cut(self, position: int) -> None:
+        """Remove the log from `position` on, for good: no crash after the return brings any of it back.
+
+        Nothing of it was confirmed, so that no queue and no projection has it; offsets that its records had
+        are given out again. Waits for the disk. Raises ValueError when `position` is confirmed already, or
+        no record ends there; StoreReadOnlyError when the disk does not take it, and then the store takes no
+        more records until it is opened again.
+        """
+        confirmed_position = self.confirmed_position
+        if not confirmed_position <= position <= self.appended_position or not is_boundary(
+            self._log, confirmed_position, position
+        ):
+            raise ValueError(
+                f"the log, confirmed up to {confirmed_position}, cannot be cut at position {position}"
+            )
+        if position == self.appended_position:
+            return
+        # A sync of what is removed would move the flushed position past the end.
+        self._flusher.stop()
+        self._flusher.flush()
+        self._refusals.check()
+        try:
+            fail_points.reach("cut-begun")
+            self._flushed_mark.take_back(position)
+            fail_points.reach("cut-announced")
+            cut_log(self._log, position, self._sync_file)
+            fail_points.reach("cut-done")
+        except OSError as error:
+            raise self._refusals.of_cut(error) from error
+        number_on(self._log, self._queues, confirmed_position, position)
+        self._late_hides = [(min(end, position), hides) for end, hides in self._late_hides]
+        self._flusher.start_again(position)
+        for callback in self._flushed_waiters.take_all():
+            callback()
 
     def catch_up(self) -> None:
         """Give what is confirmed to projections that fell behind it, say because their disk refused; once."""
@@ -413,7 +469,7 @@ class Store(StoreReader):
         if end_position > position:
             if self._is_sync:
                 self._flusher.request()
-            else:
+            elif not self.confirms_later:
                 self._run_dispatch(end_position)
         return end_position
 
@@ -563,7 +619,15 @@ class Store(StoreReader):
 
     def _bring_level(self, progress: CatchUpProgress | None) -> None:
         """Have queues and projections apply what the log has; then the threads that serve it may start."""
-        self._run_dispatch(self._log.appended_position, progress)
+        end_position = self._log.appended_position
+        if self._confirmed_limit is not None:
+            # What queues and index have was confirmed before they got it.
+            applied_positions = (self.confirmed_position, *(p.applied_position for p in self._projections))
+            end_position = min(end_position, max(self._confirmed_limit, *applied_positions))
+            self._confirmed_limit = end_position
+        self._run_dispatch(end_position, progress)
+        if end_position < self._log.appended_position:
+            number_on(self._log, self._queues, end_position, self._log.appended_position)
         min_position = self._log.min_position
         begins = self._begins.read(self._log.appended_position)
         if begins is not None:

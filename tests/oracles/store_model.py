@@ -38,6 +38,7 @@ def open_small(
     clock: Clock | None = None,
     sync_file: Any = None,
     read_usage: Any = None,
+    confirmed_limit: int | None = None,
     **settings: Any,
 ) -> Store:
     """A store of tiny files; nothing is flushed or checkpointed unless asked for."""
@@ -50,6 +51,7 @@ def open_small(
         StoreSettings(**{**SMALL, **quiet, **settings}),
         store_host=HOST,
         clock=clock or ManualClock(),
+        confirmed_limit=confirmed_limit,
         **more,
     )
 

@@ -191,7 +191,7 @@ class MessageWriter:
         self._refused_until_s = float("inf")
         # When the run of appends under way began.
         self._run_begun_us = 0
-        self._waits_for_disk = store.settings.flush == "sync"
+        self._confirms_later = store.confirms_later
         # The disk refused, and no append has succeeded since.
         self._was_refused = False
         self.batches_count = 0
@@ -375,7 +375,7 @@ class MessageWriter:
     @contextmanager
     def gathered(self) -> Iterator[None]:
         """Appends in here are given to their queues together at the end; they are done before."""
-        if self._waits_for_disk:
+        if self._confirms_later:
             # Which is how a flush does it.
             yield
             return
@@ -395,9 +395,9 @@ class MessageWriter:
         return self._store
 
     @property
-    def waits_for_disk(self) -> bool:
-        """Return whether an append is confirmed by a later flush."""
-        return self._waits_for_disk
+    def confirms_later(self) -> bool:
+        """Return whether an append is confirmed later: by a flush, or by other members."""
+        return self._confirms_later
 
     def open_queues(self, topic: str) -> list[Queue | None] | None:
         """The list `append` takes a topic's queues from until it changes; None when it takes nothing."""
@@ -433,7 +433,7 @@ class MessageWriter:
         if self._was_refused:
             self._was_refused = False
             logger.info("sends are taken again")
-        if not self._waits_for_disk:
+        if not self._confirms_later:
             # Runs of one turn, of as many connections as there are, are dispatched together.
             self._is_dispatch_due = True
             self._next_turn.schedule()

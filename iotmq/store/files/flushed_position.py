@@ -45,7 +45,7 @@ def write_flushed_mark(path: Path, position: int) -> None:
 
 
 class FlushedPosition:
-    """The mark of an open store. Any thread moves it; only forward."""
+    """The mark of an open store. Any thread moves it forward."""
 
     def __init__(self, path: Path) -> None:
         """Without the file, or one as long as ours are, there is no mark: it takes a disk with room."""
@@ -65,3 +65,13 @@ class FlushedPosition:
             return
         self._position = position
         self._mapping[MARK_AT_BYTES : MARK_AT_BYTES + _MARK_BYTES] = encode_state(_MAGIC, position)
+
+    def take_back(self, position: int) -> None:
+        """Move it back, on the disk, before the log is cut at `position`; raises OSError.
+
+        Otherwise a start would take what is missing for damage.
+        """
+        self._position = min(self._position, position)
+        if self._mapping is not None:
+            self._mapping[MARK_AT_BYTES : MARK_AT_BYTES + _MARK_BYTES] = encode_state(_MAGIC, self._position)
+            self._mapping.flush()

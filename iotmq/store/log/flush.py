@@ -71,16 +71,7 @@ class Flusher:
         # A request the thread has not taken up yet; spares the event, which is the expensive part.
         self._is_requested = False
         self._event = threading.Event()
-        self._threads = [threading.Thread(target=self._run, name="iotmq-store-flush", daemon=True)]
-        if self._commit is not None:
-            self._threads = [
-                threading.Thread(
-                    target=self._run_commits, args=(self._commit,), name="iotmq-store-flush", daemon=True
-                ),
-                threading.Thread(
-                    target=self._tell, args=(self._commit,), name="iotmq-store-flushed", daemon=True
-                ),
-            ]
+        self._threads = self._make_threads()
 
     @property
     def flushed_position(self) -> int:
@@ -107,6 +98,17 @@ class Flusher:
         """Start the thread."""
         for thread in self._threads:
             thread.start()
+
+    def start_again(self, position: int) -> None:
+        """Go on after `stop`, with a log that was cut and ends at `position`, all of it on the disk."""
+        self._flushed = (position, self._log.last_store_timestamp_ms)
+        if self._commit is not None:
+            # A stopped one stays so.
+            self._flushes, self._flush_s = self.flushes, self.flush_s
+            self._commit = GroupCommit(*self._flushed)
+        self._is_stopping = False
+        self._threads = self._make_threads()
+        self.start()
 
     def request(self) -> None:
         """Have everything appended so far flushed soon; returns at once. Any thread."""
@@ -165,6 +167,15 @@ class Flusher:
     def flushed(self) -> tuple[int, int]:
         """(`flushed_position`, store time in ms of the last record before it)."""
         return self._flushed if self._commit is None else self._commit.flushed()
+
+    def _make_threads(self) -> list[threading.Thread]:
+        if self._commit is None:
+            return [threading.Thread(target=self._run, name="iotmq-store-flush", daemon=True)]
+        targets = {"iotmq-store-flush": self._run_commits, "iotmq-store-flushed": self._tell}
+        return [
+            threading.Thread(target=target, args=(self._commit,), name=name, daemon=True)
+            for name, target in targets.items()
+        ]
 
     def _fail(self, error: OSError, end_position: int) -> None:
         self.failure = error

@@ -63,6 +63,9 @@ class Projections:
 
     def add(self, projection: Projection, progress: CatchUpProgress | None) -> None:
         """As `Store.add_projection`."""
+        if self._dispatch.confirmed_position < projection.applied_position <= self._log.appended_position:
+            # Of a log that is replicated. Nothing is applied that was not confirmed.
+            self._dispatch.run(projection.applied_position)
         end_position = self._dispatch.confirmed_position
         if projection.applied_position > end_position:
             if not isinstance(projection, RewindableProjection):

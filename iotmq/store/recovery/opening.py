@@ -65,10 +65,12 @@ def open_parts(
     sync_file: Callable[[int], object],
     progress: CatchUpProgress | None,
     checks_all: bool,
+    has_tail: bool,
 ) -> OpenedParts:
     """Map what a locked directory has, cut off what is not whole of the log, take the rest back to it.
 
-    Arguments as of `Store.open`. Raises StoreCorruptError, OSError.
+    `has_tail`: the log may go on behind what its queues have. Other arguments as of `Store.open`. Raises
+    StoreCorruptError, OSError.
     """
     abort = AbortMark(directory)
     abort.set()
@@ -91,6 +93,7 @@ def open_parts(
         was_clean=not abort.was_set,
         sync_file=sync_file,
         checks_all=checks_all,
+        has_tail=has_tail,
         progress=progress if checks_all else None,
     )
     index = None

@@ -69,6 +69,7 @@ def recover(
     was_clean: bool,
     sync_file: Callable[[int], object],
     checks_all: bool = False,
+    has_tail: bool = False,
     progress: CatchUpProgress | None = None,
 ) -> tuple[Recovery, DamageRepair]:
     """Check the log, cut off what is not whole, and take the queues back to what can be relied on.
@@ -114,7 +115,7 @@ def recover(
         segment.sync(sync_file)
     for segment in log.segment_list()[:-1]:
         log.release_descriptor(segment)
-    queues_position = recover_queues(log, queues, repair, was_clean=was_clean)
+    queues_position = recover_queues(log, queues, repair, was_clean=was_clean, has_tail=has_tail)
     fail_points.reach("recovery-queues-rewound")
     withdraw_claims(checkpoint_path, checkpoint, end_position)
     prepare_files(queues, checkpoint_path, end_position)
@@ -212,22 +213,28 @@ def checked_start(segments: list[Segment], position: int) -> int:
     return last.start_position
 
 
-def recover_queues(log: CommitLog, queues: ConsumeQueue, repair: DamageRepair, *, was_clean: bool) -> int:
-    """Take the queues back to the last state known to be on the disk, or to nothing; returns its position."""
+def recover_queues(
+    log: CommitLog, queues: ConsumeQueue, repair: DamageRepair, *, was_clean: bool, has_tail: bool = False
+) -> int:
+    """Take the queues back to the last state known to be on the disk, or to nothing; returns its position.
+
+    After a clean stop they are as far as the log, unless that `has_tail`: records not confirmed yet.
+    """
     min_position, end_position = log.min_position, log.appended_position
     remembered = queues.read_state()
     if remembered is None:
         queues.clear(min_position)
         return min_position
-    applied_position, count, offsets = remembered
+    applied_position, count, _ = remembered
     # Before `rewind` these are the ones found on the disk.
     present_count = len(queues.queues())
     if was_clean and not are_whole(queues):
         logger.warning("queue files have been cut; filling all of them again from the log")
     elif was_clean:
-        queues.rewind(end_position, min_position)
-        if queues.state() == (end_position, count, offsets) and applied_position == end_position:
-            return end_position
+        stop_position = min(applied_position, end_position) if has_tail else end_position
+        queues.rewind(stop_position, min_position)
+        if queues.state() == remembered and applied_position == stop_position:
+            return stop_position
         logger.warning("the queue files are not the ones of the last stop; filling them again from the log")
     elif present_count >= count:
         # What markers there say is lost must be taken in.

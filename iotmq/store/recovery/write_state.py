@@ -83,6 +83,14 @@ class WriteState:
         self.current = (refusal_of(error), text, end_s)
         return refusal_of(error)(text)
 
+    def of_cut(self, error: OSError) -> StoreError:
+        """Return the error for a log that could not be cut: nobody knows where it ends."""
+        self._allocation_failure = error
+        text = f"cannot cut the log: {error}"
+        logger.critical("%s. The store takes no more records. Check the disk, then restart.", text)
+        self.current = (StoreReadOnlyError, text, _FOR_GOOD)
+        return StoreReadOnlyError(text)
+
     def of_one_queue(self, error: OSError) -> StoreError:
         """Return the error for an append to a queue whose file cannot be opened or mapped; others go on."""
         self.count += 1

@@ -168,7 +168,7 @@ cdef class SendPath:
         cdef Queue queue
         cdef Place place
         cdef Stored* stored
-        cdef bint is_sync = self.writer.waits_for_disk
+        cdef bint is_sync = self.writer.confirms_later
         cdef bint is_waiting
         # Sends that wait for the disk, those nobody waits for an answer to among them.
         cdef int waiting = 0

@@ -41,6 +41,7 @@ class FakeStore:
     def __init__(self, *, is_sync: bool = False) -> None:
         self.is_sync = is_sync
         self.settings = StoreSettings(flush="sync" if is_sync else "async")
+        self.confirms_later = is_sync
         self.appended_position = self.flushed_position = self.confirmed_position = 0
         self.is_dispatching = True
         self.on_flushed = lambda: None
