@@ -39,12 +39,9 @@ if __name__ == "__main__":
 
 from fake_gateway import split_output  # noqa: E402
 from module_files import load_module  # noqa: E402
-from mqtt5_corpus import CONNECT5  # noqa: E402
-from mqtt5_corpus import CORPUS as CORPUS5  # noqa: E402
+from mqtt_cases import VERSIONS  # noqa: E402
 from mqtt_comparison import check_against_twin  # noqa: E402
 from mqtt_core import new_connection  # noqa: E402
-from mqtt_corpus import CONNECT, CORPUS  # noqa: E402
-from mqtt_malformed import MALFORMED_5, MALFORMED_311  # noqa: E402
 
 from iotmq.mqtt import reason_codes  # noqa: E402
 from iotmq.mqtt.codec import packets  # noqa: E402
@@ -59,7 +56,6 @@ Finding = fuzz_ports.Finding
 
 PACKET_BYTES_MAX = 2_000
 QUEUED_BYTES_MAX = 3_000
-CONNECT_3_1 = packets.encode_connect(Connect("device-1", True, 60, None, None, None, 3))
 REASONS = {reason for reason in vars(reason_codes).values() if isinstance(reason, Reason)}
 # What a server says, by version; type 15, AUTH, only to those who began with it.
 SAYS = {level: {2, 3, 4, 5, 6, 7, 9, 11, 13} | ({14} if level == 5 else set()) for level in (3, 4, 5)}
@@ -68,23 +64,23 @@ TOPICS = [b"a", b"devices/17/telemetry", "温度/ℬ".encode(), b"long/" * 12 + 
 
 # Streams -------------------------------------------------------------------------------------------------
 
-_OLD_CASES = [case.stream for case in CORPUS] + [
-    case.stream for cases in MALFORMED_311.values() for case in cases[:: max(1, len(cases) // 40)]
-]
-_NEW_CASES = [case.stream for case in CORPUS5] + [
-    case.stream for cases in MALFORMED_5.values() for case in cases[:: max(1, len(cases) // 80)]
-]
-_FIRST = {3: CONNECT_3_1, 4: CONNECT, 5: CONNECT5}
+_VERSIONS = dict(zip((3, 4, 5), VERSIONS, strict=True))
+# MQTT 3.1 gets the cases of 3.1.1.
+_CASES = {
+    level: [case.stream for case in version.named]
+    + [case.stream for cases in version.made.values() for case in cases[:: max(1, len(cases) // every)]]
+    for level, version, every in ((4, _VERSIONS[4], 40), (5, _VERSIONS[5], 80))
+}
 
 
 def stream_of(source: random.Random, level: int) -> bytes:
     """A CONNECT, mostly, and packets behind it, mostly legal."""
-    parts = [_FIRST[level]] if source.random() < 0.95 else []
+    parts = [_VERSIONS[level].connect] if source.random() < 0.95 else []
     for _ in range(source.randrange(12)):
         if source.random() < 0.8:
             parts.append(device_packet(source, level))
         else:
-            parts.append(source.choice(_NEW_CASES if level == 5 else _OLD_CASES))
+            parts.append(source.choice(_CASES[5 if level == 5 else 4]))
     return b"".join(parts)
 
 
@@ -280,7 +276,7 @@ class Program:
 
     def device_misbehaves(self) -> None:
         self.is_legal = False
-        data = self.source.choice(_NEW_CASES if self.level == 5 else _OLD_CASES)
+        data = self.source.choice(_CASES[5 if self.level == 5 else 4])
         if self.source.random() < 0.5:
             data = fuzz_ports.mutate(self.source, data)[:5_000]
         self.send(data)

@@ -1,15 +1,11 @@
-"""MQTT 5 (and 3.1) in the connection core: the corpus in any chunking, flow control, aliases, reasons."""
+"""MQTT 5 (and 3.1) in the connection core: flow control, aliases, reasons."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
 import pytest
 from fake_gateway import split_output
-from mqtt5_corpus import CONNECT5, CORPUS, VALID, connect_with, publish
-from mqtt_core import PACKET_BYTES_MAX, feed, new_connection
-from mqtt_corpus import Case
-from mqtt_oracle import Outcome, run_connection, shortened
+from mqtt5_corpus import CONNECT5, connect_with, publish
+from mqtt_core import new_connection
 
 from iotmq.mqtt import reason_codes
 from iotmq.mqtt.codec import packets
@@ -30,70 +26,6 @@ def open_connection(
     connection.open_session(session_present=False)
     connection.data_to_send()
     return connection, sink
-
-
-def feed_shortened(chunks: Sequence[bytes]) -> Outcome:
-    """With the texts of reasons left out, as the oracle's output has none."""
-    outcome = feed(chunks)
-    outcome.output = b"".join(shortened(*packet) for packet in split_output(outcome.output))
-    return outcome
-
-
-def whole(case: Case) -> bytes:
-    return case.stream if case.is_first else CONNECT5 + case.stream
-
-
-@pytest.mark.parametrize("case", CORPUS, ids=lambda case: case.name)
-def test_corpus_gives_what_the_oracle_gives_whole_and_byte_by_byte(case: Case) -> None:
-    stream = whole(case)
-    expected = run_connection(stream, packet_bytes_max=PACKET_BYTES_MAX)
-    assert expected.close_reason == case.reason
-    for chunks in ([stream], [stream[at : at + 1] for at in range(len(stream))]):
-        outcome = feed_shortened(chunks)
-        assert outcome.close_reason == case.reason
-        assert outcome.events == expected.events
-        assert outcome.published == expected.published
-        if len(chunks) > 1:
-            assert outcome.output == expected.output
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", VALID, ids=lambda case: case.name)
-def test_every_packet_cut_short_is_malformed_unless_the_rest_may_be_left_out(case: Case) -> None:
-    """The remaining length says what is there: a packet that ends in the middle of a field."""
-    for first, body in split_output(case.stream)[:1]:
-        for end in cuts(len(body)):
-            cut = packets.encode_packet(first >> 4, first & 15, body[:end])
-            stream = cut if case.is_first else CONNECT5 + cut
-            expected = run_connection(stream, packet_bytes_max=PACKET_BYTES_MAX)
-            for chunks in ([stream], [stream[at : at + 1] for at in range(len(stream))]):
-                outcome = feed_shortened(chunks if len(stream) < 1_000 else [stream])
-                assert outcome.close_reason == expected.close_reason, end
-                assert outcome.published == expected.published
-            kind = first >> 4
-            if kind == packets.CONNECT:
-                assert expected.close_reason == reason_codes.MALFORMED_PACKET, end
-            elif kind in (packets.SUBSCRIBE, packets.UNSUBSCRIBE):
-                # Between two filters, where the packet is right, or has none.
-                assert expected.close_reason in (
-                    reason_codes.MALFORMED_PACKET,
-                    reason_codes.PROTOCOL_ERROR,
-                    None,
-                )
-
-
-def cuts(size: int) -> Iterator[int]:
-    """Everywhere, but of a long packet only some places in the middle."""
-    yield from (end for end in range(size) if end < 300 or end >= size - 300 or end % 97 == 0)
-
-
-@pytest.mark.parametrize("case", [case for case in CORPUS if case.reason is None], ids=lambda case: case.name)
-def test_every_truncation_of_a_good_stream_waits_for_the_rest(case: Case) -> None:
-    stream = whole(case)
-    for end in range(len(stream)):
-        connection, _ = new_connection()
-        connection.receive_data(stream[:end], 0.0)
-        assert connection.close_reason is None
 
 
 def answers(connection: ServerConnection) -> list[tuple[int, bytes]]:

@@ -1,12 +1,11 @@
-"""The compiled connection core: the corpus in any chunking, limits, acknowledgements, delivery windows."""
+"""The compiled connection core: limits, acknowledgements, delivery windows."""
 
 from __future__ import annotations
 
 import pytest
 from fake_gateway import split_output
-from mqtt_core import PACKET_BYTES_MAX, feed, new_connection
-from mqtt_corpus import ANSWERS, ANSWERS_5, CONNECT, CORPUS, Answers, Case
-from mqtt_oracle import run_connection, shortened
+from mqtt_core import PACKET_BYTES_MAX, new_connection
+from mqtt_corpus import ANSWERS, ANSWERS_5, CONNECT, Answers
 
 from iotmq import limits
 from iotmq.mqtt import reason_codes
@@ -20,56 +19,6 @@ from iotmq.mqtt.server.connection import (
 )
 from iotmq.mqtt.server.connection_settings import ConnectionSettings
 from iotmq.mqtt.server.publish_sink import CollectingSink
-
-
-def whole(case: Case) -> bytes:
-    return case.stream if case.is_first else CONNECT + case.stream
-
-
-@pytest.mark.parametrize("case", CORPUS, ids=lambda case: case.name)
-def test_corpus_gives_what_the_oracle_gives_whole_and_byte_by_byte(case: Case) -> None:
-    stream = whole(case)
-    expected = run_connection(stream, packet_bytes_max=PACKET_BYTES_MAX)
-    assert expected.close_reason == case.reason
-    for chunks in ([stream], [stream[at : at + 1] for at in range(len(stream))]):
-        outcome = feed(chunks)
-        assert outcome.close_reason == case.reason
-        assert outcome.events == expected.events
-        assert outcome.published == expected.published
-
-
-@pytest.mark.parametrize("case", [case for case in CORPUS if case.reason is None], ids=lambda case: case.name)
-def test_good_packets_are_the_same_with_trailing_bytes(case: Case) -> None:
-    stream = whole(case) + packets.PINGREQ_PACKET + b"\x30"
-    outcome = feed([stream])
-    assert outcome.close_reason is None
-    before = run_connection(whole(case), packet_bytes_max=PACKET_BYTES_MAX)
-    assert outcome.output.count(packets.PINGRESP_PACKET) == before.output.count(packets.PINGRESP_PACKET) + 1
-    assert outcome.published == run_connection(stream, packet_bytes_max=PACKET_BYTES_MAX).published
-
-
-@pytest.mark.parametrize("case", [case for case in CORPUS if case.reason is None], ids=lambda case: case.name)
-def test_every_truncation_of_a_good_stream_waits_for_the_rest(case: Case) -> None:
-    stream = whole(case)
-    for end in range(len(stream)):
-        connection, _ = new_connection()
-        connection.receive_data(stream[:end], 0.0)
-        assert connection.close_reason is None
-
-
-def test_refused_connect_is_told_why_where_the_specification_has_a_code() -> None:
-    for case in CORPUS:
-        if case.reason is None or not case.is_first:
-            continue
-        output = feed([case.stream]).output
-        if "level 6" in case.name:
-            assert shortened(*split_output(output)[0]) == bytes([0x20, 3, 0, 0x84, 0]), (
-                "it may well understand MQTT 5"
-            )
-        elif case.reason.connack_code is None:
-            assert output == b"", case.name
-        else:
-            assert output == bytes([0x20, 2, 0, case.reason.connack_code]), case.name
 
 
 @pytest.mark.parametrize(("size", "is_taken"), [(PACKET_BYTES_MAX, True), (PACKET_BYTES_MAX + 1, False)])
