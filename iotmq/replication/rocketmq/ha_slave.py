@@ -14,7 +14,7 @@ FRAME_BYTES_MAX: Final = 4 * 1024 * 1024
 
 
 class HaBrokenError(Exception):
-    """What the master sends does not fit the log here; the connection ends."""
+    """Report a frame that does not fit the log here; the connection ends."""
 
 
 class HaSlave:
