@@ -1,4 +1,4 @@
-"""Our side of the replication wire against a Java broker (4.9.7, Maven) as master."""
+"""Both sides of the replication wire against a Java broker (4.9.7, Maven)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import time
 from pathlib import Path
 
 import pytest
+from gateway_process import free_port
 from java_process import LIBRARIES, JavaBroker, java_marks
+from store_model import put
 
 from iotmq.message.hosts import encode_host
 from iotmq.remoting.blocking import BlockingConnection
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
+from iotmq.replication.rocketmq.ha_master import HaMaster, LogRange
 from iotmq.replication.rocketmq.ha_slave import HaSlave
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
@@ -82,3 +85,41 @@ def test_a_java_masters_log_is_taken_byte_by_byte_and_continued(tmp_path: Path) 
     assert store.check() == []
     store.close()
     assert log_files(tmp_path / "java")[:end_position] == log_files(tmp_path / "slave")[:end_position]
+
+
+def lead(store: Store, listener: socket.socket) -> None:
+    """Send the whole log to the slave that connects, and wait until it has reported all of it."""
+    log = LogRange(store.min_position, store.appended_position, SEGMENT_BYTES)
+    connection, _ = listener.accept()
+    with connection:
+        connection.settimeout(30)
+        master = HaMaster(now_s=time.monotonic(), full_copy=True)
+        while master.reported_position < log.end:
+            data = connection.recv(4096)
+            assert data, "the slave has closed the connection"
+            master.receive_data(data, log, now_s=time.monotonic())
+            position, size = master.next_range(log)
+            while size:
+                view = store.read_raw(position, size)
+                connection.sendall(master.send_data(len(view), now_s=time.monotonic()) + view)
+                position, size = master.next_range(log)
+
+
+def test_an_empty_java_slave_takes_a_full_copy(tmp_path: Path) -> None:
+    store = Store.open(
+        tmp_path / "master",
+        StoreSettings(segment_bytes=SEGMENT_BYTES, allocation_step_bytes=65_536),
+        store_host=encode_host("127.0.0.1", 10_911),
+    )
+    for number in range(600):
+        put(store, "Alpha", number % 4, f"{number} {BODY}".encode(), properties=b"TAGS\x01a\x02")
+    end_position = store.appended_position
+    assert end_position > 2 * SEGMENT_BYTES, "there are blanks among it"
+    port = free_port()
+    role = ("brokerRole=SLAVE", "brokerId=1", f"haMasterAddress=127.0.0.1:{port}")
+    with socket.create_server(("127.0.0.1", port)) as listener, JavaBroker(tmp_path / "java", *role):
+        listener.settimeout(30)
+        lead(store, listener)
+    assert store.check() == []
+    store.close()
+    assert log_files(tmp_path / "java")[:end_position] == log_files(tmp_path / "master")[:end_position]
