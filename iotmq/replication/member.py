@@ -344,9 +344,7 @@ class Member:
         self._become(Role.TAKING_OVER)
         if self._file.promised_epoch < self._change.state.epoch:
             self._file.promise(self._change.state.epoch)
-        self.leading = Leading(
-            self.settings, self._log, self._file, self._change, self._do, now_s=now_s
-        )
+        self.leading = Leading(self.settings, self._log, self._file, self._change, self._do, now_s=now_s)
         self.leading.confirm()
         self._look_at_confirmed()
 

@@ -84,8 +84,10 @@ def mqadmin_of(javas: JavaProcesses) -> Callable[..., str]:
 class JavaBroker:
     """A Java broker over a data directory; `with` starts it and ends it as its own scripts do, by SIGTERM."""
 
-    def __init__(self, data: Path) -> None:
+    def __init__(self, data: Path, *settings: str) -> None:
+        """`settings` are lines of broker.conf; they win over those that are the default here."""
         self.data = data
+        self._settings = settings
         self.port = free_port()
         self._home = data.with_name(data.name + "-home")
         self._log = self._home / "broker.log"
@@ -101,6 +103,7 @@ class JavaBroker:
             f"listenPort={self.port}\nhaListenPort={free_port()}\nstorePathRootDir={self.data}\n"
             f"storePathCommitLog={self.data}/commitlog\nmappedFileSizeCommitLog={16 << 20}\n"
             "maxHashSlotNum=1000\nmaxIndexNum=4000\ndiskMaxUsedSpaceRatio=95\n"
+            + "".join(f"{line}\n" for line in self._settings)
         )
         # What it reaches into of the runtime it was not written for.
         opened = [
