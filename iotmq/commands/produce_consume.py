@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import threading
 from collections import deque
@@ -17,8 +16,10 @@ from iotmq.client.sending.producer import Producer
 from iotmq.client.transport.client import IotmqClient
 from iotmq.client.transport.message import Message, ReceivedMessage, SendResult
 from iotmq.client.transport.settings import ClientSettings, PushConsumerSettings
+from iotmq.commands.admin.output import printable
 from iotmq.errors import MessageRefusedError
 from iotmq.limits import RECORD_BYTES_MAX
+from iotmq.message.bodies import body_field
 from iotmq.message.errors import MessageFormatError
 
 OutputFormat = Literal["text", "json", "raw"]
@@ -45,6 +46,15 @@ async def produce(
     client = IotmqClient(settings)
     pending: deque[asyncio.Future[SendResult]] = deque()
     stored = 0
+
+    async def first_stored() -> None:
+        nonlocal stored
+        result = await pending[0]
+        if report is not None:
+            report(result)
+        pending.popleft()
+        stored += 1
+
     async with client, Producer(client) as producer:
         try:
             async for body in bodies:
@@ -52,22 +62,13 @@ async def produce(
                 message = Message(topic, body, key=key, tags=tags, properties=properties)
                 pending.append(producer.send_nowait(message))
                 while pending and (pending[0].done() or len(pending) >= _AHEAD_MAX):
-                    _report(await pending[0], report)
-                    pending.popleft()
-                    stored += 1
+                    await first_stored()
             while pending:
-                _report(await pending[0], report)
-                pending.popleft()
-                stored += 1
+                await first_stored()
         finally:
             # Those behind a failed one were sent too: let them end, so that nothing is left half done.
             await asyncio.gather(*pending, return_exceptions=True)
     return stored
-
-
-def _report(result: SendResult, report: Callable[[SendResult], None] | None) -> None:
-    if report is not None:
-        report(result)
 
 
 async def lines_of(stream: BinaryIO) -> AsyncIterator[bytes]:
@@ -164,17 +165,11 @@ def _text(message: ReceivedMessage) -> bytes:
     body = _body(message).decode("utf-8", "backslashreplace")
     fields = [
         f"{message.queue.broker_name}/{message.queue.queue_id}@{message.queue_offset}",
-        _printable(message.properties.get("MQTT_TOPIC") or " ".join(message.keys) or "-"),
+        printable(message.properties.get("MQTT_TOPIC") or " ".join(message.keys) or "-"),
     ]
     if message.tags:
-        fields.append(f"[{_printable(message.tags)}]")
-    return " ".join([*fields, _printable(body)]).encode() + b"\n"
-
-
-def _printable(text: str) -> str:
-    if text.isprintable():
-        return text
-    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+        fields.append(f"[{printable(message.tags)}]")
+    return " ".join([*fields, printable(body)]).encode() + b"\n"
 
 
 def _json(message: ReceivedMessage) -> bytes:
@@ -191,12 +186,7 @@ def _json(message: ReceivedMessage) -> bytes:
         "tags": message.tags,
         "properties": message.properties,
     }
-    body = _body(message)
-    try:
-        fields["body"] = body.decode()
-    except UnicodeDecodeError:
-        fields["body_base64"] = base64.b64encode(body).decode()
-    return msgspec.json.encode(fields) + b"\n"
+    return msgspec.json.encode(fields | body_field(_body(message))) + b"\n"
 
 
 def _raw(message: ReceivedMessage) -> bytes:

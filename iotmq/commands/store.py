@@ -6,7 +6,6 @@ right. A directory that is open, or none, is a StoreError, which the command ans
 
 from __future__ import annotations
 
-import base64
 import json
 import sys
 import time
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
 
 from iotmq.addresses import address_text
 from iotmq.errors import StoreError
+from iotmq.message.bodies import body_field
 from iotmq.message.properties import decode_properties
 from iotmq.message.records.record import Record, decode_record
 from iotmq.store.tools.inspection import BLANK, DAMAGE, ClosedStore, Found, QueueFiles
@@ -181,10 +181,7 @@ def _record_row(record: Record, *, has_body: bool) -> Row:
         "properties": decode_properties(record.properties),
     }
     if has_body:
-        try:
-            row["body"] = record.body.decode("utf-8")
-        except UnicodeDecodeError:
-            row["body_base64"] = base64.b64encode(record.body).decode()
+        row |= body_field(record.body)
     return row
 
 

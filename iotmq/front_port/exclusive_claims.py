@@ -17,14 +17,14 @@ from iotmq.remoting.codes import ResponseCode
 def claim_exclusive(
     request: ExclusiveClaim,
     parts: Mapping[SessionLink, int],
-    arbiter_of: Callable[[str], SessionLink | None],
+    chosen_for: Callable[[str], SessionLink | None],
     done: Callable[[list[Refused | None]], None],
 ) -> None:
     """Ask each filter's broker; `parts` are the session's epochs at the brokers that have it."""
     outcomes: list[Refused | None] = [_AWAY] * len(request.filters)
     places: dict[SessionLink, list[int]] = {}
     for place, topic_filter in enumerate(request.filters):
-        link = arbiter_of(topic_filter)
+        link = chosen_for(topic_filter)
         if link is not None and link in parts:
             places.setdefault(link, []).append(place)
 

@@ -50,12 +50,15 @@ class RemoteGateway:
     A queue id of this port is a place among the topic's writable queues over all brokers, sorted.
     """
 
+    may_lose_answers = True
+
     def __init__(self, registries: Collection[str], *, settings: ClientSettings | None = None) -> None:
         """`settings` say how to connect: account and TLS. Their registries do not count."""
         settings = settings or ClientSettings()
-        self._settings = msgspec.structs.replace(settings, registries=tuple(registries))
-        self._tls = self._settings.tls_context()
-        self._client = IotmqClient(self._settings)
+        self.settings = msgspec.structs.replace(settings, registries=tuple(registries))
+        """The settings for connecting to a broker."""
+        self._tls = self.settings.tls_context()
+        self._client = IotmqClient(self.settings)
         self._producer = Producer(
             self._client,
             _GROUP,
@@ -74,17 +77,12 @@ class RemoteGateway:
         self._refresher: asyncio.Task[None] | None = None
         self._not_ready: str | None = "not connected to the brokers yet"
         # What the brokers met so far take; the format's limit until then.
-        self._record_bytes_max = limits.RECORD_BYTES_MAX
+        self.record_bytes_max = limits.RECORD_BYTES_MAX
         self._limits_changed: Callable[[], None] | None = None
         self._masters: dict[str, str] = {}
         self._replies_in_flight = 0
         self._dropped_replies = 0
         self._masters_changed: list[Callable[[], None]] = []
-
-    @property
-    def client_settings(self) -> ClientSettings:
-        """Return the settings for connecting to a broker."""
-        return self._settings
 
     @property
     def masters(self) -> dict[str, str]:
@@ -94,10 +92,6 @@ class RemoteGateway:
     def on_masters_changed(self, call: Callable[[], None]) -> None:
         """Call `action` whenever `masters` changes."""
         self._masters_changed.append(call)
-
-    @property
-    def record_bytes_max(self) -> int:
-        return self._record_bytes_max
 
     @property
     def not_ready_reason(self) -> str | None:
@@ -150,10 +144,6 @@ class RemoteGateway:
     def queue_count(self, topic: str) -> int:
         return len(self._queues[topic])
 
-    @property
-    def may_lose_answers(self) -> bool:
-        return True
-
     def append(
         self,
         topic: str,
@@ -169,7 +159,8 @@ class RemoteGateway:
         queue = self._place((topic, queue_id, False), is_repeat=is_repeat)
         body = memoryview(elements)
         if not is_stored:
-            self._publish(RequestCode.PUBLISH_TRANSIENT, queue, {}, body, done)
+            publish = self._publish(RequestCode.PUBLISH_TRANSIENT, queue, {}, body, done)
+            asyncio.ensure_future(publish)  # noqa: RUF006 - `done` ends it
             return
         try:
             sending = self._producer.send_encoded_batch_nowait(
@@ -197,7 +188,8 @@ class RemoteGateway:
         queue = self._place((topic, queue_id, True), is_repeat=is_repeat)
         asked = {REPEAT_FIELD: is_repeat, PACKET_IDS_FIELD: has_packet_ids}
         ext = {name: "true" for name, is_asked in asked.items() if is_asked}
-        self._publish(RequestCode.PUBLISH_DELAYED, queue, ext, memoryview(elements), done)
+        publish = self._publish(RequestCode.PUBLISH_DELAYED, queue, ext, memoryview(elements), done)
+        asyncio.ensure_future(publish)  # noqa: RUF006 - `done` ends it
 
     def broker_of(self, topic: str, queue_id: int, *, is_delayed: bool) -> str:
         return self._places[topic, queue_id, is_delayed][0].broker_name
@@ -303,15 +295,10 @@ class RemoteGateway:
         self._places[lane] = (queue, now_s)
         return queue
 
-    def _publish(
+    async def _publish(
         self, code: int, queue: MessageQueue, ext: dict[str, str], body: memoryview, done: AppendDone
     ) -> None:
         """Send a batch that is not stored in the log as it is."""
-        asyncio.ensure_future(self._request_publish(code, queue, ext, body, done))  # noqa: RUF006 - `done` ends it
-
-    async def _request_publish(
-        self, code: int, queue: MessageQueue, ext: dict[str, str], body: memoryview, done: AppendDone
-    ) -> None:
         route = self._client.routes.known(queue.topic)
         address = None if route is None else route.master(queue.broker_name)
         ext = {"topic": queue.topic, "queueId": str(queue.queue_id), **ext}
@@ -361,7 +348,7 @@ class RemoteGateway:
                 self._filters,
                 receiver,
                 opened=self._channel_opened,
-                credentials=self._settings.credentials,
+                credentials=self.settings.credentials,
                 tls=self._tls,
             )
         now_s = asyncio.get_running_loop().time()
@@ -380,8 +367,8 @@ class RemoteGateway:
     def _channel_opened(self) -> None:
         """A broker has said how large a record it takes: a message that is too large for any is nobody's."""
         smallest = min(channel.record_bytes_max for channel in self._channels.values())
-        if smallest != self._record_bytes_max:
-            self._record_bytes_max = smallest
+        if smallest != self.record_bytes_max:
+            self.record_bytes_max = smallest
             if self._limits_changed is not None:
                 self._limits_changed()
 

@@ -45,13 +45,8 @@ def tell(done: Callable[[Refused | None], None], answer: Command | Refused) -> N
     done(answer if isinstance(answer, Refused) else None)
 
 
-def records_of(answer: Command) -> list[memoryview]:
-    """Split a body into records that begin with their sizes; RequestError when they do not fill it."""
-    return split_records(memoryview(answer.body_bytes()))
-
-
 def split_records(body: memoryview) -> list[memoryview]:
-    """Split records that stand one behind the other; RequestError when they do not fill `body`."""
+    """Split records, which begin with their sizes; RequestError when they do not fill `body`."""
     records = []
     at = 0
     while at < len(body):

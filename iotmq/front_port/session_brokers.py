@@ -83,15 +83,11 @@ class SessionBrokers:
         link = self.link_of(number)
         return [] if link is None else [link]
 
-    def home_of(self, client_id: str) -> SessionLink | None:
-        """Return the link to a session's home, whose name hashes highest together with the client id."""
-        return self._highest(client_id)
+    def chosen_for(self, name: str) -> SessionLink | None:
+        """Return the link to the broker whose name hashes highest together with `name`.
 
-    def arbiter_of(self, topic_filter: str) -> SessionLink | None:
-        """Return the link to the broker that decides about an exclusive filter, found like a home."""
-        return self._highest(topic_filter)
-
-    def _highest(self, name: str) -> SessionLink | None:
+        With a client id that is the session's home, with an exclusive filter the one that decides about it.
+        """
         links = self.links
         if len(links) < 2:
             return links[0] if links else None
@@ -150,7 +146,7 @@ class SessionBrokers:
                 self._unnamed[link] = loop.call_later(FORGET_S, self._forget, link)
 
     def _add_link(self, broker_name: str, address: str) -> None:
-        settings = self._gateway.client_settings
+        settings = self._gateway.settings
         if len(self._links) == BROKERS_MAX:
             _log.error("too many brokers for sessions", extra={"broker": broker_name})
             return

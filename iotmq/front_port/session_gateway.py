@@ -117,7 +117,7 @@ class RemoteSessions:
 
     def open_session(self, request: OpenRequest, done: Callable[[OpenedSession | Refused], None]) -> None:
         client_id = request.client_id
-        home = self._brokers.home_of(client_id)
+        home = self._brokers.chosen_for(client_id)
         if home is None:
             done(Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "no broker for sessions"))
             return
@@ -182,7 +182,7 @@ class RemoteSessions:
         if session is None:
             done([_LOST] * len(request.filters))
         else:
-            claim_exclusive(request, session.parts, self._brokers.arbiter_of, done)
+            claim_exclusive(request, session.parts, self._brokers.chosen_for, done)
 
     def report_draining(self, *, is_draining: bool) -> None:
         self._brokers.report_draining(is_draining=is_draining)

@@ -8,7 +8,7 @@ import ssl
 import struct
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
@@ -18,7 +18,7 @@ from iotmq.backoff import Backoff
 from iotmq.errors import BrokerError, ConnectionClosedError, RequestError, RequestTimeoutError
 from iotmq.event_loop import happens_within
 from iotmq.front_port.request_turns import RequestTurns
-from iotmq.front_port.session_answers import decoded, outcome_of, records_of, split_records, tell
+from iotmq.front_port.session_answers import decoded, outcome_of, split_records, tell
 from iotmq.ports import bodies
 from iotmq.ports.sessions import (
     CloseRequest,
@@ -46,6 +46,8 @@ from iotmq.remoting.signature import Credentials
 from iotmq.supervised import FAILURES, end, supervise
 
 _log = logging.getLogger("iotmq.mqtt")
+
+T = TypeVar("T")
 
 # The broker closes connections on which nothing moves (`broker.idle_s`), and a broker that hangs is noticed.
 _HEARTBEAT_S: Final = 20.0
@@ -238,17 +240,9 @@ class SessionLink:
             self._part(request)
 
     def read_queue(self, request: QueueRead, done: Callable[[QueueRecords | Refused], None]) -> None:
-        def answered(answer: Command | Refused) -> None:
-            try:
-                done(
-                    answer
-                    if isinstance(answer, Refused)
-                    else QueueRecords(
-                        records_of(answer), answer.integer("nextPosition", minimum=0), answer.boolean("isEnd")
-                    )
-                )
-            except RequestError as error:
-                done(self._malformed(error))
+        def decode(answer: Command) -> QueueRecords:
+            next_position = answer.integer("nextPosition", minimum=0)
+            return QueueRecords(_records(answer), next_position, answer.boolean("isEnd"))
 
         ext = {
             "queueId": str(request.queue_id),
@@ -256,32 +250,25 @@ class SessionLink:
             "clientId": request.client_id,
             **_maxima(request),
         }
-        self._ask_patiently(lambda: Command.request(RequestCode.READ_LIGHT_QUEUE, ext), answered)
+        self._ask_patiently(
+            lambda: Command.request(RequestCode.READ_LIGHT_QUEUE, ext),
+            partial(self._tell_records, done, decode),
+        )
 
     def read_retained(self, request: RetainedRead, done: Callable[[RetainedRecords | Refused], None]) -> None:
         """`after` is what a former answer of this link said."""
 
-        def answered(answer: Command | Refused) -> None:
-            try:
-                done(
-                    answer
-                    if isinstance(answer, Refused)
-                    else RetainedRecords(records_of(answer), answer.ext.get("after"))
-                )
-            except RequestError as error:
-                done(self._malformed(error))
+        def decode(answer: Command) -> RetainedRecords:
+            return RetainedRecords(_records(answer), answer.ext.get("after"))
 
         ext = {"filter": request.topic_filter, "after": request.after or "", **_maxima(request)}
-        self._ask(Command.request(RequestCode.READ_RETAINED, ext), answered)
+        self._ask(Command.request(RequestCode.READ_RETAINED, ext), partial(self._tell_records, done, decode))
 
     def join_shares(
         self, joins: Sequence[ShareJoin], done: Callable[[list[Refused | None] | Refused], None]
     ) -> None:
         """At most SHARE_REPORT_MEMBERS_MAX."""
-        self._ask(
-            _command(RequestCode.JOIN_SHARES, list(joins)),
-            partial(_tell_outcomes, done),
-        )
+        self._ask(_command(RequestCode.JOIN_SHARES, list(joins)), partial(_tell_outcomes, done))
 
     def report_shares(self, reports: Sequence[ShareReport], done: Callable[[Refused | None], None]) -> None:
         """At most SHARE_REPORT_MEMBERS_MAX."""
@@ -348,9 +335,14 @@ class SessionLink:
 
         self._connection.request_nowait(_command(RequestCode.CLOSE_SESSION, body)).add_done_callback(answered)
 
-    def _malformed(self, error: Exception) -> Refused:
-        self.malformed_total += 1
-        return Refused(ResponseCode.SYSTEM_ERROR, f"broker {self.broker_name}: {error}")
+    def _tell_records(
+        self, done: Callable[[T | Refused], None], decode: Callable[[Command], T], answer: Command | Refused
+    ) -> None:
+        try:
+            done(answer if isinstance(answer, Refused) else decode(answer))
+        except RequestError as error:
+            self.malformed_total += 1
+            done(Refused(ResponseCode.SYSTEM_ERROR, f"broker {self.broker_name}: {error}"))
 
     # The connection
 
@@ -457,10 +449,10 @@ class SessionLink:
         if pushed is None:
             return request.not_supported()
         # In the next turn, as answers are: the order between the two means something.
-        self._loop.call_soon(self._take, pushed, request)
+        self._loop.call_soon(self._pushed, pushed, request)
         return None
 
-    def _take(self, pushed: Callable[[SessionLink, Command], None], request: Command) -> None:
+    def _pushed(self, pushed: Callable[[SessionLink, Command], None], request: Command) -> None:
         try:
             pushed(self, request)
         except (RequestError, msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -468,12 +460,12 @@ class SessionLink:
                 _log.warning("malformed push", extra={"broker": self.broker_name, "detail": str(error)})
             self.malformed_total += 1
 
-    def _take_records(self, request: Command) -> None:
+    def _records_pushed(self, request: Command) -> None:
         body = memoryview(request.body_bytes())
         size = request.integer("pushesBytes", minimum=0, maximum=len(body))
         self._listener.link_pushed(self, body[size:], body[:size])
 
-    def _take_missed(self, request: Command) -> None:
+    def _missed_pushed(self, request: Command) -> None:
         if request.boolean("isAll"):
             self._listener.link_missed(self, self.queue_ids())
             return
@@ -481,7 +473,7 @@ class SessionLink:
         ids = [int.from_bytes(body[at : at + 4], "big") for at in range(0, len(body) - 3, 4)]
         self._listener.link_missed(self, ids)
 
-    def _take_handouts(self, request: Command) -> None:
+    def _handouts_pushed(self, request: Command) -> None:
         body = memoryview(request.body_bytes())
         size = request.integer("handoutsBytes", minimum=0, maximum=len(body))
         records = split_records(body[size:])
@@ -489,33 +481,37 @@ class SessionLink:
             raise RequestError(ResponseCode.SYSTEM_ERROR, "the records handed out are not one a member")
         self._listener.link_handed_out(self, list(_HANDOUT.iter_unpack(body[:size])), records)
 
-    def _take_withdrawn(self, request: Command) -> None:
+    def _withdrawn_pushed(self, request: Command) -> None:
         body = request.body_bytes()
         if len(body) % _WITHDRAWN.size:
             raise RequestError(ResponseCode.SYSTEM_ERROR, "what is withdrawn ends in the middle")
         self._listener.link_withdrew(self, list(_WITHDRAWN.iter_unpack(body)))
 
-    def _take_drain(self, request: Command) -> None:
+    def _drain_pushed(self, request: Command) -> None:
         self._listener.link_drain_ordered(_drain.decode(request.body_bytes()))
 
-    def _take_fence(self, request: Command) -> None:
+    def _fence_pushed(self, request: Command) -> None:
         body = _fenced.decode(request.body_bytes())
         self._listener.link_fenced(self, body.client_id, body.epoch, body.reason)
 
 
 _PUSHES: Final[dict[int, Callable[[SessionLink, Command], None]]] = {
-    RequestCode.DELIVER_QUEUED: SessionLink._take_records,
-    RequestCode.MISSED_QUEUES: SessionLink._take_missed,
-    RequestCode.FENCE_SESSION: SessionLink._take_fence,
-    RequestCode.ORDER_DRAIN: SessionLink._take_drain,
-    RequestCode.HAND_OUT_SHARES: SessionLink._take_handouts,
-    RequestCode.WITHDRAW_SHARES: SessionLink._take_withdrawn,
+    RequestCode.DELIVER_QUEUED: SessionLink._records_pushed,
+    RequestCode.MISSED_QUEUES: SessionLink._missed_pushed,
+    RequestCode.FENCE_SESSION: SessionLink._fence_pushed,
+    RequestCode.ORDER_DRAIN: SessionLink._drain_pushed,
+    RequestCode.HAND_OUT_SHARES: SessionLink._handouts_pushed,
+    RequestCode.WITHDRAW_SHARES: SessionLink._withdrawn_pushed,
 }
 
 
 def _tell_outcomes(done: Callable[[list[Refused | None] | Refused], None], answer: Command | Refused) -> None:
     outcomes = decoded(_joined, answer)
     done(outcomes)
+
+
+def _records(answer: Command) -> list[memoryview]:
+    return split_records(memoryview(answer.body_bytes()))
 
 
 def _command(code: int, body: object) -> Command:

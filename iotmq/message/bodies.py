@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import zlib
 from typing import Final
 
@@ -44,3 +45,11 @@ def inflate_body(body: bytes, sys_flag: int, *, bytes_max: int = INFLATED_BODY_B
     if not inflater.eof:
         raise MessageFormatError("compressed body is cut off")
     return plain
+
+
+def body_field(body: bytes) -> dict[str, str]:
+    """Return the body as a field of JSON: `body`, or `body_base64` for one that is no text."""
+    try:
+        return {"body": body.decode()}
+    except UnicodeDecodeError:
+        return {"body_base64": base64.b64encode(body).decode()}

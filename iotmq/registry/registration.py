@@ -135,16 +135,16 @@ def _inflate(body: bytes) -> bytes:
 
 
 def _decode_compressed(data: bytes) -> Registration:
-    version_text, at = _take_text(data, 0)
+    version_text, at = _text_at(data, 0)
     version = lenient_json.decode(version_text, DataVersion)
-    topic_count, at = _take_int32(data, at)
+    topic_count, at = _int32_at(data, at)
     if topic_count > TOPICS_MAX:
         raise RequestError(ResponseCode.SYSTEM_ERROR, f"the body has more than {TOPICS_MAX} topics")
     words_of: list[list[bytes]] = []
     for _ in range(topic_count):
-        text, at = _take_text(data, at)
+        text, at = _text_at(data, at)
         words_of.append(text.split(b" "))
-    besides = _take_besides(data, at)
+    besides = _besides_at(data, at)
     topics = _Topics()
     for words in words_of:
         try:
@@ -159,18 +159,18 @@ def _decode_compressed(data: bytes) -> Registration:
     return Registration(version, topics.accepted, topics.refused_count)
 
 
-def _take_besides(data: bytes, at: int) -> dict[str, _BesidesDocument]:
+def _besides_at(data: bytes, at: int) -> dict[str, _BesidesDocument]:
     """Read what brokers of iotmq add behind the filter servers, which no broker has any more."""
     if at == len(data):
         return {}
-    _, at = _take_text(data, at)
+    _, at = _text_at(data, at)
     if at == len(data):
         return {}
-    text, _ = _take_text(data, at)
+    text, _ = _text_at(data, at)
     return lenient_json.decode(text, dict[str, _BesidesDocument])
 
 
-def _take_int32(data: bytes, at: int) -> tuple[int, int]:
+def _int32_at(data: bytes, at: int) -> tuple[int, int]:
     if at + 4 > len(data):
         raise _broken()
     (value,) = _INT32.unpack_from(data, at)
@@ -179,8 +179,8 @@ def _take_int32(data: bytes, at: int) -> tuple[int, int]:
     return value, at + 4
 
 
-def _take_text(data: bytes, at: int) -> tuple[bytes, int]:
-    size, at = _take_int32(data, at)
+def _text_at(data: bytes, at: int) -> tuple[bytes, int]:
+    size, at = _int32_at(data, at)
     if size > len(data) - at:
         raise _broken()
     return data[at : at + size], at + size

@@ -112,15 +112,19 @@ class Registry:
             RequestCode.QUERY_DATA_VERSION: self._query_data_version,
             RequestCode.GET_ROUTE_INFO_BY_TOPIC: self._route,
             RequestCode.GET_BROKER_CLUSTER_INFO: self._cluster_info,
-            RequestCode.WIPE_WRITE_PERM_OF_BROKER: self._wipe_write_permission,
-            RequestCode.ADD_WRITE_PERM_OF_BROKER: self._add_write_permission,
+            RequestCode.WIPE_WRITE_PERM_OF_BROKER: partial(self._set_writable, False, "wipeTopicCount"),
+            RequestCode.ADD_WRITE_PERM_OF_BROKER: partial(self._set_writable, True, "addTopicCount"),
             RequestCode.GET_ALL_TOPIC_LIST_FROM_REGISTRY: self._topics,
             RequestCode.DELETE_TOPIC_IN_REGISTRY: self._delete_topic,
             RequestCode.GET_TOPICS_BY_CLUSTER: self._topics_of_cluster,
             RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_REGISTRY: self._system_topics,
-            RequestCode.GET_UNIT_TOPIC_LIST: self._unit_topics,
-            RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: self._unit_subscription_topics,
-            RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: self._unit_subscription_only_topics,
+            RequestCode.GET_UNIT_TOPIC_LIST: partial(self._topics_of_flags, _UNIT, _UNIT),
+            RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: partial(
+                self._topics_of_flags, _UNIT_SUBSCRIPTION, _UNIT_SUBSCRIPTION
+            ),
+            RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: partial(
+                self._topics_of_flags, _UNIT | _UNIT_SUBSCRIPTION, _UNIT_SUBSCRIPTION
+            ),
             RequestCode.GET_REGISTRY_CONFIG: self._config,
             RequestCode.UPDATE_REGISTRY_CONFIG: self._update_config,
         }
@@ -370,16 +374,8 @@ class Registry:
         address = groups[0].addresses[min(groups[0].addresses)] if groups else None
         return _topic_list(request, list(dict.fromkeys(names)), address)
 
-    def _unit_topics(self, connection: ServerConnection, request: Command) -> None:
-        self._list(connection, request, self._routes.topics(mask=_UNIT, flags=_UNIT))
-
-    def _unit_subscription_topics(self, connection: ServerConnection, request: Command) -> None:
-        mask = _UNIT_SUBSCRIPTION
-        self._list(connection, request, self._routes.topics(mask=mask, flags=mask))
-
-    def _unit_subscription_only_topics(self, connection: ServerConnection, request: Command) -> None:
-        mask = _UNIT | _UNIT_SUBSCRIPTION
-        self._list(connection, request, self._routes.topics(mask=mask, flags=_UNIT_SUBSCRIPTION))
+    def _topics_of_flags(self, mask: int, flags: int, connection: ServerConnection, request: Command) -> None:
+        self._list(connection, request, self._routes.topics(mask=mask, flags=flags))
 
     def _list(
         self, connection: ServerConnection, request: Command, topics: Generator[None, None, list[str]]
@@ -404,13 +400,11 @@ class Registry:
 
     # Operators.
 
-    def _wipe_write_permission(self, connection: ServerConnection, request: Command) -> Command:
-        count = self._routes.set_writable(request.text("brokerName"), False)
-        return request.reply(ResponseCode.SUCCESS, ext={"wipeTopicCount": str(count)})
-
-    def _add_write_permission(self, connection: ServerConnection, request: Command) -> Command:
-        count = self._routes.set_writable(request.text("brokerName"), True)
-        return request.reply(ResponseCode.SUCCESS, ext={"addTopicCount": str(count)})
+    def _set_writable(
+        self, is_writable: bool, count_field: str, connection: ServerConnection, request: Command
+    ) -> Command:
+        count = self._routes.set_writable(request.text("brokerName"), is_writable)
+        return request.reply(ResponseCode.SUCCESS, ext={count_field: str(count)})
 
     def _delete_topic(self, connection: ServerConnection, request: Command) -> Command:
         self._routes.delete_topic(request.text("topic"), request.ext.get("clusterName") or None)

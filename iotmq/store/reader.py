@@ -80,16 +80,7 @@ class StoreReader:
         queue nobody has heard of. Records whose time to live is over are passed over, too, unless
         `with_expired`.
         """
-        if queue is None or with_expired or not queue.may_expire:
-            return read_queue(
-                self._log,
-                queue,
-                offset,
-                records_max=records_max,
-                bytes_max=bytes_max,
-                tags=tags,
-                entries_max=entries_max,
-            )
+        may_expire = queue is not None and queue.may_expire and not with_expired
         read = read_queue(
             self._log,
             queue,
@@ -97,7 +88,7 @@ class StoreReader:
             records_max=records_max,
             bytes_max=bytes_max,
             tags=tags,
-            now_ms=self._clock.now_ms(),
+            now_ms=self._clock.now_ms() if may_expire else 0,
             entries_max=entries_max,
         )
         self.expired_reads += read.expired_count
@@ -230,10 +221,6 @@ class StoreReader:
         if self._index is None:
             raise StoreError("records cannot be found by key: store.index_enabled is false")
         return self._index.end_timestamp_ms, self._index.applied_position
-
-    def log_view(self, start_position: int, end_position: int) -> memoryview:
-        """Return the log's bytes of a range inside one segment; ValueError when they are not stored."""
-        return self._log.view(start_position, end_position)
 
     def offset_at_time(self, queue: Queue, timestamp_ms: int) -> int:
         """The offset stored at that time or nearest to it; the first or last one when it is outside all.

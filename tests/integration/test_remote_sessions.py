@@ -254,7 +254,7 @@ async def start_broker(cluster: SmallCluster, number: int) -> None:
 def client_of(front: Front, number: int, *, start: int = 0) -> str:
     """A client id whose home is broker `number`."""
     for suffix in range(start, 100):
-        home = front.sessions._brokers.home_of(f"d{suffix}")
+        home = front.sessions._brokers.chosen_for(f"d{suffix}")
         if home is not None and home.broker_name == f"broker-{number}":
             return f"d{suffix}"
     raise AssertionError("no such client id")

@@ -177,7 +177,7 @@ class Side:
         return found
 
     def stored(self) -> bytes:
-        return bytes(self.store.log_view(0, self.store.appended_position))
+        return bytes(self.store._log.view(0, self.store.appended_position))
 
     def counts(self) -> list[Metric]:
         metrics = [*self.broker.metrics(), *self.traffic.metrics(1), *self.store.metrics()]

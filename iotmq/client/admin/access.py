@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
+from iotmq.client.admin.asking import Asking
 from iotmq.client.transport.calls import ask_masters
-from iotmq.client.transport.client import IotmqClient
 from iotmq.errors import ClientError
 from iotmq.remoting.codes import RequestCode
 
@@ -19,14 +19,11 @@ class AccountsVersion(msgspec.Struct, kw_only=True):
     timestamp: int = 0
 
 
-class AccessAdmin:
+class AccessAdmin(Asking):
     """Change accounts at all brokers, or those named; returns their names. BrokerError when one refuses.
 
     Brokers read their files by themselves: a broker that is away keeps the accounts it has.
     """
-
-    def __init__(self, client: IotmqClient) -> None:
-        self._client = client
 
     async def put(
         self,

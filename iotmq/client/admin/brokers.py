@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from iotmq.client.admin.asking import Asking
 from iotmq.client.admin.groups import ConsumeStatsAnswer, GroupProgress
-from iotmq.client.transport.calls import ask, ask_masters, master_addresses
-from iotmq.client.transport.client import IotmqClient
 from iotmq.client.transport.message import check_topic
-from iotmq.client.transport.queue_tables import by_queue, decode_answer
+from iotmq.client.transport.queue_tables import by_queue
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.remoting.codes import RequestCode, ResponseCode
 
@@ -47,21 +46,18 @@ class BrokerProgress(NamedTuple):
     behind: int
 
 
-class BrokerViews:
+class BrokerViews(Asking):
     """Asks about brokers through a client that is started; changes nothing."""
-
-    def __init__(self, client: IotmqClient) -> None:
-        self._client = client
 
     async def runtime_info(self, broker_names: Collection[str] = ()) -> dict[str, dict[str, str]]:
         """Return the runtime information by broker name (keys: docs/reference/wire-protocol.md)."""
-        answers = await ask_masters(
-            self._client,
+        tables = await self._of_masters(
+            _Table,
             RequestCode.GET_BROKER_RUNTIME_INFO,
             doing="asking for runtime info",
             broker_names=broker_names,
         )
-        return {name: decode_answer(answer.body, _Table).table for name, answer in answers.items()}
+        return {name: found.table for name, found in tables.items()}
 
     async def statistics(
         self, name: str, key: str, broker_names: Collection[str] = ()
@@ -70,27 +66,24 @@ class BrokerViews:
 
         Brokers that counted nothing under it are left out.
         """
-        answers = await ask_masters(
-            self._client,
+        return await self._of_masters(
+            Statistics,
             RequestCode.VIEW_BROKER_STATS_DATA,
             {"statsName": name, "statsKey": key},
             doing=f"asking for {name} of {key}",
             broker_names=broker_names,
             none_codes=(ResponseCode.SYSTEM_ERROR,),
         )
-        return {broker: decode_answer(answer.body, Statistics) for broker, answer in answers.items()}
 
     async def progress(self, broker_name: str, *, is_order: bool = False) -> BrokerProgress:
         """Return the progress of a broker's groups; with `is_order` only in topics that keep an order."""
-        address = (await master_addresses(self._client, (broker_name,)))[broker_name]
-        answer = await ask(
-            self._client,
-            address,
+        table = await self._of_master(
+            _ConsumeStatsList,
+            broker_name,
             RequestCode.GET_BROKER_CONSUME_STATS,
             {"isOrder": "true" if is_order else "false"},
             doing=f"asking broker {broker_name} how far its groups are",
         )
-        table = decode_answer(answer.body, _ConsumeStatsList)
         groups = {
             group: [
                 GroupProgress(queues=by_queue(part.offset_table), consume_tps=part.consume_tps)
@@ -103,24 +96,24 @@ class BrokerViews:
 
     async def system_topics(self) -> list[str]:
         """List the topics that brokers made for themselves, sorted."""
-        answers = await ask_masters(
-            self._client, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, doing="listing system topics"
+        lists = await self._of_masters(
+            _TopicList, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, doing="listing system topics"
         )
-        lists = [decode_answer(answer.body, _TopicList).topic_list for answer in answers.values()]
-        return sorted({topic for topics in lists for topic in topics})
+        return sorted({topic for found in lists.values() for topic in found.topic_list})
 
     async def topic_content(self, topic: str) -> dict[MessageQueue, QueueContent]:
         """Return the offsets of every queue of a topic, and when its last message was stored."""
         check_topic(topic)
-        answers = await ask_masters(
-            self._client,
+        tables = await self._of_masters(
+            _TopicStats,
             RequestCode.GET_TOPIC_STATS_INFO,
             {"topic": topic},
             doing=f"asking what topic {topic} holds",
             none_codes=(ResponseCode.TOPIC_NOT_EXIST,),
         )
-        tables = [decode_answer(answer.body, _TopicStats).offset_table for answer in answers.values()]
-        return by_queue({key: content for table in tables for key, content in table.items()})
+        return by_queue(
+            {key: content for table in tables.values() for key, content in table.offset_table.items()}
+        )
 
 
 class _Table(msgspec.Struct):

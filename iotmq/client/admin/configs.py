@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from iotmq.client.transport.calls import ask_masters
-from iotmq.client.transport.client import IotmqClient, expect_success
+from iotmq.client.admin.asking import Asking
+from iotmq.client.transport.client import expect_success
 from iotmq.client.transport.message import check_topic
 from iotmq.client.transport.queue_tables import decode_answer
 from iotmq.errors import RouteNotFoundError
@@ -55,16 +55,14 @@ class GroupSettings(msgspec.Struct, frozen=True, rename="camel"):
     retry_max_times: int = 16
 
 
-class Configurations:
+class Configurations(Asking):
     """Asks registries and brokers through a client that is started; changes nothing."""
-
-    def __init__(self, client: IotmqClient) -> None:
-        self._client = client
 
     async def brokers(self) -> list[BrokerPlace]:
         """List every broker, sorted."""
-        response = await self._client.registries.request(RequestCode.GET_BROKER_CLUSTER_INFO, {})
-        table = decode_answer(expect_success(response, "listing brokers").body, _ClusterInfo)
+        table = await self._of_registry(
+            _ClusterInfo, RequestCode.GET_BROKER_CLUSTER_INFO, {}, doing="listing brokers"
+        )
         return sorted(
             BrokerPlace(group.cluster, group.broker_name, int(broker_id), address)
             for group in table.broker_addr_table.values()
@@ -73,11 +71,13 @@ class Configurations:
 
     async def topics_of_cluster(self, cluster: str) -> list[str]:
         """List the names of a cluster's topics, sorted."""
-        response = await self._client.registries.request(
-            RequestCode.GET_TOPICS_BY_CLUSTER, {"cluster": cluster}
+        found = await self._of_registry(
+            _TopicList,
+            RequestCode.GET_TOPICS_BY_CLUSTER,
+            {"cluster": cluster},
+            doing=f"listing the topics of cluster {cluster}",
         )
-        answer = expect_success(response, f"listing the topics of cluster {cluster}")
-        return sorted(decode_answer(answer.body, _TopicList).topic_list)
+        return sorted(found.topic_list)
 
     async def route(self, topic: str) -> list[RoutedQueues]:
         """Ask the registry for the route of a topic; RouteNotFoundError when it does not know it."""
@@ -95,28 +95,20 @@ class Configurations:
 
     async def topics(self, broker_names: Collection[str] = ()) -> dict[str, dict[str, TopicSettings]]:
         """Return the topics of each broker with their settings: broker name -> topic -> settings."""
-        answers = await ask_masters(
-            self._client,
-            RequestCode.GET_ALL_TOPIC_CONFIG,
-            doing="listing topics",
-            broker_names=broker_names,
+        tables = await self._of_masters(
+            _Topics, RequestCode.GET_ALL_TOPIC_CONFIG, doing="listing topics", broker_names=broker_names
         )
-        return {
-            name: decode_answer(answer.body, _Topics).topic_config_table for name, answer in answers.items()
-        }
+        return {name: found.topic_config_table for name, found in tables.items()}
 
     async def groups(self, broker_names: Collection[str] = ()) -> dict[str, dict[str, GroupSettings]]:
         """Return the groups of each broker with their settings: broker name -> group -> settings."""
-        answers = await ask_masters(
-            self._client,
+        tables = await self._of_masters(
+            _Groups,
             RequestCode.GET_ALL_SUBSCRIPTION_GROUP_CONFIG,
             doing="listing groups",
             broker_names=broker_names,
         )
-        return {
-            name: decode_answer(answer.body, _Groups).subscription_group_table
-            for name, answer in answers.items()
-        }
+        return {name: found.subscription_group_table for name, found in tables.items()}
 
 
 class _BrokerGroup(msgspec.Struct, rename="camel"):

@@ -8,7 +8,6 @@ until retention takes them. How far a bulk resend has come is kept as the offset
 from __future__ import annotations
 
 import asyncio
-import base64
 import logging
 from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Final, NamedTuple
@@ -25,6 +24,7 @@ from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.subscriptions import parse_subscription
 from iotmq.errors import ClientError, MessageRefusedError, RouteNotFoundError
 from iotmq.message import properties
+from iotmq.message.bodies import body_field
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.records.record import iter_records
 
@@ -310,14 +310,9 @@ def exported(letter: DeadLetter) -> bytes:
         "properties": message.properties,
     }
     try:
-        body = message.body
+        fields |= body_field(message.body)
     except MessageFormatError as error:
         fields["body_error"] = str(error)
-    else:
-        try:
-            fields["body"] = body.decode()
-        except UnicodeDecodeError:
-            fields["body_base64"] = base64.b64encode(body).decode()
     return msgspec.json.encode(fields) + b"\n"
 
 

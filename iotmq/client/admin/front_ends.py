@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from iotmq.client.admin.asking import Asking
 from iotmq.client.transport.calls import ask_masters
-from iotmq.client.transport.client import IotmqClient
-from iotmq.errors import ClientError
 from iotmq.ports.sessions import DrainOrder
 from iotmq.remoting.codes import RequestCode, ResponseCode
 
@@ -25,21 +24,14 @@ class FrontEndsPage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     front_ends: list[FrontEndSummary]
 
 
-class FrontEndAdmin:
+class FrontEndAdmin(Asking):
     """Ask every broker about MQTT front ends; needs a started client."""
-
-    def __init__(self, client: IotmqClient) -> None:
-        self._client = client
 
     async def front_ends(self) -> dict[str, FrontEndSummary]:
         """List front ends by name, each with the largest number of clients that a broker knows."""
-        answers = await ask_masters(self._client, RequestCode.LIST_FRONT_ENDS, doing="listing front ends")
+        pages = await self._of_masters(FrontEndsPage, RequestCode.LIST_FRONT_ENDS, doing="listing front ends")
         found: dict[str, FrontEndSummary] = {}
-        for answer in answers.values():
-            try:
-                page = msgspec.json.decode(answer.body_bytes(), type=FrontEndsPage)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise ClientError(f"the broker's answer cannot be read: {error}") from error
+        for page in pages.values():
             for summary in page.front_ends:
                 known = found.get(summary.name, summary)
                 found[summary.name] = FrontEndSummary(

@@ -5,13 +5,13 @@ A group is spread over all brokers, so most questions go to every master and the
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Iterable
 from typing import Final
 
 import msgspec
 
-from iotmq.client.transport.calls import ask, ask_masters, master_addresses
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.admin.asking import Asking
+from iotmq.client.transport.calls import ask, master_addresses
 from iotmq.client.transport.message import check_group, check_topic
 from iotmq.client.transport.queue_tables import WireQueue, by_queue, decode_answer, queue_of
 from iotmq.client.transport.routes import MessageQueue
@@ -138,71 +138,56 @@ class DirectResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     spent_time_mills: int = 0
 
 
-class GroupViews:
+class GroupViews(Asking):
     """Asks about groups through a client that is started; changes nothing."""
-
-    def __init__(self, client: IotmqClient) -> None:
-        self._client = client
 
     async def connections(self, group: str) -> ConsumerConnections | None:
         """Return the live consumers of a group, each once; None when there is none."""
         check_group(group)
-        answers = await ask_masters(
-            self._client,
+        found = await self._of_masters(
+            ConsumerConnections,
             RequestCode.GET_CONSUMER_CONNECTION_LIST,
             {"consumerGroup": group},
             doing=f"listing the consumers of {group}",
             none_codes=(ResponseCode.CONSUMER_NOT_ONLINE,),
         )
-        if not answers:
+        if not found:
             return None
-        views = [decode_answer(answer.body, ConsumerConnections) for answer in answers.values()]
-        members = {member.client_id: member for view in views for member in view.connection_set}
-        return msgspec.structs.replace(
-            views[0], connection_set=tuple(members[name] for name in sorted(members))
-        )
+        first = next(iter(found.values()))
+        return msgspec.structs.replace(first, connection_set=tuple(_members(found.values())))
 
     async def producers(self, group: str) -> list[Connection]:
         """Return the live producers of a group, each once."""
         check_group(group)
-        answers = await ask_masters(
-            self._client,
+        found = await self._of_masters(
+            ConsumerConnections,
             RequestCode.GET_PRODUCER_CONNECTION_LIST,
             {"producerGroup": group},
             doing=f"listing the producers of {group}",
             none_codes=(ResponseCode.SYSTEM_ERROR,),
         )
-        views = [decode_answer(answer.body, ConsumerConnections) for answer in answers.values()]
-        members = {member.client_id: member for view in views for member in view.connection_set}
-        return [members[name] for name in sorted(members)]
+        return _members(found.values())
 
     async def producer_groups(self) -> dict[str, list[ProducerInfo]]:
         """Return every group that has live producers, with them."""
-        answers = await ask_masters(
-            self._client, RequestCode.GET_ALL_PRODUCER_INFO, doing="listing all producers"
+        tables = await self._of_masters(
+            _ProducerTable, RequestCode.GET_ALL_PRODUCER_INFO, doing="listing all producers"
         )
         groups: dict[str, dict[str, ProducerInfo]] = {}
-        for answer in answers.values():
-            for group, producers in decode_answer(answer.body, _ProducerTable).data.items():
+        for table in tables.values():
+            for group, producers in table.data.items():
                 groups.setdefault(group, {}).update({producer.client_id: producer for producer in producers})
         return {group: list(groups[group].values()) for group in sorted(groups)}
 
     async def clients(self, broker_name: str) -> AsyncIterator[ClientInfo]:
         """Return every client of an iotmq broker by client id; other brokers do not know this request."""
         address = (await master_addresses(self._client, (broker_name,)))[broker_name]
-        after: str | None = ""
-        while after is not None:
-            answer = await ask(
-                self._client,
-                address,
-                RequestCode.LIST_CLIENTS,
-                {"after": after, "maxNums": str(_CLIENTS_PER_REQUEST)},
-                doing=f"listing the clients of broker {broker_name}",
-            )
-            part = decode_answer(answer.body, _ClientList)
-            for client in part.clients:
+        doing = f"listing the clients of broker {broker_name}"
+        async for page in self._pages(
+            _ClientList, address, RequestCode.LIST_CLIENTS, {}, count=_CLIENTS_PER_REQUEST, doing=doing
+        ):
+            for client in page.clients:
                 yield client
-            after = part.next_after
 
     async def of_topic(self, topic: str) -> list[str]:
         """List the groups that consume a topic: with live members, or with offsets in it.
@@ -210,17 +195,16 @@ class GroupViews:
         RouteNotFoundError when no broker has the topic.
         """
         check_topic(topic)
-        answers = await ask_masters(
-            self._client,
+        lists = await self._of_masters(
+            _GroupList,
             RequestCode.QUERY_TOPIC_CONSUME_BY_WHO,
             {"topic": topic},
             doing=f"listing the groups of topic {topic}",
             none_codes=(ResponseCode.TOPIC_NOT_EXIST,),
         )
-        if not answers:
+        if not lists:
             raise RouteNotFoundError(f"no broker has the topic {topic}")
-        lists = [decode_answer(answer.body, _GroupList).group_list for answer in answers.values()]
-        return sorted({group for groups in lists for group in groups})
+        return sorted({group for found in lists.values() for group in found.group_list})
 
     async def progress(self, group: str, topic: str = "") -> GroupProgress:
         """Return a group's progress in every queue it consumes, or in those of one topic."""
@@ -229,10 +213,10 @@ class GroupViews:
         if topic:
             check_topic(topic)
             ext["topic"] = topic
-        answers = await ask_masters(
-            self._client, RequestCode.GET_CONSUME_STATS, ext, doing=f"asking how far {group} is"
+        found = await self._of_masters(
+            ConsumeStatsAnswer, RequestCode.GET_CONSUME_STATS, ext, doing=f"asking how far {group} is"
         )
-        tables = [decode_answer(answer.body, ConsumeStatsAnswer) for answer in answers.values()]
+        tables = found.values()
         return GroupProgress(
             queues=by_queue({key: lag for table in tables for key, lag in table.offset_table.items()}),
             consume_tps=sum(table.consume_tps for table in tables),
@@ -242,16 +226,16 @@ class GroupViews:
         """Return the store times of each queue of a topic, and a group's delay."""
         check_group(group)
         check_topic(topic)
-        answers = await ask_masters(
-            self._client,
+        tables = await self._of_masters(
+            _TimeSpans,
             RequestCode.QUERY_CONSUME_TIME_SPAN,
             {"topic": topic, "group": group},
             doing=f"asking how late {group} is",
             none_codes=(ResponseCode.TOPIC_NOT_EXIST,),
         )
         rows: dict[MessageQueue, QueueTimes] = {}
-        for answer in answers.values():
-            for span in decode_answer(answer.body, _TimeSpans).consume_time_span_set:
+        for table in tables.values():
+            for span in table.consume_time_span_set:
                 rows[queue_of(span.message_queue)] = QueueTimes(
                     min_time_ms=span.min_time_stamp,
                     max_time_ms=span.max_time_stamp,
@@ -267,15 +251,14 @@ class GroupViews:
 
         2^63 - 1 where `group` is behind that already; `without_groups` are not looked at.
         """
-        address = (await master_addresses(self._client, (broker_name,)))[broker_name]
-        answer = await ask(
-            self._client,
-            address,
+        found = await self._of_master(
+            _Corrections,
+            broker_name,
             RequestCode.QUERY_CORRECTION_OFFSET,
             {"topic": topic, "compareGroup": group, "filterGroups": ",".join(without_groups)},
             doing=f"comparing {group} with the other groups of {topic}",
         )
-        return decode_answer(answer.body, _Corrections).correction_offsets
+        return found.correction_offsets
 
     async def running_info(self, group: str, client_id: str, *, with_stack: bool = False) -> RunningInfo:
         """Ask a consumer for its running info. BrokerError: 206 not connected, 207 no answer."""
@@ -298,16 +281,14 @@ class GroupViews:
 
         `message_id` is the one with the message's place; the broker is the one that stores it.
         """
-        address = (await master_addresses(self._client, (broker_name,)))[broker_name]
-        answer = await ask(
-            self._client,
-            address,
+        return await self._of_master(
+            DirectResult,
+            broker_name,
             RequestCode.CONSUME_MESSAGE_DIRECTLY,
             {"consumerGroup": group, "clientId": client_id, "msgId": message_id, "brokerName": broker_name},
             doing=f"giving message {message_id} to {client_id}",
             timeout_s=_RELAY_TIMEOUT_S,
         )
-        return decode_answer(answer.body, DirectResult)
 
     async def status(
         self, group: str, topic: str, *, client_id: str = ""
@@ -344,6 +325,12 @@ class GroupViews:
         if refusal is None:
             raise ClientError("there is no broker")
         raise refusal
+
+
+def _members(found: Iterable[ConsumerConnections]) -> list[Connection]:
+    """Return the members that brokers have, each once, sorted by client id."""
+    members = {member.client_id: member for part in found for member in part.connection_set}
+    return [members[name] for name in sorted(members)]
 
 
 class ConsumeStatsAnswer(msgspec.Struct, kw_only=True, rename="camel"):

@@ -8,9 +8,11 @@ from typing import Final, Literal
 
 import msgspec
 
-from iotmq.client.transport.client import IotmqClient, expect_success
+from iotmq.client.admin.asking import Asking
+from iotmq.client.transport.client import expect_success
+from iotmq.client.transport.queue_tables import decode_answer
 from iotmq.client.transport.routes import TopicRoute
-from iotmq.errors import BrokerError, ClientError, RouteNotFoundError
+from iotmq.errors import ClientError, RouteNotFoundError
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 
@@ -50,14 +52,11 @@ class DrainProgress(msgspec.Struct):
         return self.queues_left == 0
 
 
-class QueueScaling:
+class QueueScaling(Asking):
     """Change a topic's queues; methods return the new state by broker name. Counts are per broker.
 
     BrokerError when a broker refuses, with what to do instead; RouteNotFoundError without the topic.
     """
-
-    def __init__(self, client: IotmqClient) -> None:
-        self._client = client
 
     async def states(self, topic: str, broker_names: Collection[str] = ()) -> dict[str, TopicState]:
         """Return the state of each queue: if it takes messages, and which groups are behind."""
@@ -157,13 +156,8 @@ class QueueScaling:
             if address is None:
                 raise RouteNotFoundError(f"broker {name} of topic {topic} has no master now")
             response = await self._client.request(address, Command.request(code, {"topic": topic, **ext}))
-            body = expect_success(response, f"queues of topic {topic} at broker {name}").body_bytes()
-            try:
-                states[name] = msgspec.json.decode(body, type=TopicState)
-            except msgspec.DecodeError as error:
-                raise BrokerError(
-                    1, f"what broker {name} says of topic {topic} is unreadable: {error}"
-                ) from error
+            answer = expect_success(response, f"queues of topic {topic} at broker {name}")
+            states[name] = decode_answer(answer.body, TopicState)
         return states
 
 

@@ -7,9 +7,9 @@ from typing import Final
 
 import msgspec
 
+from iotmq.client.admin.asking import Asking
 from iotmq.client.sending.recall import recall_message
-from iotmq.client.transport.calls import ask, ask_masters, master_addresses
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.calls import ask_masters, master_addresses
 from iotmq.client.transport.message import check_topic
 from iotmq.remoting.codes import RequestCode, ResponseCode
 
@@ -42,15 +42,11 @@ class WaitingMessage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 class _Page(msgspec.Struct, rename="camel"):
     timers: list[WaitingMessage]
-    next: str | None = None
-    pending: int = 0
+    next_after: str | None = msgspec.field(name="next", default=None)
 
 
-class WaitingMessages:
+class WaitingMessages(Asking):
     """List and cancel scheduled messages; needs a started client."""
-
-    def __init__(self, client: IotmqClient) -> None:
-        self._client = client
 
     async def list(
         self, topic: str = "", *, broker_names: Collection[str] = ()
@@ -60,15 +56,12 @@ class WaitingMessages:
         What is stored or delivered meanwhile may be among it or not. BrokerError when one refuses.
         """
         for name, address in (await master_addresses(self._client, broker_names)).items():
-            after: str | None = ""
-            while after is not None:
-                ext = {"topic": topic, "maxNums": str(_PAGE), "after": after}
-                doing = f"listing waiting messages at broker {name}"
-                response = await ask(self._client, address, RequestCode.LIST_TIMERS, ext, doing=doing)
-                page = msgspec.json.decode(response.body_bytes(), type=_Page)
+            doing = f"listing waiting messages at broker {name}"
+            async for page in self._pages(
+                _Page, address, RequestCode.LIST_TIMERS, {"topic": topic}, count=_PAGE, doing=doing
+            ):
                 for message in page.timers:
                     yield msgspec.structs.replace(message, broker_name=name)
-                after = page.next
 
     async def cancel(self, topic: str, unique_key: str, *, broker_names: Collection[str] = ()) -> bool:
         """Cancel the waiting message of `topic` with this unique key (the `message_id` of its send).

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
-from iotmq.client.transport.calls import ask, ask_masters, master_addresses
-from iotmq.client.transport.client import IotmqClient
-from iotmq.errors import ClientError
+from iotmq.client.admin.asking import Asking
+from iotmq.client.transport.calls import ask_masters, master_addresses
 from iotmq.remoting.codes import RequestCode, ResponseCode
-from iotmq.remoting.command import Command
 
 _PAGE: Final = 1_000
 _SHARES_PAGE: Final = 100
-_Found = TypeVar("_Found")
 
 
 class SessionSummary(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -107,11 +104,8 @@ class SharesPage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     next_after: str | None = None
 
 
-class SessionAdmin:
+class SessionAdmin(Asking):
     """Ask every broker about its part of sessions; needs a started client."""
-
-    def __init__(self, client: IotmqClient) -> None:
-        self._client = client
 
     async def kept(
         self, *, prefix: str = "", broker_names: Collection[str] = ()
@@ -131,33 +125,25 @@ class SessionAdmin:
 
     async def show(self, client_id: str, *, broker_names: Collection[str] = ()) -> dict[str, SessionDetail]:
         """Broker name -> what it knows of a client; those that know nothing are left out."""
-        answers = await ask_masters(
-            self._client,
+        return await self._of_masters(
+            SessionDetail,
             RequestCode.GET_SESSION,
             {"clientId": client_id},
             doing=f"looking at the session of {client_id}",
             broker_names=broker_names,
             none_codes=(ResponseCode.QUERY_NOT_FOUND,),
         )
-        return {name: _decoded(answer, SessionDetail) for name, answer in answers.items()}
 
     async def shares(self, *, broker_names: Collection[str] = ()) -> AsyncIterator[tuple[str, ShareSummary]]:
         """(broker name, shared subscription) of every broker, in the order of their names."""
         masters = await master_addresses(self._client, broker_names)
         for name, address in sorted(masters.items()):
-            after: str | None = ""
-            while after is not None:
-                answer = await ask(
-                    self._client,
-                    address,
-                    RequestCode.LIST_SHARES,
-                    {"after": after, "maxNums": str(_SHARES_PAGE)},
-                    doing=f"listing shared subscriptions at broker {name}",
-                )
-                page = _decoded(answer, SharesPage)
+            doing = f"listing shared subscriptions at broker {name}"
+            async for page in self._pages(
+                SharesPage, address, RequestCode.LIST_SHARES, {}, count=_SHARES_PAGE, doing=doing
+            ):
                 for found in page.shares:
                     yield name, found
-                after = page.next_after
 
     async def kick(self, client_id: str) -> list[str]:
         """Have a client disconnected; the brokers that had it connected."""
@@ -178,23 +164,9 @@ class SessionAdmin:
         return sorted(answers)
 
     async def _of_broker(self, name: str, address: str, prefix: str) -> AsyncIterator[SessionSummary]:
-        after: str | None = ""
-        while after is not None:
-            answer = await ask(
-                self._client,
-                address,
-                RequestCode.LIST_SESSIONS,
-                {"after": after, "prefix": prefix, "maxNums": str(_PAGE)},
-                doing=f"listing sessions at broker {name}",
-            )
-            page = _decoded(answer, SessionsPage)
+        doing = f"listing sessions at broker {name}"
+        async for page in self._pages(
+            SessionsPage, address, RequestCode.LIST_SESSIONS, {"prefix": prefix}, count=_PAGE, doing=doing
+        ):
             for found in page.sessions:
                 yield found
-            after = page.next_after
-
-
-def _decoded(answer: Command, kind: type[_Found]) -> _Found:
-    try:
-        return msgspec.json.decode(answer.body_bytes(), type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ClientError(f"the broker's answer cannot be read: {error}") from error

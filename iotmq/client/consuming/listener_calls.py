@@ -13,8 +13,8 @@ from iotmq.client.consuming.consumption import Consumption
 from iotmq.client.consuming.queue_reader import Batch
 from iotmq.client.sending.retry_send import send_to_retry_topic
 from iotmq.client.transport.application_calls import call_application
-from iotmq.client.transport.calls import broker_address
-from iotmq.client.transport.client import IotmqClient, expect_success
+from iotmq.client.transport.calls import ask, broker_address
+from iotmq.client.transport.client import IotmqClient
 from iotmq.client.transport.message import ReceivedMessage
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import PushConsumerSettings
@@ -23,7 +23,6 @@ from iotmq.message.hosts import decode_host
 from iotmq.message.message_ids import offset_message_id
 from iotmq.message.records.columns import Columns
 from iotmq.remoting.codes import RequestCode
-from iotmq.remoting.command import Command
 
 _log = logging.getLogger(__name__)
 
@@ -183,8 +182,8 @@ class ListenerCalls:
             ext["maxReconsumeTimes"] = str(self._settings.redeliveries_max)
         try:
             address = await broker_address(self._client, queue)
-            command = Command.request(RequestCode.CONSUMER_SEND_MESSAGE_BACK, ext)
-            expect_success(await self._client.request(address, command), f"giving back a message of {queue}")
+            doing = f"giving back a message of {queue}"
+            await ask(self._client, address, RequestCode.CONSUMER_SEND_MESSAGE_BACK, ext, doing=doing)
         except IotmqError as error:
             _log.info("a failed message stays here for another try: %s", error)
             return False

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from iotmq.client.transport.calls import broker_address
-from iotmq.client.transport.client import IotmqClient, expect_success
+from iotmq.client.transport.calls import ask, broker_address
+from iotmq.client.transport.client import IotmqClient
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.errors import BrokerError
 from iotmq.remoting.codes import RequestCode, ResponseCode
@@ -39,25 +39,16 @@ async def stored_offset(client: IotmqClient, group: str, queue: MessageQueue) ->
 
 async def commit_offset(client: IotmqClient, group: str, queue: MessageQueue, offset: int) -> None:
     """Commit the group's offset of a queue."""
-    address = await broker_address(client, queue)
-    command = Command.request(
-        RequestCode.UPDATE_CONSUMER_OFFSET,
-        {
-            "consumerGroup": group,
-            "topic": queue.topic,
-            "queueId": str(queue.queue_id),
-            "commitOffset": str(offset),
-            "bname": queue.broker_name,
-        },
-    )
-    expect_success(await client.request(address, command), f"commit of {group} at {queue}")
+    ext = {"consumerGroup": group, "commitOffset": str(offset)}
+    await _ask(client, queue, RequestCode.UPDATE_CONSUMER_OFFSET, ext, doing=f"commit of {group} at {queue}")
 
 
 async def _ask_offset(client: IotmqClient, queue: MessageQueue, code: int, ext: dict[str, str]) -> int:
-    address = await broker_address(client, queue)
-    command = Command.request(
-        code,
-        {"topic": queue.topic, "queueId": str(queue.queue_id), "bname": queue.broker_name, **ext},
-    )
-    response = expect_success(await client.request(address, command), f"offset of {queue}")
-    return response.integer("offset")
+    return (await _ask(client, queue, code, ext, doing=f"offset of {queue}")).integer("offset")
+
+
+async def _ask(
+    client: IotmqClient, queue: MessageQueue, code: int, ext: dict[str, str], *, doing: str
+) -> Command:
+    place = {"topic": queue.topic, "queueId": str(queue.queue_id), "bname": queue.broker_name}
+    return await ask(client, await broker_address(client, queue), code, {**ext, **place}, doing=doing)

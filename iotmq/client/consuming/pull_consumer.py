@@ -10,8 +10,7 @@ from typing import Final
 
 from iotmq.client.consuming import offsets
 from iotmq.client.consuming.filter_check import check_filter
-from iotmq.client.consuming.pulls import PullStatus
-from iotmq.client.consuming.queue_pulls import PollBackoff, QueuePulls
+from iotmq.client.consuming.pulls import PollBackoff, PullStatus, QueuePulls
 from iotmq.client.consuming.queue_reader import COLUMN_BYTES_MAX, CacheRoom
 from iotmq.client.transport.client import IotmqClient
 from iotmq.client.transport.lifetime import Lifetime
@@ -291,11 +290,6 @@ class _Fetch:
         self._task = supervise("fetches of a queue", self._fetch_forever)
 
     @property
-    def tags(self) -> frozenset[str]:
-        """Return the subscribed tags; empty for all."""
-        return self.subscription.tags
-
-    @property
     def has_messages(self) -> bool:
         """Return whether a poll would get messages."""
         return bool(self._answers)
@@ -316,7 +310,7 @@ class _Fetch:
         """Take at most `records_max` messages of the first answer; fewer, or none, when tags differ."""
         view, next_offset = self._answers[0]
         messages = []
-        accepts = self.subscription.accepts if self.tags else None
+        accepts = self.subscription.accepts if self.subscription.tags else None
         at = 0
         position = self.position
         try:

@@ -22,7 +22,7 @@ from iotmq.client.consuming.offsets import (
     offset_at_time,
     stored_offset,
 )
-from iotmq.client.consuming.queue_pulls import PollBackoff, QueuePulls
+from iotmq.client.consuming.pulls import PollBackoff, QueuePulls
 from iotmq.client.consuming.queue_reader import CacheRoom, QueueReader
 from iotmq.client.consuming.rebalance import Allocation, allocate_averagely
 from iotmq.client.transport.client import IotmqClient
@@ -79,7 +79,8 @@ class PushConsumer(Lifetime):
         if (listener is None) == (columns_listener is None):
             raise ClientError("give either a listener or a columns_listener")
         self._client = client
-        self._group = group
+        self.group = group
+        """The consumer group's name."""
         self.settings = settings or PushConsumerSettings()
         if self.settings.pull_timeout_ms <= self.settings.hold_ms:
             raise ClientError("pull_timeout_ms must be longer than hold_ms, or every empty pull times out")
@@ -117,11 +118,6 @@ class PushConsumer(Lifetime):
             consume=None if listener is None else self._calls.consume_one,
         )
 
-    @property
-    def group(self) -> str:
-        """Return the consumer group's name."""
-        return self._group
-
     async def subscribe(self, topic: str, tags: str = "*", *, sql: str | None = None) -> None:
         """Consume `topic`: all of it, the tags of an expression such as `TagA || TagB`, or the messages whose
         properties an SQL92 expression such as `a > 5 AND b IN ('x', 'y')` is true for.
@@ -134,7 +130,7 @@ class PushConsumer(Lifetime):
         version_ms = max(self._client.clock.now_ms(), before.version_ms + 1 if before else 0)
         subscription = parse_subscription(topic, tags, version_ms, sql=sql)
         if self._is_running:
-            await check_filter(self._client, self._group, subscription)
+            await check_filter(self._client, self.group, subscription)
         self._subscriptions[topic] = subscription
         for queue, reader in self._readers.items():
             if queue.topic == topic:
@@ -147,7 +143,7 @@ class PushConsumer(Lifetime):
     async def unsubscribe(self, topic: str) -> None:
         """Stop consuming `topic`; its queues go to other members."""
         if self._subscriptions.pop(topic, None) is None:
-            raise SubscriptionError(f"group {self._group} has no subscription to {topic} here")
+            raise SubscriptionError(f"group {self.group} has no subscription to {topic} here")
         if self._is_running:
             self._client.routes.unwant(topic)
             await self._announce()
@@ -161,10 +157,10 @@ class PushConsumer(Lifetime):
             return
         if not self._subscriptions:
             raise SubscriptionError(
-                f"consumer group {self._group} has no subscription: call subscribe() first"
+                f"consumer group {self.group} has no subscription: call subscribe() first"
             )
         if self._is_clustering:
-            retry_topic = RETRY_PREFIX + self._group
+            retry_topic = RETRY_PREFIX + self.group
             self._subscriptions[retry_topic] = parse_subscription(
                 retry_topic, "*", self._client.clock.now_ms()
             )
@@ -185,7 +181,7 @@ class PushConsumer(Lifetime):
     async def _join(self) -> None:
         await self._find_routes()
         for subscription in self._subscriptions.values():
-            await check_filter(self._client, self._group, subscription)
+            await check_filter(self._client, self.group, subscription)
         await self._announce()
         self._tasks = [
             supervise("division of queues", self._rebalance_forever),
@@ -212,14 +208,14 @@ class PushConsumer(Lifetime):
     @property
     def assigned(self) -> list[MessageQueue]:
         """Return the queues assigned to this member now, sorted; without those of the retry topic."""
-        retry_topic = RETRY_PREFIX + self._group
+        retry_topic = RETRY_PREFIX + self.group
         # A copy, because others than the loop's thread may ask while queues come and go.
         return sorted(queue for queue in tuple(self._readers) if queue.topic != retry_topic)
 
     def heartbeat(self) -> ConsumerData:
         """Return this consumer's part of the heartbeat."""
         return consumer_data(
-            self._group,
+            self.group,
             self._subscriptions.values(),
             is_push=True,
             model=self.settings.model,
@@ -243,7 +239,7 @@ class PushConsumer(Lifetime):
 
     def metrics(self) -> Iterable[Metric]:
         """Report the counters of this consumer."""
-        labels = (("group", self._group),)
+        labels = (("group", self.group),)
         cached = sum(reader.cached_records for reader in self._readers.values())
         yield from samples(
             ("iotmq_client_consumed_total", "Messages consumed", self._calls.consumed_total),
@@ -263,7 +259,7 @@ class PushConsumer(Lifetime):
             try:
                 await self._client.routes.find(topic)
             except IotmqError as error:
-                _log.warning("group %s waits for topic %s: %s", self._group, topic, error)
+                _log.warning("group %s waits for topic %s: %s", self.group, topic, error)
 
     async def _announce(self) -> None:
         await self._find_routes()
@@ -289,7 +285,7 @@ class PushConsumer(Lifetime):
                     continue
                 mine = await self._share_of(route)
             except IotmqError as error:
-                _log.info("group %s cannot divide the queues of %s now: %s", self._group, topic, error)
+                _log.info("group %s cannot divide the queues of %s now: %s", self.group, topic, error)
                 is_complete = False
                 continue
             if mine is None:
@@ -319,7 +315,7 @@ class PushConsumer(Lifetime):
             return []
         address = route.reader(random.choice(names))
         assert address is not None
-        command = Command.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": self._group})
+        command = Command.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": self.group})
         response = await self._client.request(address, command)
         if response.code != 0:
             # The broker knows no member yet, not even us.
@@ -327,7 +323,7 @@ class PushConsumer(Lifetime):
         try:
             return msgspec.json.decode(response.body_bytes(), type=_MemberList).consumerIdList
         except msgspec.DecodeError as error:
-            raise ClientError(f"the broker's member list of {self._group} cannot be read: {error}") from error
+            raise ClientError(f"the broker's member list of {self.group} cannot be read: {error}") from error
 
     def _assign(self, topic: str, mine: list[MessageQueue]) -> None:
         wanted = set(mine)
@@ -338,7 +334,7 @@ class PushConsumer(Lifetime):
             if queue not in self._readers and queue not in self._closing:
                 pulls = QueuePulls(
                     self._client,
-                    self._group,
+                    self.group,
                     queue,
                     self._subscriptions[topic],
                     self.settings,
@@ -376,7 +372,7 @@ class PushConsumer(Lifetime):
             return
         # What the last calls finished counts only if no new owner has committed meanwhile.
         try:
-            if await stored_offset(self._client, self._group, reader.queue) == reader.committed:
+            if await stored_offset(self._client, self.group, reader.queue) == reader.committed:
                 await self._commit([reader])
         except IotmqError as error:
             _log.info("the last offset of %s is not committed: %s", reader.queue, error)
@@ -387,13 +383,13 @@ class PushConsumer(Lifetime):
             self._local_offsets[reader.queue] = offset
             return
         try:
-            await commit_offset(self._client, self._group, reader.queue, offset)
-            _log.info("group %s goes on at offset %d of %s", self._group, offset, reader.queue)
+            await commit_offset(self._client, self.group, reader.queue, offset)
+            _log.info("group %s goes on at offset %d of %s", self.group, offset, reader.queue)
         except IotmqError as error:
-            _log.warning("group %s is not moved to %d of %s: %s", self._group, offset, reader.queue, error)
+            _log.warning("group %s is not moved to %d of %s: %s", self.group, offset, reader.queue, error)
 
     def _told_to_move(self, _connection: ClientConnection, command: Command) -> Command | None:
-        if command.ext.get("group") != self._group:
+        if command.ext.get("group") != self.group:
             return None
         try:
             self.move(read_offsets(command))
@@ -407,7 +403,7 @@ class PushConsumer(Lifetime):
             if local is not None:
                 return local
         else:
-            stored = await stored_offset(self._client, self._group, queue)
+            stored = await stored_offset(self._client, self.group, queue)
             if stored is not None:
                 return stored
         return await self._first_offset(queue)
@@ -422,7 +418,7 @@ class PushConsumer(Lifetime):
 
     def _status(self) -> Status:
         return Status(
-            group=self._group,
+            group=self.group,
             consume_type="CONSUME_PASSIVELY",
             parallel=self.settings.parallel_batches,
             registries=self._client.settings.registries,
@@ -441,7 +437,7 @@ class PushConsumer(Lifetime):
         async def one(reader: QueueReader, offset: int) -> None:
             try:
                 if self._is_clustering:
-                    await commit_offset(self._client, self._group, reader.queue, offset)
+                    await commit_offset(self._client, self.group, reader.queue, offset)
                 else:
                     self._local_offsets[reader.queue] = offset
                 reader.committed = offset

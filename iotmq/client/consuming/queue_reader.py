@@ -12,8 +12,7 @@ import msgspec
 
 from iotmq.client.consuming.consumer_answers import QueueState
 from iotmq.client.consuming.progress import QueueProgress
-from iotmq.client.consuming.pulls import Pulled, PullStatus
-from iotmq.client.consuming.queue_pulls import QueuePulls, reconnect_backoff
+from iotmq.client.consuming.pulls import Pulled, PullStatus, QueuePulls, reconnect_backoff
 from iotmq.client.transport.message import ReceivedMessage
 from iotmq.client.transport.routes import MASTER_ID, MessageQueue
 from iotmq.client.transport.settings import PushConsumerSettings
@@ -103,7 +102,8 @@ class QueueReader:
         """None until the start offset is known."""
         self._waiting: deque[Batch] = deque()
         self._has_waiting = asyncio.Event()
-        self._cached_records = 0
+        self.cached_records = 0
+        """Messages fetched and not consumed yet."""
         self._cached_bytes = 0
         self._consumed_ms = 0
         """When messages were last consumed; 0 for never."""
@@ -123,17 +123,12 @@ class QueueReader:
         return QueueState(
             committable=0 if progress is None else progress.committable,
             next_offset=0 if progress is None else progress.next_offset,
-            cached_records=self._cached_records,
+            cached_records=self.cached_records,
             cached_bytes=self._cached_bytes,
             records_total=self.records_total,
             pulled_ms=self._pulls.pulled_ms,
             consumed_ms=self._consumed_ms,
         )
-
-    @property
-    def cached_records(self) -> int:
-        """Return the number of messages fetched and not consumed yet."""
-        return self._cached_records
 
     def subscribe(self, subscription: Subscription) -> None:
         """Filter by another expression from the next pull on."""
@@ -176,8 +171,8 @@ class QueueReader:
 
     def _is_full(self) -> bool:
         # A queue with nothing cached may always fetch, or one stuck queue would stop all others.
-        return self._cached_records >= self._settings.cached_records_max or (
-            self._room.is_full and self._cached_records > 0
+        return self.cached_records >= self._settings.cached_records_max or (
+            self._room.is_full and self.cached_records > 0
         )
 
     async def _pull_once(self, progress: QueueProgress) -> None:
@@ -218,7 +213,7 @@ class QueueReader:
         for batch in batches:
             progress.taken(batch.first_offset, batch.end_offset)
             self._waiting.append(batch)
-            self._cached_records += batch.count
+            self.cached_records += batch.count
             self._cached_bytes += batch.size
             self.records_total += batch.count
             self._room.add(batch.size)
@@ -300,6 +295,6 @@ class QueueReader:
             await asyncio.sleep(rest.next_s())
 
     def _forget(self, batch: Batch) -> None:
-        self._cached_records -= batch.count
+        self.cached_records -= batch.count
         self._cached_bytes -= batch.size
         self._room.free(batch.size)

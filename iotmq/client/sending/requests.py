@@ -15,8 +15,8 @@ from typing import Final
 
 from iotmq.addresses import parse_address
 from iotmq.client.sending.producer import Producer
-from iotmq.client.transport.calls import broker_address
-from iotmq.client.transport.client import IotmqClient, expect_success
+from iotmq.client.transport.calls import ask, broker_address
+from iotmq.client.transport.client import IotmqClient
 from iotmq.client.transport.lifetime import Lifetime
 from iotmq.client.transport.message import Message, ReceivedMessage
 from iotmq.client.transport.routes import MASTER_ID, MessageQueue
@@ -184,7 +184,9 @@ class Replier:
         )
         # Who asked is connected to the broker that took the request.
         address = await broker_address(self._client, request.queue)
-        command = Command.request(
+        await ask(
+            self._client,
+            address,
             RequestCode.SEND_REPLY_MESSAGE_V2,
             {
                 "a": self._group,
@@ -202,11 +204,9 @@ class Replier:
                 "n": request.queue.broker_name,
             },
             body,
+            doing=f"reply to {asked[REPLY_TO_CLIENT]}",
+            timeout_s=None if timeout_ms is None else timeout_ms / 1000,
         )
-        response = await self._client.request(
-            address, command, timeout_s=None if timeout_ms is None else timeout_ms / 1000
-        )
-        expect_success(response, f"reply to {asked[REPLY_TO_CLIENT]}")
 
 
 def is_request(message: ReceivedMessage) -> bool:

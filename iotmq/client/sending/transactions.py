@@ -17,7 +17,8 @@ from iotmq import limits
 from iotmq.addresses import address_text
 from iotmq.client.sending.producer import Producer
 from iotmq.client.transport.application_calls import call_application
-from iotmq.client.transport.client import IotmqClient, expect_success
+from iotmq.client.transport.calls import ask
+from iotmq.client.transport.client import IotmqClient
 from iotmq.client.transport.message import Message, ReceivedMessage, SendResult, SendStatus
 from iotmq.client.transport.routes import MASTER_ID, MessageQueue
 from iotmq.client.transport.settings import ProducerSettings
@@ -252,17 +253,13 @@ class TransactionProducer(Producer):
                 ResponseCode.SYSTEM_ERROR,
                 f"broker {queue.broker_name} gave a prepared message a bad id: {error}",
             ) from error
-        command = Command.request(
-            RequestCode.END_TRANSACTION,
-            {
-                **self._end_fields(state, str(result.queue_offset), str(position), result.message_id),
-                "fromTransactionCheck": "false",
-                "bname": queue.broker_name,
-            },
-        )
-        expect_success(
-            await self._client.request(address, command), f"end of transaction {result.message_id}"
-        )
+        ext = {
+            **self._end_fields(state, str(result.queue_offset), str(position), result.message_id),
+            "fromTransactionCheck": "false",
+            "bname": queue.broker_name,
+        }
+        doing = f"end of transaction {result.message_id}"
+        await ask(self._client, address, RequestCode.END_TRANSACTION, ext, doing=doing)
 
     def _end_fields(
         self, state: TransactionState, offset: str, position: str, message_id: str

@@ -75,16 +75,19 @@ class IotmqClient(Lifetime):
         self.client_id = self.settings.client_id or _unique_client_id()
         self.request_timeout_s = self.settings.request_timeout_ms / 1000
         callbacks = ConnectionCallbacks(requested=self._requested, connected=self._connected, lost=self._lost)
-        self._connections = Connections(self.settings, callbacks, clock=self.clock)
-        self._registries = Registries(
-            self.settings.registries, self._connections, timeout_s=self.request_timeout_s
+        self.connections = Connections(self.settings, callbacks, clock=self.clock)
+        """The connections, one per address."""
+        self.registries = Registries(
+            self.settings.registries, self.connections, timeout_s=self.request_timeout_s
         )
-        self._routes = Routes(
-            self._registries,
+        """The registries, one asked at a time."""
+        self.routes = Routes(
+            self.registries,
             refresh_s=self.settings.route_refresh_ms / 1000,
             missing_refresh_s=self.settings.missing_route_refresh_ms / 1000,
             on_changed=self._route_changed,
         )
+        """The routes of the topics in use."""
         self._producers: dict[str, int] = {}
         self._consumers: dict[str, GroupConsumer] = {}
         self._introduced: dict[str, ClientConnection] = {}
@@ -96,21 +99,6 @@ class IotmqClient(Lifetime):
         self._is_running = False
 
     @property
-    def connections(self) -> Connections:
-        """Return the connections, one per address."""
-        return self._connections
-
-    @property
-    def registries(self) -> Registries:
-        """Return the registries, one asked at a time."""
-        return self._registries
-
-    @property
-    def routes(self) -> Routes:
-        """Return the routes of the topics in use."""
-        return self._routes
-
-    @property
     def is_running(self) -> bool:
         """True between `start` and `stop`."""
         return self._is_running
@@ -120,7 +108,7 @@ class IotmqClient(Lifetime):
         if self._is_running:
             return
         self._is_running = True
-        self._routes.start()
+        self.routes.start()
         self._heartbeater = supervise("heartbeats", self._heartbeat_forever)
 
     async def stop(self) -> None:
@@ -132,15 +120,15 @@ class IotmqClient(Lifetime):
         if self._heartbeater is not None:
             tasks.append(self._heartbeater)
         await end(tasks)
-        await self._routes.stop()
-        await self._connections.close()
+        await self.routes.stop()
+        await self.connections.close()
 
     async def request(self, address: str, command: Command, *, timeout_s: float | None = None) -> Command:
         """Ask the broker at HOST:PORT; returns its answer, whatever the response code.
 
         ConnectionClosedError when it cannot be reached, RequestTimeoutError when it does not answer.
         """
-        connection = await self._connections.get(address)
+        connection = await self.connections.get(address)
         return await connection.request(
             command, timeout_s=self.request_timeout_s if timeout_s is None else timeout_s
         )
@@ -153,7 +141,7 @@ class IotmqClient(Lifetime):
         if before:
             return
         for address in self._broker_addresses(masters_only=True):
-            connection = self._connections.ready(address)
+            connection = self.connections.ready(address)
             if connection is not None:
                 self._introduce(address, connection)
 
@@ -203,7 +191,7 @@ class IotmqClient(Lifetime):
     def _broker_addresses(self, *, masters_only: bool = False) -> set[str]:
         return {
             address
-            for route in self._routes.all_known()
+            for route in self.routes.all_known()
             for by_id in route.addresses.values()
             for broker_id, address in by_id.items()
             if broker_id == MASTER_ID or not masters_only
@@ -214,7 +202,7 @@ class IotmqClient(Lifetime):
         if self._consumers:
             return self._broker_addresses()
         if self._producers:
-            return self._broker_addresses(masters_only=True) & set(self._connections.open_addresses())
+            return self._broker_addresses(masters_only=True) & set(self.connections.open_addresses())
         return set()
 
     def _heartbeat_command(self) -> Command:
@@ -247,7 +235,7 @@ class IotmqClient(Lifetime):
             except (ConnectionClosedError, RequestTimeoutError, ClientClosedError) as error:
                 _log.debug("leaving group %s at %s: %s", group, address, error)
 
-        addresses = self._broker_addresses() & set(self._connections.open_addresses())
+        addresses = self._broker_addresses() & set(self.connections.open_addresses())
         await asyncio.gather(*(one(address) for address in addresses))
 
     def _connected(self, address: str, connection: ClientConnection) -> None:
@@ -275,9 +263,9 @@ class IotmqClient(Lifetime):
     async def _recover(self, address: str) -> None:
         """Reconnect a lost connection while consumers or request handlers depend on it."""
         while self._is_asked and address in self._broker_addresses():
-            await asyncio.sleep(self._connections.rest_s(address) + 0.001)
+            await asyncio.sleep(self.connections.rest_s(address) + 0.001)
             try:
-                await self._connections.get(address)
+                await self.connections.get(address)
                 return
             except ConnectionClosedError:
                 continue
@@ -290,7 +278,7 @@ class IotmqClient(Lifetime):
     def _route_changed(self, topic: str) -> None:
         # The connection may be older than the route: that of a client which asked as an operator before.
         for address in self._heartbeat_addresses():
-            connection = self._connections.ready(address)
+            connection = self.connections.ready(address)
             if connection is not None and self._introduced.get(address) is not connection:
                 self._introduce(address, connection)
         for consumer in self._consumers.values():

@@ -38,7 +38,8 @@ class Registries:
     """Requests to one registry; the next one in the list takes over when it does not answer."""
 
     def __init__(self, addresses: tuple[str, ...], connections: Connections, *, timeout_s: float) -> None:
-        self._addresses = addresses
+        self.addresses = addresses
+        """HOST:PORT of each registry, for requests to all of them."""
         self._connections = connections
         self._timeout_s = timeout_s
         self._current = 0
@@ -81,9 +82,9 @@ class Registries:
         """
         failures: list[str] = []
         refusal: BrokerError | None = None
-        for step in range(len(self._addresses)):
-            index = (self._current + step) % len(self._addresses)
-            address = self._addresses[index]
+        for step in range(len(self.addresses)):
+            index = (self._current + step) % len(self.addresses)
+            address = self.addresses[index]
             try:
                 connection = await self._connections.get(address)
                 response = await connection.request(Command.request(code, ext), timeout_s=self._timeout_s)
@@ -104,14 +105,9 @@ class Registries:
         )
 
     @property
-    def addresses(self) -> tuple[str, ...]:
-        """Return HOST:PORT of each registry, for requests to all of them."""
-        return self._addresses
-
-    @property
     def addresses_text(self) -> str:
         """Return all addresses as one text, for errors."""
-        return ", ".join(self._addresses)
+        return ", ".join(self.addresses)
 
 
 def _route_of(topic: str, response: Command) -> TopicRoute | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import base64
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,6 +13,7 @@ from iotmq.client.transport.routes import MessageQueue
 from iotmq.commands.admin.output import Done, Fields, Result, Table
 from iotmq.commands.admin.session import Session
 from iotmq.errors import ClientError
+from iotmq.message.bodies import body_field
 from iotmq.message.errors import MessageFormatError
 
 
@@ -96,10 +96,7 @@ def _fields(message: ReceivedMessage) -> dict[str, Any]:
         "properties": message.properties,
     }
     try:
-        body = message.body
-        fields["body"] = body.decode()
+        fields |= body_field(message.body)
     except MessageFormatError as error:
         fields["body_error"] = str(error)
-    except UnicodeDecodeError:
-        fields["body_base64"] = base64.b64encode(body).decode()
     return fields

@@ -258,11 +258,6 @@ def plan_bytes(Segment segment not None, int64_t start_bytes, int64_t end_bytes,
     return plan if plan.is_needed else None
 
 
-def is_resident(Segment segment not None, int64_t start_bytes, int64_t end_bytes):
-    """Return whether every page of [start_bytes, end_bytes) is in memory."""
-    return absent_pages(segment, start_bytes, min(end_bytes, segment.allocated_bytes), NULL) == 0
-
-
 cdef int64_t record_bytes_max(CommitLog log) noexcept:
     """Whatever claims to be longer is no record, and must not have a whole file loaded.
 

@@ -278,10 +278,10 @@ def test_read_record_does_not_serve_a_copy_of_a_record(store: Store) -> None:
 def test_log_view_stays_inside_what_is_stored(store: Store) -> None:
     put(store, "T", 0, b"x")
     end = store.appended_position
-    assert len(store.log_view(0, end)) == end
+    assert len(store._log.view(0, end)) == end
     for start, stop in ((0, end + 1), (-1, end), (5000, 5001)):
         with pytest.raises(ValueError, match=r"not stored|no bytes"):
-            store.log_view(start, stop)
+            store._log.view(start, stop)
 
 
 def test_first_segment_is_allocated_step_by_step(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from store_model import HOST, batch
 from iotmq.message.records.record import iter_records
 from iotmq.store.log.segment import Segment
 from iotmq.store.queues.cold_pages import AHEAD_WINDOWS, ColdPages
-from iotmq.store.queues.residency import WINDOW_BYTES, Window, is_resident
+from iotmq.store.queues.residency import WINDOW_BYTES, Window, plan_bytes
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
 
@@ -112,10 +112,10 @@ def test_a_scan_gives_back_what_it_brought_in_and_nothing_else(store: Store) -> 
         if segment.allocated_bytes
     )
     assert resident <= pages.held_bytes + (1 << 20) + HOT_BYTES + 2 * store.settings.allocation_step_bytes
-    assert is_resident(first, 4 << 20, 5 << 20)
+    assert plan_bytes(first, 4 << 20, 5 << 20) is None
     tail = store._log.segment_list()[-1]
     used = store.confirmed_position - tail.start_position
-    assert used < HOT_BYTES or is_resident(tail, used - HOT_BYTES, used)
+    assert used < HOT_BYTES or plan_bytes(tail, used - HOT_BYTES, used) is None
 
 
 def test_a_sequential_scan_is_read_ahead_of(store: Store) -> None:

@@ -79,7 +79,7 @@ def test_neighbours_share_one_view_of_the_mapping(store: Store) -> None:
     put(store, "T", 0, b"a", b"b")
     put(store, "T", 0, b"c")
     result = read(store, 0)
-    assert [bytes(view) for view in result.views] == [bytes(store.log_view(0, store.appended_position))]
+    assert [bytes(view) for view in result.views] == [bytes(store._log.view(0, store.appended_position))]
     assert result.size_bytes == store.appended_position
 
 
