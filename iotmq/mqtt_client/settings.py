@@ -57,13 +57,17 @@ class MqttClientSettings:
     keep_alive_s: int = 60
     """0 for no limit."""
     user_name: str | None = None
+    """The user name in CONNECT."""
     password: bytes | None = None
+    """The password in CONNECT; before MQTT 5 it needs a user name."""
     authenticator: Callable[[], Authenticator] | None = None
     """Begins an enhanced authentication for each connection."""
     will: Will | None = None
+    """The message that the server publishes when the connection is lost."""
     connect_properties: Properties = NO_PROPERTIES
     """Further properties of CONNECT, such as user properties."""
     tls: TlsOptions = field(default_factory=TlsOptions)
+    """Certificates and versions for `mqtts` and `wss`."""
     in_flight_max: int | None = None
     """Messages of QoS 1 and 2 under way to the server; None for what the server takes, up to a limit."""
     receive_max: int = limits.MQTT_CLIENT_RECEIVE_MAX
@@ -77,6 +81,7 @@ class MqttClientSettings:
     unread_bytes_max: int = limits.MQTT_CLIENT_UNREAD_BYTES_MAX
     """With more that the program has not taken, the server is not read."""
     connect_timeout_s: float = ANSWER_TIMEOUT_S
+    """Seconds for a connection with its CONNACK, and for a PINGRESP."""
     reconnects: bool = True
     """Connect again when a connection is lost."""
     reconnect_min_s: float = 0.2
