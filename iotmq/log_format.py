@@ -41,8 +41,8 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         msgspec.Meta(
             ge=0,
             le=1_000_000,
-            description="Lines one place in the code may write in a second; what is left out is counted on "
-            "its next line. Keeps a million broken devices from filling the disk. 0 is without limit.",
+            description="Lines that one place in the code may write in a second; its next line counts the "
+            "suppressed ones. Keeps a million broken devices from filling the disk. 0 is without limit.",
         ),
     ] = 20
 

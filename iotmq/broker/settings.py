@@ -124,9 +124,9 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Meta(
             pattern=r"^(\s*\d{1,6}[smhd]\b)+\s*$",
             max_length=1_024,
-            description="How long each delay level waits, from level 1 on. Consumers' retries start at 3. "
-            "A change is for messages stored from then on; what waits already waits no longer than its level "
-            "does after it.",
+            description="How long each delay level waits, from level 1 on. Consumers' retries start at 3. A "
+            "change holds for messages stored from then on; waiting messages wait no longer than their "
+            "level does after the change.",
         ),
     ] = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
     retained_messages_max: Annotated[
@@ -161,7 +161,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             ge=1,
             le=1 << 30,
             description="Records of the log over which that share is measured: enough that a burst to one "
-            "filter in a quiet hour is not taken for what it always matches.",
+            "filter in a quiet hour does not make the filter wide.",
         ),
     ] = 65_536
     timers_pending_max: Annotated[
@@ -202,7 +202,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Meta(
             ge=0.05,
             le=600.0,
-            description="Seconds a client has to answer what an administrator asks about it.",
+            description="Seconds a client has to answer an administrator's question.",
         ),
     ] = 10.0
     cold_read_threads: Annotated[
@@ -210,8 +210,8 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Meta(
             ge=1,
             le=256,
-            description="Threads that fetch from the disk what pulls far behind the end of the log ask for; "
-            "about as many as the disk serves at a time.",
+            description="Threads that read from the disk for pulls far behind the end of the log; about as "
+            "many as the disk serves at a time.",
         ),
     ] = 4
     cold_reads_max: Annotated[
@@ -236,8 +236,8 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Meta(
             ge=1,
             le=10_000,
-            description="A transaction nobody has ended after so many questions goes to "
-            "TRANS_CHECK_MAX_TIME_TOPIC. Questions that no producer was there to answer count as well.",
+            description="A transaction that is still open after so many questions goes to "
+            "TRANS_CHECK_MAX_TIME_TOPIC. Questions without a connected producer count as well.",
         ),
     ] = 15
     transactions_pending_max: Annotated[
@@ -296,7 +296,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         bool,
         Meta(
             description="Store the replies of request-reply in CLUSTER_REPLY_TOPIC, besides handing them to "
-            "who asked."
+            "the requester."
         ),
     ] = True
     shared_strategy: Annotated[
@@ -342,8 +342,8 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Meta(
             ge=1,
             le=65_536,
-            description="Messages of one group that were read and not acknowledged; what is more waits in "
-            "the log. Five times a second the log is told which they are: more of them, larger records.",
+            description="Messages of one group that were read and not acknowledged; further ones wait in "
+            "the log. They are recorded in the log five times a second: more messages make larger records.",
         ),
     ] = limits.SHARE_IN_FLIGHT_MAX
     tls_mode: TlsMode = "permissive"
@@ -365,15 +365,15 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     acl_enabled: Annotated[
         bool,
         Meta(
-            description="Carry out only what an account of the file of accounts may do. Clients have to sign "
-            "their requests then; sends cost some 10 us each instead of less than one."
+            description="Require an account with the right permission for every request. Clients must sign "
+            "their requests; a send costs some 10 us instead of less than one."
         ),
     ] = False
     acl_file: Annotated[
         FileName,
         Meta(
             description="The file of accounts, in the format of RocketMQ's plain_acl.yml; empty means "
-            "config/plain_acl.yml in the data directory. It holds secrets: let nobody else read it.",
+            "config/plain_acl.yml in the data directory. It holds secrets: no other user may read it.",
         ),
     ] = ""
     acl_reload_interval_s: Annotated[

@@ -16,8 +16,8 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str,
         msgspec.Meta(
             min_length=1,
-            description="Address of the HTTP port. It has no authentication: beyond loopback everybody who "
-            "reaches it reads the metrics.",
+            description="Address of the HTTP port. It has no authentication: beyond loopback, every host "
+            "that reaches it can read the metrics.",
         ),
     ] = "127.0.0.1"
     listen_port: Annotated[
@@ -38,7 +38,7 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             gt=0,
             le=3600,
             description="Seconds after which a connection that sends no whole request is closed, its first "
-            "or a further one. Larger than the interval of whoever collects the metrics, or each collection "
+            "or a further one. Make it larger than the interval of metric collection, or each collection "
             "makes a new connection.",
         ),
     ] = 90.0

@@ -17,9 +17,9 @@ class StoreSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Meta(
             ge=4096,
             le=1 << 40,
-            description="Size of one CommitLog file in bytes. The default is what other brokers of this "
-            "format need to open the directory. Files are sparse: the size costs disk only as it fills, but "
-            "is the unit in which old records are deleted. Must hold the largest record and 8 bytes.",
+            description="Size of one CommitLog file in bytes. Java brokers open the directory only with the "
+            "default. Files are sparse and take disk only as they fill, but old records are deleted by "
+            "whole files. Must hold the largest record and 8 bytes.",
         ),
     ] = 1 << 30
     queue_file_entries: Annotated[
@@ -33,9 +33,9 @@ class StoreSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     index_enabled: Annotated[
         bool,
         Meta(
-            description="Keep the key index, for finding records by their unique key or one of their keys. "
-            "Without it appends are a little faster; switched on again, it takes what it missed from "
-            "the log at the next start."
+            description="Keep the key index, which finds records by their unique key or one of their keys. "
+            "Without it appends are a little faster. Switched on again, the next start fills it from the "
+            "log."
         ),
     ] = True
     index_slots: Annotated[
@@ -71,7 +71,7 @@ class StoreSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Meta(
             ge=1,
             le=3_600_000,
-            description="Milliseconds between flushes under async; about what a power cut may cost.",
+            description="Milliseconds between flushes under async; a power cut loses about as much.",
         ),
     ] = 500
     flush_pages_min: Annotated[
@@ -96,8 +96,8 @@ class StoreSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Meta(
             ge=1,
             le=3_600_000,
-            description="Milliseconds between syncs of the queue files and the checkpoint; bounds what a "
-            "start after a crash has to go through again.",
+            description="Milliseconds between syncs of the queue files and the checkpoint; bounds the part "
+            "of the log that a start after a crash reads again.",
         ),
     ] = 5_000
     sync_flush_timeout_ms: Annotated[
@@ -132,9 +132,9 @@ class StoreSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Meta(
             ge=0,
             le=1_000_000,
-            description="Hours a CommitLog file is kept after its last record was stored; what it held is "
-            "gone after that, read or not. Files go as a whole, so segment_bytes decides how much longer a "
-            "record may stay.",
+            description="Hours a CommitLog file is kept after its last record was stored. Then its records "
+            "are deleted, read or not. Files are deleted as a whole, so segment_bytes decides how much "
+            "longer a record may stay.",
         ),
     ] = 72
     delete_hour: Annotated[
@@ -159,9 +159,9 @@ class StoreSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Meta(
             ge=1,
             le=100,
-            description="Percent in use above which the oldest files are deleted whatever their age, and "
-            "consumed or not, until it is this much or less. 100 never deletes early: a full disk then stops "
-            "senders instead.",
+            description="Percent in use above which the oldest files are deleted, of any age, consumed or "
+            "not, until it is this much or less. 100 never deletes early: a full disk then stops senders "
+            "instead.",
         ),
     ] = 85
     disk_full_percent: Annotated[
@@ -169,8 +169,8 @@ class StoreSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Meta(
             ge=1,
             le=100,
-            description="Percent in use above which records are refused; they are taken again once it is "
-            "disk_force_percent or less. Others who fill the same disk count, too.",
+            description="Percent in use above which records are refused; they are accepted again at "
+            "disk_force_percent or less. Other programs on the same disk count, too.",
         ),
     ] = 90
     delete_files_max: Annotated[
@@ -206,8 +206,8 @@ class StoreSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     protect_unconsumed: Annotated[
         bool,
         Meta(
-            description="Keep files with messages that no group has consumed until disk_force_percent, "
-            "whatever their age. A group that is gone for good, or a topic nobody consumes, then keeps "
+            description="Keep files with messages that some group has not consumed, of any age, until "
+            "disk_force_percent. A group that never returns, or a topic without consumers, then keeps "
             "everything behind it."
         ),
     ] = False
@@ -226,9 +226,9 @@ class StoreSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Meta(
             ge=1 << 20,
             le=1 << 40,
-            description="Page cache, in bytes, for what reads far behind the end of the log bring in from "
-            "the disk; what was used longest ago is given back, so that such a read does not push out what "
-            "everybody else works with. Less than 4 MiB a reader makes readers fetch things twice.",
+            description="Bytes of page cache for reads far behind the end of the log. Pages unused for "
+            "longest are given back, so that such reads do not push out the recent records of other "
+            "readers. With less than 4 MiB a reader, readers fetch pages twice.",
         ),
     ] = 128 << 20
     kv_cache_bytes: Annotated[

@@ -164,7 +164,8 @@ class Replier:
     ) -> None:
         """Send a reply; returns when the requester has it.
 
-        ClientError for a message that is no request, BrokerError when who asked is gone or waits no more.
+        ClientError for a message that is no request, BrokerError when the requester has gone or waits no
+        more.
         """
         asked = request.properties
         cluster = asked.get(CLUSTER)

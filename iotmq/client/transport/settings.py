@@ -271,7 +271,8 @@ class PushConsumerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
         Meta(
             ge=10,
             le=600_000,
-            description="Milliseconds between commits of offsets; a crash repeats what was consumed since.",
+            description="Milliseconds between commits of offsets; a crash repeats the messages consumed "
+            "since.",
         ),
     ] = 5_000
     rebalance_ms: Annotated[

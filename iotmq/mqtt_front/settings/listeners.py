@@ -75,7 +75,8 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         str,
         Meta(
             pattern=r"^0?[0-7]{3}$",
-            description="Permissions of that socket in octal digits: who may write to it may connect.",
+            description="Permissions of that socket in octal digits: users with write permission may "
+            "connect.",
         ),
     ] = "0660"
     certificates: Annotated[
@@ -143,8 +144,7 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         Meta(
             ge=0.1,
             le=600.0,
-            description="Seconds a device has for what comes before MQTT: a header of the PROXY protocol, "
-            "then the handshake of TLS.",
+            description="Seconds a device has for the header of the PROXY protocol and the TLS handshake.",
         ),
     ] = limits.TLS_HANDSHAKE_S
     handshakes_max: Annotated[
@@ -180,9 +180,8 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             description=(
                 "Origins of the web pages whose browsers a WebSocket listener lets in, such as "
                 "https://console.example.com; others are answered with 403. Clients that are not browsers "
-                'name none. ["*"], or empty: all; empty is refused on loopback where devices do not have to '
-                "prove who they are, because any page in a browser of this machine could publish and "
-                "subscribe."
+                'name none. ["*"], or empty: all; empty is refused on loopback if devices need not '
+                "authenticate, because any page in a browser of this machine could publish and subscribe."
             ),
         ),
     ] = ()

@@ -60,7 +60,7 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     listen_host: ListenHost = "127.0.0.1"
     listen_port: Annotated[Port, Meta(description="TCP port for MQTT; 0 takes a free one.")] = 1883
     tcp_enabled: Annotated[
-        bool, Meta(description="False: nobody listens there, only at the places in [[mqtt.listeners]].")
+        bool, Meta(description="False: listen only at the places in [[mqtt.listeners]].")
     ] = True
     listeners: Annotated[
         tuple[ListenerSettings, ...],
@@ -92,14 +92,14 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         bool,
         Meta(
             description=(
-                "Must be true when listen_host is not loopback and devices do not have to prove who they are "
+                "Must be true when listen_host is not loopback and devices need not authenticate "
                 "(mqtt.authentication): any host that reaches the port may then publish and subscribe."
             ),
         ),
     ] = False
     authentication: Annotated[
         AuthenticationSettings,
-        Meta(description="Which devices may connect, and how they prove who they are."),
+        Meta(description="Which devices may connect, and how they authenticate."),
     ] = AuthenticationSettings()
     connections_max: Annotated[
         int,
@@ -155,8 +155,8 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             ge=1,
             le=65_535,
             description=(
-                "Messages of QoS 1 and 2 a device of MQTT 5 may have sent without an answer, which it is "
-                "told; one that sends more is disconnected."
+                "Messages of QoS 1 and 2 that a device of MQTT 5 may have sent without an answer (its "
+                "receive maximum); a device that sends more is disconnected."
             ),
         ),
     ] = limits.MQTT_RECEIVE_MAX
@@ -185,8 +185,8 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Meta(
             max_length=limits.MQTT_TOPIC_BYTES_MAX // 4,
             description=(
-                "What a device of MQTT 5 that asks for it is told for making its response topics, such as a "
-                "part of the topic tree. Empty: nothing."
+                "Response information for devices of MQTT 5 that ask for it: the base of their response "
+                "topics. Empty: none."
             ),
         ),
     ] = ""
@@ -196,8 +196,8 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             ge=16 * 1024,
             le=1 << 31,
             description=(
-                "Bytes kept in memory for one slow subscriber, for QoS 0 and for QoS 1; what comes on top is "
-                "dropped and counted."
+                "Bytes kept in memory for one slow subscriber, for QoS 0 and for QoS 1; further messages "
+                "are dropped and counted."
             ),
         ),
     ] = limits.MQTT_QUEUED_BYTES_MAX
@@ -217,7 +217,7 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Literal["refuse-new", "drop-oldest"],
         Meta(
             description=(
-                "Which message is dropped when what waits behind the window of such a subscriber is past "
+                "Which message is dropped when the messages waiting for such a subscriber are past "
                 'queued_bytes_max or queued_messages_max: the new one ("refuse-new"), or the oldest '
                 '("drop-oldest").'
             )
@@ -229,10 +229,9 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             ge=0,
             le=1_000_000,
             description=(
-                "Messages a second one device is sent of what had waited for its session while it was away, "
-                "and of the retained messages of what it subscribes. What comes while it is there is not "
-                "held back, but for what came behind on the same filter. 0 = as fast as it acknowledges and "
-                "reads."
+                "Messages a second that one device is sent of its backlog and of the retained messages of "
+                "its subscriptions. New messages are not held back, except behind a backlog of the same "
+                "filter. 0 = as fast as it acknowledges and reads."
             ),
         ),
     ] = 0
@@ -280,7 +279,7 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             le=0xFFFF_FFFF,
             description=(
                 "How long a session that is not clean is kept after its device went, in seconds; 0 keeps "
-                "none, 4,294,967,295 keeps them until somebody ends them."
+                "none, 4,294,967,295 keeps them without an end."
             ),
         ),
     ] = 7 * 24 * 3600

@@ -20,7 +20,7 @@ class RewriteSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         Meta(
             min_length=1,
             max_length=limits.MQTT_TOPIC_BYTES_MAX,
-            description="MQTT topic filter of what the rule is for, such as x/#.",
+            description="MQTT topic filter of the topics that the rule is for, such as x/#.",
         ),
     ]
     pattern: Annotated[
@@ -65,7 +65,7 @@ class AutoSubscriptionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid
         ),
     ]
     qos: Annotated[int, Meta(ge=0, le=2, description="The highest QoS of its messages.")] = 0
-    no_local: Annotated[bool, Meta(description="Not what the device published itself.")] = False
+    no_local: Annotated[bool, Meta(description="Without messages that the device published itself.")] = False
     retain_as_published: Annotated[
         bool, Meta(description="Messages keep the retain flag they were published with.")
     ] = False
