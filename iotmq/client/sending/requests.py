@@ -109,7 +109,7 @@ class Requester(Lifetime):
         except TimeoutError:
             raise RequestTimeoutError(
                 f"no reply to a request on topic {message.topic} within {timeout_ms} ms; it may have been "
-                "carried out. Does somebody consume the topic and reply?"
+                "carried out. Is there a consumer that replies?"
             ) from None
         finally:
             del self._waiting[correlation_id]
