@@ -31,7 +31,7 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     format: Literal["logfmt", "json"] = "logfmt"
     """One line per event, as key=value pairs for people or as JSON objects."""
     lines_per_second_max: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 20
-    """Lines one place in the code may write in a second; what is left out is counted on its next line. Keeps
+    """Lines that one place in the code may write in a second; its next line counts the suppressed ones. Keeps
     a million broken devices from filling the disk. 0 is without limit."""
 
 

@@ -43,7 +43,7 @@ class Failures:
             yield Metric(
                 "iotmq_background_failures_total",
                 "counter",
-                "Exceptions nobody expected in work that goes on as long as the process.",
+                "Unexpected exceptions in background work.",
                 count,
                 (("work", name),),
             )

@@ -80,8 +80,8 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     delay_levels: Annotated[str, Meta(pattern=r"^(\s*\d{1,6}[smhd]\b)+\s*$", max_length=1_024)] = (
         "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
     )
-    """How long each delay level waits, from level 1 on. Consumers' retries start at 3. A change is for
-    messages stored from then on; what waits already waits no longer than its level does after it."""
+    """How long each delay level waits, from level 1 on. Consumers' retries start at 3. A change holds for
+    messages stored from then on; waiting messages wait no longer than their level does after the change."""
     retained_messages_max: Annotated[int, Meta(ge=0, le=100_000_000)] = 1_000_000
     """MQTT topics that may have a retained message; past it further topics get none, which is counted."""
     retained_bytes_max: Annotated[int, Meta(ge=0, le=1 << 40)] = 1 << 30
@@ -93,7 +93,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     session_queue_messages_max, _bytes_max or _age_s_max is set."""
     wide_filter_window_records: Annotated[int, Meta(ge=1, le=1 << 30)] = 65_536
     """Records of the log over which that share is measured: enough that a burst to one filter in a quiet hour
-    is not taken for what it always matches."""
+    does not make the filter wide."""
     timers_pending_max: Annotated[int, Meta(ge=0, le=1_000_000_000)] = limits.TIMERS_PENDING_MAX
     """Messages that may wait for their time, by delay level or any other; more are refused, but for
     consumers' retries. Each costs about 150 bytes of disk besides its record."""
@@ -112,10 +112,10 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     held_pulls_max: Annotated[int, Meta(ge=0, le=10_000_000)] = limits.HELD_PULLS_MAX
     """Parked pulls at one time; more are answered empty at once."""
     relay_timeout_s: Annotated[float, Meta(ge=0.05, le=600.0)] = 10.0
-    """Seconds a client has to answer what an administrator asks about it."""
+    """Seconds a client has to answer an administrator's question."""
     cold_read_threads: Annotated[int, Meta(ge=1, le=256)] = 4
-    """Threads that fetch from the disk what pulls far behind the end of the log ask for; about as many as the
-    disk serves at a time."""
+    """Threads that read from the disk for pulls far behind the end of the log; about as many as the disk
+    serves at a time."""
     cold_reads_max: Annotated[int, Meta(ge=1, le=1_000_000)] = limits.COLD_READS_MAX
     """Pulls that wait for the disk; more are told SYSTEM_BUSY."""
     transaction_timeout_s: Annotated[float, Meta(ge=0.0, le=86_400.0)] = 6.0
@@ -124,8 +124,8 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     transaction_check_interval_s: Annotated[float, Meta(ge=0.05, le=86_400.0)] = 60.0
     """Seconds between questions about a transaction."""
     transaction_checks_max: Annotated[int, Meta(ge=1, le=10_000)] = 15
-    """A transaction nobody has ended after so many questions goes to TRANS_CHECK_MAX_TIME_TOPIC. Questions
-    that no producer was there to answer count as well."""
+    """A transaction that is still open after so many questions goes to TRANS_CHECK_MAX_TIME_TOPIC. Questions
+    without a connected producer count as well."""
     transactions_pending_max: Annotated[int, Meta(ge=0, le=10_000_000)] = limits.TRANSACTIONS_PENDING_MAX
     """Transactions without an end at one time, about 300 bytes of memory each; prepared messages past it are
     refused."""
@@ -146,7 +146,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Which messages a kept session loses past its number of messages or bytes: with "drop-oldest" those that
     have waited longest, with "refuse-new" the new ones."""
     store_replies: bool = True
-    """Store the replies of request-reply in CLUSTER_REPLY_TOPIC, besides handing them to who asked."""
+    """Store the replies of request-reply in CLUSTER_REPLY_TOPIC, besides handing them to the requester."""
     shared_strategy: Literal["round_robin", "sticky", "hash_topic", "hash_client", "local_first"] = (
         "round_robin"
     )
@@ -165,8 +165,8 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     shared_members_max: Annotated[int, Meta(ge=1, le=100_000)] = limits.SHARE_MEMBERS_MAX
     """Connected members of one group; more are refused."""
     shared_in_flight_max: Annotated[int, Meta(ge=1, le=65_536)] = limits.SHARE_IN_FLIGHT_MAX
-    """Messages of one group that were read and not acknowledged; what is more waits in the log. Five times a
-    second the log is told which they are: more of them, larger records."""
+    """Messages of one group that were read and not acknowledged; further ones wait in the log. They are
+    recorded in the log five times a second: more messages make larger records."""
     tls_mode: TlsMode = "permissive"
     tls_certificate_file: TlsCertificateFile = ""
     tls_key_file: TlsKeyFile = ""
@@ -178,11 +178,11 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     registry_tls_ca_file: FileName = ""
     """PEM file with the roots of the registries' certificates; empty for the machine's own."""
     acl_enabled: bool = False
-    """Carry out only what an account of the file of accounts may do. Clients have to sign their requests
-    then; sends cost some 10 us each instead of less than one."""
+    """Require an account with the right permission for every request. Clients must sign their requests; a
+    send costs some 10 us instead of less than one."""
     acl_file: FileName = ""
     """The file of accounts, in the format of RocketMQ's plain_acl.yml; empty means config/plain_acl.yml in
-    the data directory. It holds secrets: let nobody else read it."""
+    the data directory. It holds secrets: no other user may read it."""
     acl_reload_interval_s: Annotated[float, Meta(ge=0.05, le=3_600.0)] = 1.0
     """Seconds between looks at whether the file of accounts changed; until then a removed account is let
     in."""

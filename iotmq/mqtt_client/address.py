@@ -20,9 +20,13 @@ class Address:
     """The address of a server; `path` is the path of a WebSocket's URL, or of a Unix socket."""
 
     scheme: Scheme = "mqtt"
+    """`mqtt`, `mqtts`, `ws`, `wss` or `unix`; `mqtts` and `wss` are encrypted."""
     host: str = "127.0.0.1"
+    """A name or an IP address; unused with `unix`."""
     port: int = 1883
+    """The port; unused with `unix`."""
     path: str = ""
+    """The path of a WebSocket's URL, or of a Unix socket."""
 
     @property
     def is_secure(self) -> bool:

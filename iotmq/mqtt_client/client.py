@@ -120,7 +120,7 @@ class MqttClient:
         self._keeper = asyncio.create_task(self._keep_connected())
 
     async def close(self) -> None:
-        """Disconnect; what is not acknowledged by now fails with ClientClosedError."""
+        """Disconnect; messages that are not acknowledged by then fail with ClientClosedError."""
         keeper, self._keeper = self._keeper, None
         self._fail(ClientClosedError("the client is closed"))
         try:

@@ -45,7 +45,7 @@ class MqttClientSettings:
     address: Address = field(default_factory=Address)
     """The server."""
     client_id: str = field(default_factory=new_client_id)
-    """An empty one is assigned by the server."""
+    """If empty, the server assigns one."""
     protocol_level: int = PROTOCOL_LEVEL_5
     """3 for MQTT 3.1, 4 for 3.1.1, 5 for 5."""
     clean_session: bool = True
@@ -57,15 +57,20 @@ class MqttClientSettings:
     keep_alive_s: int = 60
     """0 for no limit."""
     user_name: str | None = None
+    """The user name in CONNECT."""
     password: bytes | None = None
+    """The password in CONNECT; before MQTT 5 it needs a user name."""
     authenticator: Callable[[], Authenticator] | None = None
     """Begins an enhanced authentication for each connection."""
     will: Will | None = None
+    """The message that the server publishes when the connection is lost."""
     connect_properties: Properties = NO_PROPERTIES
     """Further properties of CONNECT, such as user properties."""
     tls: TlsOptions = field(default_factory=TlsOptions)
+    """Certificates and versions for `mqtts` and `wss`."""
     in_flight_max: int | None = None
-    """Messages of QoS 1 and 2 under way to the server; None for what the server takes, up to a limit."""
+    """Messages of QoS 1 and 2 under way to the server; None for the server's receive maximum, up to a
+    limit."""
     receive_max: int = limits.MQTT_CLIENT_RECEIVE_MAX
     """Messages of QoS 1 and 2 under way from the server."""
     packet_bytes_max: int = limits.MQTT_CLIENT_PACKET_BYTES_MAX
@@ -75,8 +80,9 @@ class MqttClientSettings:
     gives_aliases: bool = True
     """Use topic aliases towards the server."""
     unread_bytes_max: int = limits.MQTT_CLIENT_UNREAD_BYTES_MAX
-    """With more that the program has not taken, the server is not read."""
+    """Bytes that the program has not taken; with more, reading from the server pauses."""
     connect_timeout_s: float = ANSWER_TIMEOUT_S
+    """Seconds for a connection with its CONNACK, and for a PINGRESP."""
     reconnects: bool = True
     """Connect again when a connection is lost."""
     reconnect_min_s: float = 0.2

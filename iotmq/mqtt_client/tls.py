@@ -16,12 +16,19 @@ class TlsOptions:
     """
 
     ca_file: str | None = None
+    """Authorities to trust, one or several in a file."""
     ca_directory: str | None = None
+    """A directory of authorities to trust, named by their hashes as OpenSSL does."""
     certificate_file: str | None = None
+    """The client's certificate, for servers that ask for one."""
     key_file: str | None = None
+    """The key of the client's certificate; None if it is in the same file."""
     is_unverified: bool = False
+    """Accept any certificate: for tests only."""
     alpn: tuple[str, ...] = ()
+    """Application protocols to offer."""
     minimum: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2
+    """The oldest version of TLS."""
 
 
 def tls_context(options: TlsOptions) -> ssl.SSLContext:

@@ -106,7 +106,7 @@ def durable_metrics(durable: DurableEgress) -> Iterable[Metric]:
         ),
         (
             "iotmq_mqtt_refused_progress_total",
-            "Times the broker did not take how far sessions came; it is told again.",
+            "Reports of sessions' progress that the broker did not take; they are repeated.",
             durable.refused_progress,
         ),
     )

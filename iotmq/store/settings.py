@@ -13,14 +13,14 @@ class StoreSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """How the log and its queues lie on the disk, and when they count as safe there."""
 
     segment_bytes: Annotated[int, Meta(ge=4096, le=1 << 40)] = 1 << 30
-    """Size of one CommitLog file in bytes. The default is what other brokers of this format need to open the
-    directory. Files are sparse: the size costs disk only as it fills, but is the unit in which old records
-    are deleted. Must hold the largest record and 8 bytes."""
+    """Size of one CommitLog file in bytes. Java brokers open the directory only with the default. Files are
+    sparse and take disk only as they fill, but old records are deleted by whole files. Must hold the largest
+    record and 8 bytes."""
     queue_file_entries: Annotated[int, Meta(ge=1, le=100_000_000)] = 300_000
     """Entries (20 bytes each) in one ConsumeQueue file; the default is the usual one."""
     index_enabled: bool = True
-    """Keep the key index, for finding records by their unique key or one of their keys. Without it appends
-    are a little faster; switched on again, it takes what it missed from the log at the next start."""
+    """Keep the key index, which finds records by their unique key or one of their keys. Without it appends
+    are a little faster. Switched on again, the next start fills it from the log."""
     index_slots: Annotated[int, Meta(ge=1, le=500_000_000)] = 131_072
     """Hash slots in one file of the key index, 4 bytes each, on the disk from the start; a quarter of
     index_entries keeps chains short. Brokers of this format use 5,000,000 unless told otherwise, and open
@@ -33,15 +33,15 @@ class StoreSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """When a record is acknowledged. async: once it survives the death of this process; it survives a power
     cut after the next flush. sync: once it is on the disk."""
     flush_interval_ms: Annotated[int, Meta(ge=1, le=3_600_000)] = 500
-    """Milliseconds between flushes under async; about what a power cut may cost."""
+    """Milliseconds between flushes under async; a power cut loses about as much."""
     flush_pages_min: Annotated[int, Meta(ge=0, le=1_000_000)] = 4
     """Pages of 4 KiB that must be waiting for an interval's flush under async to happen; spares a quiet
     disk."""
     flush_thorough_interval_ms: Annotated[int, Meta(ge=1, le=3_600_000)] = 10_000
     """Milliseconds after which anything waiting is flushed, however little."""
     checkpoint_interval_ms: Annotated[int, Meta(ge=1, le=3_600_000)] = 5_000
-    """Milliseconds between syncs of the queue files and the checkpoint; bounds what a start after a crash has
-    to go through again."""
+    """Milliseconds between syncs of the queue files and the checkpoint; bounds the part of the log that a
+    start after a crash reads again."""
     sync_flush_timeout_ms: Annotated[int, Meta(ge=1, le=3_600_000)] = 5_000
     """Milliseconds a sender waits for its records to be on the disk under sync before it is told
     FLUSH_DISK_TIMEOUT; they stay stored."""
@@ -51,19 +51,19 @@ class StoreSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     record_bytes_max: Annotated[int, Meta(ge=1024, le=64 << 20)] = RECORD_BYTES_MAX
     """Largest record in bytes, with all its fields. Clients refuse more than 4 MiB by default."""
     retention_hours: Annotated[int, Meta(ge=0, le=1_000_000)] = 72
-    """Hours a CommitLog file is kept after its last record was stored; what it held is gone after that, read
-    or not. Files go as a whole, so segment_bytes decides how much longer a record may stay."""
+    """Hours a CommitLog file is kept after its last record was stored. Then its records are deleted, read or
+    not. Files are deleted as a whole, so segment_bytes decides how much longer a record may stay."""
     delete_hour: Annotated[str, Meta(pattern=r"^([01][0-9]|2[0-3])([;,]([01][0-9]|2[0-3]))*$")] = "04"
     """Hours of the day, local time, in which files past their age are deleted, such as 04 or 04;16: a quiet
     hour, because deleting keeps the disk busy. Above disk_delete_percent any hour will do."""
     disk_delete_percent: Annotated[int, Meta(ge=1, le=100)] = 75
     """Percent of the disk in use above which files past their age go at any hour."""
     disk_force_percent: Annotated[int, Meta(ge=1, le=100)] = 85
-    """Percent in use above which the oldest files are deleted whatever their age, and consumed or not, until
-    it is this much or less. 100 never deletes early: a full disk then stops senders instead."""
+    """Percent in use above which the oldest files are deleted, of any age, consumed or not, until it is this
+    much or less. 100 never deletes early: a full disk then stops senders instead."""
     disk_full_percent: Annotated[int, Meta(ge=1, le=100)] = 90
-    """Percent in use above which records are refused; they are taken again once it is disk_force_percent or
-    less. Others who fill the same disk count, too."""
+    """Percent in use above which records are refused; they are accepted again at disk_force_percent or less.
+    Other programs on the same disk count, too."""
     delete_files_max: Annotated[int, Meta(ge=1, le=10_000)] = 10
     """CommitLog files deleted in one pass, so that a late start does not keep the disk busy for long."""
     delete_pause_ms: Annotated[int, Meta(ge=0, le=60_000)] = 100
@@ -74,16 +74,16 @@ class StoreSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Milliseconds from the start to the first pass: time to stop a broker that was started with the wrong
     settings before it deletes anything."""
     protect_unconsumed: bool = False
-    """Keep files with messages that no group has consumed until disk_force_percent, whatever their age. A
-    group that is gone for good, or a topic nobody consumes, then keeps everything behind it."""
+    """Keep files with messages that some group has not consumed, of any age, until disk_force_percent. A
+    group that never returns, or a topic without consumers, then keeps everything behind it."""
     hot_bytes: Annotated[int, Meta(ge=0, le=1 << 40)] = 64 << 20
     """Bytes at the end of the log that are taken to be in memory: reads there are answered at once, without
     asking the kernel. More than the page cache has room for lets reads of the rest stop everything
     while the disk works."""
     cold_bytes_max: Annotated[int, Meta(ge=1 << 20, le=1 << 40)] = 128 << 20
-    """Page cache, in bytes, for what reads far behind the end of the log bring in from the disk; what was
-    used longest ago is given back, so that such a read does not push out what everybody else works with. Less
-    than 4 MiB a reader makes readers fetch things twice."""
+    """Bytes of page cache for reads far behind the end of the log. Pages unused for longest are given back,
+    so that such reads do not push out the recent records of other readers. With less than 4 MiB a reader,
+    readers fetch pages twice."""
     kv_cache_bytes: Annotated[int, Meta(ge=1 << 20, le=1 << 40)] = 16 << 20
     """Memory for blocks, indexes and filters of the key-value database under kv/, in bytes. Only there when
     something is kept in it."""

@@ -33,3 +33,7 @@ def test_all_metrics_are_in_the_documents(write_reference: ModuleType) -> None:
 
 def test_all_public_names_of_the_client_are_in_the_documents(write_reference: ModuleType) -> None:
     assert write_reference.api_page() == write_reference.API_PAGE.read_text(), "make reference"
+
+
+def test_every_public_name_of_the_clients_has_a_meaning(write_reference: ModuleType) -> None:
+    assert [line for line in write_reference.api_page().splitlines() if line.endswith("|  |")] == []

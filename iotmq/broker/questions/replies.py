@@ -98,12 +98,12 @@ class ReplyHandler(RequestProcessor):
             ("iotmq_broker_replies_total", "Replies sent to clients.", self.replies_count),
             (
                 "iotmq_broker_replies_pushed_total",
-                "Replies that the client who asked has taken.",
+                "Replies that their requester has taken.",
                 self.pushed_count,
             ),
             (
                 "iotmq_broker_replies_failed_total",
-                "Replies that could not be handed to who asked.",
+                "Replies that could not be handed to their requester.",
                 self.failed_count,
             ),
             ("iotmq_broker_replies_in_flight", "Replies handed over and not taken yet.", self._in_flight),

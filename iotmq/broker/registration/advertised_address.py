@@ -69,7 +69,7 @@ class AdvertisedAddress:
         yield Metric(
             "iotmq_broker_advertised_address_problems",
             "gauge",
-            "What looked wrong with the advertised address at the start; the log says what.",
+            "Problems with the advertised address at the start; the log names them.",
             len(self.problems),
         )
 

@@ -93,7 +93,7 @@ class TransactionChecks:
             ),
             (
                 f"{prefix}_put_off_total",
-                "Checks put off because no producer of the group reads what it is sent.",
+                "Checks put off because no producer of the group reads from its connection.",
                 self.put_off_count,
             ),
             (

@@ -414,7 +414,7 @@ class Transactions:
             ("prepared_total", "Prepared messages of transactions stored.", self.prepared_count),
             ("committed_total", "Transactions committed.", self.committed_count),
             ("rolled_back_total", "Transactions rolled back.", self.rolled_back_count),
-            ("given_up_total", "Transactions that nobody ended in time.", self.given_up_count),
+            ("given_up_total", "Transactions that were not ended in time.", self.given_up_count),
             ("refused_total", "Halves refused because too many are pending.", self.refused_count),
             prefix="iotmq_broker_transactions_",
         )

@@ -45,7 +45,7 @@ class Admin:
         self.groups = GroupViews(client)
         """Groups: their connections, their progress, and what their members are doing."""
         self.messages = MessageViews(client, self.groups)
-        """Messages by id, key and offset, and what became of them."""
+        """Messages by id, key and offset, and their fate in each group."""
         self.statistics = BrokerViews(client)
         """Brokers: their facts and their statistics."""
         self.configurations = Configurations(client)

@@ -173,7 +173,8 @@ class SyncPushConsumer(BlockingLifetime):
         )
 
     def subscribe(self, topic: str, tags: str = "*", *, sql: str | None = None) -> None:
-        """Consume `topic`: all of it, the tags of an expression like `TagA || TagB`, or what `sql` says."""
+        """Consume `topic`: all of it, the tags of an expression like `TagA || TagB`, or the messages that
+        `sql` selects."""
         self._client.run(self.consumer.subscribe(topic, tags, sql=sql))
 
     def unsubscribe(self, topic: str) -> None:
@@ -216,7 +217,7 @@ class SyncPullConsumer(BlockingLifetime):
         self._client.run(self.consumer.start())
 
     def stop(self) -> None:
-        """Drop all queues and what was fetched of them."""
+        """Drop all queues and the messages fetched of them."""
         self._client.run(self.consumer.stop())
 
     def queues(self, topic: str, *, timeout_ms: int = 1_000) -> tuple[MessageQueue, ...]:

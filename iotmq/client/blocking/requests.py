@@ -52,7 +52,7 @@ class SyncReplier:
         properties: Mapping[str, str] | None = None,
         timeout_ms: int | None = None,
     ) -> None:
-        """Send a reply; returns when who asked has it."""
+        """Send a reply; returns when the requester has it."""
         self._client.run(
             self._replier.reply(request, body, tags=tags, properties=properties, timeout_ms=timeout_ms)
         )

@@ -76,7 +76,7 @@ class PullConsumer(Lifetime):
         self._is_running = True
 
     async def stop(self) -> None:
-        """Drop all queues and what was fetched of them."""
+        """Drop all queues and the messages fetched of them."""
         self._is_running = False
         await asyncio.gather(*(fetch.stop() for fetch in self._fetches.values()))
         self._fetches.clear()

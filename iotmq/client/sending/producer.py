@@ -80,9 +80,9 @@ class Producer(Lifetime):
     ) -> SendResult:
         """Send one message and wait until it is stored; waits first while too many are in flight.
 
-        MessageRefusedError for what no broker would take, RouteNotFoundError without a broker for the
-        topic, RequestTimeoutError without an answer, BrokerError when it is refused, SendFailedError
-        when all tries failed.
+        MessageRefusedError for a message that no broker would take, RouteNotFoundError without a broker
+        for the topic, RequestTimeoutError without an answer, BrokerError when it is refused,
+        SendFailedError when all tries failed.
         """
         send = self._prepare(message, queue, timeout_ms)
         await self._room.wait()

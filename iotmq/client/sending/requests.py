@@ -109,7 +109,7 @@ class Requester(Lifetime):
         except TimeoutError:
             raise RequestTimeoutError(
                 f"no reply to a request on topic {message.topic} within {timeout_ms} ms; it may have been "
-                "carried out. Does somebody consume the topic and reply?"
+                "carried out. Is there a consumer that replies?"
             ) from None
         finally:
             del self._waiting[correlation_id]
@@ -164,7 +164,8 @@ class Replier:
     ) -> None:
         """Send a reply; returns when the requester has it.
 
-        ClientError for a message that is no request, BrokerError when who asked is gone or waits no more.
+        ClientError for a message that is no request, BrokerError when the requester has gone or waits no
+        more.
         """
         asked = request.properties
         cluster = asked.get(CLUSTER)

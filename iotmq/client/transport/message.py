@@ -94,7 +94,8 @@ class Message:
         return bool(self.delay_level or self.delay_ms or self.deliver_at_ms)
 
     def encoded_properties(self, unique_key: str) -> bytes:
-        """Encode all properties as they are stored; MessageRefusedError for what cannot be stored."""
+        """Encode all properties as they are stored; MessageRefusedError for a property that cannot be
+        stored."""
         pairs = dict(self.properties) if self.properties else {}
         keys = " ".join((self.key, *self.keys) if self.key else self.keys)
         if keys:

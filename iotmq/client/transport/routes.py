@@ -49,7 +49,7 @@ class TopicRoute:
         self.addresses = addresses
         """Broker name -> broker id -> HOST:PORT."""
         self.away = away
-        """Readable queues of brokers that have left, sorted; registries name them to those who ask."""
+        """Readable queues of brokers that have left, sorted; registries name them on request."""
         self.is_provisional = is_provisional
         """True when the topic does not exist yet and the template's route stands in for it."""
 

@@ -134,7 +134,7 @@ class PushConsumerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     cached_bytes_max: Annotated[int, Meta(ge=1, le=2**34)] = 64 * 1024 * 1024
     """Bytes fetched and not yet consumed, over all queues; pulling pauses past it."""
     commit_ms: Annotated[int, Meta(ge=10, le=600_000)] = 5_000
-    """Milliseconds between commits of offsets; a crash repeats what was consumed since."""
+    """Milliseconds between commits of offsets; a crash repeats the messages consumed since."""
     rebalance_ms: Annotated[int, Meta(ge=50, le=600_000)] = 20_000
     """Milliseconds between looks at the members of the group; changes are also announced."""
     redeliveries_max: Annotated[int, Meta(ge=-1, le=1_000)] = -1

@@ -60,10 +60,15 @@ class Will(NamedTuple):
     """Describe the will message, published for a device that goes away without a DISCONNECT."""
 
     topic: str
+    """The MQTT topic."""
     payload: bytes
+    """The payload."""
     qos: int
+    """0, 1 or 2."""
     retain: bool
+    """Whether the message is retained."""
     properties: Properties = NO_PROPERTIES
+    """Properties of MQTT 5, the will delay among them."""
 
 
 class Connect(NamedTuple):

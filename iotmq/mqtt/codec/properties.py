@@ -36,32 +36,59 @@ class Properties:
     """The properties of one packet; None, or an empty tuple, where one is absent."""
 
     payload_format: int | None = None
+    """PUBLISH, will: 1 for a payload of UTF-8 text."""
     message_expiry_s: int | None = None
+    """PUBLISH, will: seconds until the message expires."""
     content_type: str | None = None
+    """PUBLISH, will: the kind of payload."""
     response_topic: str | None = None
+    """PUBLISH, will: topic for the answer to a request."""
     correlation_data: bytes | None = None
+    """PUBLISH, will: repeated by the answer to a request."""
     subscription_identifiers: tuple[int, ...] = ()
+    """SUBSCRIBE: the identifier of its subscriptions. PUBLISH: those of the subscriptions it matches."""
     session_expiry_s: int | None = None
+    """CONNECT, CONNACK, DISCONNECT: seconds that the session outlives its connection."""
     assigned_client_id: str | None = None
+    """CONNACK: the client id for a client without one."""
     server_keep_alive_s: int | None = None
+    """CONNACK: keep-alive in place of the client's."""
     authentication_method: str | None = None
+    """CONNECT, CONNACK, AUTH: method of enhanced authentication."""
     authentication_data: bytes | None = None
+    """CONNECT, CONNACK, AUTH: data of the method."""
     request_problem_information: int | None = None
+    """CONNECT: 0 for answers without reason strings and user properties."""
     will_delay_s: int | None = None
+    """Will: seconds between the end of the connection and the will."""
     request_response_information: int | None = None
+    """CONNECT: 1 to ask for response information."""
     response_information: str | None = None
+    """CONNACK: base of response topics."""
     server_reference: str | None = None
+    """CONNACK, DISCONNECT: another server to use."""
     reason_string: str | None = None
+    """CONNACK, acknowledgements, DISCONNECT, AUTH: the reason as a text for people."""
     receive_max: int | None = None
+    """CONNECT, CONNACK: unacknowledged QoS 1 and 2 messages that the sender of this packet takes."""
     topic_alias_max: int | None = None
+    """CONNECT, CONNACK: the highest topic alias that the sender of this packet takes."""
     topic_alias: int | None = None
+    """PUBLISH: a number in place of the topic."""
     qos_max: int | None = None
+    """CONNACK: the highest QoS of the server; 2 if absent."""
     is_retain_available: int | None = None
+    """CONNACK: 0 if the server has no retained messages."""
     user_properties: tuple[tuple[str, str], ...] = ()
+    """All packets: pairs of name and value, in their order."""
     packet_bytes_max: int | None = None
+    """CONNECT, CONNACK: the largest packet that the sender of this packet takes."""
     are_wildcards_available: int | None = None
+    """CONNACK: 0 if filters may have no wildcards."""
     are_subscription_identifiers_available: int | None = None
+    """CONNACK: 0 if SUBSCRIBE may have no identifier."""
     is_sharing_available: int | None = None
+    """CONNACK: 0 if there are no shared subscriptions."""
 
 
 NO_PROPERTIES: Final = Properties()

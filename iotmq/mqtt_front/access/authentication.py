@@ -164,7 +164,7 @@ class Authentication:
             yield Metric(
                 "iotmq_mqtt_undecided_connections",
                 "gauge",
-                "Devices that are being asked who they are, or wait to be.",
+                "Devices whose authentication is under way or waits.",
                 len(self._undecided),
             )
         for how, count in sorted(self._accepted.items()):

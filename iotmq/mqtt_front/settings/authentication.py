@@ -12,11 +12,11 @@ from iotmq.setting_types import FileName
 
 
 class AuthenticationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which devices may connect, and how they prove who they are."""
+    """Which devices may connect, and how they authenticate."""
 
     users_file: FileName = ""
     """The file of users, which iotmq users writes: a line NAME:SCRAM-SHA-256$... for each. It is read again
-    when it changes, and holds secrets: let nobody else read it. Empty: anybody may connect."""
+    when it changes, and holds secrets: no other user may read it. Empty: every device may connect."""
     allow_anonymous: bool = False
     """With a users_file: take devices that give neither a user name nor a method, too."""
     reload_interval_s: Annotated[float, Meta(ge=0.01, le=3_600)] = 5.0
@@ -40,11 +40,10 @@ class AuthenticationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_u
     failures_per_minute_max: Annotated[int, Meta(ge=0, le=1_000_000)] = 100
     """Failures of one address in a minute (of IPv6, of its /64); past that its devices are refused until the
     minute is over (0x9F, before MQTT 5 return code 3). Devices behind one NAT or proxy share an address, but
-    a user who was right from there before is counted alone. 0 = no limit."""
+    a user whose password was right from there before is counted alone. 0 = no limit."""
     unknown_users_secret: Annotated[str, Meta(max_length=1_024, extra={"is_secret": True})] = ""
-    """Any text, the same at all front ends: names without a user are answered with salts made of it, so that
-    nobody learns by SCRAM which names there are. Empty: another one for each start of iotmq, which workers
-    share."""
+    """Any text, the same at all front ends. SCRAM salts of unknown names are made of it, so that SCRAM does
+    not tell which names exist. Empty: a new one for each start of iotmq, which workers share."""
 
     @property
     def has_to_be_proved(self) -> bool:

@@ -52,7 +52,7 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Where a "unix" listener has its socket. With mqtt.workers above 1 it has to have {worker} in it, for
     the number of the worker."""
     socket_mode: Annotated[str, Meta(pattern=r"^0?[0-7]{3}$")] = "0660"
-    """Permissions of that socket in octal digits: who may write to it may connect."""
+    """Permissions of that socket in octal digits: users with write permission may connect."""
     certificates: Annotated[
         tuple[CertificateSettings, ...], Meta(max_length=limits.MQTT_LISTENER_CERTIFICATES_MAX)
     ] = ()
@@ -79,8 +79,7 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     client_identity_is_user: bool = False
     """Use the identity as the device's user name; no password is asked for then."""
     handshake_timeout_s: Annotated[float, Meta(ge=0.1, le=600.0)] = limits.TLS_HANDSHAKE_S
-    """Seconds a device has for what comes before MQTT: a header of the PROXY protocol, then the handshake of
-    TLS."""
+    """Seconds a device has for the header of the PROXY protocol and the TLS handshake."""
     handshakes_max: Annotated[int, Meta(ge=1, le=100_000)] = limits.TLS_HANDSHAKES_MAX
     """Handshakes at one time; more connections are closed at once. A handshake costs about half a millisecond
     of a core."""
@@ -96,8 +95,8 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     ] = ()
     """Origins of the web pages whose browsers a WebSocket listener lets in, such as
     https://console.example.com; others are answered with 403. Clients that are not browsers name none. ["*"],
-    or empty: all; empty is refused on loopback where devices do not have to prove who they are, because any
-    page in a browser of this machine could publish and subscribe."""
+    or empty: all; empty is refused on loopback if devices need not authenticate, because any page in a
+    browser of this machine could publish and subscribe."""
     proxy_protocol: bool = False
     """Expect a header of the PROXY protocol, version 1 or 2, at the start of every connection: it carries the
     device's address. A connection without it is closed."""

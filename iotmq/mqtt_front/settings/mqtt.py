@@ -37,21 +37,21 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     listen_port: Port = 1883
     """TCP port for MQTT; 0 takes a free one."""
     tcp_enabled: bool = True
-    """False: nobody listens there, only at the places in [[mqtt.listeners]]."""
+    """False: listen only at the places in [[mqtt.listeners]]."""
     listeners: Annotated[tuple[ListenerSettings, ...], Meta(max_length=limits.MQTT_LISTENERS_MAX)] = ()
     """Further places where devices connect."""
     name: Annotated[str, Meta(max_length=limits.FRONT_END_NAME_BYTES_MAX)] = ""
-    """Name at brokers of a front end in a process of its own (iotmq mqtt); each has another one. Empty: host
+    """Name of a front end in a process of its own (iotmq mqtt), for brokers; each has another one. Empty: host
     name and process id."""
     workers: Annotated[int, Meta(ge=1, le=limits.MQTT_WORKERS_MAX)] = 1
     """Processes of iotmq mqtt that share the MQTT port; the kernel spreads new connections over them. A core
     serves one. Each is called name-1, name-2 ... at the brokers; limits such as connections_max hold for
     each. iotmq serve has its front end in its one process."""
     allow_anonymous_remote: bool = False
-    """Must be true when listen_host is not loopback and devices do not have to prove who they are
-    (mqtt.authentication): any host that reaches the port may then publish and subscribe."""
+    """Must be true when listen_host is not loopback and devices need not authenticate (mqtt.authentication):
+    any host that reaches the port may then publish and subscribe."""
     authentication: AuthenticationSettings = AuthenticationSettings()
-    """Which devices may connect, and how they prove who they are."""
+    """Which devices may connect, and how they authenticate."""
     connections_max: Annotated[int, Meta(ge=1, le=10_000_000)] = limits.MQTT_CONNECTIONS_MAX
     """Connections of one front-end process; more are closed at once. The limit on open files must allow
     it."""
@@ -66,30 +66,30 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Messages of QoS 1 and 2 a subscriber may hold unacknowledged; more of them wait in queued_bytes_max,
     or, for a session that is kept, in the log."""
     receive_max: Annotated[int, Meta(ge=1, le=65_535)] = limits.MQTT_RECEIVE_MAX
-    """Messages of QoS 1 and 2 a device of MQTT 5 may have sent without an answer, which it is told; one that
-    sends more is disconnected."""
+    """Messages of QoS 1 and 2 that a device of MQTT 5 may have sent without an answer (its receive maximum);
+    a device that sends more is disconnected."""
     topic_aliases_max: Annotated[int, Meta(ge=0, le=1_024)] = limits.MQTT_TOPIC_ALIASES_MAX
     """Topic aliases of a connection of MQTT 5, each way; each costs the length of its topic in memory. 0 =
     none."""
     payload_format_checked: bool = False
     """Refuse (0x99) messages of MQTT 5 whose payload format indicator says UTF-8 while the payload is not."""
     response_information: Annotated[str, Meta(max_length=limits.MQTT_TOPIC_BYTES_MAX // 4)] = ""
-    """Response Information for a device of MQTT 5 that asks for it and makes response topics of it, such as
-    a part of the topic tree. Empty: none."""
+    """Response information for devices of MQTT 5 that ask for it: the base of their response topics. Empty:
+    none."""
     queued_bytes_max: Annotated[int, Meta(ge=16 * 1024, le=1 << 31)] = limits.MQTT_QUEUED_BYTES_MAX
-    """Bytes kept in memory for one slow subscriber, for QoS 0 and for QoS 1; what comes on top is dropped and
+    """Bytes kept in memory for one slow subscriber, for QoS 0 and for QoS 1; further messages are dropped and
     counted."""
     queued_messages_max: Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)] = 0
     """Messages of QoS 1 and 2 kept in memory behind the window of one subscriber whose session ends with its
     connection; 0 = as many as queued_bytes_max holds. Kept sessions have
     broker.session_queue_messages_max."""
     queued_policy: Literal["refuse-new", "drop-oldest"] = "refuse-new"
-    """Which message is dropped when what waits behind the window of such a subscriber is past
-    queued_bytes_max or queued_messages_max: the new one ("refuse-new"), or the oldest ("drop-oldest")."""
+    """Which message is dropped when the messages waiting for such a subscriber are past queued_bytes_max or
+    queued_messages_max: the new one ("refuse-new"), or the oldest ("drop-oldest")."""
     replay_messages_per_s: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
-    """Messages a second one device is sent of what had waited for its session while it was away, and of the
-    retained messages of what it subscribes. What comes while it is there is not held back, but for what came
-    behind on the same filter. 0 = as fast as it acknowledges and reads."""
+    """Messages a second that one device is sent of its backlog and of the retained messages of its
+    subscriptions. New messages are not held back, except behind a backlog of the same filter. 0 = as fast as
+    it acknowledges and reads."""
     replay_bytes_per_s: Annotated[int, Meta(ge=0, le=1 << 32)] = 0
     """Bytes of records a second, as replay_messages_per_s; 0 = no limit."""
     subscriptions_max: Annotated[int, Meta(ge=1, le=1_000_000)] = limits.MQTT_SUBSCRIPTIONS_PER_SESSION_MAX
@@ -103,7 +103,7 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Take $exclusive/FILTER, which one session at a time may subscribe; false refuses it in the SUBACK."""
     session_expiry_s_max: Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)] = 7 * 24 * 3600
     """How long a session that is not clean is kept after its device went, in seconds; 0 keeps none,
-    4,294,967,295 keeps them until somebody ends them."""
+    4,294,967,295 keeps them without an end."""
     sys_interval_s: Annotated[float, Meta(ge=0, le=3_600)] = 10.0
     """How often the values below $SYS/broker/ are made, which tell MQTT clients about this front end, in
     seconds; 0 makes none."""

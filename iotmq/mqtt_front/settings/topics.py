@@ -16,7 +16,7 @@ class RewriteSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Other names for topics and filters; the last rule whose filter matches decides, and is applied once."""
 
     filter: Annotated[str, Meta(min_length=1, max_length=limits.MQTT_TOPIC_BYTES_MAX)]
-    """MQTT topic filter of what the rule is for, such as x/#."""
+    """MQTT topic filter of the topics that the rule is for, such as x/#."""
     pattern: Annotated[str, Meta(min_length=1, max_length=limits.MQTT_REWRITE_PATTERN_CHARACTERS_MAX)]
     """Regular expression (RE2 syntax) that is looked for in the topic, such as ^x/y/(.+)$; a topic it is not
     found in stays as it is."""
@@ -35,7 +35,7 @@ class AutoSubscriptionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid
     qos: Annotated[int, Meta(ge=0, le=2)] = 0
     """The highest QoS of its messages."""
     no_local: bool = False
-    """Not what the device published itself."""
+    """Without messages that the device published itself."""
     retain_as_published: bool = False
     """Messages keep the retain flag they were published with."""
     retain_handling: Annotated[int, Meta(ge=0, le=2)] = 0

@@ -187,7 +187,7 @@ class Trimmer:
             ),
             (
                 "iotmq_store_protected_segments",
-                "Log files past their age that are kept because nobody consumed all of them.",
+                "Log files past their age that are kept because some group has not consumed them.",
                 self._protected_count,
             ),
             (

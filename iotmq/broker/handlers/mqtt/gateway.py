@@ -456,12 +456,12 @@ class GatewayHandler:
             ),
             (
                 "iotmq_broker_delivery_catch_ups_total",
-                "Front ends that came back and got what they had missed.",
+                "Front ends that came back and got the messages they had missed.",
                 self._catch_up.caught_up_total,
             ),
             (
                 "iotmq_broker_delivery_gaps_total",
-                "Front ends that came back too late for what they had missed: see store.hot_bytes.",
+                "Front ends that came back too late for the messages they had missed: see store.hot_bytes.",
                 self._catch_up.gaps_total,
             ),
             (
