@@ -330,7 +330,8 @@ def _add_consume_command(commands: argparse._SubParsersAction[argparse.ArgumentP
     command = commands.add_parser(
         "consume",
         help="read messages by hand",
-        description="Write the messages of a topic to standard output until Ctrl-C, or --count of them.",
+        description="Write the messages of a topic to standard output until Ctrl-C, or --count of them. "
+        "A topic that does not exist yet is waited for.",
     )
     command.add_argument("topic", metavar="TOPIC", help="broker topic")
     command.add_argument(

@@ -265,8 +265,9 @@ def _meaning(setting: Setting) -> str:
 def _unknown(path: str, key: str, known: list[str], section: str, origins: Mapping[str, str]) -> str:
     near = difflib.get_close_matches(key, known, n=1)
     hint = f"; did you mean {f'{section}.{near[0]}'.lstrip('.')}?" if near else ""
-    where = f"[{section}] has" if section else "the settings are"
-    return f"{path}{_at(path, origins)} is unknown{hint}\n    {where}: {', '.join(known)}"
+    where = f"[{section}] has" if section else "name it SECTION.KEY; the sections are"
+    names = [name for name in known if section or name != "data"]
+    return f"{path}{_at(path, origins)} is unknown{hint}\n    {where}: {', '.join(names)}"
 
 
 def _at(path: str, origins: Mapping[str, str]) -> str:

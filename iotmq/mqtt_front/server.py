@@ -207,7 +207,7 @@ class MqttFront:
             self._session_port.report_draining(is_draining=is_draining)
 
     async def stop(self) -> None:
-        """Stop listening, hand over what devices were told to wait for, acknowledge it, and hang up."""
+        """Stop listening, store and acknowledge what devices have sent, and close their connections."""
         self._is_stopping = True
         if self._parts is not None:
             self._parts.listeners.close()

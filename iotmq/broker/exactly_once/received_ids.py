@@ -152,7 +152,7 @@ class ReceivedIds(CountedProjection):
             self._recent_batches.append((end_position, list(digests)))
 
     def digest(self, key: bytes) -> int | None:
-        """That of the message that was stored under this packet id; None when there is none, or no more."""
+        """Return the digest of the message stored under this packet id; None when none is, or no more."""
         recent = self._recent.get(key)
         if recent is not None:
             return recent[1]

@@ -71,7 +71,7 @@ class StoredOnce:
         is_repeat: bool,
         has_packet_ids: bool,
     ) -> None:
-        """Store what of a batch is not there yet, by `append`; `done` is called once, as by the writer.
+        """Give `append` those messages of a batch that are not stored yet; `done` is called once.
 
         `is_repeat`: the sender does not know whether it was stored, in the first of `topics`; it may
         have gone on to another since. `has_packet_ids`: messages of it have MQTT_PACKET_ID.

@@ -190,13 +190,13 @@ class Telling:
         self._calls.append(call)
 
     def told(self) -> None:
-        """Count a registry that knows it, or cannot be told."""
+        """Note that one more registry has been told of the change, or cannot be reached."""
         self._left -= 1
         if not self._left:
             self._end()
 
     def _end(self) -> None:
-        """All know it, or it takes too long."""
+        """Call those who wait: every registry was told, or it takes too long."""
         self._timer.cancel()
         self.is_begun = True
         for link in self._links:

@@ -19,7 +19,7 @@ class ReplySize:
         self._size = 0
 
     def add(self, size: int) -> None:
-        """Count so many more bytes. Raises RequestError (1) when they do not fit any more."""
+        """Add `size` bytes to the answer. Raises RequestError (1) when they do not fit any more."""
         self._size += size
         if self._size > self._bytes_max:
             raise RefusedError(

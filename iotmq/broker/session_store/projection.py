@@ -211,7 +211,7 @@ class SessionProjection(KeyValueProjection):
             yield key[1:].decode(), decode_session(value)
 
     def cursor(self, queue_id: int, client_id: str) -> tuple[int, int]:
-        """The positions before which the session is done with records of the queue, and was sent them."""
+        """Return up to which position the session is done with the queue, and up to which it was sent it."""
         at = self.cursor_of(queue_id, client_id)
         return at.position, at.sent
 

@@ -19,7 +19,7 @@ class FrontEndView(NamedTuple):
 
 
 class FrontEnds:
-    """Those that are connected, by name."""
+    """The front ends that are connected, by name."""
 
     def __init__(self) -> None:
         self._channels: dict[str, SessionChannel] = {}

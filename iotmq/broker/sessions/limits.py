@@ -96,7 +96,7 @@ class SessionLimits:
                 yield from self._enforce(client_id, reading=None if is_first else (queue_id, position))
 
     def opened(self, client_id: str) -> None:
-        """A session belongs to a front end: it is looked at as a whole with its first read."""
+        """Note that a front end has the session: its first read checks all queues of the session."""
         if self._limits.has_any:
             self._opened.add(client_id)
 

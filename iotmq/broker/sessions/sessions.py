@@ -529,7 +529,7 @@ class Sessions:
         return self._projection.sessions(after=client_id)
 
     def behind(self, client_id: str, queue_id: int) -> tuple[int, int]:
-        """Before which position a session is done with a queue, and how many records are left."""
+        """Return up to which position a session is done with a queue, and how many messages are left."""
         cursor, _ = self._projection.cursor(queue_id, client_id)
         return cursor, self.limits.waiting(client_id, queue_id)
 

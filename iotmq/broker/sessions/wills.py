@@ -75,9 +75,10 @@ class Wills:
         self._waiting[client_id] = _Waiting(epoch, will if is_kept else None, due)
 
     def hold(self, client_id: str, epoch: int, will: Will, *, for_s: float) -> None:
-        """Publish the will of a session that has gone on, unless its front end is found to live (`release`).
+        """Publish a will after `for_s`, unless its front end turns out to be alive by then (`release`).
 
-        That one sends the will itself when it learns that the session is somebody else's.
+        The session has gone on at another front end. When the former one lives and learns that, it sends the
+        will itself.
         """
         self._held[client_id, epoch] = will
         self._actions.do_later(for_s, partial(self._send_held, client_id, epoch))

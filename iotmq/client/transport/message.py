@@ -140,7 +140,7 @@ def check_topic(topic: str) -> None:
     """Raise MessageRefusedError unless brokers accept `topic` as a name."""
     if len(topic) > TOPIC_BYTES_MAX or _LEGAL_NAME.fullmatch(topic) is None:
         raise MessageRefusedError(
-            f"invalid topic name {topic!r}: use 1 to {TOPIC_BYTES_MAX} of the letters a-z A-Z 0-9 _ - % |"
+            f"invalid topic name {topic!r}: use 1 to {TOPIC_BYTES_MAX} of the characters a-z A-Z 0-9 _ - % |"
         )
 
 
@@ -149,8 +149,8 @@ def check_group(group: str) -> None:
     # The group's own topics are %RETRY%group and %DLQ%group, and must be topic names themselves.
     if len(group) > TOPIC_BYTES_MAX - len(RETRY_PREFIX) or _LEGAL_NAME.fullmatch(group) is None:
         raise MessageRefusedError(
-            f"invalid group name {group!r}: use 1 to {TOPIC_BYTES_MAX - len(RETRY_PREFIX)} of the letters "
-            "a-z A-Z 0-9 _ - % |"
+            f"invalid group name {group!r}: use 1 to {TOPIC_BYTES_MAX - len(RETRY_PREFIX)} of the "
+            "characters a-z A-Z 0-9 _ - % |"
         )
 
 

@@ -207,7 +207,7 @@ _WORDS: Final = (
         _TOPIC,
         _BROKERS,
     ),
-    word("topic scale", "topics:scale", "have more queues", _TOPIC, _QUEUES, _BROKERS),
+    word("topic scale", "topics:scale", "add queues to a topic", _TOPIC, _QUEUES, _BROKERS),
     word(
         "topic freeze",
         "topics:freeze",

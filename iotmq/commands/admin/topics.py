@@ -149,7 +149,7 @@ async def show_queues(session: Session, options: argparse.Namespace) -> Result:
 
 
 async def scale(session: Session, options: argparse.Namespace) -> Result:
-    """Have more queues; fewer are had with `topic drain`."""
+    """Add queues to a topic; `topic drain` takes queues away."""
     return _states(await session.admin.scaling.add(options.topic, options.queues, options.broker_names))
 
 

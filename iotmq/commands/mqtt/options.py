@@ -25,6 +25,8 @@ from iotmq.mqtt_client.tls import TlsOptions
 
 _TLS_VERSIONS: Final = {"tlsv1.2": ssl.TLSVersion.TLSv1_2, "tlsv1.3": ssl.TLSVersion.TLSv1_3}
 _TEXT_BYTES_MAX: Final = 65_535
+# What a topic filter has to keep to, for the texts of errors.
+FILTER_RULE: Final = "+ has to be a level of its own, # a level of its own and the last one"
 # How long a server keeps the session of a command that has lost its connection, for what is in flight.
 _OUTAGE_S: Final = 60
 

@@ -35,7 +35,7 @@ def publish_topic(options: argparse.Namespace, shared: SharedOptions) -> str:
     if not topic:
         raise ConfigError("a topic is needed: -t TOPIC, or at the end of -L")
     if "+" in topic or "#" in topic:
-        raise ConfigError(f"-t {topic}: + and # are for subscribers")
+        raise ConfigError(f"-t {topic}: a topic to publish to may not contain + or #")
     return str(topic)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from iotmq.commands.mqtt import output_format
-from iotmq.commands.mqtt.options import SharedOptions, read_shared_options
+from iotmq.commands.mqtt.options import FILTER_RULE, SharedOptions, read_shared_options
 from iotmq.commands.mqtt.publishing import given_payload, publish_topic
 from iotmq.commands.mqtt.running import EXIT_OK, run, speaker
 from iotmq.commands.mqtt.standard_streams import OutputWriter
@@ -42,7 +42,7 @@ def request(options: argparse.Namespace) -> int:
         elif not is_v5:
             raise ConfigError("before MQTT 5 the topic of the answer has to be named: -e TOPIC")
     if options.response_topic is not None and not topics.is_valid_filter(options.response_topic):
-        raise ConfigError(f"-e {options.response_topic}: + stands alone in a level, # alone in the last one")
+        raise ConfigError(f"-e {options.response_topic} is no topic filter: {FILTER_RULE}")
     if is_v5 and options.response_topic is not None and {"+", "#"} & set(options.response_topic):
         raise ConfigError(f"-e {options.response_topic}: a response topic has no wildcards")
     if is_v5 and options.response_topic is None:

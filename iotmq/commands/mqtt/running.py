@@ -84,5 +84,5 @@ def _hint(error: IotmqError) -> str:
             "whom to trust: --cafile, or nobody's word: --insecure" if "not trusted" in str(error) else None
         )
     else:
-        hint = "where the server is: -h and -p" if isinstance(error, ConnectionClosedError) else None
+        hint = "is a server there? -h and -p name it" if isinstance(error, ConnectionClosedError) else None
     return f" ({hint})" if hint is not None else ""

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 
 from iotmq.commands.mqtt import output_format
-from iotmq.commands.mqtt.options import SharedOptions, read_shared_options
+from iotmq.commands.mqtt.options import FILTER_RULE, SharedOptions, read_shared_options
 from iotmq.commands.mqtt.running import EXIT_OK, run, speaker
 from iotmq.commands.mqtt.standard_streams import OutputWriter
 from iotmq.errors import ConfigError
@@ -56,7 +56,7 @@ def _filters(options: argparse.Namespace, shared: SharedOptions) -> list[tuple[s
     for name, words in (("-t", filters), ("-T", options.filtered_out), ("-U", options.unsubscribed)):
         for word in words:
             if not word or not topics.is_valid_filter(word):
-                raise ConfigError(f"{name} {word}: + stands alone in a level, # alone in the last one")
+                raise ConfigError(f"{name} {word} is no topic filter: {FILTER_RULE}")
     asked = SubscriptionOptions(
         options.qos,
         options.no_local,

@@ -382,7 +382,7 @@ def encode_publish(
 
 
 def encode_acknowledgement(packet_type: int, packet_id: int, code: int = 0) -> bytes:
-    """PUBACK, PUBREC, PUBREL, PUBCOMP, and UNSUBACK before MQTT 5: a packet id, and a code that is not 0."""
+    """A PUBACK, PUBREC, PUBREL or PUBCOMP, or an UNSUBACK before MQTT 5; a `code` of 0 is left out."""
     flags = 2 if packet_type == PUBREL else 0
     reason = bytes([code]) if code else b""
     return encode_packet(packet_type, flags, packet_id.to_bytes(2, "big") + reason)

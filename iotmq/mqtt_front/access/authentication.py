@@ -306,7 +306,7 @@ class Authentication:
         return True
 
     def _has_room(self, device: Device, connect: Connect | None, asked: Credentials) -> bool:
-        """Count a device among those that are being asked, or refuse it."""
+        """Count a device among those whose credentials are being checked, or refuse it."""
         if self._undecided.add(device, connect):
             return True
         detail = "too many devices are being asked who they are"

@@ -78,7 +78,7 @@ def make_verifier(password: bytes, *, iterations: int, salt: bytes | None = None
 
 
 def is_password_of(verifier: Verifier, password: bytes) -> bool:
-    """Return whether this is the password; as long for a wrong one as for the right one."""
+    """Return whether this is the password; a wrong one takes as long as the right one."""
     made = make_verifier(password, iterations=verifier.iterations, salt=verifier.salt)
     return hmac.compare_digest(made.stored_key, verifier.stored_key)
 

@@ -78,7 +78,7 @@ def read_users(path: Path, *, former: Users | None = None) -> Users:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the file. OSError when it cannot be read, UsersFileError when it is too large."""
+    """Return the bytes of the file. OSError when it cannot be read, UsersFileError when it is too large."""
     with path.open("rb") as file:
         data = file.read(limits.MQTT_USERS_FILE_BYTES_MAX + 1)
     if len(data) > limits.MQTT_USERS_FILE_BYTES_MAX:

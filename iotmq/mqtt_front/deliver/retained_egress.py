@@ -76,7 +76,7 @@ class RetainedEgress:
             job.waiting.update(wanted)
 
     def unsubscribe(self, device: Device, filters: Iterable[str]) -> None:
-        """Nothing more comes for these filters [MQTT-3.10.4-2]."""
+        """Send nothing more for these filters [MQTT-3.10.4-2]."""
         job = self._jobs.get(device)
         if job is None:
             return
@@ -87,7 +87,7 @@ class RetainedEgress:
                 job.is_dropped = True
 
     def forget(self, device: Device) -> None:
-        """The device is gone."""
+        """Drop what a device that is gone has still to get."""
         self._jobs.pop(device, None)
 
     def _go_on(self, device: Device, job: _Job) -> None:

@@ -460,7 +460,7 @@ def _stored_options(asked: int, identifier: int) -> int:
 
 
 def _exclusive_of(event: packets.Subscribe, filters: Collection[str]) -> list[str]:
-    """Return those of some filters that a SUBSCRIBE has as exclusive ones."""
+    """Return those of `filters` that a SUBSCRIBE asks for as exclusive subscriptions."""
     return [name for name, asked in event.subscriptions if asked & EXCLUSIVE and name in filters]
 
 

@@ -35,13 +35,13 @@ class CheckedLog(Protocol):
 
     @property
     def min_position(self) -> int:
-        """Return where it begins."""
+        """Return the position at which the log begins."""
 
     def records(self, start_position: int, limit_position: int, bytes_max: int, /) -> tuple[int, int]:
         """(start, end) of the first record from a position on."""
 
     def view(self, start_position: int, end_position: int, /) -> memoryview:
-        """Return its bytes."""
+        """Return the bytes of the log between two positions."""
 
 
 class CheckedFile(Protocol):

@@ -153,7 +153,7 @@ class KeyValueStore:
         self._open_again(between=self._move_aside)
 
     def close(self) -> None:
-        """Let go of the database, whatever its state. What was not flushed may be lost, as in a crash."""
+        """Close the database, whatever its state. What was not flushed may be lost, as in a crash."""
         for space in self._spaces.values():
             space.release()
         self._spaces.clear()

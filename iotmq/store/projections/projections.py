@@ -41,7 +41,7 @@ class Projections:
         directory: Path,
         verify: Callable[[int], int],
     ) -> None:
-        """`verify` is asked where the log was not checked yet, and returns up to where it may be given."""
+        """`verify` checks a piece of the log that was not checked yet, and returns where the piece ends."""
         self._log = log
         self._queues = queues
         self._dispatch = dispatch
@@ -57,7 +57,7 @@ class Projections:
 
     @property
     def is_behind(self) -> bool:
-        """Return whether one could not take in what is confirmed."""
+        """Return whether a projection has not applied all that is confirmed."""
         confirmed_position = self._dispatch.confirmed_position
         return any(projection.applied_position < confirmed_position for projection in self)
 

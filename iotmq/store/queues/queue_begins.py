@@ -46,7 +46,10 @@ class BeginsFile:
         self._lock = threading.Lock()
 
     def read(self, end_position: int) -> QueueBegins | None:
-        """Read the file for a log that ends there; one of a longer log is another log's and is deleted."""
+        """Return what the file says, for a log that ends at `end_position`; None when it says nothing usable.
+
+        A file that is damaged, or belongs to a longer log and so to another one, is deleted.
+        """
         try:
             begins = decode_begins(self._path.read_bytes())
             if begins is not None and begins.position <= end_position:

@@ -134,9 +134,9 @@ def durable_end(log: CommitLog, checkpoint: Checkpoint | None, mark_position: in
 
 
 def withdraw_claims(checkpoint_path: Path, checkpoint: Checkpoint | None, end_position: int) -> None:
-    """Take back what the checkpoint file says of positions past the end of the log.
+    """Lower the positions in the checkpoint file that are past the end of the log.
 
-    It would become a false statement as soon as the log grows past it with other records.
+    They would become false statements as soon as the log grows past them with other records.
     """
     if checkpoint is None:
         return

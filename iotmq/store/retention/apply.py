@@ -140,7 +140,7 @@ class Trimmer:
         self._is_asked = self._is_asked and (decision.has_more or not is_done)
 
     def change(self, settings: StoreSettings) -> None:
-        """Go by other ages and percentages from now on, and look at once."""
+        """Apply other ages and percentages from now on, and look for files to delete at once."""
         self._settings = settings
         self._due_s = self._clock.monotonic_s()
 

@@ -162,7 +162,7 @@ def test_an_unknown_setting_is_refused_with_the_nearest_one_and_its_line(tmp_pat
 def test_an_unknown_section_is_refused(assignment: str) -> None:
     text = refusal(assignments=[assignment])
     assert f"{assignment.split('.')[0]} (--set) is unknown" in text
-    assert "the settings are: data, store, broker" in text
+    assert "name it SECTION.KEY; the sections are: store, broker" in text
 
 
 def test_an_unknown_key_of_a_route_is_refused(tmp_path: Path) -> None:

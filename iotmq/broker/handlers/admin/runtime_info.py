@@ -79,7 +79,7 @@ class RuntimeInfo:
         self._days.sample((self._writer.records_count, pulls.records_count))
 
     def table(self) -> dict[str, str]:
-        """Key to value, both texts."""
+        """Return the runtime information, key -> value, both as text."""
         return {
             "bootTimestamp": str(self._started_ms),
             "runtime": duration_text(self._clock.now_ms() - self._started_ms),

@@ -138,7 +138,7 @@ class WillPublisher:
         self._host = parts.host
 
     def publish(self, will: Will) -> None:
-        """Publish a will; one that cannot be is in the log of this process."""
+        """Publish a will, or write a log line that it cannot be published."""
         now_ms = self._clock.now_ms()
         if will.is_delayed:
             self._delayed.append(

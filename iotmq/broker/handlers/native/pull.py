@@ -132,7 +132,7 @@ class PullHandler:
         bytes_max: int,
         suspend_ms: int,
     ) -> bool:
-        """Keep a plain pull of what is not there yet; False when there is no room."""
+        """Park a plain pull whose messages are not there yet; False when there is no room."""
         if not self._parked_pulls.has_room:
             return False
         serialize = Serialize.BINARY if is_binary else Serialize.JSON
