@@ -198,7 +198,16 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "mqtt_front": (
         "settings", "connection", "publish", "deliver", "access", "sessions", "listen", "metrics", "server",
     ),
-    "replication": ("cluster_state", "rocketmq", "epochs", "messages", "ports", "state_change", "leading", "member"),
+    "replication": (
+        "cluster_state",
+        "rocketmq",
+        "epochs",
+        "messages",
+        "ports",
+        "state_change",
+        "leading",
+        "member",
+    ),
     "registry": ("routes", "settings", "changed_settings", "kv", "registration", "server"),
     "front_port": (
         "delivery_channel", "request_turns", "session_answers", "gateway", "session_link", "exclusive_claims",

@@ -41,8 +41,8 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     listeners: Annotated[tuple[ListenerSettings, ...], Meta(max_length=limits.MQTT_LISTENERS_MAX)] = ()
     """Further places where devices connect."""
     name: Annotated[str, Meta(max_length=limits.FRONT_END_NAME_BYTES_MAX)] = ""
-    """Name of a front end in a process of its own (iotmq mqtt), for brokers; each has another one. Empty: host
-    name and process id."""
+    """Name of a front end in a process of its own (iotmq mqtt), for brokers; each has another one. Empty:
+    host name and process id."""
     workers: Annotated[int, Meta(ge=1, le=limits.MQTT_WORKERS_MAX)] = 1
     """Processes of iotmq mqtt that share the MQTT port; the kernel spreads new connections over them. A core
     serves one. Each is called name-1, name-2 ... at the brokers; limits such as connections_max hold for
