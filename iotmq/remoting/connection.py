@@ -77,7 +77,7 @@ class ClientConnection(Channel):
             raise ConnectionClosedError(f"no connection to {address} within {timeout_s} s") from None
         except ssl.SSLError as error:
             raise ConnectionClosedError(f"no connection by TLS to {address}: {error}") from error
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # UnicodeError: no host can have such a name
             raise ConnectionClosedError(f"no connection to {address}: {error}") from error
         return connection
 

@@ -37,6 +37,7 @@ class _Address:
         self.not_before_s = 0.0
         """No new try before this time."""
         self.last_error = ""
+        """Why there is no connection, with the address."""
 
     @property
     def is_idle(self) -> bool:
@@ -107,9 +108,7 @@ class Connections:
         if known.connecting is None:
             rest_s = known.not_before_s - self._clock.monotonic_s()
             if rest_s > 0:
-                raise ConnectionClosedError(
-                    f"{address} is not reachable ({known.last_error}); next try in {rest_s:.1f} s"
-                )
+                raise ConnectionClosedError(f"{known.last_error}; next try in {rest_s:.1f} s")
             known.connecting = asyncio.ensure_future(self._connect(address, known))
             known.connecting.add_done_callback(_take_exception)
         # Shielded: one caller that gives up must not cancel the try that others wait for.
@@ -152,10 +151,10 @@ class Connections:
                 credentials=self._settings.credentials,
                 tls=self._tls,
             )
-        except (OSError, ConnectionClosedError, TimeoutError, ValueError) as error:
-            known.last_error = str(error) or type(error).__name__
+        except (ConnectionClosedError, ValueError) as error:
+            known.last_error = str(error)
             known.not_before_s = self._clock.monotonic_s() + known.backoff.next_s()
-            raise ConnectionClosedError(f"{address} is not reachable: {known.last_error}") from error
+            raise ConnectionClosedError(known.last_error) from error
         finally:
             known.connecting = None
         known.connection = connection
@@ -171,7 +170,7 @@ class Connections:
         now_s = self._clock.monotonic_s()
         if now_s - known.connected_s >= LIFE_S_MIN:
             known.backoff.reset()
-        known.last_error = "the connection was lost"
+        known.last_error = f"the connection to {address} was lost"
         known.not_before_s = now_s + known.backoff.next_s()
         if not self._is_closed:
             self._callbacks.lost(address)
