@@ -6,7 +6,6 @@ documented. Unknown names are refused, because a misspelt ``failOnDataloss`` mus
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -17,6 +16,7 @@ from iotmq import limits
 from iotmq.addresses import parse_address
 from iotmq.bridge.offsets import OffsetFormatError, QueueKey, parse_queue
 from iotmq.errors import ConfigError
+from iotmq.spelling import did_you_mean
 
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -197,8 +197,7 @@ def wants_headers(options: Mapping[str, str]) -> bool:
 def _refuse_unknown(given: Mapping[str, str]) -> None:
     for name in given:
         if name not in _SPELLING:
-            close = difflib.get_close_matches(name, _SPELLING, n=1)
-            hint = f"; did you mean {_SPELLING[close[0]]}?" if close else f"; known: {', '.join(_NAMES)}"
+            hint = did_you_mean(name, _SPELLING) or f"; known: {', '.join(_NAMES)}"
             raise ConfigError(f"unknown option {name!r} of format iotmq{hint}")
 
 

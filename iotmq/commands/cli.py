@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import iotmq
 from iotmq.commands.admin.command import add_admin_command
+from iotmq.commands.command_parser import CommandParser
 from iotmq.commands.connection_options import add_connection_options, client_settings
 from iotmq.commands.mqtt.command import add_mqtt_commands
 from iotmq.commands.sessions import add_sessions_command
@@ -44,7 +45,7 @@ _DUMP_SUBJECTS: Final = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line and return its exit code; argparse itself leaves with 2 on wrong usage."""
+    """Run one command line and return its exit code; the parser itself leaves with 2 on wrong usage."""
     options = parser().parse_args(arguments)
     command = cast("Callable[[argparse.Namespace], int]", options.command)
     try:
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Build the parser of the whole command line."""
-    top = argparse.ArgumentParser(
+    top: argparse.ArgumentParser = CommandParser(
         prog="iotmq", description="An MQTT-first IoT gateway with a RocketMQ-compatible queue backend."
     )
     top.add_argument("--version", action="version", version=f"iotmq {iotmq.__version__}")

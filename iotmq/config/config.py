@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import re
 import tomllib
@@ -31,6 +30,7 @@ from iotmq.log_format import LogSettings
 from iotmq.mqtt_front.settings.listeners import TCP_NAME, WORKER_PLACE, ListenerSettings
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.registry.settings import RegistrySettings
+from iotmq.spelling import did_you_mean
 from iotmq.store.settings import StoreSettings
 
 CONFIG_FILE_BYTES_MAX: Final = 1024 * 1024
@@ -263,8 +263,7 @@ def _meaning(setting: Setting) -> str:
 
 
 def _unknown(path: str, key: str, known: list[str], section: str, origins: Mapping[str, str]) -> str:
-    near = difflib.get_close_matches(key, known, n=1)
-    hint = f"; did you mean {f'{section}.{near[0]}'.lstrip('.')}?" if near else ""
+    hint = did_you_mean(key, {name: f"{section}.{name}".lstrip(".") for name in known})
     where = f"[{section}] has" if section else "name it SECTION.KEY; the sections are"
     names = [name for name in known if section or name != "data"]
     return f"{path}{_at(path, origins)} is unknown{hint}\n    {where}: {', '.join(names)}"

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "iotmq"
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset(
         {"addresses", "backoff", "clock", "cycles", "errors", "files", "limits"}
-        | {"log_format", "event_loop", "metrics", "setting_types", "supervised", "watched_file"}
+        | {"log_format", "event_loop", "metrics", "setting_types", "spelling", "supervised", "watched_file"}
     ),
     frozenset({"message", "ports"}),
     frozenset({"mqtt", "remoting"}),
@@ -226,7 +226,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "workers": ("channel", "supervisor"),
     "commands": (
         "connection_options", "admin", "mqtt", "produce_consume", "store", "sessions", "users", "mqtt_worker",
-        "cli",
+        "command_parser", "cli",
     ),
     "remoting": (
         "codes", "command", "properties_text", "lenient_json", "signature", "frames", "traffic", "tls",

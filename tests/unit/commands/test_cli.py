@@ -57,6 +57,44 @@ def test_wrong_usage_is_answered_with_2(
     assert "usage: iotmq" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "command", "reason", "has_settings"),
+    [
+        ("serve --port 1884", "serve", "unrecognized arguments: --port 1884", True),
+        ("store check DIR", "store check", "unrecognized arguments: DIR", True),
+        ("users list NAME", "users list", "unrecognized arguments: NAME", True),
+        ("admin topic list T", "admin topic list", "unrecognized arguments: T", False),
+        ("consume", "consume", "the following arguments are required: TOPIC", False),
+    ],
+)
+def test_wrong_usage_is_answered_by_the_command_itself(
+    arguments: str, command: str, reason: str, has_settings: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(*arguments.split()) == cli.EXIT_USAGE
+    text = capsys.readouterr().err
+    assert text.startswith(f"usage: iotmq {command} [-h] ")
+    settings = "; settings are given with --set SECTION.KEY=VALUE" if has_settings else ""
+    assert text.endswith(f"iotmq {command}: error: {reason}\nsee iotmq {command} --help{settings}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        ("sevre", "serve"),
+        ("admin topik", "topic"),
+        ("admin topic lis", "list"),
+        ("store dump summry", "summary"),
+        ("xyz", None),
+    ],
+)
+def test_a_misspelt_word_is_answered_with_the_nearest(
+    arguments: str, meant: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(*arguments.split()) == cli.EXIT_USAGE
+    reason = capsys.readouterr().err.splitlines()[-2]
+    assert reason.endswith(f"); did you mean {meant}?" if meant else ")")
+
+
 def test_a_valid_config_passes_the_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "gateway.toml"
     file.write_text("[http]\nlisten_port = 8081\n")
