@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -150,7 +151,8 @@ async def consume(
     consumer = PushConsumer(client, group or ANONYMOUS_GROUP, show, settings=consumer_settings)
     async with client:
         # A service waits for its registry; a person wants to know. A topic that is not there yet may come.
-        await client.routes.find(topic)
+        if await client.routes.find(topic) is None:
+            print(f"topic {topic} does not exist yet; waiting for it", file=sys.stderr)
         await consumer.subscribe(topic, tags)
         async with consumer:
             if count_max != 0:

@@ -89,6 +89,27 @@ async def test_a_reader_without_group_begins_at_the_end_and_waits(settings: Clie
     assert output.getvalue() == b"after\n"
 
 
+async def test_a_topic_that_does_not_exist_is_waited_for_and_said_so_once(
+    settings: ClientSettings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = io.BytesIO()
+    reading = asyncio.ensure_future(
+        by_hand.consume(settings, "t", output, begin="first", count_max=1, output_format="raw")
+    )
+    said = ""
+    while not said:
+        assert not reading.done()
+        await asyncio.sleep(0)
+        said = capsys.readouterr().err
+    assert said == "topic t does not exist yet; waiting for it\n"
+    await by_hand.produce(settings, "t", bodies(b"first"))
+    assert await reading == 1
+    assert output.getvalue() == b"first\n"
+    output = io.BytesIO()
+    await by_hand.consume(settings, "t", output, begin="first", count_max=1, output_format="raw")
+    assert capsys.readouterr().err == ""
+
+
 async def test_json_has_everything_about_a_message(settings: ClientSettings) -> None:
     await by_hand.produce(
         settings, "t", bodies(b"text", b"\xff\x00"), key="k", tags="A", properties={"unit": "kelvin"}
