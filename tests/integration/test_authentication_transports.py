@@ -12,7 +12,7 @@ import pytest
 import uvloop
 from certificates import make_certificate, make_root
 from fake_gateway import RawClient, ScriptedGateway, connect_packet
-from mqtt_transports import TRANSPORTS, Files, Transport, make_files, usable
+from mqtt_transports import Transport
 from scram_client import AGAIN, ScramClient, auth, prove, scram_connect
 
 from iotmq.config.config import config_from_table
@@ -21,7 +21,6 @@ from iotmq.mqtt_front.access.scram import make_verifier
 from iotmq.mqtt_front.access.users_file import write_users
 from iotmq.mqtt_front.server import MqttFront
 from iotmq.mqtt_front.settings.authentication import AuthenticationSettings
-from iotmq.mqtt_front.settings.mqtt import MqttSettings
 
 ACCEPTED = (packets.CONNACK << 4, b"\0\0")
 
@@ -29,16 +28,6 @@ ACCEPTED = (packets.CONNACK << 4, b"\0\0")
 @pytest.fixture
 def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
     return uvloop.EventLoopPolicy()
-
-
-@pytest.fixture(params=TRANSPORTS, ids=lambda transport: transport.name)
-def transport(request: pytest.FixtureRequest) -> Transport:
-    return usable(request.param)
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Files | None:
-    return make_files(tmp_path_factory)
 
 
 @pytest.fixture
@@ -49,16 +38,10 @@ def users(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def front(transport: Transport, files: Files | None, users: Path) -> AsyncIterator[MqttFront]:
-    settings = MqttSettings(
-        listen_port=0,
-        authentication=AuthenticationSettings(users_file=str(users)),
-        **transport.settings(files),
-    )
-    front = MqttFront(settings, ScriptedGateway())
-    await front.start()
-    yield front
-    await front.stop()
+async def front(transport: Transport, users: Path) -> AsyncIterator[MqttFront]:
+    authentication = AuthenticationSettings(users_file=str(users))
+    async with transport.front(ScriptedGateway(), authentication=authentication) as front:
+        yield front
 
 
 def users_of(front: MqttFront) -> list[str | None]:
@@ -66,16 +49,13 @@ def users_of(front: MqttFront) -> list[str | None]:
     return [device.user for device in front._parts.sessions.devices()]
 
 
-async def test_passwords_and_exchanges(transport: Transport, files: Files | None, front: MqttFront) -> None:
-    async def dial() -> RawClient:
-        return await transport.dial(transport.port(front), files)
-
-    client = await dial()
+async def test_passwords_and_exchanges(transport: Transport, front: MqttFront) -> None:
+    client = await transport.dial(front)
     # What comes behind the CONNECT waits for its password.
     client.send(connect_packet("a", user_name="pump", password=b"pmup") + packets.PINGREQ_PACKET)
     assert await client.packet() == ACCEPTED
     assert await client.packet() == (packets.PINGRESP << 4, b"")
-    other, scram = await dial(), ScramClient("pump", "pmup")
+    other, scram = await transport.dial(front), ScramClient("pump", "pmup")
     other.send(scram_connect(scram, "b"))
     kind, code, told = await prove(other, scram)
     assert (kind, code) == (packets.CONNACK, 0)
@@ -89,7 +69,7 @@ async def test_passwords_and_exchanges(transport: Transport, files: Files | None
         connect_packet("c"),
         connect_packet("c", user_name="pump", password=b"wrong", protocol_level=5),
     ):
-        third = await dial()
+        third = await transport.dial(front)
         third.send(refused)
         first, body = await third.packet()
         assert first == packets.CONNACK << 4

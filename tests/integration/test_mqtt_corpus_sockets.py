@@ -17,12 +17,11 @@ from fake_gateway import RawClient, ScriptedGateway
 from mqtt_cases import VERSIONS, Version, check_told
 from mqtt_core import feed
 from mqtt_corpus import CONNECT, Case
-from mqtt_transports import TRANSPORTS, Files, Transport, make_files, usable
+from mqtt_transports import Transport
 
 from iotmq.limits import MQTT_PACKET_BYTES_MAX
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt_front.server import MqttFront
-from iotmq.mqtt_front.settings.mqtt import MqttSettings
 
 CONNECTIONS_AT_ONCE = 32
 # Of what is made from tables every nth, where not everything is sent.
@@ -34,32 +33,20 @@ def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
     return uvloop.EventLoopPolicy()
 
 
-@pytest.fixture(params=TRANSPORTS, ids=lambda transport: transport.name)
-def transport(request: pytest.FixtureRequest) -> Transport:
-    return usable(request.param)
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Files | None:
-    return make_files(tmp_path_factory)
-
-
 @pytest.fixture
-async def front(transport: Transport, files: Files | None) -> AsyncIterator[MqttFront]:
+async def front(transport: Transport) -> AsyncIterator[MqttFront]:
     gateway = ScriptedGateway()
     gateway.automatic = 0
-    front = MqttFront(MqttSettings(listen_port=0, **transport.settings(files)), gateway)
-    await front.start()
-    yield front
-    await front.stop()
+    async with transport.front(gateway) as front:
+        yield front
 
 
 Dial = Callable[[], Awaitable[RawClient]]
 
 
 @pytest.fixture
-def dial(transport: Transport, front: MqttFront, files: Files | None) -> Dial:
-    return lambda: transport.dial(transport.port(front), files)
+def dial(transport: Transport, front: MqttFront) -> Dial:
+    return lambda: transport.dial(front)
 
 
 class Run:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import shutil
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from certificates import Certificate, make_certificate, make_root
-from fake_gateway import RawClient
+from fake_gateway import RawClient, ScriptedGateway
 from websocket_peer import WebSocketPeer
 
 from iotmq.mqtt_front.server import MqttFront
 from iotmq.mqtt_front.settings.listeners import ENCRYPTED_TRANSPORTS, CertificateSettings, ListenerSettings
+from iotmq.mqtt_front.settings.mqtt import MqttSettings
 
 
 class Files(NamedTuple):
@@ -37,34 +39,37 @@ class Transport(NamedTuple):
     """A kind of listener, and how a client gets through it."""
 
     name: str
-    dial: Callable[[int, Any], Awaitable[RawClient]]
+    connect: Callable[[int, Any], Awaitable[RawClient]]
+    files: Files | None = None
 
     @property
     def is_encrypted(self) -> bool:
         return self.name in ENCRYPTED_TRANSPORTS
 
-    def settings(self, files: Files | None) -> dict[str, Any]:
-        """Those of the front end that open it."""
+    @asynccontextmanager
+    async def front(self, gateway: ScriptedGateway, **settings: Any) -> AsyncIterator[MqttFront]:
+        """A front end that has such a listener."""
+        front = MqttFront(MqttSettings(listen_port=0, listeners=self._listeners(), **settings), gateway)
+        await front.start()
+        try:
+            yield front
+        finally:
+            await front.stop()
+
+    def _listeners(self) -> tuple[ListenerSettings, ...]:
         if self.name == "tcp":
-            return {}
+            return ()
         certificates: tuple[CertificateSettings, ...] = ()
         if self.is_encrypted:
-            assert files is not None
-            shown = files.server
+            assert self.files is not None
+            shown = self.files.server
             certificates = (CertificateSettings(certificate_file=shown.certificate, key_file=shown.key),)
-        listener = ListenerSettings(name="other", transport=self.name, certificates=certificates)  # type: ignore[arg-type]
-        return {"listeners": (listener,)}
+        return (ListenerSettings(name="other", transport=self.name, certificates=certificates),)  # type: ignore[arg-type]
 
-    def port(self, front: MqttFront) -> int:
-        """Where it listens."""
-        return front.port if self.name == "tcp" else int(front.addresses["other"].rpartition(":")[2])
-
-
-def usable(transport: Transport) -> Transport:
-    """The same; a test that needs certificates is skipped where nothing can make them."""
-    if transport.is_encrypted and shutil.which("openssl") is None:
-        pytest.skip("the openssl command is not there")
-    return transport
+    async def dial(self, front: MqttFront) -> RawClient:
+        """A new connection to that listener."""
+        port = front.port if self.name == "tcp" else int(front.addresses["other"].rpartition(":")[2])
+        return await self.connect(port, self.files)
 
 
 async def _websocket(port: int, tls: ssl.SSLContext | None = None) -> RawClient:
