@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 from eventually import soon
 from fake_gateway import RawClient, ScriptedGateway, connect_packet
-from front_site import tick_quickly
 from scram_client import ScramClient, answer, auth, scram_connect
-from users_site import REFUSED, WAY, Site, file_of_all, line_of, running
+from users_site import REFUSED, WAY, Site, line_of, running
 
 from iotmq import limits
 from iotmq.config.config import config_from_table
@@ -29,27 +27,6 @@ from iotmq.mqtt_front.access.users_file import write_users
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.connection.peer import Peer
 from iotmq.mqtt_front.server import MqttFront
-
-
-@pytest.fixture
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy()
-
-
-@pytest.fixture(autouse=True)
-def quick_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
-    tick_quickly(monkeypatch)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return file_of_all(tmp_path)
-
-
-@pytest.fixture
-async def site(path: Path) -> AsyncIterator[Site]:
-    async with running(path) as site:
-        yield site
 
 
 class Gate:

@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import uvloop
 from eventually import soon
 from fake_gateway import RawClient, connect_packet
-from front_site import tick_quickly
 from scram_client import AGAIN, METHOD, ScramClient, answer, auth, prove, scram_connect
-from users_site import REFUSED, USERS, WAY, Site, file_of_all, line_of, running
+from users_site import REFUSED, USERS, WAY, Site, line_of, running
 
 from iotmq import limits
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.codec.packets import Will
 from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties
 from iotmq.mqtt_front.access.users_file import write_users
-
-
-@pytest.fixture
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy()
-
-
-@pytest.fixture(autouse=True)
-def quick_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
-    tick_quickly(monkeypatch)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return file_of_all(tmp_path)
-
-
-@pytest.fixture
-async def site(path: Path) -> AsyncIterator[Site]:
-    async with running(path) as site:
-        yield site
 
 
 async def connected(site: Site, user: str = "pump") -> tuple[RawClient, ScramClient]:

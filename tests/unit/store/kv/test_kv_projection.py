@@ -323,41 +323,51 @@ def test_after_a_full_disk_it_goes_on_by_itself(
     store.close()
 
 
-def test_after_a_full_disk_it_goes_on_without_another_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing is appended before something was deleted, and nothing deleted before this is on the disk."""
+# More than `files_end_at(4096)` lets a database write.
+NAMES = [b"%032x" % hash_ for hash_ in random.Random(1).sample(range(1 << 60), 200)]
+
+
+@pytest.fixture
+def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Store, KeyValueProjection]]:
+    """A store of NAMES; in the end they must be in the database."""
     monkeypatch.setattr(kv_projection, "REOPEN_S", 0.0)
     store = open_small(tmp_path, segment_bytes=1 << 20, allocation_step_bytes=1 << 18)
     projection = bodies(store.key_values())
     store.add_projection(projection)
-    names = [b"%032x" % hash_ for hash_ in random.Random(1).sample(range(1 << 60), 200)]
-    put(store, "T", 0, *names)
-    with files_end_at(4096), pytest.raises(StoreFullError):
-        projection.sync()
-    assert projection.durable_position < store.confirmed_position
-    with pytest.raises(StoreError, match="goes on from"):
-        projection.begin_sync()
-    store.retain()
-    assert projection.applied_position == store.confirmed_position
-    projection.begin_sync()
-    projection.sync()
-    assert projection.durable_position == store.confirmed_position
-    assert set(stored(projection)) == {*names}
+    put(store, "T", 0, *NAMES)
+    yield store, projection
+    assert set(stored(projection)) == {*NAMES}
     assert store.check() == []
     store.close()
 
 
+def retain_after_refusal(store: Store, projection: KeyValueProjection) -> None:
+    """A write was refused; the projection goes on when the store deletes."""
+    assert projection.durable_position < store.confirmed_position
+    with pytest.raises(StoreError, match="goes on from"):
+        projection.begin_sync()
+    store.retain()
+
+
+def test_after_a_full_disk_it_goes_on_without_another_record(
+    filled: tuple[Store, KeyValueProjection],
+) -> None:
+    """Nothing is appended before something was deleted, and nothing deleted before this is on the disk."""
+    store, projection = filled
+    with files_end_at(4096), pytest.raises(StoreFullError):
+        projection.sync()
+    retain_after_refusal(store, projection)
+    assert projection.applied_position == store.confirmed_position
+    projection.begin_sync()
+    projection.sync()
+    assert projection.durable_position == store.confirmed_position
+
+
 def test_a_flush_that_fails_with_nobody_waiting_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    filled: tuple[Store, KeyValueProjection],
 ) -> None:
     """Otherwise it would count as under way for ever, and with it all that may be deleted after it."""
-    monkeypatch.setattr(kv_projection, "REOPEN_S", 0.0)
-    store = open_small(tmp_path, segment_bytes=1 << 20, allocation_step_bytes=1 << 18)
-    projection = bodies(store.key_values())
-    store.add_projection(projection)
-    names = [b"%032x" % hash_ for hash_ in random.Random(1).sample(range(1 << 60), 200)]
-    put(store, "T", 0, *names)
+    store, projection = filled
     with files_end_at(4096):
         projection.begin_sync()
 
@@ -369,10 +379,7 @@ def test_a_flush_that_fails_with_nobody_waiting_is_noticed(
             return False
 
         eventually(is_refused, "the flush has failed")
-    assert projection.durable_position < store.confirmed_position
-    with pytest.raises(StoreError, match="goes on from"):
-        projection.begin_sync()
-    store.retain()
+    retain_after_refusal(store, projection)
     projection.begin_sync()
 
     def is_durable() -> bool:
@@ -380,9 +387,6 @@ def test_a_flush_that_fails_with_nobody_waiting_is_noticed(
         return projection.durable_position == store.confirmed_position
 
     eventually(is_durable, "it is on the disk")
-    assert set(stored(projection)) == {*names}
-    assert store.check() == []
-    store.close()
 
 
 def test_a_closed_database_says_so(tmp_path: Path) -> None:

@@ -16,6 +16,27 @@ from iotmq.store.queues.reads import ReadStatus
 from iotmq.store.store import Store
 
 
+def open_expiring(directory: Path, clock: ManualClock) -> Store:
+    """A store that deletes without delay or pause all that is an hour old."""
+    return open_small(
+        directory,
+        clock=clock,
+        retention_delay_ms=0,
+        retention_hours=1,
+        delete_pause_ms=0,
+        delete_files_max=1000,
+    )
+
+
+def expire(store: Store, clock: ManualClock) -> None:
+    """Let all that is stored expire but one more record of U."""
+    clock.advance(7_200)
+    put(store, "U", 0, b"last")
+    wait_flushed(store)
+    wait_allocated(store)
+    store.delete_expired()
+
+
 def read_status(store: Store, topic: str, queue_id: int, offset: int) -> ReadStatus:
     queue = store.find_queue(topic, queue_id)
     return store.read(queue, offset, records_max=10, bytes_max=1 << 20).status
@@ -82,25 +103,14 @@ def test_hiding_again_after_a_start_gives_the_same_queue(tmp_path: Path, is_rebu
 
 def test_queues_are_forgotten_when_the_log_has_nothing_of_them_and_begin_at_0_again(tmp_path: Path) -> None:
     clock = ManualClock()
-    store = open_small(
-        tmp_path,
-        clock=clock,
-        retention_delay_ms=0,
-        retention_hours=1,
-        delete_pause_ms=0,
-        delete_files_max=1000,
-    )
+    store = open_expiring(tmp_path, clock)
     put(store, "T", 0, b"old")
     put(store, "T", 3, b"old")
     store.hide_topics({"T": store.appended_position})
     assert store.remove_queues({"T"}) == set()
     for _ in range(40):
         put(store, "U", 0, *(b"x" * 1_500 for _ in range(4)))
-    clock.advance(7_200)
-    put(store, "U", 0, b"last")
-    wait_flushed(store)
-    wait_allocated(store)
-    store.delete_expired()
+    expire(store, clock)
     assert store._trimmer.remover.wait_idle(20.0)
     store.retain()
     assert store.remove_queues({"T"}) == {"T"}
@@ -186,24 +196,13 @@ def test_hidden_records_are_not_found_by_key(tmp_path: Path) -> None:
 def test_queues_stay_until_the_files_of_their_records_are_gone_for_good(tmp_path: Path) -> None:
     """A crash before that takes the log's start back, and the records would have no queue."""
     clock = ManualClock()
-    store = open_small(
-        tmp_path,
-        clock=clock,
-        retention_delay_ms=0,
-        retention_hours=1,
-        delete_pause_ms=0,
-        delete_files_max=1000,
-    )
+    store = open_expiring(tmp_path, clock)
     remover = store._trimmer.remover = SteppedRemover(store.min_position, pause_s=0)
     put(store, "T", 0, b"old")
     store.hide_topics({"T": store.appended_position})
     for _ in range(10):
         put(store, "U", 0, *(b"x" * 1_500 for _ in range(4)))
-    clock.advance(7_200)
-    put(store, "U", 0, b"last")
-    wait_flushed(store)
-    wait_allocated(store)
-    store.delete_expired()
+    expire(store, clock)
     assert store.min_position > store.gone_position == 0
     assert store.remove_queues({"T"}) == set()
     remover.step(100)
