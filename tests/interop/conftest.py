@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from gateway_process import GatewayProcess
+from java_process import JavaProcesses, RunMqadmin, java_processes, mqadmin_of
 
 
 @pytest.fixture(scope="module")
@@ -20,3 +21,14 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess
         "broker.transaction_checks_max=100",
     ) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def javas(gateway: GatewayProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaProcesses]:
+    with java_processes(tmp_path_factory.mktemp("java"), gateway.registry) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def mqadmin(javas: JavaProcesses) -> RunMqadmin:
+    return mqadmin_of(javas)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from eventually import eventually
 from gateway_process import GatewayProcess
-from java_process import JavaProcesses, java_marks, java_processes, mqadmin_of
+from java_process import JavaProcesses, RunMqadmin, java_marks
 
 from iotmq.client import (
     ClientSettings,
@@ -27,26 +27,6 @@ from iotmq.client.admin.admin import Admin
 TOPIC = "AdminTopic"
 
 pytestmark = java_marks
-
-Run = Callable[..., str]
-
-
-@pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    with GatewayProcess(tmp_path_factory.mktemp("gateway") / "data") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def javas(gateway: GatewayProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaProcesses]:
-    with java_processes(tmp_path_factory.mktemp("java"), gateway.registry) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def mqadmin(javas: JavaProcesses) -> Run:
-    """Runs one command; what it prints."""
-    return mqadmin_of(javas)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +66,7 @@ def rows(printed: str, first_word: str) -> list[list[str]]:
     return [line.split() for line in printed.splitlines() if line.split()[:1] == [first_word]]
 
 
-def test_the_cluster_is_listed(gateway: GatewayProcess, mqadmin: Run, sent: list[SendResult]) -> None:
+def test_the_cluster_is_listed(gateway: GatewayProcess, mqadmin: RunMqadmin, sent: list[SendResult]) -> None:
     (row,) = rows(mqadmin("clusterList"), "DefaultCluster")
     assert row[1:4] == ["broker-a", "0", f"127.0.0.1:{gateway.ports['broker']}"]
     assert row[4:6][0] == "iotmq"
@@ -94,14 +74,14 @@ def test_the_cluster_is_listed(gateway: GatewayProcess, mqadmin: Run, sent: list
     assert int(totals[4]) >= 10
 
 
-def test_a_topic_shows_its_queues(mqadmin: Run, sent: list[SendResult]) -> None:
+def test_a_topic_shows_its_queues(mqadmin: RunMqadmin, sent: list[SendResult]) -> None:
     table = rows(mqadmin("topicStatus", "-t", TOPIC), "broker-a")
     assert [(row[1], row[2]) for row in table] == [("0", "0"), ("1", "0")]
     assert sum(int(row[3]) for row in table) == 10
     assert TOPIC in mqadmin("topicList")
 
 
-def test_a_group_shows_how_far_it_is(mqadmin: Run, consumed: list[ReceivedMessage]) -> None:
+def test_a_group_shows_how_far_it_is(mqadmin: RunMqadmin, consumed: list[ReceivedMessage]) -> None:
     table = rows(mqadmin("consumerProgress", "-g", "billing"), TOPIC)
     assert [(row[1], row[5]) for row in table] == [("broker-a", "0"), ("broker-a", "0")]
     assert sum(int(row[4]) for row in table) == 10
@@ -110,7 +90,7 @@ def test_a_group_shows_how_far_it_is(mqadmin: Run, consumed: list[ReceivedMessag
 
 
 def test_connections_are_shown(
-    gateway: GatewayProcess, mqadmin: Run, consumed: list[ReceivedMessage]
+    gateway: GatewayProcess, mqadmin: RunMqadmin, consumed: list[ReceivedMessage]
 ) -> None:
     printed = mqadmin("consumerConnection", "-g", "billing")
     (row,) = rows(printed, "native-consumer")
@@ -119,7 +99,7 @@ def test_connections_are_shown(
     assert "CONSUME_FROM_FIRST_OFFSET" in printed
 
 
-def test_producers_are_shown(gateway: GatewayProcess, mqadmin: Run, client: SyncClient) -> None:
+def test_producers_are_shown(gateway: GatewayProcess, mqadmin: RunMqadmin, client: SyncClient) -> None:
     with SyncProducer(client, "live-producers") as producer:
         producer.send(Message("Other", b"x"))
         assert "native-consumer" in mqadmin("producerConnection", "-g", "live-producers", "-t", "Other")
@@ -128,7 +108,7 @@ def test_producers_are_shown(gateway: GatewayProcess, mqadmin: Run, client: Sync
 
 
 def test_a_message_is_found_every_way_and_followed(
-    mqadmin: Run, sent: list[SendResult], consumed: list[ReceivedMessage]
+    mqadmin: RunMqadmin, sent: list[SendResult], consumed: list[ReceivedMessage]
 ) -> None:
     result = sent[3]
     (offset_id,) = result.offset_message_ids
@@ -148,7 +128,9 @@ def test_a_message_is_found_every_way_and_followed(
     assert {row.message_id for row in sent} == set(re.findall(r"^[0-9A-F]{32}", by_key, re.M))
 
 
-def test_a_broker_says_what_it_does(gateway: GatewayProcess, mqadmin: Run, sent: list[SendResult]) -> None:
+def test_a_broker_says_what_it_does(
+    gateway: GatewayProcess, mqadmin: RunMqadmin, sent: list[SendResult]
+) -> None:
     printed = mqadmin("brokerStatus", "-b", f"127.0.0.1:{gateway.ports['broker']}")
     values = dict(re.findall(r"^(\S+)\s*: (.*)$", printed, re.M))
     assert int(values["putMessageTimesTotal"]) >= 10
@@ -156,7 +138,7 @@ def test_a_broker_says_what_it_does(gateway: GatewayProcess, mqadmin: Run, sent:
     assert len(values["putTps"].split()) == 3
 
 
-def test_statistics_of_all_topics(mqadmin: Run, consumed: list[ReceivedMessage]) -> None:
+def test_statistics_of_all_topics(mqadmin: RunMqadmin, consumed: list[ReceivedMessage]) -> None:
     (row,) = rows(mqadmin("statsAll", "-t", TOPIC), TOPIC)
     # Topic, group, behind, in and out each second, in and out of a day.
     assert (row[1], row[2], row[5], row[6]) == ("billing", "0", "10", "10")
@@ -165,7 +147,7 @@ def test_statistics_of_all_topics(mqadmin: Run, consumed: list[ReceivedMessage])
 
 
 def test_how_far_all_groups_are(
-    gateway: GatewayProcess, mqadmin: Run, consumed: list[ReceivedMessage]
+    gateway: GatewayProcess, mqadmin: RunMqadmin, consumed: list[ReceivedMessage]
 ) -> None:
     printed = mqadmin("brokerConsumeStats", "-b", f"127.0.0.1:{gateway.ports['broker']}")
     table = rows(printed, TOPIC)
@@ -174,7 +156,7 @@ def test_how_far_all_groups_are(
 
 
 def test_the_entries_of_a_queue(
-    gateway: GatewayProcess, mqadmin: Run, sent: list[SendResult], consumed: list[ReceivedMessage]
+    gateway: GatewayProcess, mqadmin: RunMqadmin, sent: list[SendResult], consumed: list[ReceivedMessage]
 ) -> None:
     printed = mqadmin(
         "queryCq", "-t", TOPIC, "-q", "0", "-i", "0", "-c", "2",
@@ -184,7 +166,9 @@ def test_the_entries_of_a_queue(
     assert "eval=true" in printed
 
 
-def test_a_consumer_of_ours_says_what_it_is_doing(mqadmin: Run, consumed: list[ReceivedMessage]) -> None:
+def test_a_consumer_of_ours_says_what_it_is_doing(
+    mqadmin: RunMqadmin, consumed: list[ReceivedMessage]
+) -> None:
     printed = mqadmin("consumerStatus", "-g", "billing", "-i", "native-consumer", "-s")
     assert re.search(r"PROP_CONSUME_TYPE\s*: CONSUME_PASSIVELY", printed)
     assert len(rows(printed, TOPIC)) >= 4
@@ -192,7 +176,7 @@ def test_a_consumer_of_ours_says_what_it_is_doing(mqadmin: Run, consumed: list[R
 
 
 def test_a_consumer_of_ours_tries_one_message(
-    mqadmin: Run, sent: list[SendResult], consumed: list[ReceivedMessage]
+    mqadmin: RunMqadmin, sent: list[SendResult], consumed: list[ReceivedMessage]
 ) -> None:
     before = len(consumed)
     printed = mqadmin(
@@ -203,7 +187,7 @@ def test_a_consumer_of_ours_tries_one_message(
 
 
 def test_a_java_consumer_is_asked_through_the_broker(
-    javas: JavaProcesses, mqadmin: Run, client: SyncClient, sent: list[SendResult]
+    javas: JavaProcesses, mqadmin: RunMqadmin, client: SyncClient, sent: list[SendResult]
 ) -> None:
     java = javas.start("JavaClient")
     java.call("push", group="java-billing", topic=TOPIC)
@@ -239,7 +223,9 @@ def test_a_java_consumer_is_asked_through_the_broker(
     assert tried.consume_result == "CR_SUCCESS"
 
 
-def test_a_trace_of_clients_is_found_by_the_id_of_its_message(mqadmin: Run, client: SyncClient) -> None:
+def test_a_trace_of_clients_is_found_by_the_id_of_its_message(
+    mqadmin: RunMqadmin, client: SyncClient
+) -> None:
     """As the Java client writes it, which traces itself when it is told to."""
     fields = (
         "Pub", "1700000000000", "DefaultRegion", "traced-group", TOPIC, "7F0000010000", "A", "k1",
@@ -258,7 +244,7 @@ def test_a_trace_of_clients_is_found_by_the_id_of_its_message(mqadmin: Run, clie
     [("exportConfigs", "configs"), ("exportMetadata", "metadata"), ("exportMetrics", "metrics")],
 )
 def test_what_the_tool_exports_is_there(
-    mqadmin: Run, sent: list[SendResult], tmp_path: Path, command: str, name: str
+    mqadmin: RunMqadmin, sent: list[SendResult], tmp_path: Path, command: str, name: str
 ) -> None:
     assert "success" in mqadmin(command, "-c", "DefaultCluster", "-f", str(tmp_path))
     text = (tmp_path / f"{name}.json").read_text()

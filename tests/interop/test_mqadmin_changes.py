@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 from eventually import eventually
 from gateway_process import GatewayProcess
-from java_process import java_marks, java_processes, mqadmin_of
+from java_process import JavaProcesses, RunMqadmin, java_marks
 
 from iotmq.client import (
     ClientSettings,
@@ -29,25 +28,10 @@ CLUSTER = "DefaultCluster"
 
 pytestmark = java_marks
 
-Run = Callable[..., str]
-
-
-@pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    with GatewayProcess(tmp_path_factory.mktemp("gateway") / "data") as running:
-        yield running
-
 
 @pytest.fixture(scope="module")
 def address(gateway: GatewayProcess) -> str:
     return f"127.0.0.1:{gateway.ports['broker']}"
-
-
-@pytest.fixture(scope="module")
-def mqadmin(gateway: GatewayProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Runs one command; what it prints."""
-    with java_processes(tmp_path_factory.mktemp("mqadmin"), gateway.registry) as javas:
-        yield mqadmin_of(javas)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +53,7 @@ def send(client: SyncClient, topic: str, *bodies: bytes) -> None:
 
 
 def test_a_topic_is_made_changed_and_deleted(
-    mqadmin: Run, client: SyncClient, admin: Admin, address: str
+    mqadmin: RunMqadmin, client: SyncClient, admin: Admin, address: str
 ) -> None:
     mqadmin("updateTopic", "-c", CLUSTER, "-t", "T1", "-r", "4", "-w", "2")
     eventually(lambda: "T1" in client.run(admin.topics()), "the registry has it")
@@ -88,7 +72,7 @@ def test_a_topic_is_made_changed_and_deleted(
 
 
 def test_an_ordered_topic_has_its_order_in_the_registry(
-    mqadmin: Run, client: SyncClient, admin: Admin
+    mqadmin: RunMqadmin, client: SyncClient, admin: Admin
 ) -> None:
     mqadmin("updateTopic", "-c", CLUSTER, "-t", "Ordered", "-r", "2", "-w", "2", "-o", "true")
     assert client.run(admin.changes.value("ORDER_TOPIC_CONFIG", "Ordered")) == "broker-a:2"
@@ -99,7 +83,7 @@ def test_an_ordered_topic_has_its_order_in_the_registry(
 
 
 def test_a_group_is_made_and_deleted_with_its_offsets(
-    mqadmin: Run, client: SyncClient, admin: Admin, address: str
+    mqadmin: RunMqadmin, client: SyncClient, admin: Admin, address: str
 ) -> None:
     SyncAdmin(client).create_topic("T2", queues=1)
     mqadmin("updateSubGroup", "-b", address, "-g", "made", "-r", "5")
@@ -112,7 +96,9 @@ def test_a_group_is_made_and_deleted_with_its_offsets(
     assert client.run(admin.group_offsets("made", "T2"))[queue] in (None, 0)
 
 
-def test_a_group_without_members_is_moved_and_cloned(mqadmin: Run, client: SyncClient, admin: Admin) -> None:
+def test_a_group_without_members_is_moved_and_cloned(
+    mqadmin: RunMqadmin, client: SyncClient, admin: Admin
+) -> None:
     SyncAdmin(client).create_topic("T3", queues=1)
     send(client, "T3", b"a", b"b", b"c")
     queue = MessageQueue("T3", "broker-a", 0)
@@ -126,7 +112,7 @@ def test_a_group_without_members_is_moved_and_cloned(mqadmin: Run, client: SyncC
     assert client.run(admin.group_offsets("cloned", "T3"))[queue] == 2
 
 
-def test_a_live_group_is_moved_and_skips(mqadmin: Run, client: SyncClient, admin: Admin) -> None:
+def test_a_live_group_is_moved_and_skips(mqadmin: RunMqadmin, client: SyncClient, admin: Admin) -> None:
     SyncAdmin(client).create_topic("T4", queues=1)
     begun_ms = int(time.time() * 1000) - 60_000
     send(client, "T4", b"a", b"b")
@@ -156,30 +142,29 @@ def test_a_live_group_is_moved_and_skips(mqadmin: Run, client: SyncClient, admin
 
 
 def test_a_java_consumer_goes_where_it_is_told(
-    gateway: GatewayProcess, mqadmin: Run, client: SyncClient, admin: Admin, tmp_path: Path
+    javas: JavaProcesses, mqadmin: RunMqadmin, client: SyncClient, admin: Admin
 ) -> None:
     SyncAdmin(client).create_topic("T6", queues=2)
     send(client, "T6", b"a", b"b", b"c")
-    with java_processes(tmp_path, gateway.registry) as javas:
-        consumer = javas.start("JavaClient")
-        consumer.call("push", group="java-moved", topic="T6")
-        consumer.wait_for("message", 3)
-        eventually(
-            lambda: (
-                len(client.run(admin.groups.progress("java-moved", "T6")).queues) == 2
-                and client.run(admin.groups.progress("java-moved", "T6")).behind == 0
-            ),
-            "it has said that it consumed them",
-            within_s=30,
-        )
-        mqadmin("resetOffsetByTime", "-g", "java-moved", "-t", "T6", "-s", "0")
-        # The client drops what it has, waits ten seconds for what is under way, and commits.
-        got = consumer.wait_for("message", 6, within_s=60)
-        assert sorted(line["body"] for line in got) == ["a", "a", "b", "b", "c", "c"]
+    consumer = javas.start("JavaClient")
+    consumer.call("push", group="java-moved", topic="T6")
+    consumer.wait_for("message", 3)
+    eventually(
+        lambda: (
+            len(client.run(admin.groups.progress("java-moved", "T6")).queues) == 2
+            and client.run(admin.groups.progress("java-moved", "T6")).behind == 0
+        ),
+        "it has said that it consumed them",
+        within_s=30,
+    )
+    mqadmin("resetOffsetByTime", "-g", "java-moved", "-t", "T6", "-s", "0")
+    # The client drops what it has, waits ten seconds for what is under way, and commits.
+    got = consumer.wait_for("message", 6, within_s=60)
+    assert sorted(line["body"] for line in got) == ["a", "a", "b", "b", "c", "c"]
 
 
 def test_settings_of_a_broker_are_shown_and_changed(
-    mqadmin: Run, client: SyncClient, admin: Admin, address: str
+    mqadmin: RunMqadmin, client: SyncClient, admin: Admin, address: str
 ) -> None:
     printed = mqadmin("getBrokerConfig", "-b", address)
     assert "brokerName" in printed
@@ -194,14 +179,14 @@ def test_settings_of_a_broker_are_shown_and_changed(
 
 
 def test_a_setting_that_may_not_change_is_refused_with_a_reason(
-    gateway: GatewayProcess, mqadmin: Run, address: str
+    gateway: GatewayProcess, mqadmin: RunMqadmin, address: str
 ) -> None:
     with pytest.raises(AssertionError, match="cannot change while the broker runs"):
         mqadmin("updateBrokerConfig", "-b", address, "-k", "listenPort", "-v", "1")
 
 
 def test_write_permission_is_wiped_and_added(
-    gateway: GatewayProcess, mqadmin: Run, client: SyncClient, admin: Admin
+    gateway: GatewayProcess, mqadmin: RunMqadmin, client: SyncClient, admin: Admin
 ) -> None:
     SyncAdmin(client).create_topic("T5", queues=1)
     printed = mqadmin("wipeWritePerm", "-b", "broker-a", "-n", gateway.registry)
@@ -212,7 +197,9 @@ def test_write_permission_is_wiped_and_added(
     assert client.run(admin.configurations.route("T5"))[0].perm == 6
 
 
-def test_registries_keep_values_and_change_settings(mqadmin: Run, client: SyncClient, admin: Admin) -> None:
+def test_registries_keep_values_and_change_settings(
+    mqadmin: RunMqadmin, client: SyncClient, admin: Admin
+) -> None:
     mqadmin("updateKvConfig", "-s", "N", "-k", "k", "-v", "v")
     assert client.run(admin.changes.value("N", "k")) == "v"
     mqadmin("deleteKvConfig", "-s", "N", "-k", "k")
@@ -221,6 +208,6 @@ def test_registries_keep_values_and_change_settings(mqadmin: Run, client: SyncCl
     assert "99.0" in mqadmin("getNamesrvConfig")
 
 
-def test_what_is_left_over_is_cleaned(mqadmin: Run, address: str) -> None:
+def test_what_is_left_over_is_cleaned(mqadmin: RunMqadmin, address: str) -> None:
     for command in ("cleanUnusedTopic", "cleanExpiredCQ", "deleteExpiredCommitLog"):
         assert "success" in mqadmin(command, "-b", address)

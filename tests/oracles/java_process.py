@@ -69,7 +69,10 @@ def java_processes(directory: Path, registry: str, *, tools_yml: str = "") -> It
         yield JavaProcesses(stack, directory, registry, tools_yml=tools_yml)
 
 
-def mqadmin_of(javas: JavaProcesses) -> Callable[..., str]:
+RunMqadmin = Callable[..., str]
+
+
+def mqadmin_of(javas: JavaProcesses) -> RunMqadmin:
     """Runs one command of mqadmin, given as words; what it prints."""
     client = javas.start("MqAdmin")
 
