@@ -286,12 +286,17 @@ async def test_the_broker_is_told_how_far_a_session_came_without_its_end(
     assert await device.receives(1) == [("t", b"new")]
 
 
-@pytest.mark.parametrize(("count", "told"), [(64, [64]), (65, [64, 1]), (150, [64, 64, 22])])
-async def test_the_progress_of_many_sessions_is_told_over_several_turns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, told: list[int]
-) -> None:
+@pytest.fixture
+async def quiet_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MqttSite]:
+    """One front end that does not tell progress by itself."""
     monkeypatch.setattr(session_reports, "PROGRESS_INTERVAL_S", 3600)
-    site = await open_site(tmp_path, "one")
+    made = await open_site(tmp_path, "one")
+    yield made
+    await made.close()
+
+
+def sizes_told(site: MqttSite, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many sessions each call tells the progress of, from now on."""
     sizes: list[int] = []
     progress = site.bench.broker.sessions.progress
 
@@ -299,26 +304,31 @@ async def test_the_progress_of_many_sessions_is_told_over_several_turns(
         sizes.append(len(arguments[1]))
         progress(*arguments)
 
-    try:
-        sender = await publisher(site, "one")
-        devices = [SessionDevice(f"d{number}") for number in range(count)]
-        for device in devices:
-            await device.connect(site.fronts["one"])
-            await device.subscribe((f"dev/{device.client_id}", 1))
-        for device in devices:
-            await sender.publish(f"dev/{device.client_id}", b"x")
-        for device in devices:
-            await device.receives(1)
-        monkeypatch.setattr(site.bench.broker.sessions, "progress", counted)
-        parts = site.fronts["one"].mqtt._parts
-        assert parts is not None
-        assert parts.durable is not None
-        parts.durable.tell_progress()
-        assert sizes == [64]
-        await soon(lambda: sum(sizes) == count, "all are told")
-        assert sizes == told
-    finally:
-        await site.close()
+    monkeypatch.setattr(site.bench.broker.sessions, "progress", counted)
+    return sizes
+
+
+@pytest.mark.parametrize(("count", "told"), [(64, [64]), (65, [64, 1]), (150, [64, 64, 22])])
+async def test_the_progress_of_many_sessions_is_told_over_several_turns(
+    quiet_site: MqttSite, monkeypatch: pytest.MonkeyPatch, count: int, told: list[int]
+) -> None:
+    sender = await publisher(quiet_site, "one")
+    devices = [SessionDevice(f"d{number}") for number in range(count)]
+    for device in devices:
+        await device.connect(quiet_site.fronts["one"])
+        await device.subscribe((f"dev/{device.client_id}", 1))
+    for device in devices:
+        await sender.publish(f"dev/{device.client_id}", b"x")
+    for device in devices:
+        await device.receives(1)
+    sizes = sizes_told(quiet_site, monkeypatch)
+    parts = quiet_site.fronts["one"].mqtt._parts
+    assert parts is not None
+    assert parts.durable is not None
+    parts.durable.tell_progress()
+    assert sizes == [64]
+    await soon(lambda: sum(sizes) == count, "all are told")
+    assert sizes == told
 
 
 async def test_a_session_of_many_filters_that_comes_back_reads_some_of_them_in_each_turn(
@@ -366,34 +376,22 @@ async def test_a_session_of_many_filters_that_comes_back_reads_some_of_them_in_e
 
 @pytest.mark.parametrize(("count", "told"), [(256, [256]), (257, [256, 1])])
 async def test_a_message_of_qos_2_for_very_many_sessions_waits_for_them_over_several_turns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, told: list[int]
+    quiet_site: MqttSite, monkeypatch: pytest.MonkeyPatch, count: int, told: list[int]
 ) -> None:
-    monkeypatch.setattr(session_reports, "PROGRESS_INTERVAL_S", 3600)
-    site = await open_site(tmp_path, "one")
-    sizes: list[int] = []
-    progress = site.bench.broker.sessions.progress
-
-    def counted(*arguments: Any) -> None:
-        sizes.append(len(arguments[1]))
-        progress(*arguments)
-
-    try:
-        sender = await publisher(site, "one")
-        devices = [SessionDevice(f"d{number}") for number in range(count)]
-        for device in devices:
-            await device.connect(site.fronts["one"])
-            device.is_acknowledging = False
-            await device.subscribe(("all", 2))
-        parts = site.fronts["one"].mqtt._parts
-        assert parts is not None
-        kept = [device.session for device in parts.sessions.devices() if device.session is not None]
-        await soon(lambda: not any(session.behind_count for session in kept), "all are up to date")
-        monkeypatch.setattr(site.bench.broker.sessions, "progress", counted)
-        await sender.publish("all", b"x", 2)
-        await soon(lambda: all(device.unanswered for device in devices), "all have it")
-        assert sizes == told
-    finally:
-        await site.close()
+    sender = await publisher(quiet_site, "one")
+    devices = [SessionDevice(f"d{number}") for number in range(count)]
+    for device in devices:
+        await device.connect(quiet_site.fronts["one"])
+        device.is_acknowledging = False
+        await device.subscribe(("all", 2))
+    parts = quiet_site.fronts["one"].mqtt._parts
+    assert parts is not None
+    kept = [device.session for device in parts.sessions.devices() if device.session is not None]
+    await soon(lambda: not any(session.behind_count for session in kept), "all are up to date")
+    sizes = sizes_told(quiet_site, monkeypatch)
+    await sender.publish("all", b"x", 2)
+    await soon(lambda: all(device.unanswered for device in devices), "all have it")
+    assert sizes == told
 
 
 async def test_many_devices_on_one_filter_cost_one_entry_a_message(site: MqttSite) -> None:
