@@ -8,15 +8,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from certificates import make_certificate, make_root
 from eventually import soon
+from local_cluster import LocalCluster
 
 from iotmq.bridge.options import parse_options
 from iotmq.bridge.source import open_cluster
-from iotmq.broker.broker import Broker
-from iotmq.broker.registration.advertised_address import resolve_store_host
-from iotmq.broker.settings import BrokerSettings
 from iotmq.client import (
     Admin,
     ClientSettings,
@@ -32,15 +31,11 @@ from iotmq.client import (
 )
 from iotmq.errors import BrokerError, IotmqError, RouteNotFoundError
 from iotmq.front_port.gateway import RemoteGateway
-from iotmq.registry.server import Registry
-from iotmq.registry.settings import RegistrySettings
 from iotmq.remoting.blocking import BlockingConnection
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
 from iotmq.remoting.signature import Credentials
-from iotmq.store.settings import StoreSettings
-from iotmq.store.store import Store
 
 WAIT_S = 20.0
 FILE = """
@@ -54,41 +49,21 @@ PRODUCER = {"access_key": "producer", "secret_key": "12345678"}
 CONSUMER = {"access_key": "consumer", "secret_key": "12345678"}
 
 
-class Site:
+class Site(LocalCluster):
     def __init__(self, directory: Path, *, tls: dict[str, Any] | None = None, **broker: Any) -> None:
-        self.directory = directory
-        self.tls = tls or {}
-        self.broker_settings = broker
-        self.registry = Registry(RegistrySettings(listen_port=0, **self.tls))
-
-    async def start(self) -> None:
-        self.accounts = self.directory / "config" / "plain_acl.yml"
-        self.accounts.parent.mkdir()
-        self.write(FILE)
-        await self.registry.start()
-        self.address = f"127.0.0.1:{self.registry.port}"
-        settings = BrokerSettings(
-            listen_port=0,
-            registries=(self.address,),
+        super().__init__(
+            directory,
+            client={"request_timeout_ms": int(WAIT_S * 1000)},
+            registry=tls,
+            topics=("T",),
             acl_enabled=True,
             acl_reload_interval_s=0.05,
-            **self.tls,
-            **self.broker_settings,
+            **(tls or {}),
+            **broker,
         )
-        self.store = Store.open(
-            self.directory, StoreSettings(segment_bytes=8 << 20), store_host=resolve_store_host(settings)
-        )
-        self.broker = Broker(settings, self.store, directory=self.directory)
-        self.broker.topics.ensure("T", queues=2)
-        await self.broker.start()
-        await self.broker.wait_registered(WAIT_S)
-
-    async def stop(self) -> None:
-        await self.broker.stop()
-        problems = self.store.check()
-        self.store.close()
-        await self.registry.stop()
-        assert problems == []
+        self.accounts = directory / "data" / "config" / "plain_acl.yml"
+        self.accounts.parent.mkdir(parents=True)
+        self.write(FILE)
 
     def write(self, text: str) -> None:
         fresh = self.accounts.with_name("fresh.yml")
@@ -96,13 +71,8 @@ class Site:
         fresh.write_text(text)
         fresh.replace(self.accounts)
 
-    def settings(self, **more: Any) -> ClientSettings:
-        return ClientSettings(
-            registries=(self.address,),
-            request_timeout_ms=int(WAIT_S * 1000),
-            missing_route_refresh_ms=50,
-            **more,
-        )
+    def settings_with(self, **more: Any) -> ClientSettings:
+        return msgspec.structs.replace(self.client_settings, **more)
 
 
 @pytest.fixture
@@ -114,13 +84,13 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
 
 
 async def send(site: Site, body: bytes = b"hello", topic: str = "T", **keys: str) -> None:
-    async with IotmqClient(site.settings(**keys)) as client, Producer(client) as producer:
+    async with IotmqClient(site.settings_with(**keys)) as client, Producer(client) as producer:
         await producer.send(Message(topic, body))
 
 
 async def test_a_producer_may_send_and_nothing_else(site: Site) -> None:
     await send(site, **PRODUCER)
-    async with IotmqClient(site.settings(**PRODUCER)) as client:
+    async with IotmqClient(site.settings_with(**PRODUCER)) as client:
         with pytest.raises(BrokerError) as caught:
             await Admin(client).create_topic("U")
         assert caught.value.code == ResponseCode.NO_PERMISSION
@@ -181,7 +151,7 @@ async def test_a_push_consumer_gets_what_its_account_may_read(site: Site) -> Non
         got.extend(message.body for message in batch)
 
     settings = PushConsumerSettings(consume_from="first", rebalance_ms=500, commit_ms=50)
-    async with IotmqClient(site.settings(**CONSUMER)) as client:
+    async with IotmqClient(site.settings_with(**CONSUMER)) as client:
         consumer = PushConsumer(client, "g", listener, settings=settings)
         await consumer.subscribe("T")
         async with consumer:
@@ -196,7 +166,7 @@ async def test_a_push_consumer_gets_what_its_account_may_read(site: Site) -> Non
 
 
 async def test_a_changed_file_counts_for_the_connections_that_are_open(site: Site) -> None:
-    async with IotmqClient(site.settings(**PRODUCER)) as client, Producer(client) as producer:
+    async with IotmqClient(site.settings_with(**PRODUCER)) as client, Producer(client) as producer:
         await producer.send(Message("T", b"before"))
         site.write(FILE.replace("T=PUB", "T=DENY"))
         access = site.broker.access
@@ -240,17 +210,18 @@ async def test_everything_over_tls(tmp_path: Path) -> None:
     root = make_root(tmp_path)
     made = make_certificate(tmp_path, root)
     files = {"tls_certificate_file": made.certificate, "tls_key_file": made.key, "tls_mode": "enforcing"}
-    data = tmp_path / "data"
-    data.mkdir()
-    site = Site(data, tls=files, registry_tls_enabled=True, registry_tls_ca_file=root.certificate)
+    site = Site(tmp_path, tls=files, registry_tls_enabled=True, registry_tls_ca_file=root.certificate)
     await site.start()
     by_tls = {"tls_enabled": True, "tls_ca_file": root.certificate}
     try:
-        async with IotmqClient(site.settings(**PRODUCER, **by_tls)) as client, Producer(client) as producer:
+        async with (
+            IotmqClient(site.settings_with(**PRODUCER, **by_tls)) as client,
+            Producer(client) as producer,
+        ):
             for number in range(50):
                 await producer.send(Message("T", b"%d" % number * 1_000))
         async with (
-            IotmqClient(site.settings(**CONSUMER, **by_tls)) as client,
+            IotmqClient(site.settings_with(**CONSUMER, **by_tls)) as client,
             PullConsumer(client, "g") as consumer,
         ):
             await consumer.assign(await consumer.queues("T"))
@@ -262,7 +233,7 @@ async def test_everything_over_tls(tmp_path: Path) -> None:
 
         def send_blocking() -> None:
             with (
-                SyncClient(site.settings(**PRODUCER, **by_tls)) as client,
+                SyncClient(site.settings_with(**PRODUCER, **by_tls)) as client,
                 SyncProducer(client) as producer,
             ):
                 producer.send(Message("T", b"sync"))

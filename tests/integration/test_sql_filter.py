@@ -10,13 +10,9 @@ from typing import Any
 
 import pytest
 from eventually import soon
+from local_cluster import LocalCluster
 
-from iotmq.broker.broker import Broker
-from iotmq.broker.registration.advertised_address import resolve_store_host
-from iotmq.broker.settings import BrokerSettings
 from iotmq.client import (
-    Admin,
-    ClientSettings,
     IotmqClient,
     Message,
     Producer,
@@ -26,45 +22,24 @@ from iotmq.client import (
     ReceivedMessage,
 )
 from iotmq.errors import SubscriptionError
-from iotmq.registry.server import Registry
-from iotmq.registry.settings import RegistrySettings
 from iotmq.store.queues.residency import Window
-from iotmq.store.settings import StoreSettings
-from iotmq.store.store import Store
 
 WAIT_S = 20.0
 COLOURS = ("red", "green", "blue")
 
 
-class Site:
+class Site(LocalCluster):
     def __init__(self, directory: Path, **settings: Any) -> None:
-        self.directory = directory
-        self.settings = settings
-        self.registry = Registry(RegistrySettings(listen_port=0))
+        super().__init__(directory, store={"hot_bytes": 1 << 20}, topics=("T",), **settings)
 
     async def start(self) -> None:
-        await self.registry.start()
-        address = f"127.0.0.1:{self.registry.port}"
-        settings = BrokerSettings(listen_port=0, registries=(address,), **self.settings)
-        self.store = Store.open(
-            self.directory,
-            StoreSettings(segment_bytes=8 << 20, hot_bytes=1 << 20),
-            store_host=resolve_store_host(settings),
-        )
-        self.broker = Broker(settings, self.store, directory=self.directory)
-        await self.broker.start()
-        await self.broker.wait_registered(WAIT_S)
-        self.client = IotmqClient(ClientSettings(registries=(address,), missing_route_refresh_ms=50))
+        await super().start()
+        self.client = IotmqClient(self.client_settings)
         await self.client.start()
-        await Admin(self.client).create_topic("T", queues=2)
 
     async def stop(self) -> None:
         await self.client.stop()
-        await self.broker.stop()
-        problems = self.store.check()
-        self.store.close()
-        await self.registry.stop()
-        assert problems == []
+        await super().stop()
 
     async def send(self, count: int, *, pad: bytes = b"") -> None:
         """Numbers from 0 on, each with its number, a colour and sometimes a temperature as properties."""
