@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import uvloop
+from eventually import soon
 
 from iotmq.assembly import Process
 from iotmq.client.transport.message import ReceivedMessage, SendResult
@@ -96,12 +97,14 @@ async def test_a_topic_that_does_not_exist_is_waited_for_and_said_so_once(
     reading = asyncio.ensure_future(
         by_hand.consume(settings, "t", output, begin="first", count_max=1, output_format="raw")
     )
-    said = ""
-    while not said:
-        assert not reading.done()
-        await asyncio.sleep(0)
-        said = capsys.readouterr().err
-    assert said == "topic t does not exist yet; waiting for it\n"
+    said: list[str] = []
+
+    def is_said() -> bool:
+        said.append(capsys.readouterr().err)
+        return said[-1] != ""
+
+    await soon(is_said, "it is said")
+    assert said[-1] == "topic t does not exist yet; waiting for it\n"
     await by_hand.produce(settings, "t", bodies(b"first"))
     assert await reading == 1
     assert output.getvalue() == b"first\n"
