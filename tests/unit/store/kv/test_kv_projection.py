@@ -26,6 +26,9 @@ from iotmq.store.kv.kv_projection import MARKER_KEY, KeyValueProjection, after_p
 from iotmq.store.projections.projection import DurableProjection, RewindableProjection
 from iotmq.store.store import Store
 
+# More than `files_end_at(4096)` lets a database write.
+NAMES = [b"%032x" % hash_ for hash_ in random.Random(1).sample(range(1 << 60), 200)]
+
 
 class BodyCollector:
     """Body -> position of the last record that has it."""
@@ -301,8 +304,7 @@ def test_after_a_full_disk_it_goes_on_by_itself(
     )
     for projection in (first, second):
         store.add_projection(projection)
-    names = [b"%032x" % hash_ for hash_ in random.Random(1).sample(range(1 << 60), 200)]
-    put(store, "T", 0, *names)
+    put(store, "T", 0, *NAMES)
     with files_end_at(4096):
         with pytest.raises(StoreFullError):
             first.sync()
@@ -312,7 +314,7 @@ def test_after_a_full_disk_it_goes_on_by_itself(
     assert first._collector.count <= 200
     for number in range(4):
         put(store, "T", 0, b"after %d" % number)
-    wanted = {*names, *(b"meanwhile %d" % n for n in range(3)), *(b"after %d" % n for n in range(4))}
+    wanted = {*NAMES, *(b"meanwhile %d" % n for n in range(3)), *(b"after %d" % n for n in range(4))}
     for projection in (first, second):
         assert projection.applied_position == store.confirmed_position
         projection.sync()
@@ -321,10 +323,6 @@ def test_after_a_full_disk_it_goes_on_by_itself(
     assert store.check() == []
     assert "projection bodies stopped" in caplog.text
     store.close()
-
-
-# More than `files_end_at(4096)` lets a database write.
-NAMES = [b"%032x" % hash_ for hash_ in random.Random(1).sample(range(1 << 60), 200)]
 
 
 @pytest.fixture
