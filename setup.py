@@ -48,7 +48,7 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.mqtt.topics.topic_aliases", ".pyx", []),
     ("iotmq.mqtt.codec.framing", ".pyx", []),
     ("iotmq.mqtt.server.acknowledgements", ".pyx", []),
-    ("iotmq.mqtt.server.in_flight", ".pyx", []),
+    ("iotmq.mqtt.server.outbound_in_flight", ".pyx", []),
     ("iotmq.mqtt.server.outbound", ".pyx", []),
     ("iotmq.mqtt.server.connection", ".pyx", []),
     ("iotmq.mqtt.client.input", ".pyx", []),

@@ -160,7 +160,6 @@ PEER_FAULTS: Final = frozenset(
 )
 
 # Codes that say nothing about the end of a connection.
-DISCONNECT_WITH_WILL: Final = 0x04
 NO_SUBSCRIPTION_EXISTED: Final = 0x11
 CONTINUE_AUTHENTICATION: Final = 0x18
 RE_AUTHENTICATE: Final = 0x19

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
 from typing import Protocol
 
 from iotmq.errors import ClientError
 from iotmq.mqtt_client.address import Address
-
-# Whoever reads the bytes: an asyncio protocol.
-ReceiverFactory = Callable[[], asyncio.Protocol]
 
 
 class Link(Protocol):

@@ -20,7 +20,7 @@ from iotmq.mqtt_front.access.authentication import Authentication, open_authenti
 from iotmq.mqtt_front.access.file_authenticator import FileAuthenticator
 from iotmq.mqtt_front.connection.deadlines import Deadlines
 from iotmq.mqtt_front.connection.device import Device, DeviceGroup
-from iotmq.mqtt_front.connection.pace import PaceLimits
+from iotmq.mqtt_front.connection.replay_pace import PaceLimits
 from iotmq.mqtt_front.deliver.egress import Egress
 from iotmq.mqtt_front.deliver.retained_egress import RetainedEgress
 from iotmq.mqtt_front.deliver.sys_topics import FrontEndTotals, SysTopics

@@ -45,7 +45,7 @@ from mqtt_core import new_connection  # noqa: E402
 
 from iotmq.mqtt import reason_codes  # noqa: E402
 from iotmq.mqtt.codec import packets  # noqa: E402
-from iotmq.mqtt.codec.packet_reader import PacketReader  # noqa: E402
+from iotmq.mqtt.codec.field_reader import FieldReader  # noqa: E402
 from iotmq.mqtt.codec.packets import Connect, Will  # noqa: E402
 from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties, encode_properties, read_properties  # noqa: E402
 from iotmq.mqtt.reason_codes import Reason  # noqa: E402
@@ -370,7 +370,7 @@ class Program:
                 raise Finding(f"type {kind} that nobody asked for")
 
     def _read_publish(self, first: int, body: bytes) -> None:
-        reader = PacketReader(body, "PUBLISH")
+        reader = FieldReader(body, "PUBLISH")
         topic, qos = reader.binary(), first >> 1 & 3
         packet_id = reader.u16() if qos else 0
         told = read_properties(reader, packets.PUBLISH) if self.level == 5 else None

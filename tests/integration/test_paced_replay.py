@@ -13,7 +13,7 @@ from fake_gateway import RawClient, connect_packet
 from mqtt_site import MqttSite, SessionDevice
 
 from iotmq.mqtt.codec import packets
-from iotmq.mqtt_front.connection.pace import BURST_S
+from iotmq.mqtt_front.connection.replay_pace import BURST_S
 
 PER_S = 100
 COUNT = 60

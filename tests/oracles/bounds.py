@@ -604,7 +604,7 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "tests/integration/test_mqtt_exhaustion.py::test_every_packet_id_between_publish_and_pubrel",
     ),
     Bound(
-        "mqtt.server.in_flight: messages to a device without an answer",
+        "mqtt.server.outbound_in_flight: messages to a device without an answer",
         "mqtt.in_flight_max, MQTT_IN_FLIGHT_MAX",
         "items x a slot",
         "tests/unit/mqtt/server/test_mqtt_connection.py"

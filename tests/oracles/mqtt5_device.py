@@ -9,7 +9,7 @@ from mqtt5_reading import Received, read_publish5
 from mqtt_site import MqttSite
 
 from iotmq.mqtt.codec import packets
-from iotmq.mqtt.codec.packet_reader import PacketReader
+from iotmq.mqtt.codec.field_reader import FieldReader
 from iotmq.mqtt.codec.properties import Properties, read_properties
 
 
@@ -19,7 +19,7 @@ class Device5:
     def __init__(self, client: RawClient, connack: bytes) -> None:
         self.client = client
         self.is_present = bool(connack[0] & 1)
-        self.told = read_properties(PacketReader(connack[2:], "CONNACK"), packets.CONNACK)
+        self.told = read_properties(FieldReader(connack[2:], "CONNACK"), packets.CONNACK)
         self._packet_id = 0
 
     @classmethod

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fake_gateway import split_output
 
 from iotmq.mqtt.codec import packets
-from iotmq.mqtt.codec.packet_reader import PacketReader
+from iotmq.mqtt.codec.field_reader import FieldReader
 from iotmq.mqtt.codec.properties import Properties, read_properties
 
 
@@ -28,7 +28,7 @@ def read_publish5(packet: tuple[int, bytes]) -> Received:
     """The PUBLISH that (first byte, body) is."""
     first, body = packet
     assert first >> 4 == packets.PUBLISH
-    reader = PacketReader(body, "PUBLISH")
+    reader = FieldReader(body, "PUBLISH")
     topic = reader.binary().decode()
     qos = first >> 1 & 3
     packet_id = reader.u16() if qos else 0

@@ -8,8 +8,8 @@ import mqtt5_oracle
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from iotmq.mqtt.codec.field_reader import FieldReader
 from iotmq.mqtt.codec.framing import encode_variable_integer
-from iotmq.mqtt.codec.packet_reader import PacketReader
 from iotmq.mqtt.codec.properties import (
     PROPERTIES,
     WILL,
@@ -69,7 +69,7 @@ def by_name(properties: Properties) -> dict[str, Any]:
 
 
 def read_rare(data: bytes, owner: int) -> tuple[int, dict[str, Any]]:
-    reader = PacketReader(data, "packet")
+    reader = FieldReader(data, "packet")
     found = read_properties(reader, owner)
     taken = 0
     while not reader.is_at_end:

@@ -16,13 +16,14 @@ from iotmq.broker.handlers.admin.retention import RetentionHandler
 from iotmq.broker.handlers.admin.runtime_info import RuntimeInfo
 from iotmq.broker.handlers.admin.statistics import StatisticsHandler
 from iotmq.broker.handlers.admin.topic_removal import TopicRemovalHandler
+from iotmq.broker.handlers.admin.topic_status import TopicStatusHandler
 from iotmq.broker.handlers.native.group_changes import GroupChangesHandler
 from iotmq.broker.handlers.native.offsets import OffsetHandler
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.client_relay import RelayHandler
 from iotmq.broker.replies.request_table import RequestProcessor
 from iotmq.broker.replies.sliced_reply import SlicedReplies
-from iotmq.broker.topic_changes.consume_stats import ConsumeStats
+from iotmq.broker.topic_changes.group_progress import GroupProgress
 from iotmq.broker.topic_changes.topic_removal import TopicRemoval
 from iotmq.metrics import Metric
 
@@ -39,7 +40,7 @@ class AdminProcessors:
         address: Callable[[], str],
     ) -> None:
         """`address()` is the broker's own, as HOST:PORT."""
-        stats = ConsumeStats(parts)
+        progress = GroupProgress(parts)
         self._sliced_replies = sliced_replies = SlicedReplies(parts.cold_reads)
         self._relays = RelayHandler(
             parts.store,
@@ -61,9 +62,10 @@ class AdminProcessors:
         self.processors: list[RequestProcessor] = [
             sliced_replies,
             ConnectionHandler(parts),
-            ConsumeStatsHandler(parts, stats, sliced_replies, address=address),
+            ConsumeStatsHandler(parts, progress, sliced_replies, address=address),
+            TopicStatusHandler(parts, sliced_replies),
             QueryHandler(parts, sliced_replies),
-            StatisticsHandler(parts, stats.behind, sliced_replies, address=address),
+            StatisticsHandler(parts, progress.behind, sliced_replies, address=address),
             self._relays,
             OffsetHandler(parts, sliced_replies),
             self._accounts,

@@ -12,7 +12,7 @@ An entry is one of a ConsumeQueue (position 8 | size 4 | tags code 8); its numbe
 from 0. Entries are found by position, because that is what a session can say of its progress in a way that
 holds when the queue is made again from a log that has lost its beginning.
 
-Keys and values, big-endian, as session_projection has them in the database:
+Keys and values, big-endian, in the column family of `session_store.projection`:
 0x01 filter id 4                  -> next sequence 8 | first position 8 | subscribers 4 | filter
 0x02 filter id 4 last position 8  -> sequence of the first 8 | entries, the last of them at `last position`
 0x09 filter id 4                  -> scan from 8 | scan until 8

@@ -6,8 +6,8 @@ In the column family `sessions` (numbers big-endian), besides the keys of light_
 0x05 due_ms 8 client id           -> nothing: when sessions nobody is connected to expire
 0x06                              -> how many sessions there are 8
 0x07 client id                    -> nothing: sessions that have an owner, or a will that was not published
-0x08 $share/group/filter          -> a shared subscription (stored_shares)
-0x0a filter                       -> who has it exclusively (stored_exclusives)
+0x08 $share/group/filter          -> a shared subscription (see `shares`)
+0x0a filter                       -> who has it exclusively (see `exclusives`)
 
 A session costs memory only while something of it changes; where its queues stand is in LightQueues.
 """

@@ -1,4 +1,4 @@
-"""A session as the key-value database has it, and the keys of what is kept of one (session_projection)."""
+"""A session as the key-value database has it, and the keys of what is kept of one (see `projection`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Own the sessions of connected clients: opening, taking over, closing, and the death of a front end.
+"""Own sessions of clients: open, take over, close and expire them, also when a front end dies.
 
 Durable sessions are what SessionProjection has made of the log; here is what only lives while the broker
 does: which front end has which client, who waits for a session to be given up, whose will is due when.

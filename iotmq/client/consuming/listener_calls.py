@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 from iotmq.backoff import Backoff
 from iotmq.client.consuming.consumption import Consumption
 from iotmq.client.consuming.queue_reader import Batch
-from iotmq.client.sending.retry_send import send_to_retry_topic
+from iotmq.client.consuming.send_to_retry_topic import send_to_retry_topic
 from iotmq.client.transport.application_calls import call_application
 from iotmq.client.transport.calls import ask, broker_address
 from iotmq.client.transport.client import IotmqClient

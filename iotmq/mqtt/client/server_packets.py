@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import ClassVar, NamedTuple
 
 from iotmq.mqtt.codec import packets
-from iotmq.mqtt.codec.packet_reader import PacketReader
+from iotmq.mqtt.codec.field_reader import FieldReader
 from iotmq.mqtt.codec.packets import PROTOCOL_LEVEL_5, REMAINING_LENGTH_MAX
 from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties, read_properties
 from iotmq.mqtt.errors import MqttProtocolError
@@ -61,7 +61,7 @@ class ServerAuth(NamedTuple):
     properties: Properties = NO_PROPERTIES
 
 
-class ServerPacketReader(PacketReader):
+class ServerPacketReader(FieldReader):
     """Takes every text that the specification allows, and as many properties as a packet has."""
 
     properties_bytes_max: ClassVar[int] = REMAINING_LENGTH_MAX

@@ -1,4 +1,5 @@
 """Bytes to packets and back.
 
-Start with `packets`; `framing` finds where a packet ends, `properties` reads those of MQTT 5.
+Start with `packets`; `framing` finds where a packet ends, `field_reader` reads the fields of one, and
+`properties` the properties of MQTT 5.
 """

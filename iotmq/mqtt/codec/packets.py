@@ -11,8 +11,8 @@ from collections.abc import Sequence, Set
 from typing import Final, NamedTuple
 
 from iotmq import limits
+from iotmq.mqtt.codec.field_reader import FieldReader
 from iotmq.mqtt.codec.framing import append_publish, encode_variable_integer
-from iotmq.mqtt.codec.packet_reader import PacketReader
 from iotmq.mqtt.codec.properties import (
     NO_PROPERTIES,
     WILL,
@@ -131,7 +131,7 @@ def decode_connect(body: bytes) -> Connect:
 
     Raises MqttProtocolError whose reason carries the CONNACK code, where the specification has one.
     """
-    reader = PacketReader(body, "CONNECT")
+    reader = FieldReader(body, "CONNECT")
     level, is_bridge = _read_protocol(reader)
     broken = MALFORMED_PACKET if level == PROTOCOL_LEVEL_5 else PROTOCOL_ERROR
     flags = reader.u8()
@@ -187,7 +187,7 @@ _PROTOCOLS: Final = {
 _BRIDGE_BIT: Final = 0x80
 
 
-def _read_protocol(reader: PacketReader) -> tuple[int, bool]:
+def _read_protocol(reader: FieldReader) -> tuple[int, bool]:
     name = reader.binary()
     level = reader.u8()
     if (name, level) in _PROTOCOLS:
@@ -228,7 +228,7 @@ def decode_subscribe(body: bytes, level: int = PROTOCOL_LEVEL_3_1_1, *, is_bridg
 
     A bridge gets the options that it cannot ask for before MQTT 5.
     """
-    reader = PacketReader(body, "SUBSCRIBE")
+    reader = FieldReader(body, "SUBSCRIBE")
     packet_id = reader.packet_id()
     properties = read_properties(reader, SUBSCRIBE) if level == PROTOCOL_LEVEL_5 else NO_PROPERTIES
     subscriptions: list[tuple[str, int]] = []
@@ -261,7 +261,7 @@ def _check_options(topic_filter: str, options: int, level: int) -> None:
 
 def decode_unsubscribe(body: bytes, level: int = PROTOCOL_LEVEL_3_1_1) -> Unsubscribe:
     """Decode the bytes behind an UNSUBSCRIBE's fixed header; at least one filter [MQTT-3.10.3-2]."""
-    reader = PacketReader(body, "UNSUBSCRIBE")
+    reader = FieldReader(body, "UNSUBSCRIBE")
     packet_id = reader.packet_id()
     if level == PROTOCOL_LEVEL_5:
         read_properties(reader, UNSUBSCRIBE)
@@ -279,14 +279,14 @@ RECEIPT_NAMES: Final = {PUBACK: "PUBACK", PUBREC: "PUBREC", PUBREL: "PUBREL", PU
 
 def decode_acknowledgement(packet_type: int, body: bytes) -> tuple[int, int]:
     """(packet id, reason code) of an MQTT 5 PUBACK, PUBREC, PUBREL or PUBCOMP."""
-    reader = PacketReader(body, RECEIPT_NAMES[packet_type])
+    reader = FieldReader(body, RECEIPT_NAMES[packet_type])
     packet_id = reader.packet_id()
     return packet_id, read_reason(reader, packet_type, CLIENT_CODES[packet_type])[0]
 
 
 def decode_disconnect(body: bytes) -> Disconnect:
     """An MQTT 5 DISCONNECT from a client."""
-    reader = PacketReader(body, "DISCONNECT")
+    reader = FieldReader(body, "DISCONNECT")
     code, properties = read_reason(reader, DISCONNECT, CLIENT_CODES[DISCONNECT])
     if properties.server_reference is not None:
         raise MqttProtocolError(PROTOCOL_ERROR, "DISCONNECT of a client has a server reference")
@@ -295,14 +295,14 @@ def decode_disconnect(body: bytes) -> Disconnect:
 
 def decode_auth(body: bytes) -> Auth:
     """An MQTT 5 AUTH from a client; it has a method in any case [section 3.15.2.2.2]."""
-    code, properties = read_reason(PacketReader(body, "AUTH"), AUTH, CLIENT_CODES[AUTH])
+    code, properties = read_reason(FieldReader(body, "AUTH"), AUTH, CLIENT_CODES[AUTH])
     if properties.authentication_method is None:
         raise MqttProtocolError(PROTOCOL_ERROR, "AUTH has no authentication method")
     return Auth(code, properties.authentication_method, properties.authentication_data)
 
 
 def read_reason(
-    reader: PacketReader, packet_type: int, allowed: Set[int] | None = None
+    reader: FieldReader, packet_type: int, allowed: Set[int] | None = None
 ) -> tuple[int, Properties]:
     """Read the reason code, one of `allowed`, and the properties at a packet's end; both may be left out."""
     code = 0 if reader.is_at_end else reader.u8()

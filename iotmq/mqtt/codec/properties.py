@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any, Final, NamedTuple
 
+from iotmq.mqtt.codec.field_reader import FieldReader
 from iotmq.mqtt.codec.framing import encode_variable_integer
-from iotmq.mqtt.codec.packet_reader import PacketReader
 from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt.reason_codes import MALFORMED_PACKET, PROTOCOL_ERROR, QUOTA_EXCEEDED
 
@@ -97,7 +97,7 @@ NO_PROPERTIES: Final = Properties()
 class _Kind(NamedTuple):
     """A data type of section 1.5."""
 
-    read: Callable[[PacketReader, str], Any]
+    read: Callable[[FieldReader, str], Any]
     write: Callable[[Any], bytes]
 
 
@@ -173,7 +173,7 @@ _BY_IDENTIFIER: Final = {row.identifier: row for row in PROPERTIES}
 assert [row.field for row in PROPERTIES] == [field.name for field in fields(Properties)]
 
 
-def read_properties(reader: PacketReader, packet_type: int) -> Properties:
+def read_properties(reader: FieldReader, packet_type: int) -> Properties:
     """Read the length and the properties that come next in a packet of this type, or in a will.
 
     Raises MqttProtocolError: malformed for an identifier that does not belong here or a value that is not of
@@ -218,7 +218,7 @@ def check_response_topic(topic: str, packet: str) -> None:
 
 
 def _add_repeated(
-    values: list[Any], value: Any, row: _Property, reader: PacketReader, packet_type: int
+    values: list[Any], value: Any, row: _Property, reader: FieldReader, packet_type: int
 ) -> None:
     packet = reader.packet
     values.append(value)

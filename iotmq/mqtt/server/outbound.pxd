@@ -2,7 +2,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from iotmq.mqtt.codec.byte_buffer cimport ByteBuffer
 from iotmq.mqtt.server.connection_settings cimport ConnectionSettings
-from iotmq.mqtt.server.in_flight cimport InFlightSlot, InFlightWindow
+from iotmq.mqtt.server.outbound_in_flight cimport InFlightSlot, InFlightWindow
 from iotmq.mqtt.topics.topic_aliases cimport OutboundAliases
 
 

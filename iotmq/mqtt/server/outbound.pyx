@@ -19,7 +19,7 @@ from iotmq.mqtt.codec.packet_types cimport (
     LEVEL_5, PACKET_PUBACK, PACKET_PUBCOMP, PACKET_PUBREC, PACKET_PUBREL, STATE_CLOSED, STATE_CONNECTED,
     SUBSCRIPTION_IDENTIFIER, TOPIC_ALIAS,
 )
-from iotmq.mqtt.server.in_flight cimport (
+from iotmq.mqtt.server.outbound_in_flight cimport (
     AWAITS_NOTHING,
     AWAITS_REPEAT,
     InFlightSlot,

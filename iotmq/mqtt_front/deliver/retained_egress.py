@@ -11,7 +11,7 @@ from typing import Final
 
 from iotmq.backoff import Backoff
 from iotmq.mqtt_front.connection.device import Device
-from iotmq.mqtt_front.connection.pace import Pace, PaceLimits
+from iotmq.mqtt_front.connection.replay_pace import Pace, PaceLimits
 from iotmq.ports.sessions import Refused, RetainedRead, RetainedRecords, SessionPort
 
 _log = logging.getLogger("iotmq.mqtt")

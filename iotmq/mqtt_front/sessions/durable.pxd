@@ -50,7 +50,7 @@ cdef class DurableEgress:
     cdef readonly DeviceGroup group
     cdef readonly object port           # ports.sessions.SessionPort
     cdef object _handler
-    cdef object _pace_limits            # mqtt_front.connection.pace.PaceLimits
+    cdef object _pace_limits            # mqtt_front.connection.replay_pace.PaceLimits
     cdef bint has_pace
     cdef int replay_records_max
     cdef QueueSubscriptions queues

@@ -4,7 +4,7 @@ from typing import Protocol
 from typing_extensions import Buffer
 
 from iotmq.mqtt_front.connection.device import Device, DeviceGroup
-from iotmq.mqtt_front.connection.pace import PaceLimits
+from iotmq.mqtt_front.connection.replay_pace import PaceLimits
 from iotmq.mqtt_front.sessions.kept_session import KeptSession, QueueSubscription
 from iotmq.ports.sessions import (
     OpenedSession,

@@ -45,7 +45,7 @@ from functools import partial
 
 from iotmq import limits
 from iotmq.mqtt.topics.topics import is_shared
-from iotmq.mqtt_front.connection.pace import PaceLimits
+from iotmq.mqtt_front.connection.replay_pace import PaceLimits
 from iotmq.mqtt_front.sessions.reports import RETRY_S
 from iotmq.ports.sessions import (
     NO_QUEUE_ID,

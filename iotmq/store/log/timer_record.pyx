@@ -47,14 +47,6 @@ def mark_of(int64_t position, int kind):
     return ~(<int64_t> kind << KIND_SHIFT | position)
 
 
-def marked_by(int64_t mark):
-    """(position, kind) of the record that a mark stands for; None for a number that is no mark."""
-    if mark >= 0:
-        return None
-    mark = ~mark
-    return mark & ((<int64_t> 1 << KIND_SHIFT) - 1), mark >> KIND_SHIFT
-
-
 def due_time(buffer):
     """(kind, due in ms since 1970) of the record in `buffer`: 0 or the delay level; None when it waits for nothing."""
     cdef Py_buffer view

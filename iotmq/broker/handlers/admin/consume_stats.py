@@ -1,4 +1,4 @@
-"""Show what topics hold (202) and group progress: one (208), all (317), in time (303), corrected (308)."""
+"""Show how far groups have consumed: one (208), all (317), in time (303), corrected (308)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.replies.sliced_reply import SlicedReplies, Work
 from iotmq.broker.tables.subscription_groups import check_group_name, group_of
 from iotmq.broker.tables.topics import RETRY_PREFIX, TopicConfig, known_topic
-from iotmq.broker.topic_changes.consume_stats import ConsumeStats, TopicStats, encode_stats
-from iotmq.remoting import lenient_json
+from iotmq.broker.topic_changes.group_progress import GroupProgress, TopicStats, encode_stats
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
@@ -29,7 +28,7 @@ class ConsumeStatsHandler(RequestProcessor):
     def __init__(
         self,
         parts: BrokerParts,
-        stats: ConsumeStats,
+        progress: GroupProgress,
         sliced_replies: SlicedReplies,
         *,
         address: Callable[[], str],
@@ -38,27 +37,22 @@ class ConsumeStatsHandler(RequestProcessor):
         self._store = parts.store
         self._topics = parts.topics
         self._offsets = parts.offsets
-        self._stats = stats
+        self._progress = progress
         self._sliced_replies = sliced_replies
         self._address = address
 
     def handlers(self) -> Mapping[int, Handler]:
         return {
-            RequestCode.GET_TOPIC_STATS_INFO: self._topic,
             RequestCode.GET_CONSUME_STATS: self._one_group,
             RequestCode.GET_BROKER_CONSUME_STATS: self._all_groups,
             RequestCode.QUERY_CONSUME_TIME_SPAN: self._time_span,
             RequestCode.QUERY_CORRECTION_OFFSET: self._correction,
         }
 
-    def _topic(self, connection: ServerConnection, request: Command) -> Command | None:
-        config = self._topic_of(request)
-        return self._sliced_replies.answer(connection, request, self._write_topic(request, config))
-
     def _one_group(self, connection: ServerConnection, request: Command) -> Command | None:
         group = group_of(request, "consumerGroup")
         topic = request.text("topic", "")
-        configs = self._stats.consumed(group, [topic] if topic else self._topics_of(group))
+        configs = self._progress.consumed(group, [topic] if topic else self._topics_of(group))
         return self._sliced_replies.answer(connection, request, self._write_group(request, group, configs))
 
     def _all_groups(self, connection: ServerConnection, request: Command) -> Command | None:
@@ -96,16 +90,11 @@ class ConsumeStatsHandler(RequestProcessor):
         }
         return reply_json(request, {"correctionOffsets": corrections})
 
-    def _write_topic(self, request: Command, config: TopicConfig) -> Work:
-        rows = yield from self._stats.contents(config)
-        body = b'{"offsetTable":%s}' % lenient_json.encode_object_map(rows)
-        return request.reply(ResponseCode.SUCCESS, body=body)
-
     def _write_group(self, request: Command, group: str, configs: list[TopicConfig]) -> Work:
         size = ReplySize("name one topic in the field topic")
         parts: list[TopicStats] = []
         for config in configs:
-            part = yield from self._stats.of_topic(group, config)
+            part = yield from self._progress.of_topic(group, config)
             size.add(part.size)
             parts.append(part)
         return request.reply(ResponseCode.SUCCESS, body=encode_stats(parts))
@@ -123,10 +112,10 @@ class ConsumeStatsHandler(RequestProcessor):
             self._add_retry_topic(group, names)
         for group, names in topics.items():
             parts: list[bytes] = []
-            for config in self._stats.consumed(group, names):
+            for config in self._progress.consumed(group, names):
                 if is_order and not config.order:
                     continue
-                part = yield from self._stats.of_topic(group, config)
+                part = yield from self._progress.of_topic(group, config)
                 behind += part.behind
                 parts.append(encode_stats([part]))
                 size.add(len(parts[-1]) + 1)
@@ -141,7 +130,7 @@ class ConsumeStatsHandler(RequestProcessor):
         return request.reply(ResponseCode.SUCCESS, body=body)
 
     def _write_spans(self, request: Command, group: str, config: TopicConfig) -> Work:
-        spans = yield from self._stats.time_spans(group, config)
+        spans = yield from self._progress.time_spans(group, config)
         return reply_json(request, {"consumeTimeSpanSet": spans})
 
     def _topics_of(self, group: str) -> list[str]:

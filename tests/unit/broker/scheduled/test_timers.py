@@ -22,7 +22,7 @@ from iotmq.errors import RequestError, StoreFullError
 from iotmq.message.properties import decode_properties
 from iotmq.message.records.record import Record, encode_batch
 from iotmq.store.kv.timer_index import Timer, TimerIndex
-from iotmq.store.log.timer_record import marked_by
+from iotmq.store.log.timer_record import mark_of
 from iotmq.store.store import Store
 
 Opener = Callable[..., TimerBench]
@@ -68,7 +68,7 @@ async def test_a_message_comes_at_its_time_and_not_before(bench: TimerBench) -> 
     bench.pass_time(0.001)
     (record,) = bench.records(queue_id=2)
     assert decode_properties(record.properties) == {"UNIQ_KEY": "k1", "TIMER_OUT_MS": str(due_ms)}
-    assert marked_by(record.prepared_position) == (stored.appended.start_position, 0)
+    assert record.prepared_position == mark_of(stored.appended.start_position, 0)
     assert bench.timers.pending_count == 0
     assert bench.timers.late_ms == 0
     bench.pass_time(10)

@@ -9,7 +9,7 @@ from mqtt_core import new_connection
 
 from iotmq.mqtt import reason_codes
 from iotmq.mqtt.codec import packets
-from iotmq.mqtt.codec.packet_reader import PacketReader
+from iotmq.mqtt.codec.field_reader import FieldReader
 from iotmq.mqtt.codec.packets import Connect, Disconnect
 from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties, read_properties
 from iotmq.mqtt.server.connection import ServerConnection
@@ -34,7 +34,7 @@ def answers(connection: ServerConnection) -> list[tuple[int, bytes]]:
 
 def properties_of(packet: tuple[int, bytes], *, behind: int) -> Properties:
     first, body = packet
-    return read_properties(PacketReader(body[behind:], "packet"), first >> 4)
+    return read_properties(FieldReader(body[behind:], "packet"), first >> 4)
 
 
 def test_connack_says_what_the_device_may_send() -> None:
@@ -194,7 +194,7 @@ def test_a_delivery_has_the_messages_properties_and_the_subscriptions() -> None:
     )
     ((first, body),) = answers(connection)
     assert first == packets.PUBLISH << 4 | 1
-    assert read_properties(PacketReader(body[3:], "PUBLISH"), 3) == Properties(
+    assert read_properties(FieldReader(body[3:], "PUBLISH"), 3) == Properties(
         payload_format=1, subscription_identifiers=(5, 70_000)
     )
     assert body[-1:] == b"x"
@@ -211,7 +211,7 @@ def test_a_message_that_waits_for_the_window_says_what_is_left_of_its_time_or_go
     connection.data_to_send()
     connection.receive_data(packets.encode_acknowledgement(packets.PUBACK, 1), 70.0)
     ((_, body),) = answers(connection)
-    assert read_properties(PacketReader(body[5:], "PUBLISH"), 3).message_expiry_s == 30
+    assert read_properties(FieldReader(body[5:], "PUBLISH"), 3).message_expiry_s == 30
     connection.receive_data(packets.encode_acknowledgement(packets.PUBACK, 2), 100.0)
     ((_, body),) = answers(connection)
     assert body[-1:] == b"3"

@@ -11,7 +11,7 @@ from fake_gateway import RawClient, connect_packet
 from front_site import Site, running
 
 from iotmq.mqtt.codec import packets
-from iotmq.mqtt.codec.packet_reader import PacketReader
+from iotmq.mqtt.codec.field_reader import FieldReader
 from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties, read_properties
 from iotmq.mqtt_front.listen import admission
 from iotmq.mqtt_front.sessions.drain import Drain
@@ -48,7 +48,7 @@ async def answer(client: RawClient) -> tuple[int, int, str | None]:
     """(packet type, reason code, server reference) of the next packet, the last one of its connection."""
     first, body = await client.packet()
     kind = first >> 4
-    reader = PacketReader(body, "CONNACK or DISCONNECT")
+    reader = FieldReader(body, "CONNACK or DISCONNECT")
     if kind == packets.CONNACK:
         reader.u8()
     code = reader.u8()

@@ -1,4 +1,4 @@
-"""Compute queue bounds and group progress with their times, as JSON of wire document 5.3.
+"""Compute how far groups have consumed the queues of topics, with times, as JSON of wire document 5.3.
 
 Finding out when a record was stored means reading it, so everything here is a generator for SlicedReplies.
 """
@@ -17,6 +17,7 @@ from iotmq.message.records.record import decode_record
 from iotmq.remoting import lenient_json
 from iotmq.store.log.queue import Queue
 from iotmq.store.queues.cold_steps import Steps
+from iotmq.store.store import Store
 
 
 class QueueStats(msgspec.Struct, kw_only=True, rename="camel"):
@@ -59,7 +60,7 @@ class QueueTimeSpan(msgspec.Struct, kw_only=True):
     delay_time: int = msgspec.field(name="delayTime")
 
 
-class ConsumeStats:
+class GroupProgress:
     """Reads what it tells from the store, the offsets and the live groups."""
 
     def __init__(self, parts: BrokerParts) -> None:
@@ -97,22 +98,6 @@ class ConsumeStats:
             )
         return TopicStats(rows, self._get_tps(name, group), behind)
 
-    def contents(self, config: TopicConfig) -> Steps[list[tuple[bytes, bytes]]]:
-        """Encode the offsets of every queue of a topic, and when its last message was stored (0: never)."""
-        rows: list[tuple[bytes, bytes]] = []
-        name = config.topic_name
-        for queue_id in range(config.queue_count):
-            queue = self._store.find_queue(name, queue_id)
-            end = 0 if queue is None else queue.max_offset
-            updated_ms = yield from self._stored_ms(queue, end - 1)
-            row = {
-                "lastUpdateTimestamp": max(0, updated_ms),
-                "maxOffset": end,
-                "minOffset": 0 if queue is None else queue.min_offset,
-            }
-            rows.append((msgspec.json.encode(self._message_queue(name, queue_id)), msgspec.json.encode(row)))
-        return rows
-
     def time_spans(self, group: str, config: TopicConfig) -> Steps[list[QueueTimeSpan]]:
         """Times of every queue of a topic that can be read."""
         spans: list[QueueTimeSpan] = []
@@ -121,14 +106,14 @@ class ConsumeStats:
             queue = self._store.find_queue(name, queue_id)
             offset = self._offsets.find(group, name, queue_id) or 0
             begin, end = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
-            min_ms = yield from self._stored_ms(queue, begin)
-            max_ms = yield from self._stored_ms(queue, end - 1)
+            min_ms = yield from stored_ms(self._store, queue, begin)
+            max_ms = yield from stored_ms(self._store, queue, end - 1)
             consume_ms = min_ms
             if offset > 0:
-                consume_ms = yield from self._stored_ms(queue, offset - 1)
+                consume_ms = yield from stored_ms(self._store, queue, offset - 1)
             delay_ms = 0
             if offset < end:
-                next_ms = yield from self._stored_ms(queue, max(offset, begin))
+                next_ms = yield from stored_ms(self._store, queue, max(offset, begin))
                 delay_ms = max(0, self._clock.now_ms() - next_ms) if next_ms >= 0 else 0
             spans.append(
                 QueueTimeSpan(
@@ -168,7 +153,7 @@ class ConsumeStats:
         offset = self._offsets.find(group, topic, queue_id) or 0
         timestamp_ms = 0
         if offset > 0:
-            timestamp_ms = yield from self._stored_ms(queue, offset - 1)
+            timestamp_ms = yield from stored_ms(self._store, queue, offset - 1)
         else:
             yield None
         return QueueStats(
@@ -177,14 +162,15 @@ class ConsumeStats:
             last_timestamp=max(0, timestamp_ms),
         )
 
-    def _stored_ms(self, queue: Queue | None, offset: int) -> Steps[int]:
-        """Yield when the record at an offset was stored; -1 when there is none."""
-        yield None
-        if queue is None or not queue.min_offset <= offset < queue.max_offset:
-            return -1
-        plan = self._store.plan_read(queue, offset, records_max=1, bytes_max=1)
-        if plan is not None:
-            yield plan
-        entry = queue.entry(offset) if queue.min_offset <= offset < queue.max_offset else None
-        view = None if entry is None else self._store.read_record(entry[0])
-        return -1 if view is None else decode_record(view).store_timestamp_ms
+
+def stored_ms(store: Store, queue: Queue | None, offset: int) -> Steps[int]:
+    """Yield when the record at an offset was stored; -1 when there is none."""
+    yield None
+    if queue is None or not queue.min_offset <= offset < queue.max_offset:
+        return -1
+    plan = store.plan_read(queue, offset, records_max=1, bytes_max=1)
+    if plan is not None:
+        yield plan
+    entry = queue.entry(offset) if queue.min_offset <= offset < queue.max_offset else None
+    view = None if entry is None else store.read_record(entry[0])
+    return -1 if view is None else decode_record(view).store_timestamp_ms

@@ -1,4 +1,4 @@
-"""A cursor over the bytes of one rare packet, in the data types of MQTT 5 section 1.5."""
+"""A cursor over the fields of one rare packet, in the data types of MQTT 5 section 1.5."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from iotmq.mqtt.reason_codes import MALFORMED_PACKET, PROTOCOL_ERROR
 from iotmq.mqtt.topics import topics
 
 
-class PacketReader:
+class FieldReader:
     """Reads fields one after the other; reading past the end is a malformed packet.
 
     What a device may send is limited by what a record can hold; a reader of what servers send has limits of

@@ -1,4 +1,4 @@
-"""Send a failed message to its retry topic when its own broker does not take it back.
+"""Send a consumer's failed message to its retry topic when its own broker does not take it back.
 
 An ordinary message to the group's retry topic at any broker, with what the broker would have put into it: the
 broker lets it wait for its time, or makes it a dead letter when it came back too often.

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iotmq.mqtt_front.connection.pace import BURST_S, Pace, PaceLimits
+from iotmq.mqtt_front.connection.replay_pace import BURST_S, Pace, PaceLimits
 
 
 def sent_within(pace: Pace, seconds: float, *, size: int = 100, start_s: float = 50.0) -> int:

@@ -1,4 +1,4 @@
-"""No faster than so many messages and bytes a second: for what had waited for a device that comes back."""
+"""Limit how fast a device is sent its backlog and retained messages, in messages and bytes a second."""
 
 from __future__ import annotations
 
