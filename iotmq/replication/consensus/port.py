@@ -1,4 +1,4 @@
-"""The consensus store as replication needs it: one value per broker name, and signs of life of the members."""
+"""The consensus store as replication needs it: a value per broker name, and signs of life of the members."""
 
 from __future__ import annotations
 
