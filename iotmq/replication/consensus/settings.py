@@ -10,7 +10,7 @@ from msgspec import Meta
 from iotmq.setting_types import FileName
 
 _EndpointText: TypeAlias = Annotated[
-    str, Meta(pattern=r"^https?://(\[[^\]\s/]+\]|[^:\s/\[\]]+):\d{1,5}$", max_length=512)
+    str, Meta(pattern=r"^https?://(\[[^\]\s/]+\]|[^:@\s/\[\]]+):\d{1,5}$", max_length=512)
 ]
 _TimeoutMs: TypeAlias = Annotated[
     int,
@@ -85,7 +85,7 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     api_server: Annotated[
         str,
         Meta(
-            pattern=r"^(https?://(\[[^\]\s/]+\]|[^:\s/\[\]]+):\d{1,5})?$",
+            pattern=r"^(https?://(\[[^\]\s/]+\]|[^:@\s/\[\]]+):\d{1,5})?$",
             max_length=512,
             description="URL of the API server, as https://host:port; empty for what Kubernetes tells its "
             "pods in the environment.",
