@@ -138,8 +138,8 @@ KV_TEXT_BYTES_MAX: Final = 32 * 1024
 KV_BYTES_MAX: Final = 4 * 1024 * 1024
 # Settings to be changed while a broker or registry runs, as lines of text.
 SETTINGS_TEXT_BYTES_MAX: Final = 64 * 1024
-# Replication: the number of a member, and what a consensus store holds of a broker name. An answer with the signs
-# of life of all members fits, and so does a Kubernetes object with what Kubernetes adds to it.
+# Replication: the number of a member, and what a consensus store holds of a broker name. The signs of life of
+# all members fit into one answer, with what Kubernetes adds to each.
 REPLICATION_MEMBER_MAX: Final = 127
 CONSENSUS_STATE_BYTES_MAX: Final = 64 * 1024
 CONSENSUS_BEAT_BYTES_MAX: Final = 1_024

@@ -91,6 +91,10 @@ class FakeEtcd(FaultyServer):
             token = request.headers.get("Authorization", "")
             if not token:
                 return _error(400, 3, "etcdserver: user name is empty")
+            if token not in data.tokens and path == "/v3/watch":
+                response = await stream(request)
+                await response.write(b'{"result":{"created":true,"canceled":true,"watch_id":"-1"}}\n')
+                return response
             if token not in data.tokens:
                 return _error(401, 16, "etcdserver: invalid auth token")
             if not data.may_write:

@@ -17,8 +17,7 @@ class FaultyServer:
     """`async with` serves on a free port of loopback; `fail` makes the next requests for a path go wrong.
 
     Faults: "lost" does what was asked for and closes the connection, "hang" does it and never answers,
-    "refuse:STATUS" does nothing and answers with that status; bytes are an answer of their own, also for nothing
-    done.
+    "refuse:STATUS" does nothing and answers with that status; bytes are the answer, and nothing is done.
     """
 
     def __init__(self, handler: Handler, tls: ssl.SSLContext | None = None) -> None:

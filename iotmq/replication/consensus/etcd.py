@@ -24,7 +24,7 @@ from iotmq.backoff import Backoff
 from iotmq.clock import Clock
 from iotmq.errors import ConfigError, ConsensusUnavailableError
 from iotmq.remoting.tls.files import client_tls
-from iotmq.replication.consensus.http import Answer, HttpClient, Request, RequestNotSentError, StatusError
+from iotmq.replication.consensus.http import Answer, HttpClient, Request, RequestNotSentError
 from iotmq.replication.consensus.observed import ObservedChanges
 from iotmq.replication.consensus.port import SignOfLife, Versioned, check_beat, check_state
 from iotmq.replication.consensus.renewed import Renewed
@@ -123,6 +123,10 @@ class EtcdRefusedError(ConsensusUnavailableError):
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
         self.code = code
+
+
+class _WatchCanceledError(ConsensusUnavailableError):
+    """etcd has ended a watch itself."""
 
 
 class _Beat(NamedTuple):
@@ -328,9 +332,9 @@ class _Nodes:
         endpoint = self._endpoints[0]
         try:
             await self._http.follow(await self._request(endpoint, path, body), take)
-        except StatusError as error:
-            if error.status == _UNAUTHORIZED:
-                self._token = ""
+        except _WatchCanceledError:
+            # The only sign of a token that is not known any more: the status is that of a success.
+            self._token = ""
             raise
         except ConsensusUnavailableError:
             self._prefer_others(endpoint)
@@ -411,7 +415,7 @@ class _Nodes:
 def _check_watch(line: bytes) -> None:
     """Refuse a line that ends a watch."""
     if _decode("watch", line, _Watched).result.canceled:
-        raise ConsensusUnavailableError(f"etcd ended the watch: {line[:200].decode(errors='replace')}")
+        raise _WatchCanceledError(f"etcd ended the watch: {line[:200].decode(errors='replace')}")
 
 
 def _is_token_refused(answer: Answer) -> bool:

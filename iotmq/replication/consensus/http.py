@@ -26,7 +26,7 @@ class RequestNotSentError(ConsensusUnavailableError):
 
 
 class StatusError(ConsensusUnavailableError):
-    """A watch was refused with an HTTP status."""
+    """An answer that was to go on was refused with an HTTP status."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)

@@ -135,7 +135,9 @@ async def test_a_change_without_an_answer_is_not_known_and_not_asked_for_elsewhe
     assert state.value == b"two"
 
 
-@pytest.mark.parametrize("fault", ["lost", "hang", "refuse:503", b"{", b'{"header":1}', b"\xff", b"[" * 9_999])
+@pytest.mark.parametrize(
+    "fault", ["lost", "hang", "refuse:503", b"{", b'{"header":1}', b"\xff", b"[" * 9_999]
+)
 async def test_a_read_without_an_answer_of_use_is_asked_for_elsewhere(
     make: MakeStore, node: FakeEtcd, other: FakeEtcd, fault: str | bytes
 ) -> None:
