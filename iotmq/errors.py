@@ -87,6 +87,10 @@ class SendFailedError(IotmqError):
     """All tries of a send failed for reasons that another try may cure; `__cause__` is the last one."""
 
 
+class ConsensusUnavailableError(IotmqError):
+    """The consensus store gave no answer of use; what was asked for may have been done, or be done later."""
+
+
 class StoreError(IotmqError):
     """The store cannot do what was asked; stored records are untouched."""
 

@@ -138,6 +138,12 @@ KV_TEXT_BYTES_MAX: Final = 32 * 1024
 KV_BYTES_MAX: Final = 4 * 1024 * 1024
 # Settings to be changed while a broker or registry runs, as lines of text.
 SETTINGS_TEXT_BYTES_MAX: Final = 64 * 1024
+# Replication: the number of a member, and what a consensus store holds of a broker name. The signs of life of
+# all members fit into one answer, with what Kubernetes adds to each.
+REPLICATION_MEMBER_MAX: Final = 127
+CONSENSUS_STATE_BYTES_MAX: Final = 64 * 1024
+CONSENSUS_BEAT_BYTES_MAX: Final = 1_024
+CONSENSUS_ANSWER_BYTES_MAX: Final = 1024 * 1024
 FILTERS_PER_CHANNEL_MAX: Final = 10_000_000
 # MQTT front ends in other processes: the name of one, sessions in one request, queues of one session,
 # records of one read, and queues whose pushes were not sent, by number; past that all count as missed.

@@ -54,6 +54,7 @@ packages_for() {
         apt-get:zlib) echo zlib1g-dev ;;
         apt-get:mosquitto) echo mosquitto mosquitto-clients ;;
         apt-get:redis) echo redis-server ;;
+        apt-get:etcd) echo etcd-server etcd-client ;;
         apt-get:chromium) echo chromium-headless-shell ;;
         apt-get:paho) echo paho.mqtt.c-examples ;;
         dnf:python) echo python3 python3-devel ;;
@@ -62,6 +63,7 @@ packages_for() {
         dnf:zlib) echo zlib-devel ;;
         dnf:mosquitto) echo mosquitto ;;
         dnf:redis) echo redis ;;
+        dnf:etcd) echo etcd ;;
         dnf:chromium) echo chromium-headless ;;
         dnf:paho) echo paho-c ;;
         apk:python) echo python3 python3-dev ;;
@@ -70,6 +72,7 @@ packages_for() {
         apk:zlib) echo zlib-dev ;;
         apk:mosquitto) echo mosquitto mosquitto-clients ;;
         apk:redis) echo redis ;;
+        apk:etcd) echo etcd etcd-ctl ;;
         apk:chromium) echo chromium ;;
     esac
 }
@@ -164,6 +167,20 @@ ensure_redis() {
         fi
     else
         warn "without redis-server the broker's side-by-side benchmark cannot run"
+    fi
+}
+
+# etcd is a consensus store in the tests, which start their own.
+ensure_etcd() {
+    if command -v etcd >/dev/null && command -v etcdctl >/dev/null; then
+        return
+    fi
+    if install_packages etcd; then
+        if [ -d /run/systemd/system ] && command -v systemctl >/dev/null; then
+            as_root systemctl disable --now etcd >>"$log" 2>&1 || true
+        fi
+    else
+        warn "without etcd its interop tests are skipped"
     fi
 }
 
@@ -274,6 +291,7 @@ install_extra() {
     if [ "$extra" = dev ]; then
         ensure_mosquitto
         ensure_redis
+        ensure_etcd
         ensure_chromium
         ensure_paho_samples
         install_node_clients

@@ -21,6 +21,8 @@ LAYERS: tuple[frozenset[str], ...] = (
     ),
     frozenset({"message", "ports"}),
     frozenset({"mqtt", "remoting"}),
+    # Asks etcd or Kubernetes; the rest of replication does no I/O.
+    frozenset({"replication.consensus"}),
     frozenset({"client", "replication", "store"}),
     frozenset({"front_port"}),
     frozenset({"bridge", "broker", "console", "mqtt_client", "mqtt_front", "registry"}),
@@ -199,13 +201,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "settings", "connection", "publish", "deliver", "access", "sessions", "listen", "metrics", "server",
     ),
     "replication": (
-        "cluster_state",
-        "rocketmq",
-        "epochs",
-        "messages",
-        "ports",
-        "state_change",
-        "leading",
+        "consensus", "rocketmq", "cluster_state", "epochs", "messages", "ports", "state_change", "leading",
         "member",
     ),
     "registry": ("routes", "settings", "changed_settings", "kv", "registration", "server"),
