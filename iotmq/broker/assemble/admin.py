@@ -48,7 +48,7 @@ class AdminProcessors:
             broker_name=parts.settings.name,
             timeout_s=parts.settings.relay_timeout_s,
         )
-        self.runtime_info = RuntimeInfo(parts, native.pulls, native.delays.progress)
+        self.runtime_info = RuntimeInfo(parts, native.pulls, native.delays.offsets.progress)
         self._removal = TopicRemoval(parts)
         self._removals = TopicRemovalHandler(parts, self._removal)
         self._accounts = AclHandler(
@@ -68,7 +68,7 @@ class AdminProcessors:
             OffsetHandler(parts, sliced_replies),
             self._accounts,
             RetentionHandler(parts.store),
-            AdminHandler(parts, native.delays, self.runtime_info.table),
+            AdminHandler(parts, native.delays.offsets, self.runtime_info.table),
             self._removals,
             GroupChangesHandler(parts, sliced_replies),
             QueueScalingHandler(parts),
