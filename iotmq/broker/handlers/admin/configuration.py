@@ -13,6 +13,7 @@ from iotmq.broker.replies.reply_body import reply_json
 from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.scheduled.delay_offsets import DelayOffsets
 from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig
+from iotmq.broker.tables.system_topics import check_not_own
 from iotmq.broker.tables.topics import (
     BENCHMARK_TOPIC,
     TEMPLATE_TOPIC,
@@ -78,8 +79,7 @@ class AdminHandler(RequestProcessor):
         filter_type = request.text("topicFilterType")
         if filter_type not in _FILTER_TYPES:
             raise RefusedError(f"the field topicFilterType is not one of {', '.join(_FILTER_TYPES)}")
-        if name in self._fixed_topics:
-            raise RefusedError(f"the field topic names {name}, which belongs to the broker")
+        check_not_own(name, self._fixed_topics, "topic")
         current = self._topics.find(name)
         self._topics.put(
             TopicConfig(

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.request_table import Handler, RequestProcessor
+from iotmq.broker.tables.system_topics import check_not_own
 from iotmq.broker.topic_changes.topic_removal import TopicRemoval
 from iotmq.errors import RefusedError
 from iotmq.remoting.codes import RequestCode, ResponseCode
@@ -48,8 +49,7 @@ class TopicRemovalHandler(RequestProcessor):
         name = request.text("topic")
         if not name:
             raise RefusedError("the field topic is empty")
-        if name in self._own_topics:
-            raise RefusedError(f"the field topic names {name}, which belongs to the broker")
+        check_not_own(name, self._own_topics, "topic")
         # A tool asks every broker of a cluster, also those that never had the topic.
         self._removal.delete(name)
         return self._reply_when_saved(connection, request)
