@@ -10,12 +10,11 @@ from iotmq.broker.handlers.admin.accounts import AclHandler
 from iotmq.broker.handlers.admin.configuration import AdminHandler
 from iotmq.broker.handlers.admin.connections import ConnectionHandler
 from iotmq.broker.handlers.admin.consume_stats import ConsumeStatsHandler
+from iotmq.broker.handlers.admin.deletion import RetentionHandler, TopicRemovalHandler
 from iotmq.broker.handlers.admin.queries import QueryHandler
 from iotmq.broker.handlers.admin.queue_scaling import QueueScalingHandler
-from iotmq.broker.handlers.admin.retention import RetentionHandler
 from iotmq.broker.handlers.admin.runtime_info import RuntimeInfo
 from iotmq.broker.handlers.admin.statistics import StatisticsHandler
-from iotmq.broker.handlers.admin.topic_removal import TopicRemovalHandler
 from iotmq.broker.handlers.native.group_changes import GroupChangesHandler
 from iotmq.broker.handlers.native.offsets import OffsetHandler
 from iotmq.broker.parts import BrokerParts
