@@ -80,7 +80,7 @@ class Broker:
         self._store = store
         self._files = TableFiles(parts.topics, parts.subscription_groups, parts.changed_settings)
         self._native = NativeProcessors(parts, self._files, when_told=self._when_told)
-        self._files.add([parts.offsets, self._native.filters, self._native.delays])
+        self._files.add([parts.offsets, self._native.filters, self._native.delays.offsets])
         self.access = open_access_control(parts.settings, store, default_file=parts.config / "plain_acl.yml")
         self._admin = AdminProcessors(parts, self._native, self.access, address=lambda: self.address)
         self._mqtt = MqttProcessors(parts, self.timers, self._native.device_replies)
@@ -102,7 +102,7 @@ class Broker:
         self.consumed = ConsumedPosition(
             store,
             parts.offsets,
-            delivered=self._native.delays.delivered,
+            delivered=self._native.delays.offsets.delivered,
             # Nobody consumes what the broker writes there.
             ignored_topics=parts.system_topics - {SCHEDULE_TOPIC, HALF_TOPIC},
             is_read=self._is_read,

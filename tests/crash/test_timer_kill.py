@@ -92,9 +92,9 @@ async def main():
         bench.store.retain()
         bench.delays.roll()
         if source.random() < 0.05:
-            data = bench.delays.take_unsaved()
+            data = bench.delays.offsets.take_unsaved()
             if data is not None:
-                bench.delays.write(data)
+                bench.delays.offsets.write(data)
         await asyncio.sleep(0.002)
 
 

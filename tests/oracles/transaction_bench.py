@@ -205,9 +205,15 @@ class Bench:
         return self.connection.replies[-1]
 
     def check(self, *, after_s: float = CHECK_INTERVAL_S) -> None:
-        """One round of checks after so many seconds."""
+        """One whole round of checks after so many seconds."""
         self.clock.advance(after_s)
         self.checks.check()
+        self.finish_round()
+
+    def finish_round(self) -> None:
+        """Do what the loop does of a round of checks in the turns that follow."""
+        while self.checks._due:
+            self.checks._see_to_some()
 
     def asked(self, client_id: str) -> list[Command]:
         """The checks a producer has got and not looked at yet."""

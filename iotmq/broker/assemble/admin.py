@@ -10,12 +10,11 @@ from iotmq.broker.handlers.admin.accounts import AclHandler
 from iotmq.broker.handlers.admin.configuration import AdminHandler
 from iotmq.broker.handlers.admin.connections import ConnectionHandler
 from iotmq.broker.handlers.admin.consume_stats import ConsumeStatsHandler
+from iotmq.broker.handlers.admin.deletion import RetentionHandler, TopicRemovalHandler
 from iotmq.broker.handlers.admin.queries import QueryHandler
 from iotmq.broker.handlers.admin.queue_scaling import QueueScalingHandler
-from iotmq.broker.handlers.admin.retention import RetentionHandler
 from iotmq.broker.handlers.admin.runtime_info import RuntimeInfo
 from iotmq.broker.handlers.admin.statistics import StatisticsHandler
-from iotmq.broker.handlers.admin.topic_removal import TopicRemovalHandler
 from iotmq.broker.handlers.admin.topic_status import TopicStatusHandler
 from iotmq.broker.handlers.native.group_changes import GroupChangesHandler
 from iotmq.broker.handlers.native.offsets import OffsetHandler
@@ -49,7 +48,7 @@ class AdminProcessors:
             broker_name=parts.settings.name,
             timeout_s=parts.settings.relay_timeout_s,
         )
-        self.runtime_info = RuntimeInfo(parts, native.pulls, native.delays.progress)
+        self.runtime_info = RuntimeInfo(parts, native.pulls, native.delays.offsets.progress)
         self._removal = TopicRemoval(parts)
         self._removals = TopicRemovalHandler(parts, self._removal)
         self._accounts = AclHandler(
@@ -70,7 +69,7 @@ class AdminProcessors:
             OffsetHandler(parts, sliced_replies),
             self._accounts,
             RetentionHandler(parts.store),
-            AdminHandler(parts, native.delays, self.runtime_info.table),
+            AdminHandler(parts, native.delays.offsets, self.runtime_info.table),
             self._removals,
             GroupChangesHandler(parts, sliced_replies),
             QueueScalingHandler(parts),

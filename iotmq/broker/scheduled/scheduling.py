@@ -17,7 +17,6 @@ from iotmq.broker.scheduled.timer_rolls import TimerRolls
 from iotmq.broker.scheduled.timers import Timers
 from iotmq.broker.scheduled.unflushed_deliveries import UnflushedDeliveries
 from iotmq.metrics import Metric
-from iotmq.store.log.queue import Queue
 
 __all__ = ("DelayDelivery", "DelayLevels", "DelayOffsetTable", "without_properties")
 
@@ -27,7 +26,10 @@ _THREADS_MAX: Final = 2
 
 
 class DelayDelivery:
-    """Everything about waiting messages. `timers` is what other parts build on."""
+    """Everything about waiting messages.
+
+    `timers` is what other parts build on; `offsets` says how far each delay level was delivered.
+    """
 
     def __init__(self, parts: BrokerParts) -> None:
         store = parts.store
@@ -36,13 +38,13 @@ class DelayDelivery:
         # Its own: what is due must not wait behind consumers that read old messages.
         self._cold_reads = ColdReads(store, threads_max=_THREADS_MAX, waiting_max=_FETCHES_MAX)
         self.timers = Timers(parts, self.levels, ended, self._cold_reads)
-        self._offsets = DelayOffsets(store, self.levels, ended, parts.config / "delayOffset.json")
+        self.offsets = DelayOffsets(store, self.levels, ended, parts.config / "delayOffset.json")
         self._rolls = TimerRolls(store, self.timers, ended, parts.clock)
         store.held_position = self._rolls.held_position
 
     def start(self) -> None:
         """Deliver what fell due meanwhile, and everything else from now on."""
-        self._offsets.start()
+        self.offsets.start()
         self.timers.start()
 
     def stop(self) -> None:
@@ -67,36 +69,6 @@ class DelayDelivery:
     def roll(self) -> None:
         """Make way for retention; to be called about every second."""
         self._rolls.run()
-
-    # The file ------------------------------------------------------------------------------------------
-
-    @property
-    def is_dirty(self) -> bool:
-        return self._offsets.is_dirty
-
-    @is_dirty.setter
-    def is_dirty(self, value: bool) -> None:
-        self._offsets.is_dirty = value
-
-    def encode(self) -> bytes:
-        """Return the answer to code 45."""
-        return self._offsets.encode()
-
-    def take_unsaved(self) -> bytes | None:
-        """Return the bytes for `write`, None when the file is up to date."""
-        return self._offsets.take_unsaved()
-
-    def write(self, data: bytes) -> None:
-        """Write the file; touches nothing but the disk, so that a thread may do it."""
-        self._offsets.write(data)
-
-    def progress(self) -> list[tuple[int, int]]:
-        """Delivered offset and end of each level's queue."""
-        return self._offsets.progress()
-
-    def delivered(self) -> list[tuple[Queue, int]]:
-        """Each level's queue and the offset before which everything is in its real topic."""
-        return self._offsets.delivered()
 
     def metrics(self) -> Iterable[Metric]:
         yield from self.timers.metrics()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.tables.topics import (
     BENCHMARK_TOPIC,
@@ -21,6 +23,7 @@ from iotmq.broker.tables.topics import (
     TopicConfig,
     TopicTable,
 )
+from iotmq.errors import RefusedError
 
 
 def make_system_topics(topics: TopicTable, settings: BrokerSettings) -> None:
@@ -41,6 +44,12 @@ def system_topic_names(settings: BrokerSettings) -> frozenset[str]:
         cluster=settings.cluster, broker=settings.name, template_queues=1, may_inherit=False
     )
     return frozenset(topic.topic_name for topic in topics)
+
+
+def check_not_own(name: str, own_names: Container[str], field: str) -> None:
+    """Raise RefusedError when the topic or group that a request would change is one of the broker's own."""
+    if name in own_names:
+        raise RefusedError(f"the field {field} names {name}, which belongs to the broker")
 
 
 def system_topics(

@@ -1,4 +1,7 @@
-"""Topics that topics.json lost in a crash: the log, which is on the disk before it, has their queues."""
+"""Topics that topics.json lost in a crash: the log, which is on the disk before it, has their queues.
+
+Apart from system_topics.py, which knows its topics without a store: these only the log can name.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from iotmq.broker.parts import BrokerParts
 from iotmq.broker.transactions.half_messages import Half, copied_properties, read_half
 from iotmq.broker.transactions.transactions import Pending, State, Transactions
 from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
-from iotmq.event_loop import DeadlineTimer
+from iotmq.event_loop import DeadlineTimer, LoopSlice
 from iotmq.message.records.record import Record, decode_record, encode_record, property_value
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode
@@ -26,9 +26,6 @@ from iotmq.remoting.command import Command
 from iotmq.store.queues.cold_steps import Steps
 
 logger = logging.getLogger(__name__)
-
-# How many transactions are seen to before the loop gets its turn: some milliseconds of work.
-_TURN_MAX = 64
 
 
 class TransactionChecks:
@@ -105,31 +102,24 @@ class TransactionChecks:
 
     def _see_to_some(self) -> None:
         due = self._due
-        room = _TURN_MAX
-        # Those that are too young cost next to nothing.
-        looks = _TURN_MAX * 16
         now_s = self._clock.monotonic_s()
-        while due and room > 0 and looks > 0:
-            looks -= 1
-            if self._see_to(due.popleft(), now_s):
-                room -= 1
+        turn = LoopSlice()
+        while due and turn.take():
+            self._see_to(due.popleft(), now_s)
         if due:
             self._turn_timer.arm(now_s)
 
-    def _see_to(self, pending: Pending, now_s: float) -> bool:
-        """Return whether there was something to do."""
+    def _see_to(self, pending: Pending, now_s: float) -> None:
         if pending.state is State.OP_OWED:
             self._transactions.settle(pending, self._written)
-            return True
+            return
         if pending.state is not State.OPEN or self._transactions.find(pending.first_offset) is not pending:
-            return False
+            return
         age_s = now_s - pending.begun_s
         immunity_s = self._timeout_s if pending.immunity_ms < 0 else pending.immunity_ms / 1000
         is_checked = age_s >= min(immunity_s, self._age_max_s)
-        if not is_checked and not self._is_leaving(pending):
-            return False
-        if pending.first_offset in self._reading:
-            return False
+        if (not is_checked and not self._is_leaving(pending)) or pending.first_offset in self._reading:
+            return
         self._reading.add(pending.first_offset)
         self._cold_reads.finish(
             self._look_steps(pending, age_s, is_checked=is_checked),
@@ -137,7 +127,6 @@ class TransactionChecks:
             # The next round tries again.
             lambda error: self._reading.discard(pending.first_offset),
         )
-        return True
 
     def _look_steps(self, pending: Pending, age_s: float, *, is_checked: bool) -> Steps[None]:
         """Read the half of a transaction and do with it what its age wants."""

@@ -10,20 +10,40 @@ from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
 
-Respond: TypeAlias = Callable[[Command, StoredBatch | RefusedBatch], Command]
+Respond: TypeAlias = Callable[[Command, StoredBatch], Command]
 
 
 class StoredReply(DeferredReply):
-    """Pass it to the writer as `done` and return `take()` from the handler."""
+    """Pass it to the writer as `done` and return `take()` from the handler.
 
-    __slots__ = ("_respond",)
+    `respond` makes the answer when the batch is stored. Without it the answer is a success, also after a slow
+    flush: the client must not do it again. `refused()` is called before a refusal is answered.
+    """
 
-    def __init__(self, connection: ServerConnection, request: Command, respond: Respond) -> None:
+    __slots__ = ("_refused", "_respond")
+
+    def __init__(
+        self,
+        connection: ServerConnection,
+        request: Command,
+        respond: Respond | None = None,
+        *,
+        refused: Callable[[], None] | None = None,
+    ) -> None:
         super().__init__(connection, request)
         self._respond = respond
+        self._refused = refused
 
     def __call__(self, result: StoredBatch | RefusedBatch) -> None:
-        if not self._request.is_oneway:
+        if self._request.is_oneway:
+            return
+        if isinstance(result, RefusedBatch):
+            if self._refused is not None:
+                self._refused()
+            self.answer(self._request.reply(result.code, remark=result.remark))
+        elif self._respond is None:
+            self.succeed()
+        else:
             self.answer(self._respond(self._request, result))
 
     def take(self) -> Command | None:

@@ -11,8 +11,9 @@ from iotmq import limits
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.reply_body import reply_json
 from iotmq.broker.replies.request_table import Handler, RequestProcessor
-from iotmq.broker.scheduled.scheduling import DelayDelivery
+from iotmq.broker.scheduled.delay_offsets import DelayOffsets
 from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig
+from iotmq.broker.tables.system_topics import check_not_own
 from iotmq.broker.tables.topics import (
     BENCHMARK_TOPIC,
     TEMPLATE_TOPIC,
@@ -37,14 +38,14 @@ class AdminHandler(RequestProcessor):
     """
 
     def __init__(
-        self, parts: BrokerParts, delays: DelayDelivery, runtime_info: Callable[[], Mapping[str, str]]
+        self, parts: BrokerParts, delay_offsets: DelayOffsets, runtime_info: Callable[[], Mapping[str, str]]
     ) -> None:
         self._settings = parts.changed_settings
         self._clock = parts.clock
         self._topics = parts.topics
         self._subscription_groups = parts.subscription_groups
         self._offsets = parts.offsets
-        self._delays = delays
+        self._delay_offsets = delay_offsets
         self._runtime_info = runtime_info
         # Topics the broker depends on; their configuration is not a client's to change.
         self._fixed_topics = UNSENDABLE_TOPICS | {
@@ -62,7 +63,7 @@ class AdminHandler(RequestProcessor):
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTION_GROUP: self._put_group,
             RequestCode.GET_ALL_SUBSCRIPTION_GROUP_CONFIG: self._all_groups,
             RequestCode.GET_ALL_CONSUMER_OFFSET: self._all_offsets,
-            RequestCode.GET_ALL_DELAY_OFFSET: self._delay_offsets,
+            RequestCode.GET_ALL_DELAY_OFFSET: self._all_delay_offsets,
             RequestCode.GET_BROKER_RUNTIME_INFO: self._runtime,
             RequestCode.UPDATE_BROKER_CONFIG: self._change_settings,
             RequestCode.GET_BROKER_CONFIG: self._settings_as_text,
@@ -78,8 +79,7 @@ class AdminHandler(RequestProcessor):
         filter_type = request.text("topicFilterType")
         if filter_type not in _FILTER_TYPES:
             raise RefusedError(f"the field topicFilterType is not one of {', '.join(_FILTER_TYPES)}")
-        if name in self._fixed_topics:
-            raise RefusedError(f"the field topic names {name}, which belongs to the broker")
+        check_not_own(name, self._fixed_topics, "topic")
         current = self._topics.find(name)
         self._topics.put(
             TopicConfig(
@@ -120,8 +120,8 @@ class AdminHandler(RequestProcessor):
     def _all_offsets(self, connection: ServerConnection, request: Command) -> Command | None:
         return request.reply(ResponseCode.SUCCESS, body=self._offsets.encode())
 
-    def _delay_offsets(self, connection: ServerConnection, request: Command) -> Command | None:
-        return request.reply(ResponseCode.SUCCESS, body=self._delays.encode())
+    def _all_delay_offsets(self, connection: ServerConnection, request: Command) -> Command | None:
+        return request.reply(ResponseCode.SUCCESS, body=self._delay_offsets.encode())
 
     def _runtime(self, connection: ServerConnection, request: Command) -> Command | None:
         return reply_json(request, {"table": dict(self._runtime_info())})

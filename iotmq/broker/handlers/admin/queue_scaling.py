@@ -8,6 +8,7 @@ from iotmq import limits
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.reply_body import reply_json
 from iotmq.broker.replies.request_table import Handler, RequestProcessor
+from iotmq.broker.tables.system_topics import check_not_own
 from iotmq.broker.tables.topics import TopicConfig, known_topic
 from iotmq.broker.topic_changes import queue_scaling
 from iotmq.broker.topic_changes.queue_scaling import QueueState, TopicState
@@ -85,8 +86,7 @@ class QueueScalingHandler(RequestProcessor):
 
     def _changeable_topic(self, request: Command) -> TopicConfig:
         topic = self._topic(request)
-        if topic.topic_name in self._own_topics:
-            raise RefusedError(f"the field topic names {topic.topic_name}, which belongs to the broker")
+        check_not_own(topic.topic_name, self._own_topics, "topic")
         return topic
 
 

@@ -477,11 +477,9 @@ class GatewayHandler:
         )
 
 
-def _respond(request: Command, outcome: StoredBatch | RefusedBatch) -> Command:
-    if isinstance(outcome, RefusedBatch):
-        return request.reply(outcome.code, remark=outcome.remark)
-    remark = None if outcome.status == ResponseCode.SUCCESS else _NOT_DURABLE
-    return request.reply(outcome.status, remark=remark)
+def _respond(request: Command, stored: StoredBatch) -> Command:
+    remark = None if stored.status == ResponseCode.SUCCESS else _NOT_DURABLE
+    return request.reply(stored.status, remark=remark)
 
 
 def _bytes(request: Command) -> bytes | memoryview:

@@ -13,6 +13,7 @@ from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.replies.sliced_reply import SlicedReplies, Work
 from iotmq.broker.tables.subscription_groups import SYSTEM_GROUPS, group_of
+from iotmq.broker.tables.system_topics import check_not_own
 from iotmq.broker.tables.topics import known_topic
 from iotmq.errors import RefusedError, RequestError
 from iotmq.remoting import lenient_json
@@ -48,8 +49,7 @@ class GroupChangesHandler(RequestProcessor):
 
     def _delete(self, connection: ServerConnection, request: Command) -> Command | None:
         name = group_of(request, "groupName")
-        if name in SYSTEM_GROUPS:
-            raise RefusedError(f"the field groupName names {name}, which belongs to the broker")
+        check_not_own(name, SYSTEM_GROUPS, "groupName")
         # A tool asks every broker of a cluster, also those the group never came to.
         self._subscription_groups.delete(name)
         if request.boolean("removeOffset"):

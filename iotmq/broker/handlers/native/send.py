@@ -365,7 +365,7 @@ class SendHandler:
             elements = encode_element(body, properties, header.flag)
             batch_properties = self._cluster_property
 
-        answer = StoredReply(connection, request, respond)
+        answer = StoredReply(connection, request, respond, refused=self._count_failure)
         is_same = self._topics.version is version
         append = partial(
             self._writer.append,
@@ -400,7 +400,8 @@ class SendHandler:
         self, connection: ServerConnection, request: Command, topic: str, queue_id: int, unique_key: str
     ) -> Command | None:
         """A message that only says that another one is not to be delivered."""
-        answer = StoredReply(connection, request, partial(self._respond, queue_id=queue_id))
+        respond = partial(self._respond, queue_id=queue_id)
+        answer = StoredReply(connection, request, respond, refused=self._count_failure)
         self._delivery.timers.cancel(topic, unique_key, answer)
         return answer.take()
 
@@ -422,7 +423,7 @@ class SendHandler:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, "a batch cannot be part of a transaction")
         transaction_id = (property_value(properties, b"UNIQ_KEY") or b"").decode()
         respond = partial(self._respond, queue_id=queue_id, transaction_id=transaction_id)
-        answer = StoredReply(connection, request, respond)
+        answer = StoredReply(connection, request, respond, refused=self._count_failure)
         self._transactions.prepare(
             topic,
             queue_id,
@@ -494,26 +495,26 @@ class SendHandler:
         encoded = self._born_hosts[connection] = encode_host(host, port)
         return encoded
 
+    def _count_failure(self) -> None:
+        self.failed_count += 1
+
     def _respond(
         self,
         request: Command,
-        result: StoredBatch | RefusedBatch,
+        stored: StoredBatch,
         *,
         queue_id: int | None = None,
         transaction_id: str | None = None,
         recall_handle: str | None = None,
     ) -> Command:
-        if isinstance(result, RefusedBatch):
-            self.failed_count += 1
-            return request.reply(result.code, remark=result.remark)
-        appended = result.appended
+        appended = stored.appended
         if appended.count == 1 or appended.count > self._message_ids.joined_max:
             message_id = self._message_ids.one(appended.start_position)
         else:
             message_id = self._message_ids.joined(appended.positions())
         ext = {
             "msgId": message_id,
-            "queueId": str(result.queue_id if queue_id is None else queue_id),
+            "queueId": str(stored.queue_id if queue_id is None else queue_id),
             "queueOffset": str(appended.first_offset),
             "MSG_REGION": self._region,
             "TRACE_ON": self._parts.settings.trace_on,
@@ -522,7 +523,7 @@ class SendHandler:
             ext["transactionId"] = transaction_id
         if recall_handle is not None:
             ext["recallHandle"] = recall_handle
-        return request.reply(result.status, ext=ext)
+        return request.reply(stored.status, ext=ext)
 
 
 def _check_names(header: SendHeader, names: FieldNames) -> None:

@@ -53,7 +53,7 @@ class SendBackHandler(RequestProcessor):
             raise RequestError(ResponseCode.NO_PERMISSION, "this broker does not take messages")
         if group.retry_queue_nums <= 0:
             return request.reply(ResponseCode.SUCCESS)
-        answer = StoredReply(connection, request, _respond)
+        answer = StoredReply(connection, request)
 
         def read(view: memoryview | None) -> None:
             if view is None:
@@ -122,10 +122,3 @@ class SendBackHandler(RequestProcessor):
             reconsume_times=record.reconsume_times + 1,
             done=done,
         )
-
-
-def _respond(request: Command, result: StoredBatch | RefusedBatch) -> Command:
-    if isinstance(result, RefusedBatch):
-        return request.reply(result.code, remark=result.remark)
-    # Stored is what counts here: a slow flush would make the client give it back twice.
-    return request.reply(ResponseCode.SUCCESS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import msgspec
 
@@ -15,7 +14,6 @@ from iotmq.broker.scheduled.delivery_time import REAL_QUEUE_ID, REAL_TOPIC, UNIQ
 from iotmq.broker.scheduled.recall_handle import decode_handle
 from iotmq.broker.scheduled.timers import Timers
 from iotmq.broker.tables.topics import TopicTable, known_topic
-from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.broker.writing.stored_reply import StoredReply
 from iotmq.errors import RefusedError, RequestError
 from iotmq.message.records.record import Record, property_value
@@ -87,7 +85,8 @@ class TimerHandler(RequestProcessor):
     def _take_back(
         self, connection: ServerConnection, request: Command, topic: str, unique_key: str
     ) -> Command | None:
-        answer = StoredReply(connection, request, partial(_respond, unique_key))
+        ext = {"msgId": unique_key}
+        answer = StoredReply(connection, request, lambda *_: request.reply(ResponseCode.SUCCESS, ext=ext))
         self._timers.cancel(topic, unique_key, answer)
         return answer.take()
 
@@ -111,12 +110,6 @@ class TimerHandler(RequestProcessor):
 
         self._timers.page(topic=topic, after=after, timers_max=timers_max, ready=ready, failed=failed)
         return answer.take()
-
-
-def _respond(unique_key: str, request: Command, result: StoredBatch | RefusedBatch) -> Command:
-    if isinstance(result, RefusedBatch):
-        return request.reply(result.code, remark=result.remark)
-    return request.reply(ResponseCode.SUCCESS, ext={"msgId": unique_key})
 
 
 def _read_place(text: str) -> tuple[int, int]:

@@ -9,7 +9,6 @@ from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.tables.topics import HALF_TOPIC, TRANSACTION_CHECKS_MAX_TOPIC
 from iotmq.broker.transactions.half_messages import COMMIT, NOT_A_TRANSACTION, ROLLBACK, read_half
 from iotmq.broker.transactions.transactions import GIVEN_UP, Transactions
-from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.broker.writing.stored_reply import StoredReply
 from iotmq.errors import RefusedError, RequestError
 from iotmq.message.errors import MessageFormatError
@@ -75,7 +74,7 @@ class TransactionHandler(RequestProcessor):
                 f"the field commitOrRollback is {outcome}; {COMMIT} commits, {ROLLBACK} rolls back, "
                 f"{NOT_A_TRANSACTION} leaves it open"
             )
-        answer = StoredReply(connection, request, self._respond)
+        answer = StoredReply(connection, request, refused=self._count_refusal)
         steps = self._end_steps(answer, group=group, offset=offset, position=position, outcome=outcome)
 
         def refused(error: RequestError) -> None:
@@ -127,12 +126,8 @@ class TransactionHandler(RequestProcessor):
             text = "has ended before" if before is None else f"was {_ENDS[before]}"
             raise RefusedError(f"this transaction {text}")
 
-    def _respond(self, request: Command, result: StoredBatch | RefusedBatch) -> Command:
-        if isinstance(result, RefusedBatch):
-            self.refused_count += 1
-            return request.reply(result.code, remark=result.remark)
-        # Stored is what counts here: a slow flush must not make anybody end it again.
-        return request.reply(ResponseCode.SUCCESS)
+    def _count_refusal(self) -> None:
+        self.refused_count += 1
 
     def _resume(self, connection: ServerConnection, request: Command) -> Command | None:
         message_id = request.text("msgId")
@@ -140,7 +135,7 @@ class TransactionHandler(RequestProcessor):
             _, _, position = parse_offset_message_id(message_id)
         except MessageFormatError as error:
             raise RefusedError(f"the field msgId: {error}") from error
-        answer = StoredReply(connection, request, self._respond)
+        answer = StoredReply(connection, request, refused=self._count_refusal)
 
         def read(view: memoryview | None) -> None:
             record = None if view is None else decode_record(view)

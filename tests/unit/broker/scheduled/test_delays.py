@@ -161,22 +161,22 @@ async def test_nothing_is_repeated_or_lost_over_a_clean_restart(bench: Bench) ->
     bench.clock.advance(1)
     bench.delivery.deliver()
     await bench.flushed()
-    data = bench.delivery.take_unsaved()
+    data = bench.delivery.offsets.take_unsaved()
     assert data is not None
-    assert bench.delivery.take_unsaved() is None
-    bench.delivery.write(data)
+    assert bench.delivery.offsets.take_unsaved() is None
+    bench.delivery.offsets.write(data)
     assert json.loads(bench.path.read_text())["offsetTable"] == {"1": 1, "2": 0, "3": 0}
     bench.clock.advance(100)
     again = bench.restarted()
     assert bench.bodies() == [b"one", b"two"]
-    assert again.progress() == [(1, 1), (1, 1), (0, 0)]
+    assert again.offsets.progress() == [(1, 1), (1, 1), (0, 0)]
 
 
 async def test_a_file_of_java_and_offsets_past_the_end_are_understood(bench: Bench) -> None:
     bench.put(b"one", 1)
     bench.path.parent.mkdir()
     bench.path.write_text('{\n\t"offsetTable":{1:99,3:2}\n}')
-    assert bench.restarted().progress() == [(1, 1), (0, 0), (0, 0)]
+    assert bench.restarted().offsets.progress() == [(1, 1), (0, 0), (0, 0)]
 
 
 async def test_many_due_at_once_are_delivered_in_portions(bench: Bench) -> None:
@@ -216,7 +216,7 @@ async def test_a_refused_delivery_is_tried_again_in_order(
     bench.clock.advance(1)
     bench.delivery.deliver()
     assert bench.bodies() == [b"0", b"1", b"2"]
-    assert bench.delivery.progress()[0] == (3, 3)
+    assert bench.delivery.offsets.progress()[0] == (3, 3)
 
 
 async def test_a_topic_that_was_closed_meanwhile_still_gets_its_messages(bench: Bench) -> None:
@@ -240,4 +240,4 @@ async def test_a_message_without_a_real_topic_is_skipped(bench: Bench) -> None:
     bench.clock.advance(1)
     bench.delivery.deliver()
     assert bench.bodies() == [b"next"]
-    assert bench.delivery.progress()[0] == (2, 2)
+    assert bench.delivery.offsets.progress()[0] == (2, 2)

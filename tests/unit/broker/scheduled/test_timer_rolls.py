@@ -150,10 +150,10 @@ async def test_a_level_moved_on_keeps_its_time_and_lets_its_offset_go(opened: Op
     due_ms = bench.index.waiting(timers_max=1)[0].due_ms
     fill(bench, 3)
     await bench.flushed()
-    assert bench.delays.progress()[4] == (0, 1)
+    assert bench.delays.offsets.progress()[4] == (0, 1)
     bench.clock.advance(2 * DAY_S)
     await retained(bench, lambda: bench.store.min_position > 0)
-    assert bench.delays.progress()[4] == (1, 1)
+    assert bench.delays.offsets.progress()[4] == (1, 1)
     (timer,) = bench.index.waiting(timers_max=2)
     assert (timer.due_ms, timer.kind) == (due_ms, 0)
     bench.pass_time(37 * DAY_S)

@@ -224,10 +224,10 @@ async def test_a_message_of_a_level_can_be_taken_back_and_the_level_goes_on(benc
     for number in range(3):
         bench.put(b"%d" % number, level=1, key=f"k{number}")
     assert isinstance(bench.cancel("k0"), StoredBatch)
-    assert bench.delays.progress()[0] == (1, 3)
+    assert bench.delays.offsets.progress()[0] == (1, 3)
     bench.pass_time(1)
     assert bench.bodies() == [b"1", b"2"]
-    assert bench.delays.progress()[0] == (3, 3)
+    assert bench.delays.offsets.progress()[0] == (3, 3)
 
 
 async def test_all_messages_of_one_key_are_taken_back(bench: TimerBench) -> None:
@@ -386,11 +386,11 @@ async def test_a_power_cut_may_repeat_a_delivery_and_loses_no_message(opened: Op
     assert len(bench.bodies()) == 2
     # Not before the delivery is on the disk: the file must never be ahead of the log.
     assert bench.store.flushed_position == end_position
-    assert bench.delays.progress()[0] == (1, 1)
-    data = bench.delays.take_unsaved()
+    assert bench.delays.offsets.progress()[0] == (1, 1)
+    data = bench.delays.offsets.take_unsaved()
     assert data is not None
     assert json.loads(data)["offsetTable"]["1"] == 0
-    bench.delays.write(data)
+    bench.delays.offsets.write(data)
     bench.index.sync()
     bench.close()
     shutil.rmtree(flushed / "kv")
@@ -417,7 +417,7 @@ async def test_what_another_broker_has_delivered_is_not_delivered_again(
     path.write_text('{\n\t"offsetTable":{2:3,5:99}\n}')
     bench = opened()
     assert bench.timers.pending_count == 1
-    assert bench.delays.progress()[1] == (3, 4)
+    assert bench.delays.offsets.progress()[1] == (3, 4)
     bench.put(b"new", level=5)
     bench.close()
     # For good: also when the index is made again, and the file says more by then.

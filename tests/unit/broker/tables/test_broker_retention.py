@@ -15,7 +15,7 @@ from manual_clock import ManualClock
 from store_model import open_small, put, wait_allocated, wait_flushed
 
 from iotmq.broker.broker import Broker
-from iotmq.broker.handlers.admin.retention import RetentionHandler
+from iotmq.broker.handlers.admin.deletion import RetentionHandler
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.tables.consumed import ConsumedPosition
 from iotmq.broker.tables.consumer_offsets import ConsumerOffsets

@@ -1,4 +1,5 @@
-"""Deleting topics: one by name (215), and what is left of topics that are not configured (316)."""
+"""Deleting by hand: a topic by name (215), what is left of topics that are not configured (316), and log
+files that are past their age (27, 306 and 329)."""
 
 from __future__ import annotations
 
@@ -8,11 +9,13 @@ from collections.abc import Mapping
 
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.request_table import Handler, RequestProcessor
+from iotmq.broker.tables.system_topics import check_not_own
 from iotmq.broker.topic_changes.topic_removal import TopicRemoval
 from iotmq.errors import RefusedError
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
+from iotmq.store.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +51,7 @@ class TopicRemovalHandler(RequestProcessor):
         name = request.text("topic")
         if not name:
             raise RefusedError("the field topic is empty")
-        if name in self._own_topics:
-            raise RefusedError(f"the field topic names {name}, which belongs to the broker")
+        check_not_own(name, self._own_topics, "topic")
         # A tool asks every broker of a cluster, also those that never had the topic.
         self._removal.delete(name)
         return self._reply_when_saved(connection, request)
@@ -91,3 +93,21 @@ class TopicRemovalHandler(RequestProcessor):
             reason = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
             return f"deleted, but a crash may bring it back: deletedTopics.json: {reason}"
         return None
+
+
+class RetentionHandler(RequestProcessor):
+    """One answer to 27, 306 and 329: queue files go with the log, there is nothing to clean in them alone."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def handlers(self) -> Mapping[int, Handler]:
+        return {
+            RequestCode.TRIGGER_DELETE_FILES: self._delete,
+            RequestCode.CLEAN_EXPIRED_CONSUME_QUEUE: self._delete,
+            RequestCode.DELETE_EXPIRED_COMMIT_LOG: self._delete,
+        }
+
+    def _delete(self, connection: ServerConnection, request: Command) -> Command | None:
+        self._store.delete_expired()
+        return request.reply(ResponseCode.SUCCESS)
