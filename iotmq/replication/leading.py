@@ -242,7 +242,7 @@ class Leading:
                 return
             if follower.acked is not None and follower.acked >= follower.sent:
                 follower.progress_s = now_s
-            end = min(follower.sent + settings.chunk_bytes, self._log.end)
+            end = self._log.piece_end(follower.sent, settings.chunk_bytes)
             self._send(follower, follower.sent, end, now_s)
             follower.sent = end
 

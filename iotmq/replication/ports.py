@@ -33,6 +33,9 @@ class MemberLog(Protocol):
     def append_epoch(self, epoch: int, identity: Identity) -> None:
         """Append the record that begins an epoch."""
 
+    def piece_end(self, position: int, bytes_max: int) -> int:
+        """Return the end of a piece of whole records from `position` on: `bytes_max`, or one record."""
+
     def append_copy(self, position: int, end: int, content: object) -> None:
         """Append what a master sent."""
 

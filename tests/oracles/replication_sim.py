@@ -69,6 +69,9 @@ class SimLog:
     def append_epoch(self, epoch: int, identity: Identity) -> None:
         self.append(("epoch", epoch, identity.member))
 
+    def piece_end(self, position: int, bytes_max: int) -> int:
+        return min(position + bytes_max, self.end)
+
     def append_copy(self, position: int, end: int, content: object) -> None:
         assert position == self.end
         assert isinstance(content, list)

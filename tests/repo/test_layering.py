@@ -24,7 +24,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     # Asks etcd or Kubernetes; the rest of replication does no I/O.
     frozenset({"replication.consensus"}),
     frozenset({"client", "replication", "store"}),
-    frozenset({"front_port"}),
+    frozenset({"front_port", "replicated"}),
     frozenset({"bridge", "broker", "console", "mqtt_client", "mqtt_front", "registry"}),
     frozenset({"config"}),
     frozenset({"workers"}),
@@ -41,6 +41,7 @@ FORBIDDEN: dict[str, frozenset[str]] = {
     "message": _NETWORK | {"threading"},
     "mqtt": _NETWORK | {"threading"},
     "replication": _NETWORK | {"threading"},
+    "replicated": _NETWORK | {"threading"},
     "store": _NETWORK,
 }
 
@@ -204,6 +205,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "consensus", "rocketmq", "cluster_state", "epochs", "messages", "ports", "state_change", "leading",
         "member",
     ),
+    "replicated": ("member_file", "member_log", "member_store"),
     "registry": ("routes", "settings", "changed_settings", "kv", "registration", "server"),
     "front_port": (
         "delivery_channel", "request_turns", "session_answers", "gateway", "session_link", "exclusive_claims",

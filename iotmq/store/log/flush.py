@@ -106,7 +106,8 @@ class Flusher:
             # A stopped one stays so.
             self._flushes, self._flush_s = self.flushes, self.flush_s
             self._commit = GroupCommit(*self._flushed)
-        self._is_stopping = False
+        # A request that came too late for the thread that stopped would keep later ones from waking this one.
+        self._is_stopping = self._is_requested = False
         self._threads = self._make_threads()
         self.start()
 
