@@ -20,6 +20,7 @@ from iotmq.store.queues.consume_queue cimport ConsumeQueue
 
 from iotmq.errors import StoreCorruptError
 from iotmq.limits import QUEUE_OFFSET_MAX
+from iotmq.store import fail_points
 
 cdef int64_t OFFSET_MAX = QUEUE_OFFSET_MAX
 
@@ -95,6 +96,7 @@ def cut_log(CommitLog log not None, int64_t position, sync_file):
     with log.ahead_lock, log.lock:
         # Later segments go first, from the last one on.
         log._settle(position)
+        fail_points.reach("cut-files-deleted")
         # It may have been full, and is written to again.
         log.active.is_descriptor_kept = True
         log.cut()
