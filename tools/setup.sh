@@ -261,7 +261,8 @@ install_locked() {
     local extra="$1" what="$2" versions="$stamps/versions.txt"
     sed -e '/--hash=/d' -e 's/ *\\$//' requirements/dev.lock >"$versions"
     if [ "$extra" = dev ]; then
-        pip_install --require-hashes --requirement requirements/dev.lock || return
+        # As constraints, too: to pip a package with an extra is another one, of which it would try the newest.
+        pip_install --require-hashes --requirement requirements/dev.lock --constraint requirements/dev.lock || return
     else
         pip_install --constraint "$versions" setuptools Cython || return
     fi
