@@ -229,6 +229,8 @@ class MessageWriter:
     def finish(self) -> None:
         """Answer everything that still waits as stored but not known to be flushed. The last call."""
         self._timer.cancel()
+        # The loop may not have come to confirming what the last flush covered.
+        self.confirm()
         self.write_out()
         while self._waiting:
             self._time_out(self._waiting.popleft())

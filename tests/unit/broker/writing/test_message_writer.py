@@ -330,6 +330,14 @@ async def test_who_does_not_wait_for_the_flush_is_done_at_once(sync_bench: Bench
     assert sync_bench.codes() == [0]
 
 
+async def test_finish_confirms_what_was_flushed_just_now(sync_bench: Bench) -> None:
+    sync_bench.append()
+    sync_bench.store.flush()
+    # Before the loop comes to what the flush asked of it.
+    sync_bench.writer.finish()
+    assert sync_bench.codes() == [0]
+
+
 async def test_finish_answers_what_still_waits(sync_bench: Bench) -> None:
     sync_bench.append()
     sync_bench.writer.close()
