@@ -28,6 +28,7 @@ from iotmq.cycles import short_collections
 from iotmq.errors import IotmqError, StoreError
 from iotmq.front_port.gateway import RemoteGateway
 from iotmq.front_port.session_gateway import RemoteSessions
+from iotmq.member.replicated_broker import ReplicatedBroker
 from iotmq.metrics import Metric, MetricSource, SourceReader
 from iotmq.mqtt_front.server import MqttFront
 from iotmq.mqtt_front.settings.listeners import TCP_NAME
@@ -48,6 +49,8 @@ RoleName = Literal["serve", "registry", "broker", "mqtt"]
 _CONNECTIONS_STOP_S: Final = 1.5
 # Workers do that in processes of their own, which then have to be gone.
 _WORKERS_STOP_S: Final = 1.8
+# A master hands over first.
+_MEMBER_STOP_S: Final = 4.0
 _ROLE_STOP_S_MIN: Final = 0.05
 # The address is taken, not one of this machine's, or not for this user.
 _ADDRESS_ERRORS: Final = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES)
@@ -89,6 +92,7 @@ class Process:
         self._clock: Clock = clock or SystemClock()
         # Gets its port while starting when the setting asks for any free one.
         self._broker_settings = config.broker
+        self._is_member = config.replication.mode == "elected" and role in ("serve", "broker")
         self._started: list[tuple[str, Role]] = []
         # The log being opened, from the start to the stop of a process that has the broker.
         self._opening: asyncio.Future[Store] | None = None
@@ -105,14 +109,19 @@ class Process:
         StartError names the role; StoreError, StoreLockedError among them, says why the log cannot be opened.
         """
         try:
-            if self._role in ("serve", "broker"):
+            if self._role in ("serve", "broker") and not self._is_member:
                 await self._begin_opening_store()
             if not self._is_worker:
                 # Before the others: it shows why a process that recovers a long log is not ready yet.
                 await self._start_http()
             if self._role in ("serve", "registry"):
                 await self._start_registry()
-            broker = await self._start_broker() if self._role in ("serve", "broker") else None
+            broker = None
+            if self._role in ("serve", "broker"):
+                if self._is_member:
+                    await self._start_member()
+                else:
+                    broker = await self._start_broker()
             if self._workers is not None:
                 await self._start_mqtt_workers(self._workers)
             elif self._role in ("serve", "mqtt"):
@@ -126,7 +135,8 @@ class Process:
         """Stop what was started, the last one first, and close the log. What goes wrong is logged."""
         self._checks["process"] = lambda: "stopping"
         loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + (_CONNECTIONS_STOP_S if self._workers is None else _WORKERS_STOP_S)
+        stop_s = _CONNECTIONS_STOP_S if self._workers is None else _WORKERS_STOP_S
+        deadline_s = loop.time() + (_MEMBER_STOP_S if self._is_member else stop_s)
         while self._started:
             name, role = self._started.pop()
             try:
@@ -188,6 +198,20 @@ class Process:
             await broker.wait_registered(_OWN_REGISTRY_S)
         self._listens("broker", settings.listen_host, broker.port)
         return broker
+
+    async def _start_member(self) -> None:
+        """Start a broker that may be master; a front end of this process finds the master like others."""
+        settings = self._registering(self._broker_settings)
+        member = ReplicatedBroker(
+            settings,
+            self._config.store,
+            self._config.replication,
+            directory=Path(self._config.data),
+            clock=self._clock,
+        )
+        await self._start("broker", member)
+        self._watch("broker", member)
+        self._listens("broker", settings.listen_host, member.port)
 
     async def _start_mqtt_front(self, broker: Broker | None) -> None:
         settings = self._config.mqtt

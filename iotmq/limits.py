@@ -141,6 +141,9 @@ SETTINGS_TEXT_BYTES_MAX: Final = 64 * 1024
 # Replication: the number of a member, and what a consensus store holds of a broker name. The signs of life of
 # all members fit into one answer, with what Kubernetes adds to each.
 REPLICATION_MEMBER_MAX: Final = 127
+REPLICATION_MEMBERS_MAX: Final = 15
+REPLICATION_INCARNATION_CHARACTERS_MAX: Final = 64
+REPLICATION_EPOCHS_MAX: Final = 1_000
 CONSENSUS_STATE_BYTES_MAX: Final = 64 * 1024
 CONSENSUS_BEAT_BYTES_MAX: Final = 1_024
 CONSENSUS_ANSWER_BYTES_MAX: Final = 1024 * 1024

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from iotmq.broker.access.acl import Guard, open_access_control
 from iotmq.broker.assemble.admin import AdminProcessors
@@ -37,7 +37,7 @@ from iotmq.broker.tables.topics import HALF_TOPIC, SCHEDULE_TOPIC, TopicTable
 from iotmq.broker.writing.message_writer import MessageWriter
 from iotmq.clock import Clock
 from iotmq.metrics import Metric
-from iotmq.remoting.server import Listening, RemotingServer, RequestHandler
+from iotmq.remoting.server import Listening, RemotingServer, RequestHandler, RunHandler
 from iotmq.remoting.tls.files import server_tls
 from iotmq.store.log.queue import Queue
 from iotmq.store.store import Store
@@ -50,6 +50,19 @@ _EXPIRY_SCAN_S: Final = 10.0
 _RETENTION_SCAN_S: Final = 1.0
 # How often sessions are looked at that may have expired.
 _SESSION_SCAN_S: Final = 1.0
+
+
+class Serving(Protocol):
+    """Give the requests of clients to a broker, from `start` to `stop`."""
+
+    @property
+    def port(self) -> int: ...
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def metrics(self) -> Iterable[Metric]: ...
 
 
 class Broker:
@@ -67,9 +80,11 @@ class Broker:
         directory: Path,
         store_host: bytes | None = None,
         clock: Clock | None = None,
+        make_server: Callable[[RequestHandler, RunHandler], Serving] | None = None,
     ) -> None:
         """`directory` is the data directory (files go to its `config/`); `store_host` is what the store
-        was opened with, by default the advertised address of the settings."""
+        was opened with, by default the advertised address of the settings. `make_server` makes what listens,
+        by default a server by the settings."""
         parts = self.parts = make_parts(
             settings,
             store,
@@ -90,7 +105,7 @@ class Broker:
             take_pull=self._native.pulls.take_pull,
             write_out=parts.writer.write_out,
         )
-        self._server = self._make_server()
+        self._server = self._make_server(make_server)
         self._registration = RegistrationService(
             parts,
             port=lambda: self.port,
@@ -109,7 +124,7 @@ class Broker:
         )
         store.consumed_position = lambda: self.consumed.position
 
-    def _make_server(self) -> RemotingServer:
+    def _make_server(self, make: Callable[[RequestHandler, RunHandler], Serving] | None) -> Serving:
         settings = self.parts.settings
         announced = RepliesAfterRegistration(
             self.requests, self.topics, when_told=self._when_told, when_saved=self._files.when_saved
@@ -119,6 +134,8 @@ class Broker:
         if self.access is not None:
             handler = guard = Guard(announced, handle_run, self.access, self._store, self.parts.cold_reads)
             handle_run = guard.handle_run
+        if make is not None:
+            return make(handler, handle_run)
         return RemotingServer(
             handler,
             Listening(
@@ -197,7 +214,7 @@ class Broker:
         """Return once clients can find this broker; TimeoutError when no registry answers in time."""
         await self._registration.wait_registered(timeout_s)
 
-    async def start(self) -> None:
+    async def start(self, *, epoch: int = 0) -> None:
         """Listen and register. OSError when the port is taken, StoreError when a config file is broken."""
         settings = self.parts.settings
         self._change_retention()

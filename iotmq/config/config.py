@@ -30,6 +30,7 @@ from iotmq.log_format import LogSettings
 from iotmq.mqtt_front.settings.listeners import TCP_NAME, WORKER_PLACE, ListenerSettings
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.registry.settings import RegistrySettings
+from iotmq.replication.settings import ReplicationSettings
 from iotmq.spelling import did_you_mean
 from iotmq.store.settings import StoreSettings
 
@@ -55,6 +56,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Where brokers announce themselves and clients ask."""
     mqtt: MqttSettings = MqttSettings()
     """The MQTT listeners, their limits and the routes."""
+    replication: ReplicationSettings = ReplicationSettings()
+    """Several brokers with one name, of which one is master at a time."""
     http: HttpSettings = HttpSettings()
     """The operator's port: metrics, health, readiness."""
     log: LogSettings = LogSettings()
@@ -277,6 +280,9 @@ def _at(path: str, origins: Mapping[str, str]) -> str:
 def _contradictions(config: Config) -> Iterable[str]:
     """Find combinations of settings that are refused."""
     yield from _listener_contradictions(config.mqtt)
+    yield from config.replication.problems()
+    if config.replication.mode != "off" and not config.broker.listen_port:
+        yield "broker.listen_port = 0 is refused: other members reach this one by replication.members"
     longest = f"{config.mqtt.name}-{config.mqtt.workers}".encode()
     if config.mqtt.workers > 1 and len(longest) > limits.FRONT_END_NAME_BYTES_MAX:
         yield (

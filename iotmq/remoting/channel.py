@@ -39,6 +39,7 @@ class Channel(asyncio.Protocol):
         "_is_backlog_scheduled",
         "_is_ending",
         "_is_flush_scheduled",
+        "_is_paused",
         "_is_receiving",
         "_loop",
         "_next_opaque",
@@ -98,6 +99,8 @@ class Channel(asyncio.Protocol):
         self._drain_waiters: list[asyncio.Future[None]] = []
         # True once close() was called or the peer left: nothing more is sent.
         self.is_closed = False
+        # Nothing is read, by the wish of the owner.
+        self._is_paused = False
         # Why we ended it; empty while open and when the peer did.
         self.close_reason = ""
         # True while the transport holds more than the peer takes.
@@ -198,6 +201,19 @@ class Channel(asyncio.Protocol):
     def unsent_bytes(self) -> int:
         """Return the bytes sent here that the system has not taken yet."""
         return self._out_size + (0 if self._transport is None else self._transport.get_write_buffer_size())
+
+    def pause(self) -> None:
+        """Read nothing more, so that the peer waits, until `resume`."""
+        self._is_paused = True
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read again after `pause`."""
+        if self._is_paused:
+            self._is_paused = False
+            if not self._backlog and not self.is_congested:
+                self._read_again()
 
     def take_activity(self) -> bool:
         """Return whether a whole command came, or the peer took bytes, since the last call."""
@@ -480,7 +496,7 @@ class Channel(asyncio.Protocol):
             self._on_lost()
 
     def _read_again(self) -> None:
-        if self._transport is not None and not self._transport.is_closing():
+        if not self._is_paused and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def _answer_run(self, run: Run, at: int, turn: LoopSlice | None) -> int:

@@ -150,6 +150,10 @@ class RequestCode:
     KICK_SESSION: Final = 30_072
     PURGE_SESSION: Final = 30_073
     LIST_SHARES: Final = 30_074
+    # Ours: between the members of a replicated broker.
+    MEMBER_MESSAGE: Final = 30_090
+    GET_MEMBER_STATUS: Final = 30_091
+    HAND_OVER: Final = 30_092
     # Ours: every client of a broker with its groups, in parts.
     LIST_CLIENTS: Final = 30_020
 

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from iotmq import limits
 from iotmq.errors import StoreCorruptError, StoreError
 from iotmq.files import replace_file
 from iotmq.replication.cluster_state import Identity
@@ -21,7 +22,7 @@ from iotmq.store.files.state_record import sealed, unsealed
 FILE_NAME: Final = "replication"
 FORMAT: Final = 1
 # Of a log whose beginning was deleted, only the newest of those before its beginning are of use.
-EPOCHS_MAX: Final = 1_000
+EPOCHS_MAX: Final = limits.REPLICATION_EPOCHS_MAX
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from msgspec.structs import replace
+
 from iotmq.replication.cluster_state import ClusterState, Identity
 from iotmq.replication.epochs import common_point
 from iotmq.replication.messages import (
@@ -87,7 +89,12 @@ class Leading:
     @property
     def takes_appends(self) -> bool:
         """Return whether new records may be appended: enough members, and no hand-over under way."""
-        return not (self.is_fenced or self._has_few or self._hand_over_to is not None)
+        return not (self.has_few or self.is_handing_over)
+
+    @property
+    def is_handing_over(self) -> bool:
+        """Return whether another member is about to be made master, or has been."""
+        return self.is_fenced or self._hand_over_to is not None
 
     @property
     def effective(self) -> frozenset[Identity]:
@@ -95,7 +102,8 @@ class Leading:
         return frozenset(self.state.in_sync).union(*(state.in_sync for state in self._change.pending))
 
     @property
-    def _has_few(self) -> bool:
+    def has_few(self) -> bool:
+        """Return whether too few members are in sync to acknowledge anything."""
         return self._settings.refuses_when_few and any(
             len(state.in_sync) < self._settings.in_sync_min for state in (self.state, *self._change.pending)
         )
@@ -151,7 +159,7 @@ class Leading:
 
     def confirm(self) -> None:
         """Confirm what the effective set has (R1)."""
-        if self.is_fenced or self._has_few:
+        if self.is_fenced or self.has_few:
             return
         position = self._log.flushed if self._settings.acknowledge_flushed else self._log.end
         for identity in self.effective - {self._own}:
@@ -198,14 +206,12 @@ class Leading:
             # R5: nothing of this epoch is confirmed from here on, whatever becomes of the change.
             self._file.promise(self.epoch + 1)
             self.is_fenced = True
-            state = ClusterState(
-                epoch=self.epoch + 1,
-                master=member,
-                in_sync=self.state.in_sync,
-                eligible=self.state.eligible,
-                reason="handed over",
-            )
-            self._change.propose(state, now_s)
+            in_sync = set(self.state.in_sync)
+            if len(in_sync) > self._settings.in_sync_min:
+                # It begins anew as a follower, and nobody should wait for that.
+                in_sync.discard(self._own)
+            state = next_state(self.state, self._settings, in_sync, reason="handed over")
+            self._change.propose(replace(state, epoch=self.epoch + 1, master=member), now_s)
             return True
         if now_s >= self._hand_over_end_s:
             self._hand_over_to = None

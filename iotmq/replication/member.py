@@ -92,6 +92,7 @@ class Member:
         # The epoch to stand for, and the read after which this may be asked for.
         self._stands_for = 0
         self._stands_after = 0
+        self._is_master_gone = False
         self._beats: Mapping[Identity, Beat] = {}
         self._beats_s = float("-inf")
 
@@ -271,6 +272,9 @@ class Member:
             )
             self._become(Role.HELD)
         elif state.master != self.number:
+            if leading is not None:
+                # Sooner than the consensus store may tell it.
+                self._do(Send(state.master, HandedOver(state.epoch)))
             self._follow(state.master, state.epoch, now_s)
         elif not state.has_everything(self._file.identity):
             self._do(
@@ -312,6 +316,9 @@ class Member:
         Whatever the master recorded before the promise is seen by that read (R5, R7).
         """
         assert self._change is not None
+        following = self._following
+        # A beat may be younger than what is known better.
+        self._is_master_gone = following.is_refused or following.is_released
         self._become(Role.CANDIDATE)
         self._stands_for = max(self._file.promised_epoch, self._change.state.epoch) + 1
         self._file.promise(self._stands_for)
@@ -325,6 +332,9 @@ class Member:
             self._follow(state.master, state.epoch, now_s)
             return
         in_sync = {own, *(identity for identity in state.in_sync if self._is_heard_of(identity))}
+        if self._is_master_gone:
+            # Or nothing would be confirmed before it is missed.
+            in_sync = {own, *(identity for identity in in_sync if identity.member != state.master)}
         eligible: set[Identity] = set()
         if self.settings.refuses_when_few and len(in_sync) < self.settings.in_sync_min:
             eligible = {*state.in_sync, *state.eligible} - in_sync

@@ -94,6 +94,8 @@ class Store(StoreReader):
         self.recovery = parts.recovery
         # Called in the flush thread after flushed_position moved or a flush failed; set by the owner.
         self.on_flushed: Callable[[], None] | None = None
+        # Called when something was appended here, once for a run; set by the owner.
+        self.on_appended: Callable[[], None] | None = None
         # The position before which some group has consumed everything, None for all; asked by `retain`.
         self.consumed_position: Callable[[], int | None] | None = None
         # The position from which on the log must not be deleted, None for none; asked by `retain`.
@@ -326,6 +328,8 @@ class Store(StoreReader):
             self._allocator.request()
         if self._is_sync:
             self._flusher.request()
+        if self.on_appended is not None:
+            self.on_appended()
 
     def advance(self) -> int:
         """Confirm what the durability promise now allows; returns `confirmed_position`."""

@@ -110,7 +110,7 @@ def unconfirmed_is_shown(patch: pytest.MonkeyPatch) -> None:
 
 def few_by_the_recorded_set_only(patch: pytest.MonkeyPatch) -> None:
     """Who has been asked to leave may be chosen while the others go on."""
-    _property(patch, Leading, "_has_few", lambda self: False)
+    _property(patch, Leading, "has_few", lambda self: False)
 
 
 def old_epoch_continued(patch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,8 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"front_port", "replicated"}),
     frozenset({"bridge", "broker", "console", "mqtt_client", "mqtt_front", "registry"}),
     frozenset({"config"}),
+    # A member of a replicated broker, in both its roles.
+    frozenset({"member"}),
     frozenset({"workers"}),
     frozenset({"assembly"}),
     frozenset({"commands"}),
@@ -203,8 +205,9 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "replication": (
         "consensus", "rocketmq", "cluster_state", "epochs", "messages", "ports", "state_change", "leading",
-        "member",
+        "member", "settings",
     ),
+    "member": ("wire", "peers", "driver", "listener", "replicated_broker"),
     "replicated": ("member_file", "member_log", "member_store"),
     "registry": ("routes", "settings", "changed_settings", "kv", "registration", "server"),
     "front_port": (

@@ -212,6 +212,16 @@ class MessageWriter:
         self._refusal = reason
         self._refused_until_s = float("inf")
 
+    def depose(self, reason: str) -> None:
+        """Refuse batches from now on, and answer none of those that wait.
+
+        Whether they stay in the log another member decides. The end of their connections tells the senders
+        as much as is known.
+        """
+        self.close(reason)
+        self._timer.cancel()
+        self._waiting.clear()
+
     async def drain(self) -> None:
         """Wait up to a second until everything appended is on the disk and no batch waits for its commit.
 

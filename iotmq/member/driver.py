@@ -1,0 +1,697 @@
+"""Carry out what the state machine of a member asks: connections, the consensus store, the log, the clock.
+
+Everything happens on the event loop. Whatever goes wrong in here and is no trouble of a peer ends the run of
+this member, which then begins anew from its disk: no state is repaired in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from iotmq.addresses import address_text
+from iotmq.clock import Clock
+from iotmq.errors import ConnectionClosedError, ConsensusUnavailableError, IotmqError, RequestError
+from iotmq.event_loop import NextTurn
+from iotmq.member.peers import PeerConnector
+from iotmq.member.wire import Introduction, decode, decode_open, encode, encode_open
+from iotmq.metrics import Metric, samples
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+from iotmq.remoting.connection import ClientConnection
+from iotmq.remoting.server import ServerConnection
+from iotmq.replicated.member_store import MemberStore
+from iotmq.replication.cluster_state import ClusterState, Identity, decode_state
+from iotmq.replication.consensus.port import ConsensusStore, SignOfLife
+from iotmq.replication.member import Beat, Member, Role
+from iotmq.replication.messages import (
+    Ack,
+    Action,
+    Alarm,
+    AskOthers,
+    Confirmed,
+    Connect,
+    CopyLog,
+    Data,
+    Disconnect,
+    Lead,
+    Message,
+    Open,
+    ReadState,
+    ReplaceState,
+    Resign,
+    Send,
+)
+from iotmq.replication.ports import MemberSettings
+from iotmq.supervised import end, supervise
+
+logger = logging.getLogger("iotmq.replication")
+
+_TICK_S: Final = 0.05
+_BEAT_S: Final = 0.5
+_SAVE_S: Final = 1.0
+_CONNECT_S: Final = 1.0
+_ASK_S: Final = 0.5
+# Members that begin together are all there before one of them makes the first state.
+_FRESH_S: Final = 1.5
+# Requests to the consensus store that have not been answered yet.
+_REQUESTS_MAX: Final = 16
+_ALARMS_KEPT: Final = 16
+_REFUSAL_CHARACTERS_KEPT: Final = 1_000
+
+
+class MemberEvents(Protocol):
+    """Hear what becomes of a member: the broker that it is does."""
+
+    def confirmed(self, position: int) -> None:
+        """Everything before `position` may be shown and acknowledged."""
+
+    def lead(self, epoch: int) -> None:
+        """This member is master."""
+
+    def ended(self, reason: str) -> None:
+        """The run is over: the member is master no more, or something failed. It has to begin anew."""
+
+    def appends_changed(self) -> None:
+        """Whether the master takes messages has changed: see `MemberDriver.hold_reason`."""
+
+
+class BeatValue(msgspec.Struct, frozen=True, kw_only=True):
+    """A member's sign of life, as JSON in the consensus store."""
+
+    incarnation: str
+    address: str
+    leads: int
+    """The epoch it is master of; 0 for none."""
+    end: int
+    confirmed: int
+    promised: int
+
+
+class MemberDriver:
+    """One run of a member, from the opened log until it is closed or has to begin anew."""
+
+    def __init__(
+        self,
+        opened: MemberStore,
+        settings: MemberSettings,
+        connector: PeerConnector,
+        consensus: ConsensusStore,
+        *,
+        events: MemberEvents,
+        clock: Clock,
+    ) -> None:
+        """`connector` knows where the other members are, and how this one introduces itself."""
+        self._opened = opened
+        self._settings = settings
+        self._connector = connector
+        self._consensus = consensus
+        self._introduction = connector.introduction
+        self._events = events
+        self._clock = clock
+        self.member = Member(settings, opened.log, opened.file, self._do)
+        self._own = opened.file.identity
+        self._is_running = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._work: list[asyncio.Task[None]] = []
+        self._requests_count = 0
+        # The connection to the master, and those of followers by their number.
+        self._master_link: ClientConnection | None = None
+        self._master_number = 0
+        self._connects_count = 0
+        self._follower_links: dict[int, ServerConnection] = {}
+        self._log_grew = NextTurn(self._report_growth)
+        self._hold_reason: str | None = None
+        self._others: Mapping[int, tuple[SignOfLife, BeatValue]] = {}
+        self.alarms: dict[str, float] = {}
+        """Sentences for the operator of this run, with the clock's time of the last one."""
+        self.consensus_failures_count = 0
+        self._is_consensus_away = False
+
+    async def start(self) -> None:
+        """Begin; the loop runs."""
+        loop = asyncio.get_running_loop()
+        self._is_running = True
+        store = self._opened.store
+        store.on_appended = self._log_grew.schedule
+        before = store.on_flushed
+
+        def flushed() -> None:
+            if before is not None:
+                before()
+            loop.call_soon_threadsafe(self._flushed)
+
+        store.on_flushed = flushed
+        with self._ending():
+            self.member.start(self._now_s())
+        self._work = [
+            supervise("replication", self._tick_repeatedly),
+            supervise("signs of life", self._beat_repeatedly),
+            supervise("watch of the consensus store", self._watch),
+        ]
+
+    async def stop(self) -> None:
+        """End all connections and tasks; a master tells its followers that it goes."""
+        if self._is_running:
+            with self._ending():
+                self.member.release()
+        self._is_running = False
+        self._opened.store.on_appended = None
+        await end([*self._work, *self._tasks])
+        if self._master_link is not None:
+            self._master_link.abort("stopped")
+        for link in list(self._follower_links.values()):
+            link.close("stopped")
+        try:
+            async with asyncio.timeout(_ASK_S):
+                await self._consensus.withdraw(self._own.member)
+        except (ConsensusUnavailableError, TimeoutError) as error:
+            logger.debug("the sign of life stays until it is too old: %s", error)
+
+    @property
+    def hold_reason(self) -> str | None:
+        """Return why a master takes no messages just now; None while it does."""
+        leading = self.member.leading
+        if leading is None or leading.takes_appends:
+            return None
+        if leading.has_few:
+            return (
+                f"{len(leading.state.in_sync)} members are in sync, and replication.in_sync_min is "
+                f"{self._settings.in_sync_min}"
+            )
+        return "another member is about to be master"
+
+    @property
+    def is_handing_over(self) -> bool:
+        """Return whether another member is about to be made master."""
+        leading = self.member.leading
+        return leading is not None and leading.is_handing_over
+
+    @property
+    def not_ready_reason(self) -> str | None:
+        """Return None for a master and for a follower that its master feeds, else what is missing."""
+        member = self.member
+        if member.role is Role.LEADING or (member.role is Role.FOLLOWING and self._is_fed):
+            return None
+        newest = max(self.alarms, key=self.alarms.__getitem__, default="")
+        if newest:
+            return newest
+        if member.state is None:
+            return "the consensus store has not told yet who is master"
+        return f"{member.role.value}; the master is member {member.state.master}"
+
+    @property
+    def _is_fed(self) -> bool:
+        return self._master_link is not None and self.member.hears_master(self._now_s())
+
+    def hand_over(self, number: int = 0) -> bool:
+        """Begin to make a follower master, the best one for 0; return whether there is such a follower."""
+        leading = self.member.leading
+        if leading is None:
+            return False
+        in_sync = {identity.member for identity in leading.state.in_sync}
+        fit = [
+            follower
+            for member, follower in leading.followers.items()
+            if follower.is_connected and member in in_sync and number in (0, member)
+        ]
+        if not fit:
+            return False
+        best = max(fit, key=lambda follower: follower.acked or 0)
+        with self._ending():
+            return self.member.hand_over(best.identity.member, self._now_s())
+        return False
+
+    # Requests of other members, from the listener.
+
+    def handle_message(self, connection: ServerConnection, request: Command) -> None:
+        """Take a message of a follower. RequestError for one that is invalid."""
+        if not self._is_running:
+            return
+        if request.ext.get("kind") == "open":
+            introduction, message = decode_open(request)
+            self._opened_by(connection, introduction, message)
+            return
+        number = next((n for n, link in self._follower_links.items() if link is connection), None)
+        if number is None:
+            return
+        acked = decode(request)
+        if not isinstance(acked, Ack):
+            raise RequestError(ResponseCode.SYSTEM_ERROR, "a follower only acknowledges")
+        with self._ending():
+            self.member.received(number, acked, self._now_s())
+
+    def connection_lost(self, connection: ServerConnection) -> None:
+        """A connection that was accepted has ended; perhaps it was a follower's."""
+        for number, link in list(self._follower_links.items()):
+            if link is connection:
+                del self._follower_links[number]
+                self._link_closed(number, is_outgoing=False)
+                if self._is_running:
+                    self._spawn(self._probe(number, is_outgoing=False))
+
+    def status(self) -> dict[str, Any]:
+        """Return what operators and other members are told, as JSON."""
+        member, log, file = self.member, self._opened.log, self._opened.file
+        leading = member.leading
+        followers = {}
+        if leading is not None:
+            followers = {
+                str(number): {
+                    "incarnation": follower.identity.incarnation,
+                    "isConnected": follower.is_connected,
+                    "sent": follower.sent,
+                    "acknowledged": follower.acked,
+                    "isInSync": follower.identity in leading.state.in_sync,
+                }
+                for number, follower in leading.followers.items()
+            }
+        state = member.state
+        return {
+            "member": self._own.member,
+            "incarnation": self._own.incarnation,
+            "role": member.role.value,
+            "hearsMaster": member.hears_master(self._now_s()),
+            "promisedEpoch": file.promised_epoch,
+            "oldest": log.oldest,
+            "end": log.end,
+            "confirmed": file.confirmed,
+            "flushed": log.flushed,
+            "state": None if state is None else msgspec.to_builtins(state),
+            "followers": followers,
+            "notReady": self.not_ready_reason,
+            "holds": self.hold_reason,
+            "alarms": list(self.alarms),
+        }
+
+    def metrics(self) -> Iterator[Metric]:
+        member, log = self.member, self._opened.log
+        state = member.state
+        for role in Role:
+            yield Metric(
+                "iotmq_replication_role",
+                "gauge",
+                "1 for the role this member has.",
+                float(member.role is role),
+                (("role", role.value),),
+            )
+        yield from samples(
+            ("iotmq_replication_epoch", "The epoch of the recorded master.", state.epoch if state else 0),
+            (
+                "iotmq_replication_in_sync",
+                "Members recorded as in sync.",
+                len(state.in_sync) if state else 0,
+            ),
+            ("iotmq_replication_end", "Position behind the last byte of the log.", log.end),
+            ("iotmq_replication_confirmed", "The confirmed position.", self._opened.file.confirmed),
+            (
+                "iotmq_replication_consensus_failures_total",
+                "Requests to the consensus store without an answer.",
+                self.consensus_failures_count,
+            ),
+            ("iotmq_replication_alarms", "Sentences for the operator in this run.", len(self.alarms)),
+        )
+        leading = member.leading
+        for number, follower in () if leading is None else leading.followers.items():
+            yield Metric(
+                "iotmq_replication_lag_bytes",
+                "gauge",
+                "Bytes of the master's log that a follower has not acknowledged.",
+                log.end - (follower.acked or 0),
+                (("member", str(number)),),
+            )
+
+    # The state machine.
+
+    def _now_s(self) -> float:
+        return self._clock.monotonic_s()
+
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """End the run where the block fails, and look whether messages are taken now."""
+        try:
+            yield
+        except Exception as error:
+            self._fail(error)
+        reason = self.hold_reason
+        if reason != self._hold_reason:
+            self._hold_reason = reason
+            self._events.appends_changed()
+
+    def _fail(self, error: Exception) -> None:
+        if not self._is_running:
+            return
+        is_expected = isinstance(error, IotmqError)
+        logger.error(
+            "this member begins anew: %s",
+            error or type(error).__name__,
+            exc_info=None if is_expected else error,
+        )
+        self._end_run(str(error) or type(error).__name__)
+
+    def _end_run(self, reason: str) -> None:
+        self._is_running = False
+        self._events.ended(reason)
+
+    def _do(self, action: Action) -> None:
+        if isinstance(action, Send):
+            self._send(action.member, action.message)
+        elif isinstance(action, Confirmed):
+            self._events.confirmed(action.position)
+        elif isinstance(action, Connect):
+            self._connects_count += 1
+            self._spawn(self._connect(action.member, self._connects_count))
+        elif isinstance(action, Disconnect):
+            self._disconnect(action)
+        elif isinstance(action, ReadState):
+            self._spawn(self._read(action.number))
+        elif isinstance(action, ReplaceState):
+            self._spawn(self._replace(action))
+        elif isinstance(action, AskOthers):
+            for number in action.members:
+                self._spawn(self._ask(number))
+        elif isinstance(action, CopyLog):
+            self._alarm(
+                f"the log of member {self._own.member} has nothing in common with that of member "
+                f"{action.member}, which begins at a later position: copy the data directory of another "
+                "member that is stopped, without its file `replication`"
+            )
+        elif isinstance(action, Lead):
+            logger.warning("this member is master", extra={"epoch": action.epoch})
+            self._events.lead(action.epoch)
+        elif isinstance(action, Resign):
+            logger.warning("this member is master no more", extra={"epoch": action.epoch})
+            self._end_run("another member is master")
+        else:
+            assert isinstance(action, Alarm)
+            self._alarm(action.text)
+
+    def _alarm(self, text: str) -> None:
+        if text not in self.alarms:
+            logger.error("%s", text)
+        while len(self.alarms) >= _ALARMS_KEPT and text not in self.alarms:
+            del self.alarms[min(self.alarms, key=self.alarms.__getitem__)]
+        self.alarms[text] = self._now_s()
+
+    def _send(self, number: int, message: Message) -> None:
+        if isinstance(message, Open):
+            if self._master_link is not None:
+                self._master_link.send_oneway(encode_open(message, self._introduction))
+        elif isinstance(message, Ack):
+            if self._master_link is not None:
+                self._master_link.send_oneway(encode(message))
+        elif (link := self._follower_links.get(number)) is not None:
+            if isinstance(message, Data) and message.end > message.position:
+                size = message.end - message.position
+                view = self._opened.store.read_raw(message.position, size, end_position=message.end)
+                link.send_oneway(encode(message, view))
+            else:
+                link.send_oneway(encode(message))
+
+    def _report_growth(self) -> None:
+        if self._is_running and self.member.leading is not None:
+            with self._ending():
+                self.member.log_grew(self._now_s())
+
+    def _flushed(self) -> None:
+        if self._is_running:
+            with self._ending():
+                self.member.flushed(self._now_s())
+
+    def _tick(self) -> None:
+        if self._is_running:
+            with self._ending():
+                self.member.tick(self._now_s())
+
+    async def _tick_repeatedly(self) -> None:
+        save_s = self._now_s()
+        while self._is_running:
+            self._tick()
+            if self._now_s() - save_s >= _SAVE_S:
+                save_s = self._now_s()
+                # Waits for the disk.
+                with self._ending():
+                    self._opened.file.save()
+            await asyncio.sleep(_TICK_S)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            assert isinstance(error, Exception)
+            self._fail(error)
+
+    # Followers.
+
+    def _opened_by(self, connection: ServerConnection, introduction: Introduction, message: Open) -> None:
+        number = message.identity.member
+        refusal = None
+        if introduction != self._introduction:
+            refusal = (
+                f"member {number} has {_text(introduction)}, and member {self._own.member} has "
+                f"{_text(self._introduction)}: they cannot be copies of each other"
+            )
+        elif number == self._own.member:
+            refusal = f"two members have the number {number}: correct replication.member of one of them"
+        elif number not in self._connector.members:
+            refusal = f"replication.members of member {self._own.member} does not name member {number}"
+        if refusal is not None:
+            logger.error("%s", refusal)
+            connection.send_oneway(
+                Command.request(RequestCode.MEMBER_MESSAGE, {"kind": "refused", "text": refusal})
+            )
+            connection.close("refused")
+            return
+        old = self._follower_links.get(number)
+        if old is not None and old is not connection:
+            old.close("replaced")
+        self._follower_links[number] = connection
+        with self._ending():
+            self.member.received(number, message, self._now_s())
+        self._tick()
+
+    def _link_closed(self, number: int, *, is_outgoing: bool, is_refused: bool = False) -> None:
+        if self._is_running:
+            with self._ending():
+                self.member.link_closed(number, self._now_s(), is_outgoing=is_outgoing, is_refused=is_refused)
+            if is_refused:
+                self._tick()
+
+    async def _probe(self, number: int, *, is_outgoing: bool) -> None:
+        """See whether a member whose connection has ended is gone: then nothing listens any more."""
+        if not await self._connector.is_refused(number, timeout_s=_CONNECT_S):
+            return
+        is_back = self._master_link is not None if is_outgoing else number in self._follower_links
+        if not is_back:
+            self._link_closed(number, is_outgoing=is_outgoing, is_refused=True)
+
+    # The master.
+
+    async def _connect(self, number: int, count: int) -> None:
+        try:
+            link = await self._connector.connect(
+                number, on_request=self._from_master, on_lost=self._master_lost, timeout_s=_CONNECT_S
+            )
+        except ConnectionClosedError as error:
+            if count == self._connects_count:
+                is_refused = isinstance(error.__cause__, ConnectionRefusedError)
+                self._link_closed(number, is_outgoing=True, is_refused=is_refused)
+            return
+        if count != self._connects_count or not self._is_running:
+            link.abort("not wanted any more")
+            return
+        self._drop_master()
+        self._master_link, self._master_number = link, number
+        with self._ending():
+            self.member.link_opened(number, self._now_s())
+
+    def _from_master(self, connection: ClientConnection, request: Command) -> None:
+        if connection is not self._master_link or not self._is_running:
+            return
+        if request.code != RequestCode.MEMBER_MESSAGE:
+            return
+        if request.ext.get("kind") == "refused":
+            self._alarm(request.text("text", "")[:_REFUSAL_CHARACTERS_KEPT])
+            return
+        try:
+            message = decode(request)
+        except RequestError as error:
+            self._alarm(f"member {self._master_number} sends what no master sends: {error}")
+            connection.abort("malformed")
+            return
+        with self._ending():
+            self.member.received(self._master_number, message, self._now_s())
+
+    def _master_lost(self, connection: ClientConnection) -> None:
+        if connection is self._master_link:
+            self._master_link = None
+            self._link_closed(self._master_number, is_outgoing=True)
+            if self._is_running:
+                self._spawn(self._probe(self._master_number, is_outgoing=True))
+
+    def _drop_master(self) -> None:
+        link, self._master_link = self._master_link, None
+        if link is not None:
+            link.abort("followed no more")
+
+    def _disconnect(self, action: Disconnect) -> None:
+        if action.is_outgoing:
+            # A connection that is being made is for nobody any more.
+            self._connects_count += 1
+            self._drop_master()
+        elif (link := self._follower_links.pop(action.member, None)) is not None:
+            link.close("no follower any more")
+
+    async def _ask(self, number: int) -> None:
+        """Ask another member whether it hears the master."""
+        try:
+            status = await self._connector.status(number, timeout_s=_ASK_S)
+        except IotmqError as error:
+            logger.debug("member %d does not say whether it hears the master: %s", number, error)
+            return
+        if self._is_running:
+            with self._ending():
+                self.member.hearing_told(status.get("hearsMaster") is True, self._now_s())
+
+    # The consensus store.
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        self._requests_count += 1
+        try:
+            yield
+            if self._is_consensus_away:
+                self._is_consensus_away = False
+                logger.warning("the consensus store answers again")
+        except ConsensusUnavailableError as error:
+            self.consensus_failures_count += 1
+            if not self._is_consensus_away:
+                self._is_consensus_away = True
+                logger.warning("the consensus store does not answer, so nobody else can be master: %s", error)
+        finally:
+            self._requests_count -= 1
+
+    async def _read(self, number: int) -> None:
+        if self._requests_count >= _REQUESTS_MAX:
+            return
+        with self._asking():
+            found = await self._consensus.read()
+            if not self._is_running:
+                return
+            if found is None:
+                await self._create()
+                return
+            state = decode_state(found.value)
+            with self._ending():
+                self.member.state_read(number, found.version, state, self._now_s())
+            self._tick()
+
+    async def _replace(self, action: ReplaceState) -> None:
+        with self._asking():
+            version = await self._consensus.replace(action.version, action.state.encode())
+            if self._is_running:
+                with self._ending():
+                    self.member.state_replaced(action.number, version, self._now_s())
+                self._tick()
+
+    async def _watch(self) -> None:
+        await self._consensus.watch(self._poked)
+
+    def _poked(self) -> None:
+        if self._is_running:
+            with self._ending():
+                self.member.poked(self._now_s())
+
+    async def _beat_repeatedly(self) -> None:
+        while self._is_running:
+            with self._asking():
+                await self._consensus.beat(self._own.member, msgspec.json.encode(self._beat_value()))
+                beats = await self._consensus.beats()
+                if self._is_running:
+                    self._beaten(beats)
+            await asyncio.sleep(_BEAT_S)
+
+    def _beat_value(self) -> BeatValue:
+        leading, file = self.member.leading, self._opened.file
+        return BeatValue(
+            incarnation=self._own.incarnation,
+            address=address_text(*self._connector.members[self._own.member]),
+            leads=0 if leading is None else leading.epoch,
+            end=self._opened.log.end,
+            confirmed=file.confirmed,
+            promised=file.promised_epoch,
+        )
+
+    def _beaten(self, beats: Mapping[int, SignOfLife]) -> None:
+        others: dict[int, tuple[SignOfLife, BeatValue]] = {}
+        for number, beat in beats.items():
+            try:
+                others[number] = (beat, msgspec.json.decode(beat.value, type=BeatValue))
+            except msgspec.DecodeError as error:
+                logger.debug("invalid sign of life of member %d: %s", number, error)
+        self._others = others
+        with self._ending():
+            self.member.beaten(
+                {
+                    Identity(number, value.incarnation): Beat(beat.age_s, value.end, value.leads)
+                    for number, (beat, value) in others.items()
+                },
+                self._now_s(),
+            )
+
+    async def _create(self) -> None:
+        """Make the first state, if this is the member to do it: see docs/explanation/replication.md."""
+        file = self._opened.file
+        if file.promised_epoch or self._opened.log.epochs:
+            self._alarm(
+                f"the consensus store has no state of this broker, and member {self._own.member} has taken "
+                f"part in epoch {file.promised_epoch}: were its data lost, or is its address or prefix "
+                "another one? See `iotmq replication adopt`"
+            )
+            return
+        state = first_state(self._connector.members, self._others)
+        if state is None or state.master != self._own.member:
+            return
+        if await self._consensus.create(state.encode()) is not None:
+            logger.warning("the first state of this broker is made: member %d is master", state.master)
+        self._poked()
+
+
+def first_state(
+    members: Mapping[int, object], beats: Mapping[int, tuple[SignOfLife, BeatValue]]
+) -> ClusterState | None:
+    """Return the state for members that have never been replicated; None while it is not clear.
+
+    All members must be there. One of them may have a log already, of a broker that was not replicated: it
+    becomes master, and the others get its log.
+    """
+    fresh = {number: value for number, (beat, value) in beats.items() if beat.age_s < _FRESH_S}
+    if set(fresh) != set(members) or any(value.promised for value in fresh.values()):
+        return None
+    with_log = [number for number, value in fresh.items() if value.end]
+    if len(with_log) > 1:
+        return None
+    master = with_log[0] if with_log else min(fresh)
+    in_sync = with_log or sorted(fresh)
+    return ClusterState(
+        epoch=1,
+        master=master,
+        in_sync=tuple(Identity(number, fresh[number].incarnation) for number in in_sync),
+        reason="first start",
+    )
+
+
+def _text(introduction: Introduction) -> str:
+    return (
+        f"broker {introduction.broker} of cluster {introduction.cluster}, store.segment_bytes "
+        f"{introduction.segment_bytes} and format {introduction.format}"
+    )

@@ -1,0 +1,88 @@
+"""Reach the other members by their native ports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from iotmq.addresses import address_text
+from iotmq.errors import BrokerError, ConnectionClosedError
+from iotmq.member.wire import Introduction
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+from iotmq.remoting.connection import ClientConnection, OnLost, OnRequest
+from iotmq.remoting.signature import Credentials
+from iotmq.remoting.tls.files import client_tls
+from iotmq.replication.settings import ReplicationSettings
+
+
+class PeerConnector:
+    """Makes connections to members by their numbers."""
+
+    def __init__(self, settings: ReplicationSettings, introduction: Introduction) -> None:
+        """`introduction` is this member's. Raises ConfigError for a file of certificates that cannot be used."""
+        self.introduction = introduction
+        self.members: Mapping[int, tuple[str, int]] = settings.addresses
+        self._tls = client_tls(ca_file=settings.tls_ca_file) if settings.tls_enabled else None
+        self._credentials = (
+            Credentials(settings.access_key, settings.secret_key) if settings.access_key else None
+        )
+
+    async def connect(
+        self,
+        number: int,
+        *,
+        timeout_s: float,
+        on_request: OnRequest | None = None,
+        on_lost: OnLost | None = None,
+    ) -> ClientConnection:
+        """Connect to a member. ConnectionClosedError, with the system's error as its cause."""
+        address = self.members.get(number)
+        if address is None:
+            raise ConnectionClosedError(f"replication.members does not name member {number}")
+        return await ClientConnection.connect(
+            *address,
+            on_request=on_request,
+            on_lost=on_lost,
+            timeout_s=timeout_s,
+            credentials=self._credentials,
+            tls=self._tls,
+        )
+
+    async def is_refused(self, number: int, *, timeout_s: float) -> bool:
+        """Return whether the host of a member is there and nothing listens on its port."""
+        try:
+            connection = await self.connect(number, timeout_s=timeout_s)
+        except ConnectionClosedError as error:
+            return isinstance(error.__cause__, ConnectionRefusedError)
+        connection.abort("probed")
+        return False
+
+    async def request(
+        self, number: int, code: int, fields: Mapping[str, str] | None = None, *, timeout_s: float
+    ) -> Command:
+        """Ask a member on its own connection. ConnectionClosedError, RequestTimeoutError, BrokerError."""
+        connection = await self.connect(number, timeout_s=timeout_s)
+        try:
+            answer = await connection.request(Command.request(code, fields), timeout_s=timeout_s)
+        finally:
+            connection.abort("asked")
+        if answer.code != ResponseCode.SUCCESS:
+            raise BrokerError(answer.code, answer.remark or f"no reason, by {self.address(number)}")
+        return answer
+
+    async def status(self, number: int, *, timeout_s: float) -> dict[str, Any]:
+        """Return what a member says of itself; the errors of `request`."""
+        answer = await self.request(number, RequestCode.GET_MEMBER_STATUS, timeout_s=timeout_s)
+        try:
+            return msgspec.json.decode(answer.body_bytes(), type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise BrokerError(
+                ResponseCode.SYSTEM_ERROR, f"the status of {self.address(number)} cannot be read: {error}"
+            ) from None
+
+    def address(self, number: int) -> str:
+        """Return HOST:PORT of a member."""
+        return address_text(*self.members[number])

@@ -1,0 +1,329 @@
+"""A broker that is a member of a replicated one: it follows, or it is master, and changes between the two.
+
+Each run begins with the opening of the log and ends when this member is master no more, or when something has
+failed. What a master has in memory ends with it: the next run starts from the disk, like a process that was
+restarted, while the port stays open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from iotmq.addresses import address_text
+from iotmq.broker.broker import Broker
+from iotmq.broker.registration.advertised_address import resolve_store_host
+from iotmq.clock import Clock
+from iotmq.errors import RequestError, StoreError
+from iotmq.event_loop import happens_within
+from iotmq.member.driver import MemberDriver
+from iotmq.member.listener import MemberListener
+from iotmq.member.peers import PeerConnector
+from iotmq.member.wire import Introduction
+from iotmq.metrics import Metric
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+from iotmq.remoting.server import Listening, ServerConnection
+from iotmq.remoting.tls.files import server_tls
+from iotmq.replicated.member_store import MemberStore, open_member_store
+from iotmq.replication.consensus.opening import open_consensus_store
+from iotmq.supervised import end, supervise
+
+if TYPE_CHECKING:
+    from iotmq.broker.settings import BrokerSettings
+    from iotmq.replication.consensus.port import ConsensusStore
+    from iotmq.replication.settings import ReplicationSettings
+    from iotmq.store.settings import StoreSettings
+
+logger = logging.getLogger("iotmq.replication")
+
+# What cannot be opened, or fails at once, is tried again.
+_AGAIN_S: Final = 1.0
+# A planned stop of a master waits so long for another one.
+_HAND_OVER_S: Final = 1.2
+
+
+class ReplicatedBroker:
+    """One member, from `start` to `stop`."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        store_settings: StoreSettings,
+        replication: ReplicationSettings,
+        *,
+        directory: Path,
+        clock: Clock,
+    ) -> None:
+        """Raise ConfigError for settings that cannot be used."""
+        self._settings = settings
+        self._store_settings = store_settings
+        self._replication = replication
+        self._directory = directory
+        self._clock = clock
+        self._connector = PeerConnector(
+            replication,
+            Introduction(
+                cluster=settings.cluster,
+                broker=settings.name,
+                segment_bytes=store_settings.segment_bytes,
+            ),
+        )
+        self._listener = MemberListener(
+            Listening(
+                host=settings.listen_host,
+                port=settings.listen_port,
+                idle_s=settings.idle_s,
+                connections_max=settings.connections_max,
+                name="broker",
+            ),
+            tls=server_tls(settings),
+        )
+        self._consensus: ConsensusStore | None = None
+        self._work: asyncio.Task[None] | None = None
+        self._stop_asked = asyncio.Event()
+        self._run: _Run | None = None
+        self._runs_count = 0
+
+    @property
+    def port(self) -> int:
+        """Return the port listened on."""
+        return self._listener.port
+
+    @property
+    def broker(self) -> Broker | None:
+        """Return the broker while this member is master and serves."""
+        run = self._run
+        return run.broker if run is not None and run.is_serving else None
+
+    @property
+    def not_ready_reason(self) -> str | None:
+        """Return None for a master that clients find and for a follower that its master feeds."""
+        run = self._run
+        if run is None:
+            return "the log is being opened"
+        return run.not_ready_reason
+
+    async def start(self) -> None:
+        """Listen, and begin. OSError when the port is taken."""
+        self._consensus = open_consensus_store(
+            self._replication.etcd if self._replication.consensus == "etcd" else self._replication.kubernetes,
+            cluster=self._settings.cluster,
+            broker=self._settings.name,
+            clock=self._clock,
+        )
+        await self._listener.start()
+        self._work = supervise("a member's runs", self._run_repeatedly)
+
+    async def stop(self) -> None:
+        """Hand over if this is the master and another one is fit for it; then end like any broker."""
+        run = self._run
+        if run is not None and run.is_serving and run.driver.hand_over():
+            await happens_within(run.is_over, _HAND_OVER_S)
+        self._stop_asked.set()
+        if run is not None:
+            run.is_over.set()
+        if self._work is not None:
+            await asyncio.wait([self._work])
+        await self._listener.stop()
+        if self._consensus is not None:
+            await self._consensus.close()
+
+    def metrics(self) -> Iterable[Metric]:
+        yield from self._listener.metrics()
+        yield Metric(
+            "iotmq_replication_runs_total",
+            "counter",
+            "Times this member has begun, anew after each time it was master.",
+            self._runs_count,
+        )
+        run = self._run
+        if run is not None:
+            yield from run.opened.store.metrics()
+            yield from run.driver.metrics()
+            yield from run.broker.metrics()
+
+    async def _run_repeatedly(self) -> None:
+        while not self._stop_asked.is_set():
+            self._runs_count += 1
+            try:
+                await self._run_once()
+            except StoreError as error:
+                logger.error("this member cannot run: %s", error)
+                await happens_within(self._stop_asked, _AGAIN_S)
+
+    async def _run_once(self) -> None:
+        self._listener.refusal = lambda: "this member opens its log"
+        opened = await asyncio.to_thread(self._open)
+        try:
+            assert self._consensus is not None
+            run = _Run(self, opened, self._consensus)
+        except BaseException:
+            await asyncio.to_thread(opened.close)
+            raise
+        self._run = run
+        try:
+            await run.run()
+        finally:
+            self._run = None
+            await asyncio.to_thread(opened.close)
+
+    def _open(self) -> MemberStore:
+        return open_member_store(
+            self._directory,
+            self._store_settings,
+            cluster=self._settings.cluster,
+            broker=self._settings.name,
+            member=self._replication.member,
+            acknowledge_flushed=self._store_settings.flush == "sync",
+            store_host=resolve_store_host(self._settings),
+            clock=self._clock,
+        )
+
+    # What a run needs of it.
+
+    def make_broker(self, opened: MemberStore) -> Broker:
+        """Make the broker of a run; it serves once it is started."""
+        return Broker(
+            self._settings,
+            opened.store,
+            directory=self._directory,
+            clock=self._clock,
+            make_server=self._listener.seat,
+        )
+
+    def make_driver(self, opened: MemberStore, consensus: ConsensusStore, run: _Run) -> MemberDriver:
+        """Make what carries out the state machine of a run."""
+        is_flushed = self._store_settings.flush == "sync"
+        return MemberDriver(
+            opened,
+            self._replication.member_settings(acknowledge_flushed=is_flushed),
+            self._connector,
+            consensus,
+            events=run,
+            clock=self._clock,
+        )
+
+    @property
+    def listener(self) -> MemberListener:
+        """Return the port."""
+        return self._listener
+
+    def master_address(self, number: int) -> str:
+        """Return HOST:PORT of a member."""
+        return address_text(*self._connector.members[number])
+
+
+class _Run:
+    """One run: the opened log, the state machine over it, and the broker that may come to serve."""
+
+    def __init__(self, owner: ReplicatedBroker, opened: MemberStore, consensus: ConsensusStore) -> None:
+        self._owner = owner
+        self.opened = opened
+        self.broker = owner.make_broker(opened)
+        self.driver = owner.make_driver(opened, consensus, self)
+        self.is_over = asyncio.Event()
+        self.is_serving = False
+        self._leads: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> None:
+        """Follow, and serve once this member is master, until the run ends."""
+        listener = self._owner.listener
+        listener.members = self
+        listener.refusal = self._refusal
+        broker, driver = self.broker, self.driver
+        has_started = False
+        try:
+            await driver.start()
+            ending = asyncio.ensure_future(self.is_over.wait())
+            try:
+                await asyncio.wait((ending, self._leads), return_when=asyncio.FIRST_COMPLETED)
+                if self._leads.done() and not self.is_over.is_set():
+                    has_started = True
+                    await broker.start(epoch=self._leads.result())
+                    self.is_serving = True
+                    self.appends_changed()
+                    await ending
+            finally:
+                await end([ending])
+        finally:
+            self.is_serving = False
+            if has_started:
+                await broker.stop()
+            listener.members = None
+            await driver.stop()
+
+    @property
+    def not_ready_reason(self) -> str | None:
+        """Return why clients or the master cannot use this member yet."""
+        return self.broker.not_ready_reason if self.is_serving else self.driver.not_ready_reason
+
+    def _refusal(self) -> str:
+        state = self.driver.member.state
+        if state is None:
+            return "no master is known yet"
+        return f"the master is member {state.master}, {self._owner.master_address(state.master)}"
+
+    # What the driver tells.
+
+    def confirmed(self, position: int) -> None:
+        """Show and acknowledge what is before `position`."""
+        self.opened.store.raise_confirmed_limit(position)
+        self.broker.writer.confirm()
+
+    def lead(self, epoch: int) -> None:
+        """Start the broker."""
+        if not self._leads.done():
+            self._leads.set_result(epoch)
+
+    def ended(self, reason: str) -> None:
+        """Begin anew."""
+        logger.info("the run of this member is over: %s", reason)
+        # Nobody else is told that something was stored.
+        self.broker.writer.depose(reason)
+        self.is_over.set()
+
+    def appends_changed(self) -> None:
+        """Take messages or not: clients wait through a hand-over, and are refused with too few members."""
+        if not self.is_serving:
+            return
+        reason, writer = self.driver.hold_reason, self.broker.writer
+        is_paused = reason is not None and self.driver.is_handing_over
+        for connection in self._owner.listener.clients():
+            connection.pause() if is_paused else connection.resume()
+        if reason is None:
+            writer.open()
+        elif not is_paused:
+            writer.close(reason)
+
+    # Requests of other members and operators.
+
+    def handle(self, connection: ServerConnection, request: Command) -> Command | None:
+        """Answer a request about the replication."""
+        if request.code == RequestCode.MEMBER_MESSAGE:
+            try:
+                self.driver.handle_message(connection, request)
+            except RequestError:
+                # Nobody reads an answer to a oneway request.
+                connection.close("malformed")
+                raise
+            return None
+        if request.code == RequestCode.GET_MEMBER_STATUS:
+            body = msgspec.json.encode({**self.driver.status(), "isServing": self.is_serving})
+            return request.reply(ResponseCode.SUCCESS, body=body)
+        number = request.integer("member", 0, minimum=0, maximum=127)
+        if not self.driver.hand_over(number):
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                "this member is not master, or no such member is in sync: see `iotmq replication status`",
+            )
+        return request.reply(ResponseCode.SUCCESS)
+
+    def connection_lost(self, connection: ServerConnection) -> None:
+        """A connection has ended."""
+        self.driver.connection_lost(connection)

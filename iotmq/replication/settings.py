@@ -1,0 +1,113 @@
+"""Settings of replication (section `[replication]`)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from iotmq import limits
+from iotmq.addresses import parse_address
+from iotmq.errors import ConfigError
+from iotmq.replication.consensus.settings import EtcdSettings, KubernetesSettings
+from iotmq.replication.ports import MemberSettings
+from iotmq.setting_types import AccountKey, AccountSecret, FileName
+
+_MEMBER_PATTERN: Final = r"^\d{1,3}=(\[[^\]]+\]|[^:\s]+):\d{1,5}$"
+_ManyMs = Annotated[int, Meta(ge=100, le=600_000)]
+
+
+class ReplicationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Section [replication]: several brokers with one name, of which one is master at a time."""
+
+    mode: Literal["off", "elected"] = "off"
+    """off: a broker of its own. elected: a member of a replicated broker. What is acknowledged is on every
+    member in sync, and when the master is gone, one of those takes over."""
+    consensus: Literal["etcd", "kubernetes"] = "etcd"
+    """Where members agree on who is master: an etcd cluster (section [replication.etcd]) or Lease objects of
+    Kubernetes (section [replication.kubernetes]). No message goes there. While it is away the master goes on;
+    only the choice of another one waits."""
+    member: Annotated[int, Meta(ge=0, le=limits.REPLICATION_MEMBER_MAX)] = 0
+    """This member's number, from 1; no other member of the broker name may have it. A number stays with its
+    data directory; a replaced disk may keep the number."""
+    members: Annotated[
+        tuple[Annotated[str, Meta(pattern=_MEMBER_PATTERN, max_length=300)], ...],
+        Meta(max_length=limits.REPLICATION_MEMBERS_MAX),
+    ] = ()
+    """All members, as NUMBER=HOST:PORT of their native ports, this one among them. The same on all
+    members."""
+    in_sync_min: Annotated[int, Meta(ge=0, le=limits.REPLICATION_MEMBERS_MAX)] = 0
+    """Members, the master among them, that must be in sync, or `when_few` holds; 0 means 1 of two members and 2
+    of more."""
+    when_few: Literal["auto", "accept", "refuse"] = "auto"
+    """Behaviour of the master with fewer members in sync. accept: it goes on alone; if it is lost then, the
+    others wait for it. refuse: it takes no messages until enough are in sync. auto: accept with two members,
+    refuse with more."""
+    suspect_ms: _ManyMs = 1_250
+    """So long the master may be silent before another member tries to take over, in milliseconds. A master
+    whose process has ended is noticed at once."""
+    fall_behind_ms: _ManyMs = 2_000
+    """A member that has not acknowledged what it was sent for so many milliseconds is in sync no more. Sends
+    wait for it until then."""
+    access_key: AccountKey = ""
+    """Account by which this member opens connections to the others; needed where `broker.acl_enabled` is
+    set, and then it has to be an administrator's."""
+    secret_key: AccountSecret = ""
+    """Secret of that account."""
+    tls_enabled: bool = False
+    """Connect to the other members by TLS."""
+    tls_ca_file: FileName = ""
+    """PEM file with the roots of their certificates; empty for the machine's own."""
+    etcd: EtcdSettings = EtcdSettings()
+    """The etcd cluster."""
+    kubernetes: KubernetesSettings = KubernetesSettings()
+    """The Kubernetes API."""
+
+    @property
+    def addresses(self) -> dict[int, tuple[str, int]]:
+        """Return member -> host and port of its native port. Raises ConfigError for a number used twice."""
+        found: dict[int, tuple[str, int]] = {}
+        for text in self.members:
+            number, _, address = text.partition("=")
+            if int(number) in found:
+                raise ConfigError(f"replication.members names member {number} twice")
+            found[int(number)] = parse_address(address)
+        return found
+
+    def problems(self) -> list[str]:
+        """Return what is wrong with settings that do not fit each other, a sentence for each."""
+        if self.mode == "off":
+            return []
+        try:
+            addresses = self.addresses
+        except (ConfigError, ValueError) as error:
+            return [str(error)]
+        problems: list[str] = []
+        if self.member not in addresses:
+            problems.append(
+                f"replication.member is {self.member}, which replication.members does not name: "
+                "members are NUMBER=HOST:PORT"
+            )
+        if any(not 1 <= number <= limits.REPLICATION_MEMBER_MAX for number in addresses):
+            problems.append(f"replication.members: numbers are 1 to {limits.REPLICATION_MEMBER_MAX}")
+        if self.in_sync_min > len(addresses):
+            problems.append(
+                f"replication.in_sync_min is {self.in_sync_min}, and there are {len(addresses)} members"
+            )
+        return problems
+
+    def member_settings(self, *, acknowledge_flushed: bool) -> MemberSettings:
+        """Return the settings of the state machine.
+
+        With `acknowledge_flushed` a member has a record when its disk has it.
+        """
+        count = len(self.members)
+        refuses = count > 2 if self.when_few == "auto" else self.when_few == "refuse"
+        return MemberSettings(
+            acknowledge_flushed=acknowledge_flushed,
+            in_sync_min=self.in_sync_min or min(count, 2 if count > 2 else 1),
+            refuses_when_few=refuses,
+            suspect_s=self.suspect_ms / 1000,
+            fall_behind_s=self.fall_behind_ms / 1000,
+        )

@@ -1,0 +1,63 @@
+"""Settings of replication that do not fit each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from iotmq import limits
+from iotmq.config.config import config_from_table
+from iotmq.errors import ConfigError
+from iotmq.replication.settings import ReplicationSettings
+
+THREE = ("1=127.0.0.1:10911", "2=127.0.0.1:10921", "3=[::1]:10931")
+
+
+def problems(**changes: Any) -> list[str]:
+    fields: dict[str, Any] = {"mode": "elected", "member": 1, "members": THREE, **changes}
+    return ReplicationSettings(**fields).problems()
+
+
+def test_members_have_numbers_and_addresses() -> None:
+    assert problems() == []
+    found = ReplicationSettings(members=THREE).addresses
+    assert found == {1: ("127.0.0.1", 10911), 2: ("127.0.0.1", 10921), 3: ("::1", 10931)}
+    assert problems(members=(), member=0, mode="off") == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"member": 4}, "replication.member is 4"),
+        ({"members": (*THREE, "1=127.0.0.1:1")}, "names member 1 twice"),
+        ({"members": (*THREE, f"{limits.REPLICATION_MEMBER_MAX + 1}=127.0.0.1:1")}, "numbers are 1 to"),
+        ({"members": (*THREE, "4=127.0.0.1:70000")}, "port"),
+        ({"in_sync_min": 4}, "replication.in_sync_min is 4"),
+    ],
+)
+def test_what_cannot_be_is_named(changes: dict[str, Any], words: str) -> None:
+    assert any(words in problem for problem in problems(**changes))
+
+
+def test_the_whole_config_refuses_it_too() -> None:
+    table = {"replication": {"mode": "elected", "member": 1, "members": list(THREE)}}
+    config_from_table(table)
+    with pytest.raises(ConfigError, match="broker.listen_port"):
+        config_from_table({**table, "broker": {"listen_port": 0}})
+    many = [f"{number}=127.0.0.1:{number}" for number in range(1, limits.REPLICATION_MEMBERS_MAX + 2)]
+    config_from_table({"replication": {"members": many[:-1]}})
+    with pytest.raises(ConfigError, match="members"):
+        config_from_table({"replication": {"members": many}})
+
+
+@pytest.mark.parametrize(("count", "least", "refuses"), [(1, 1, False), (2, 1, False), (3, 2, True)])
+def test_few_members_by_default(count: int, least: int, refuses: bool) -> None:
+    settings = ReplicationSettings(members=THREE[:count]).member_settings(acknowledge_flushed=False)
+    assert (settings.in_sync_min, settings.refuses_when_few) == (least, refuses)
+
+
+def test_what_is_said_of_few_members_holds() -> None:
+    settings = ReplicationSettings(members=THREE, in_sync_min=3, when_few="accept")
+    made = settings.member_settings(acknowledge_flushed=True)
+    assert (made.in_sync_min, made.refuses_when_few, made.acknowledge_flushed) == (3, False, True)
