@@ -22,7 +22,7 @@ class PeerConnector:
     """Makes connections to members by their numbers."""
 
     def __init__(self, settings: ReplicationSettings, introduction: Introduction) -> None:
-        """`introduction` is this member's. Raises ConfigError for a file of certificates that cannot be used."""
+        """`introduction` is this member's. ConfigError for a file of certificates that cannot be used."""
         self.introduction = introduction
         self.members: Mapping[int, tuple[str, int]] = settings.addresses
         self._tls = client_tls(ca_file=settings.tls_ca_file) if settings.tls_enabled else None

@@ -38,8 +38,8 @@ class ReplicationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     """All members, as NUMBER=HOST:PORT of their native ports, this one among them. The same on all
     members."""
     in_sync_min: Annotated[int, Meta(ge=0, le=limits.REPLICATION_MEMBERS_MAX)] = 0
-    """Members, the master among them, that must be in sync, or `when_few` holds; 0 means 1 of two members and 2
-    of more."""
+    """Members, the master among them, that must be in sync, or `when_few` holds; 0 means 1 of two members and
+    2 of more."""
     when_few: Literal["auto", "accept", "refuse"] = "auto"
     """Behaviour of the master with fewer members in sync. accept: it goes on alone; if it is lost then, the
     others wait for it. refuse: it takes no messages until enough are in sync. auto: accept with two members,
