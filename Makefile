@@ -1,7 +1,7 @@
 # Every target does its own set-up first; `make help` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick serve compile lint types bench crash fuzz simulate interop lock reference clean
+.PHONY: help demo cluster cluster-kill test test-quick serve compile lint types bench crash fuzz simulate interop lock reference clean
 
 PYTHON_ENV := .venv/bin/python
 # The tests start hundreds of processes: each would compile all modules anew where bytecode is not to be written.
@@ -31,6 +31,14 @@ demo:  ## The whole journey on this machine's own measurements (Ctrl-C or DEMO_S
 serve:  ## The gateway on its default ports, data in ./data
 	@tools/setup.sh core
 	@exec .venv/bin/iotmq serve --data data $(ARGS)
+
+cluster:  ## A replicated broker on this machine: three members, two registries, two front ends, etcd
+	@tools/setup.sh dev
+	@exec $(PYTHON_ENV) deploy/cluster/local_cluster.py $(ARGS)
+
+cluster-kill:  ## Kill its masters under load and count what is lost; ARGS="--how stop --rounds 20"
+	@tools/setup.sh dev
+	@exec $(PYTHON_ENV) deploy/cluster/kill_masters.py $(ARGS)
 
 ##@ Check
 

@@ -62,6 +62,8 @@ _FRESH_S: Final = 1.5
 # Requests to the consensus store that have not been answered yet.
 _REQUESTS_MAX: Final = 16
 _ALARMS_KEPT: Final = 16
+# What still holds is said again before.
+_ALARM_S: Final = 10.0
 _REFUSAL_CHARACTERS_KEPT: Final = 1_000
 
 
@@ -128,8 +130,8 @@ class MemberDriver:
         self._log_grew = NextTurn(self._report_growth)
         self._hold_reason: str | None = None
         self._others: Mapping[int, tuple[SignOfLife, BeatValue]] = {}
-        self.alarms: dict[str, float] = {}
-        """Sentences for the operator of this run, with the clock's time of the last one."""
+        # Sentences for the operator, with the time they were said last.
+        self._alarms: dict[str, float] = {}
         self.consensus_failures_count = 0
         self._is_consensus_away = False
 
@@ -198,9 +200,10 @@ class MemberDriver:
         member = self.member
         if member.role is Role.LEADING or (member.role is Role.FOLLOWING and self._is_fed):
             return None
-        newest = max(self.alarms, key=self.alarms.__getitem__, default="")
-        if newest:
-            return newest
+        if self.alarms:
+            return self.alarms[-1]
+        if (reason := self.hold_reason) is not None:
+            return reason
         if member.state is None:
             return "the consensus store has not told yet who is master"
         return f"{member.role.value}; the master is member {member.state.master}"
@@ -208,6 +211,13 @@ class MemberDriver:
     @property
     def _is_fed(self) -> bool:
         return self._master_link is not None and self.member.hears_master(self._now_s())
+
+    @property
+    def alarms(self) -> list[str]:
+        """Return what the operator should know now, the latest last."""
+        now_s = self._now_s()
+        is_held = self.member.role is Role.HELD
+        return [text for text, said_s in self._alarms.items() if is_held or now_s - said_s < _ALARM_S]
 
     def hand_over(self, number: int = 0) -> bool:
         """Begin to make a follower master, the best one for 0; return whether there is such a follower."""
@@ -278,6 +288,7 @@ class MemberDriver:
             "role": member.role.value,
             "hearsMaster": member.hears_master(self._now_s()),
             "promisedEpoch": file.promised_epoch,
+            "lastEpoch": log.epochs[-1].epoch if log.epochs else 0,
             "oldest": log.oldest,
             "end": log.end,
             "confirmed": file.confirmed,
@@ -286,7 +297,7 @@ class MemberDriver:
             "followers": followers,
             "notReady": self.not_ready_reason,
             "holds": self.hold_reason,
-            "alarms": list(self.alarms),
+            "alarms": self.alarms,
         }
 
     def metrics(self) -> Iterator[Metric]:
@@ -314,7 +325,7 @@ class MemberDriver:
                 "Requests to the consensus store without an answer.",
                 self.consensus_failures_count,
             ),
-            ("iotmq_replication_alarms", "Sentences for the operator in this run.", len(self.alarms)),
+            ("iotmq_replication_alarms", "Sentences for the operator now.", len(self.alarms)),
         )
         leading = member.leading
         for number, follower in () if leading is None else leading.followers.items():
@@ -392,11 +403,12 @@ class MemberDriver:
             self._alarm(action.text)
 
     def _alarm(self, text: str) -> None:
-        if text not in self.alarms:
+        if text not in self._alarms:
             logger.error("%s", text)
-        while len(self.alarms) >= _ALARMS_KEPT and text not in self.alarms:
-            del self.alarms[min(self.alarms, key=self.alarms.__getitem__)]
-        self.alarms[text] = self._now_s()
+        self._alarms.pop(text, None)
+        while len(self._alarms) >= _ALARMS_KEPT:
+            del self._alarms[next(iter(self._alarms))]
+        self._alarms[text] = self._now_s()
 
     def _send(self, number: int, message: Message) -> None:
         if isinstance(message, Open):

@@ -226,7 +226,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "config": ("setting_text", "config"),
     "workers": ("channel", "supervisor"),
     "commands": (
-        "connection_options", "admin", "mqtt", "produce_consume", "store", "sessions", "users", "mqtt_worker",
+        "connection_options", "admin", "mqtt", "produce_consume", "store", "sessions", "users", "replication",
+        "mqtt_worker",
         "command_parser", "cli",
     ),
     "remoting": (

@@ -1,0 +1,251 @@
+"""Kill the master of a local cluster again and again under load, and count what was lost: nothing may be.
+
+    python deploy/cluster/kill_masters.py [--rounds 5] [--how kill|stop|hand-over] [--devices 50]
+
+MQTT devices publish numbered messages (QoS 1) by way of the front ends all the time, and a consumer group
+reads them. In every round the master is killed (SIGKILL), stopped as a dead host would be (SIGSTOP), or asked
+to hand over, and started again. At the end every message that was acknowledged must have been received, and
+in its device's order; messages that came twice are counted. For each round it prints how long nothing was
+acknowledged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shutil
+import signal
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from local_cluster import ROOT, ClusterError, LocalCluster, eventually
+
+from iotmq.client import ClientSettings, IotmqClient, PushConsumer, PushConsumerSettings, ReceivedMessage
+from iotmq.errors import IotmqError
+from iotmq.mqtt.client.session import OutgoingMessage
+from iotmq.mqtt_client.address import Address
+from iotmq.mqtt_client.client import MqttClient
+from iotmq.mqtt_client.settings import MqttClientSettings
+from iotmq.remoting.codes import RequestCode
+
+_TOPIC: Final = "mqtt"
+_WINDOW: Final = 20
+_SETTLE_S: Final = 1.0
+_RECEIVED_S: Final = 60.0
+
+
+class Acknowledgement(NamedTuple):
+    """When a message was acknowledged, by the monotonic clock."""
+
+    at_s: float
+    device: int
+    number: int
+
+
+class Load:
+    """Devices and a consumer on an event loop in a thread of its own."""
+
+    def __init__(self, cluster: LocalCluster, devices: int, pause_s: float) -> None:
+        self._cluster = cluster
+        self._count = devices
+        self._pause_s = pause_s
+        self.acknowledged: list[Acknowledgement] = []
+        self.refused = 0
+        self.disconnects = 0
+        self.sent = [0] * devices
+        self.received: list[list[int]] = [[] for _ in range(devices)]
+        self._stopping: asyncio.Event | None = None
+        self._publishing: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.failure: BaseException | None = None
+        self.is_ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        """Return when all devices publish."""
+        self._thread.start()
+        if not self.is_ready.wait(30.0) or self.failure is not None:
+            raise ClusterError(f"the load did not start: {self.failure}")
+
+    def end_publishing(self) -> None:
+        """Publish nothing more; what is under way is acknowledged."""
+        assert self._loop is not None
+        assert self._publishing is not None
+        self._loop.call_soon_threadsafe(self._publishing.set)
+
+    def stop(self) -> None:
+        """End everything."""
+        assert self._loop is not None
+        assert self._stopping is not None
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join(30.0)
+
+    @property
+    def received_count(self) -> int:
+        """How many different messages were received."""
+        return sum(len(set(numbers)) for numbers in self.received)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except BaseException as error:
+            self.failure = error
+            self.is_ready.set()
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stopping, self._publishing = asyncio.Event(), asyncio.Event()
+        async with IotmqClient(ClientSettings(registries=self._cluster.registries)) as client:
+            consumer = PushConsumer(
+                client, "kill-masters", self._receive, settings=PushConsumerSettings(consume_from="first")
+            )
+            await consumer.subscribe(_TOPIC)
+            async with consumer, asyncio.TaskGroup() as tasks:
+                devices = [tasks.create_task(self._device(number)) for number in range(self._count)]
+                self.is_ready.set()
+                await self._stopping.wait()
+                for device in devices:
+                    device.cancel()
+
+    async def _receive(self, messages: list[ReceivedMessage]) -> None:
+        for message in messages:
+            device, number = message.body.split(b"/")
+            self.received[int(device)].append(int(number))
+
+    async def _device(self, device: int) -> None:
+        assert self._publishing is not None
+        port = self._cluster.mqtt_ports[device % len(self._cluster.mqtt_ports)]
+        settings = MqttClientSettings(
+            address=Address("mqtt", "127.0.0.1", port), client_id=f"device-{device}", in_flight_max=_WINDOW
+        )
+        topic = f"devices/{device}/telemetry".encode()
+
+        def finish(number: int) -> Callable[[object], None]:
+            def acknowledged(result: object) -> None:
+                if getattr(result, "code", 0):
+                    self.refused += 1
+                else:
+                    self.acknowledged.append(Acknowledgement(time.monotonic(), device, number))
+
+            return acknowledged
+
+        def changed(text: str) -> None:
+            self.disconnects += "lost" in text
+
+        async with MqttClient(settings, on_change=changed) as client:
+            while not self._publishing.is_set():
+                await client.room()
+                number = self.sent[device]
+                self.sent[device] += 1
+                payload = b"%d/%d" % (device, number)
+                client.send(OutgoingMessage(topic, payload, qos=1, token=finish(number)))
+                await asyncio.sleep(self._pause_s)
+            await client.drain()
+
+
+def gap_s(acknowledged: list[Acknowledgement], begun_s: float, end_s: float) -> float:
+    """The longest time between two acknowledgements from `begun_s` on."""
+    times = [begun_s, *sorted(each.at_s for each in acknowledged if begun_s <= each.at_s <= end_s), end_s]
+    return max(after - before for before, after in pairwise(times))
+
+
+def play(cluster: LocalCluster, load: Load, how: str, rounds: int) -> list[float]:
+    """Change the master in each round; how long nothing was acknowledged in each."""
+    gaps = []
+    for number in range(1, rounds + 1):
+        cluster.wait_in_sync()
+        master = cluster.wait_for_master()
+        part = cluster.members[master]
+        time.sleep(_SETTLE_S)
+        begun_s = time.monotonic()
+        if how == "kill":
+            part.signal(signal.SIGKILL)
+        elif how == "stop":
+            part.signal(signal.SIGSTOP)
+        else:
+            asyncio.run(cluster.connector.request(master, RequestCode.HAND_OVER, timeout_s=5.0))
+        is_killed = how != "hand-over"
+        if how == "stop":
+            others = [other for other in cluster.members if other != master]
+
+            def another(others: list[int] = others) -> int | None:
+                return next((n for n in others if (s := cluster.status(n)) and s["isServing"]), None)
+
+            new = eventually(another, "another member is master")
+        else:
+            new = cluster.wait_for_master(other_than=master)
+        before = len(load.acknowledged)
+        eventually(lambda before=before: len(load.acknowledged) > before, "acknowledgements go on")
+        time.sleep(_SETTLE_S)
+        gap = gap_s(load.acknowledged, begun_s, time.monotonic())
+        gaps.append(gap)
+        print(
+            f"round {number}: member {master} -> {new}, nothing acknowledged for {gap * 1000:.0f} ms",
+            flush=True,
+        )
+        if how == "stop":
+            part.signal(signal.SIGCONT)
+        elif is_killed:
+            part.start()
+    return gaps
+
+
+def check(load: Load) -> bool:
+    """Print what was acknowledged and received; whether nothing was lost and all was in order."""
+    acknowledged = {(each.device, each.number) for each in load.acknowledged}
+    received = {(device, number) for device, numbers in enumerate(load.received) for number in numbers}
+    lost = acknowledged - received
+    phantoms = sum(number >= load.sent[device] for device, number in received)
+    disorder = 0
+    for numbers in load.received:
+        firsts = list(dict.fromkeys(numbers))
+        disorder += sum(after < before for before, after in pairwise(firsts))
+    total = sum(map(len, load.received))
+    print(f"sent          {sum(load.sent):>10,}")
+    print(f"acknowledged  {len(acknowledged):>10,}")
+    print(f"received      {len(received):>10,}   twice: {total - len(received):,}")
+    print(f"lost          {len(lost):>10,}   out of order: {disorder:,}   never sent: {phantoms:,}")
+    print(f"refused       {load.refused:>10,}   disconnects: {load.disconnects:,}")
+    return not lost and not disorder and not phantoms and load.failure is None
+
+
+def main() -> int:
+    """Run the rounds; 1 when something was lost."""
+    parser = argparse.ArgumentParser(description="Kill masters under load and count.")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--how", choices=("kill", "stop", "hand-over"), default="kill")
+    parser.add_argument("--devices", type=int, default=50)
+    parser.add_argument("--pause-ms", type=float, default=5.0, help="between two messages of a device")
+    parser.add_argument("--directory", type=Path, default=ROOT / "build" / "cluster-kill")
+    parser.add_argument("--port", type=int, default=21_100)
+    options = parser.parse_args()
+    shutil.rmtree(options.directory, ignore_errors=True)
+    try:
+        with LocalCluster(options.directory, port=options.port) as cluster:
+            load = Load(cluster, options.devices, options.pause_ms / 1000)
+            load.start()
+            gaps = play(cluster, load, options.how, options.rounds)
+            load.end_publishing()
+            acknowledged = len({(each.device, each.number) for each in load.acknowledged})
+            eventually(
+                lambda: load.received_count >= acknowledged, "all is received", within_s=_RECEIVED_S
+            )
+            load.stop()
+            print(
+                f"nothing acknowledged for: median {statistics.median(gaps) * 1000:.0f} ms, "
+                f"longest {max(gaps) * 1000:.0f} ms"
+            )
+            return 0 if check(load) else 1
+    except (ClusterError, IotmqError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
