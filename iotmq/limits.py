@@ -138,6 +138,8 @@ REGISTRATIONS_WAITING_BYTES_MAX: Final = 64 * 1024 * 1024
 EPOCH_MAX: Final = 2**63 - 1
 MASTER_WATCHERS_MAX: Final = 16_384
 MASTER_WATCH_MS_MAX: Final = 60_000
+# What a registry calls one state of its masters, which its clients say again.
+MASTERS_VERSION_CHARACTERS_MAX: Final = 255
 # Key-value settings of a registry: one text, and all of them, which are written as a whole.
 KV_TEXT_BYTES_MAX: Final = 32 * 1024
 KV_BYTES_MAX: Final = 4 * 1024 * 1024
