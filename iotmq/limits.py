@@ -133,6 +133,13 @@ REGISTRATION_BYTES_MAX: Final = FRAME_BYTES_MAX - 64 * 1024
 REGISTRATION_AT_ONCE_BYTES_MAX: Final = 8 * 1024
 REGISTRATIONS_WAITING_MAX: Final = 1_024
 REGISTRATIONS_WAITING_BYTES_MAX: Final = 64 * 1024 * 1024
+# The number of a master's time (stateVersion), as far as Java's long goes; clients that wait for another
+# master, at one registry, and how long a request waits for that.
+EPOCH_MAX: Final = 2**63 - 1
+MASTER_WATCHERS_MAX: Final = 16_384
+MASTER_WATCH_MS_MAX: Final = 60_000
+# What a registry calls one state of its masters, which its clients say again.
+MASTERS_VERSION_CHARACTERS_MAX: Final = 255
 # Key-value settings of a registry: one text, and all of them, which are written as a whole.
 KV_TEXT_BYTES_MAX: Final = 32 * 1024
 KV_BYTES_MAX: Final = 4 * 1024 * 1024

@@ -215,7 +215,11 @@ class Broker:
         await self._registration.wait_registered(timeout_s)
 
     async def start(self, *, epoch: int = 0) -> None:
-        """Listen and register. OSError when the port is taken, StoreError when a config file is broken."""
+        """Listen and register. OSError when the port is taken, StoreError when a config file is broken.
+
+        `epoch` is that of the master of a replicated broker name: registries refuse lower ones. A broker
+        that is not replicated has 0.
+        """
         settings = self.parts.settings
         self._change_retention()
         self._admin.resume()
@@ -232,7 +236,7 @@ class Broker:
         await self._server.start()
         self.writer.open()
         self._native.start()
-        self._registration.start()
+        self._registration.start(epoch=epoch)
         self._work = [supervise(name, work) for name, work in self._repeated_work()]
         logger.info(
             "broker %s of cluster %s listens on %s:%d and is advertised as %s",

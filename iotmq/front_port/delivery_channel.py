@@ -48,7 +48,6 @@ class DeliveryChannel:
         credentials: Credentials | None,
         tls: ssl.SSLContext | None,
     ) -> None:
-        # HOST:PORT; of use for the next connection when it is changed.
         self.address = address
         self._credentials = credentials
         self._tls = tls
@@ -58,6 +57,8 @@ class DeliveryChannel:
         self._receiver = receiver
         self._connection: ClientConnection | None = None
         self._lost = asyncio.Event()
+        # Ends the present connection, or the try to make one, when the broker is elsewhere.
+        self._stay: asyncio.Timeout | None = None
         # Where in the broker's log everything was seen for these filters; 0 when nothing is known.
         self._position = 0
         self._seen: set[int] = set()
@@ -69,6 +70,14 @@ class DeliveryChannel:
     def is_open(self) -> bool:
         """Return whether the broker knows all filters."""
         return self._connection is not None
+
+    def move(self, address: str) -> None:
+        """Connect to HOST:PORT from now on; at once when that is another address than before."""
+        if address == self.address:
+            return
+        self.address = address
+        if self._stay is not None and not self._stay.expired():
+            self._stay.reschedule(asyncio.get_running_loop().time())
 
     async def stop(self) -> None:
         """Close the channel for good."""
@@ -91,6 +100,15 @@ class DeliveryChannel:
         )
 
     async def _keep_open(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(None) as self._stay:
+                    await self._keep_open_here(self._stay)
+            except TimeoutError:
+                _log.info("delivery channel moves", extra={"broker": self.address})
+
+    async def _keep_open_here(self, stay: asyncio.Timeout) -> None:
+        """Connect again and again, until the broker is elsewhere."""
         backoff = Backoff(min_s=0.1, max_s=5.0)
         while True:
             self._lost.clear()
@@ -120,7 +138,9 @@ class DeliveryChannel:
                     _log.warning("no delivery channel", extra={"broker": self.address, "detail": str(error)})
             finally:
                 self._connection = None
-                if connection is not None and not connection.is_closed:
+                if connection is not None and stay.expired():
+                    connection.abort("the broker is elsewhere")
+                elif connection is not None and not connection.is_closed:
                     await connection.close()
             await asyncio.sleep(backoff.next_s())
 

@@ -124,6 +124,7 @@ class RemoteGateway:
                     await asyncio.sleep(backoff.next_s())
         self._limits_changed = queues_changed
         await self._follow_brokers(receiver)
+        self._client.on_master_moved(self._master_moved)
         self._not_ready = None
         self._refresher = supervise(
             "following of brokers", partial(self._refresh_forever, receiver, queues_changed)
@@ -299,17 +300,28 @@ class RemoteGateway:
         self, code: int, queue: MessageQueue, ext: dict[str, str], body: memoryview, done: AppendDone
     ) -> None:
         """Send a batch that is not stored in the log as it is."""
-        route = self._client.routes.known(queue.topic)
-        address = None if route is None else route.master(queue.broker_name)
+        address = self._master_of(queue)
         ext = {"topic": queue.topic, "queueId": str(queue.queue_id), **ext}
         try:
             if address is None:
                 raise ConnectionClosedError(f"broker {queue.broker_name} has no master now")
             response = await self._client.request(address, Command.request(code, ext, body))
-        except (ConnectionClosedError, RequestTimeoutError) as error:
+        except ConnectionClosedError as error:
+            if address is not None and self._master_of(queue) not in (None, address):
+                # The former master may have taken it.
+                ext[REPEAT_FIELD] = "true"
+                await self._publish(code, queue, ext, body, done)
+            else:
+                done(ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
+            return
+        except RequestTimeoutError as error:
             done(ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
             return
         done(response.code, response.remark or "")
+
+    def _master_of(self, queue: MessageQueue) -> str | None:
+        route = self._client.routes.known(queue.topic)
+        return None if route is None else route.master(queue.broker_name)
 
     # Following the brokers
 
@@ -341,7 +353,7 @@ class RemoteGateway:
                 )
         for name, address in masters.items():
             if name in self._channels:
-                self._channels[name].address = address
+                self._channels[name].move(address)
                 continue
             self._channels[name] = DeliveryChannel(
                 address,
@@ -361,6 +373,14 @@ class RemoteGateway:
         await asyncio.gather(*(self._channels.pop(name).stop() for name in forgotten))
         if masters != self._masters:
             self._masters = masters
+            for call in self._masters_changed:
+                call()
+
+    def _master_moved(self, name: str, former: str, address: str) -> None:
+        if name in self._channels:
+            self._channels[name].move(address)
+        if self._masters.get(name) == former:
+            self._masters = {**self._masters, name: address}
             for call in self._masters_changed:
                 call()
 

@@ -137,7 +137,7 @@ class SessionBrokers:
             if link is None:
                 self._add_link(broker_name, address)
             else:
-                link.address = address
+                link.move(address)
                 timer = self._unnamed.pop(link, None)
                 if timer is not None:
                     timer.cancel()

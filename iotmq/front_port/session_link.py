@@ -157,6 +157,8 @@ class SessionLink:
         # Set while the broker has all claims.
         self._connection: ClientConnection | None = None
         self._lost = asyncio.Event()
+        # Ends the present connection, or the try to make one, when the broker is elsewhere.
+        self._stay: asyncio.Timeout | None = None
         self._known: dict[str, _Known] = {}
         # Closed while the broker could not be told.
         self._parted: dict[str, CloseRequest] = {}
@@ -184,6 +186,14 @@ class SessionLink:
     def report_draining(self, *, is_draining: bool) -> None:
         """Tell the broker with each heartbeat whether the front end drains."""
         self._introduction["isDraining"] = "true" if is_draining else "false"
+
+    def move(self, address: str) -> None:
+        """Connect to HOST:PORT from now on; at once when that is another address than before."""
+        if address == self.address:
+            return
+        self.address = address
+        if self._stay is not None and not self._stay.expired():
+            self._stay.reschedule(self._loop.time())
 
     async def stop(self) -> None:
         """Close the link; sessions that were not closed are given up."""
@@ -347,6 +357,15 @@ class SessionLink:
     # The connection
 
     async def _keep_open(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(None) as self._stay:
+                    await self._keep_open_here(self._stay)
+            except TimeoutError:
+                _log.info("sessions move", extra={"broker": self.broker_name, "address": self.address})
+
+    async def _keep_open_here(self, stay: asyncio.Timeout) -> None:
+        """Connect again and again, until the broker is elsewhere."""
         # Devices with sessions are refused while there is no link, so a broker that is back is noticed soon.
         backoff = Backoff(min_s=0.05, max_s=1.0)
         while True:
@@ -383,7 +402,13 @@ class SessionLink:
             finally:
                 was_ready = self._connection is not None
                 self._connection = None
-                if connection is not None and not connection.is_closed:
+                if stay.expired():
+                    self.problem = "the broker is elsewhere now"
+                    if connection is not None:
+                        connection.abort("the broker is elsewhere")
+                    if was_ready:
+                        self._listener.link_missed(self, self.queue_ids())
+                elif connection is not None and not connection.is_closed:
                     await connection.close()
             if was_ready or not backoff.failures:
                 _log.warning("no sessions", extra={"broker": self.broker_name, "detail": self.problem})

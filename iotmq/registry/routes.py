@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Hashable, Mapping
+from collections.abc import Callable, Generator, Hashable, Mapping
 from typing import Final, NamedTuple
 
 import msgspec
 
 from iotmq.errors import RequestError
-from iotmq.limits import BROKERS_MAX, REGISTRY_TOPICS_MAX
+from iotmq.limits import BROKERS_MAX, EPOCH_MAX, REGISTRY_TOPICS_MAX
 from iotmq.remoting.codes import ResponseCode
 
 MASTER_ID: Final = 0
@@ -22,6 +22,7 @@ class DataVersion(msgspec.Struct, frozen=True, rename="camel"):
 
     counter: int = 0
     timestamp: int = 0
+    # The epoch of the master of a replicated broker name; 0 without replication.
     state_version: int = 0
 
 
@@ -50,6 +51,13 @@ class MasterAddress(NamedTuple):
 
     address: str = ""
     ha_address: str = ""
+
+
+class Master(NamedTuple):
+    """Hold the address of a broker name's master, and the epoch it has registered."""
+
+    address: str
+    epoch: int
 
 
 class BrokerGroup:
@@ -100,6 +108,10 @@ class _Lease:
         self.channel = channel
         self.renewed_s = renewed_s
 
+    @property
+    def epoch(self) -> int:
+        return 0 if self.data_version is None else self.data_version.state_version
+
 
 class RouteTable:
     """The soft state of one registry.
@@ -108,11 +120,24 @@ class RouteTable:
     registration wins. The topics of a broker name are those its master registered last, and stay as long
     as any broker of that name lives. After that they are remembered for those who ask for what is away.
 
+    The epoch of a master never goes back: who registers a lower one than the highest known for its name is
+    refused, also while the master of that epoch is away, for as long as the name is remembered.
+
     Each broker's table is kept as it came, so that brokers of very many topics come and go in no time.
     """
 
-    def __init__(self, *, brokers_max: int = BROKERS_MAX, topics_max: int = REGISTRY_TOPICS_MAX) -> None:
-        """`topics_max`: topics of all brokers, each counted for each broker."""
+    def __init__(
+        self,
+        *,
+        brokers_max: int = BROKERS_MAX,
+        topics_max: int = REGISTRY_TOPICS_MAX,
+        masters_changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`topics_max`: topics of all brokers, each counted for each broker.
+
+        `masters_changed` is called whenever `masters` may have changed.
+        """
+        self._masters_changed = masters_changed
         self._brokers_max = brokers_max
         self._topics_max = topics_max
         self._leases: dict[str, _Lease] = {}
@@ -125,6 +150,10 @@ class RouteTable:
         # Broker name -> what it had; those that left first come first. At most `brokers_max` names with
         # `topics_max` topics in all.
         self._away: dict[str, _Away] = {}
+        # Broker name -> the master with the highest epoch so far, for names that are here or away.
+        self._latest: dict[str, Master] = {}
+        # Registrations refused because of their epoch.
+        self.stale_count = 0
 
     # Brokers.
 
@@ -140,9 +169,14 @@ class RouteTable:
     ) -> MasterAddress:
         """Take or renew a place; a master's topics are replaced when its data version changed.
 
-        `topics` is the table's from then on. RequestError when the registry is full, and nothing has changed.
+        `topics` is the table's from then on. RequestError when the registry is full, or a later master is
+        known, and nothing has changed.
         """
         address = identity.address
+        epoch = 0 if data_version is None else data_version.state_version
+        if identity.broker_id == MASTER_ID:
+            self._check_epoch(identity.name, epoch)
+        before = self._master(identity.name)
         lease = self._leases.get(address)
         if lease is None and len(self._leases) >= self._brokers_max:
             raise RequestError(
@@ -163,15 +197,25 @@ class RouteTable:
         )
         if is_changed:
             self._replace_topics(identity.name, topics)
+        if identity.broker_id == MASTER_ID and epoch:
+            self._latest[identity.name] = Master(address, epoch)
+        if self._master(identity.name) != before:
+            self._masters_changed()
         return MasterAddress() if identity.broker_id == MASTER_ID else self._master_of(identity.name)
 
-    def unregister(self, identity: BrokerIdentity) -> bool:
-        """Give up a place; False when that address does not hold it."""
+    def unregister(self, identity: BrokerIdentity, *, channel: Hashable = None) -> bool:
+        """Give up a place; False when that address does not hold it.
+
+        Masters of several epochs may share an address that leads to the latest. Only the one whose connection
+        this is may take it out.
+        """
         lease = self._leases.get(identity.address)
         if lease is None or (lease.identity.name, lease.identity.broker_id) != (
             identity.name,
             identity.broker_id,
         ):
+            return False
+        if lease.epoch and lease.channel is not channel:
             return False
         self._leave(lease.identity)
         return True
@@ -193,7 +237,7 @@ class RouteTable:
     def forget_away(self, now_s: float, memory_s: float) -> None:
         """Forget the brokers that were last heard of `memory_s` ago or before."""
         for name in [name for name, away in self._away.items() if now_s - away.heard_s >= memory_s]:
-            del self._away[name]
+            self._forget(name)
 
     def data_version(self, address: str) -> DataVersion | None:
         """Return the version that the broker at `address` registered with last."""
@@ -224,6 +268,11 @@ class RouteTable:
     def groups(self) -> list[BrokerGroup]:
         """List all broker names, sorted."""
         return [self._groups[name] for name in sorted(self._groups)]
+
+    def masters(self) -> dict[str, Master]:
+        """Broker name -> its master; without names that have none now."""
+        found = ((name, self._master(name)) for name in sorted(self._groups))
+        return {name: master for name, master in found if master is not None}
 
     def clusters(self) -> dict[str, list[str]]:
         """Cluster name -> its broker names, both sorted."""
@@ -287,6 +336,24 @@ class RouteTable:
                 del table[topic]
                 self.topic_count -= 1
 
+    def _master(self, name: str) -> Master | None:
+        group = self._groups.get(name)
+        address = None if group is None else group.addresses.get(MASTER_ID)
+        return None if address is None else Master(address, self._leases[address].epoch)
+
+    def _check_epoch(self, name: str, epoch: int) -> None:
+        if not 0 <= epoch <= EPOCH_MAX:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, f"the field stateVersion must be in 0..{EPOCH_MAX}: {epoch}"
+            )
+        latest = self._latest.get(name)
+        if latest is not None and epoch < latest.epoch:
+            self.stale_count += 1
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"epoch {epoch} is past: {latest.address} has registered as master of epoch {latest.epoch}",
+            )
+
     def _check_room(self, name: str, topics: Mapping[str, TopicQueues]) -> None:
         if self.topic_count - len(self._tables.get(name, ())) + len(topics) > self._topics_max:
             raise RequestError(
@@ -312,6 +379,8 @@ class RouteTable:
             del self._groups[identity.name]
             topics = self._take_table(identity.name)
             self._remember(identity.name, topics, lease.renewed_s)
+        if identity.broker_id == MASTER_ID:
+            self._masters_changed()
 
     def _take_table(self, name: str) -> dict[str, TopicQueues]:
         topics = self._tables.pop(name, {})
@@ -320,12 +389,17 @@ class RouteTable:
         return topics
 
     def _remember(self, name: str, topics: dict[str, TopicQueues], heard_s: float) -> None:
-        if not topics:
+        if not topics and name not in self._latest:
             return
         self._away[name] = _Away(topics, heard_s)
         room = self._topics_max - sum(len(away.topics) for away in self._away.values())
         while room < 0 or len(self._away) > self._brokers_max:
-            room += len(self._away.pop(next(iter(self._away))).topics)
+            room += len(self._forget(next(iter(self._away))).topics)
+
+    def _forget(self, name: str) -> _Away:
+        if name not in self._groups:
+            self._latest.pop(name, None)
+        return self._away.pop(name)
 
     def _replace_topics(self, name: str, topics: dict[str, TopicQueues]) -> None:
         self._take_table(name)
@@ -357,6 +431,15 @@ class RouteTable:
         count = sum(map(len, self._tables.values()))
         if count != self.topic_count:
             problems.append(f"{count} topics are counted as {self.topic_count}")
+        problems += [
+            f"the epoch of {name}, which nobody remembers"
+            for name in self._latest.keys() - self._groups.keys() - self._away.keys()
+        ]
+        problems += [
+            f"{name} has a master of epoch {master.epoch}, and epoch {self._latest[name].epoch} is known"
+            for name, master in self.masters().items()
+            if name in self._latest and master.epoch != self._latest[name].epoch
+        ]
         problems += [f"{name} is both here and away" for name in self._away.keys() & self._tables.keys()]
         problems += [
             f"topics of {name}, which is not registered" for name in self._tables.keys() - self._groups

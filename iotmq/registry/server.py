@@ -32,6 +32,7 @@ from iotmq.registry.routes import (
     TopicRoute,
 )
 from iotmq.registry.settings import RegistrySettings
+from iotmq.registry.watches import MasterWatches
 from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import RequestCode, ResponseCode, Version
 from iotmq.remoting.command import Command
@@ -69,7 +70,8 @@ class Registry:
         long as the process."""
         self._settings = settings
         self._clock: Clock = clock or SystemClock()
-        self._routes = RouteTable()
+        self._watches = MasterWatches(lambda: self._routes.masters())
+        self._routes = RouteTable(masters_changed=self._watches.changed)
         self._values = KeyValues()
         self._file = None if directory is None else KeyValueFile(directory / KV_FILE_NAME)
         self._settings_file = (
@@ -111,6 +113,7 @@ class Registry:
             RequestCode.UNREGISTER_BROKER: self._unregister,
             RequestCode.QUERY_DATA_VERSION: self._query_data_version,
             RequestCode.GET_ROUTE_INFO_BY_TOPIC: self._route,
+            RequestCode.WATCH_MASTERS: self._watch_masters,
             RequestCode.GET_BROKER_CLUSTER_INFO: self._cluster_info,
             RequestCode.WIPE_WRITE_PERM_OF_BROKER: partial(self._set_writable, False, "wipeTopicCount"),
             RequestCode.ADD_WRITE_PERM_OF_BROKER: partial(self._set_writable, True, "addTopicCount"),
@@ -160,6 +163,7 @@ class Registry:
             await self._changes.join()
             await end(self._changers)
             self._changers.clear()
+        self._watches.stop()
         await self._server.stop()
 
     def metrics(self) -> Iterable[Metric]:
@@ -176,6 +180,12 @@ class Registry:
                 "Topics left out of registrations for a bad name or bad numbers.",
                 self._topics_refused_count,
             ),
+            (
+                f"{prefix}stale_registrations_total",
+                "Registrations of masters refused because a later one is known.",
+                self._routes.stale_count,
+            ),
+            (f"{prefix}master_watchers", "Clients that wait for another master.", self._watches.count),
         )
         for reason, count in self._brokers_lost.items():
             yield Metric(
@@ -197,6 +207,7 @@ class Registry:
         return request.not_supported() if handler is None else handler(connection, request)
 
     def connection_lost(self, connection: ServerConnection) -> None:
+        self._watches.forget(connection)
         self._lost("disconnected", self._routes.channel_lost(connection))
 
     def _scan_after(self, delay_s: float) -> None:
@@ -310,16 +321,16 @@ class Registry:
         identity = _identity(request)
 
         async def unregister() -> None:
-            self._unregistered(identity)
+            self._unregistered(connection, identity)
 
         if self._late_count:
             self._later(connection, request, unregister, 0)
             return None
-        self._unregistered(identity)
+        self._unregistered(connection, identity)
         return request.reply(ResponseCode.SUCCESS)
 
-    def _unregistered(self, identity: BrokerIdentity) -> None:
-        if self._routes.unregister(identity):
+    def _unregistered(self, connection: ServerConnection, identity: BrokerIdentity) -> None:
+        if self._routes.unregister(identity, channel=connection):
             self._lost("unregistered", [identity])
 
     def _query_data_version(self, connection: ServerConnection, request: Command) -> Command:
@@ -352,6 +363,10 @@ class Registry:
         if request.version >= Version.STANDARD_JSON or request.boolean("acceptStandardJsonOnly"):
             return request.reply(ResponseCode.SUCCESS, body=lenient_json.encode_ascii(document))
         return request.reply(ResponseCode.SUCCESS, body=lenient_json.encode(document))
+
+    def _watch_masters(self, connection: ServerConnection, request: Command) -> Command | None:
+        # A connection on which nothing moves is closed: the answer comes before that.
+        return self._watches.watch(connection, request, wait_s_max=self._settings.idle_timeout_s / 2)
 
     def _cluster_info(self, connection: ServerConnection, request: Command) -> Command:
         document = {

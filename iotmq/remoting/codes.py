@@ -150,6 +150,8 @@ class RequestCode:
     KICK_SESSION: Final = 30_072
     PURGE_SESSION: Final = 30_073
     LIST_SHARES: Final = 30_074
+    # Ours: the masters of all broker names, told by a registry when they change.
+    WATCH_MASTERS: Final = 30_080
     # Ours: between the members of a replicated broker.
     MEMBER_MESSAGE: Final = 30_090
     GET_MEMBER_STATUS: Final = 30_091

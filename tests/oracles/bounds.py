@@ -366,8 +366,7 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "event_loop: actions that wait",
         "three of each session and front end, and as many cancelled ones",
         "items x one closure",
-        "tests/unit/test_due_actions.py"
-        "::test_cancelled_actions_take_no_more_room_than_the_others_and_a_few",
+        "tests/unit/test_due_actions.py::test_cancelled_actions_take_no_more_room_than_the_others_and_a_few",
     ),
     Bound(
         "broker.session_store.log: changes of sessions in one record",
@@ -686,6 +685,12 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "BROKERS_MAX, REGISTRY_TOPICS_MAX",
         "as those that are there",
         "tests/unit/registry/test_route_table.py::test_so_many_brokers_and_topics_are_remembered_and_no_more",
+    ),
+    Bound(
+        "registry.watches: clients that wait for another master",
+        "MASTER_WATCHERS_MAX, one of each connection",
+        "items x one request",
+        "tests/unit/registry/test_master_watches.py::test_so_many_wait_and_no_more",
     ),
     Bound(
         "registry.server: registrations that wait to be decoded",

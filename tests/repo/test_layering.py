@@ -209,7 +209,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "member": ("wire", "peers", "driver", "listener", "replicated_broker"),
     "replicated": ("member_file", "member_log", "member_store"),
-    "registry": ("routes", "settings", "changed_settings", "kv", "registration", "server"),
+    "registry": ("routes", "settings", "changed_settings", "kv", "registration", "watches", "server"),
     "front_port": (
         "delivery_channel", "request_turns", "session_answers", "gateway", "session_link", "exclusive_claims",
         "session_parts", "session_brokers", "session_gateway",

@@ -25,6 +25,12 @@ _INT32: Final = struct.Struct(">i")
 _LEVEL: Final = 1
 
 
+class _EpochVersion(DataVersion, frozen=True, rename="camel"):
+    """The data version with the epoch of the master, which registries compare."""
+
+    state_version: int = 0
+
+
 class RegistrationBody(NamedTuple):
     """The body, and whether it is in the compressed form."""
 
@@ -37,12 +43,16 @@ def encode_registration(
     topics: list[TopicConfig],
     *,
     perm_mask: int,
+    epoch: int = 0,
     plain_topics_max: int = limits.REGISTRATION_PLAIN_TOPICS_MAX,
 ) -> RegistrationBody:
     """Return the topics as registries are told them; may be called in any thread.
 
+    `epoch` goes into the data version as `stateVersion`; 0 leaves it out, as brokers without replication do.
     StoreError when not even the compressed form fits a frame.
     """
+    if epoch:
+        version = _EpochVersion(version.counter, version.timestamp, epoch)
     if len(topics) <= plain_topics_max:
         plain = _plain(version, topics, perm_mask)
         if len(plain) <= limits.REGISTRATION_BYTES_MAX:

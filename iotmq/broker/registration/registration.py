@@ -218,13 +218,21 @@ class Registration:
     """Keeps this broker registered with all registries."""
 
     def __init__(
-        self, settings: BrokerSettings, topics: Callable[[], ToldTopics], *, broker_address: str
+        self,
+        settings: BrokerSettings,
+        topics: Callable[[], ToldTopics],
+        *,
+        broker_address: str,
+        epoch: int = 0,
     ) -> None:
+        """`epoch` is that of the master of a replicated broker name, 0 where there is no replication."""
+        self._epoch = epoch
         self._identity = {
             "brokerName": settings.name,
             "brokerAddr": broker_address,
             "clusterName": settings.cluster,
-            "brokerId": str(settings.broker_id),
+            # Whoever serves is the master of its name.
+            "brokerId": "0",
         }
         self._topics = topics
         # The version and permissions that were encoded last, or are just now, and how that came out.
@@ -320,7 +328,9 @@ class Registration:
         told = self._topics()
         if self._encoded is None or self._encoded[:2] != (told.version, told.perm_mask):
             configs = told.configs()
-            encode = partial(encode_registration, told.version, configs, perm_mask=told.perm_mask)
+            encode = partial(
+                encode_registration, told.version, configs, perm_mask=told.perm_mask, epoch=self._epoch
+            )
             loop = asyncio.get_running_loop()
             if len(configs) > _TOPICS_ON_LOOP_MAX:
                 future = loop.run_in_executor(None, encode)

@@ -64,9 +64,11 @@ class RegistrationService:
         assert self._registration is not None, "start() was not called"
         await self._registration.wait_registered(timeout_s)
 
-    def start(self) -> None:
-        """Register, and go on doing so; the port is listened on."""
-        self._registration = Registration(self._settings, self.told_topics, broker_address=self.address)
+    def start(self, *, epoch: int = 0) -> None:
+        """Register, as the master of that epoch, and go on doing so; the port is listened on."""
+        self._registration = Registration(
+            self._settings, self.told_topics, broker_address=self.address, epoch=epoch
+        )
         self._registration.start()
 
     async def stop(self) -> None:

@@ -377,11 +377,11 @@ class _Fetch:
             except _PASSING as error:
                 _log.debug("pull from %s waits: %s", self.queue, error)
                 self._pulls.broker_id = MASTER_ID
-                await asyncio.sleep(self._pulls.failures.next_s())
+                await self._pulls.rest()
             except Exception as error:
                 self.failure = error
                 self._list()
-                await asyncio.sleep(self._pulls.failures.next_s())
+                await self._pulls.rest()
 
     async def _fetch_once(self) -> None:
         pulled = await self._pulls.pull(self._fetch_offset)

@@ -152,11 +152,25 @@ class QueuePulls:
         """The broker to pull from, as the last answer told."""
         self._group = group
         self._settings = settings
+        self._master: str | None = None
+        """The address of the queue's master when the broker was last asked."""
+
+    async def rest(self) -> None:
+        """Pause after a pull that failed, unless or until the queue's master is another one."""
+        pause_s = self.failures.next_s()
+        before, self._master = self._master, self._present_master()
+        if before is None or before == self._master:
+            await self.client.masters.moved_within(pause_s)
+
+    def _present_master(self) -> str | None:
+        route = self.client.routes.known(self.queue.topic)
+        return None if route is None else route.master(self.queue.broker_name)
 
     async def pull(self, offset: int) -> Pulled:
         """Ask for messages from `offset` on; raises as a request does, and BrokerError for a refusal."""
         settings = self._settings
         address = await broker_address(self.client, self.queue, self.broker_id)
+        self._master = self._present_master()
         command = pull_command(
             self._group,
             self.queue,

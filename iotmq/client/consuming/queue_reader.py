@@ -162,12 +162,12 @@ class QueueReader:
             except PeerError as error:
                 # Bytes that are no records: going on would lose them silently, so this stays visible.
                 _log.error("queue %s: the broker's answer cannot be read: %s", self.queue, error)
-                await asyncio.sleep(self._pulls.failures.next_s())
+                await self._pulls.rest()
             except IotmqError as error:
                 level = logging.WARNING if isinstance(error, BrokerError) else logging.DEBUG
                 _log.log(level, "pull from %s waits: %s", self.queue, error)
                 self._pulls.broker_id = MASTER_ID
-                await asyncio.sleep(self._pulls.failures.next_s())
+                await self._pulls.rest()
 
     def _is_full(self) -> bool:
         # A queue with nothing cached may always fetch, or one stuck queue would stop all others.

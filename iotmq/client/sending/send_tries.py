@@ -237,7 +237,7 @@ class SendTries:
                 if isinstance(failure, BrokerError) and failure.code in _ROUTE_IS_STALE:
                     # The only broker there is has just said that it will not take it.
                     raise failure
-                await asyncio.sleep(rest.next_s())
+                await self._client.masters.moved_within(rest.next_s())
             if send.future.done():
                 return
             connection = await self._connection(send, route, queue, rest)
@@ -270,9 +270,10 @@ class SendTries:
             is_pinned = bool(send.key) or send.fixed_queue is not None
             if is_pinned or all(self._health.is_avoided(name, now_s) for name in others):
                 _log.debug("waiting for a broker of topic %s: %s", send.topic, error)
-                await asyncio.sleep(max(rest.next_s(), self._client.connections.rest_s(address or "")))
-                # The broker may have come back at another address.
-                await self._refresh(send.topic)
+                pause_s = max(rest.next_s(), self._client.connections.rest_s(address or ""))
+                if not await self._client.masters.moved_within(pause_s):
+                    # The broker may have come back at another address.
+                    await self._refresh(send.topic)
             return None
 
     async def _refresh(self, topic: str) -> None:

@@ -35,7 +35,7 @@ async def master_addresses(client: IotmqClient, broker_names: Collection[str] = 
             f"no broker named {', '.join(unknown)}: registered are {', '.join(sorted(brokers)) or 'none'}"
         )
     masters = {
-        name: by_id[MASTER_ID]
+        name: client.masters.present(name, by_id[MASTER_ID])
         for name, by_id in brokers.items()
         if MASTER_ID in by_id and (not broker_names or name in broker_names)
     }

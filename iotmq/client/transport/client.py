@@ -14,6 +14,7 @@ from typing import Final, Protocol, TypeAlias
 from iotmq.addresses import parse_address
 from iotmq.client.transport.connections import ConnectionCallbacks, Connections
 from iotmq.client.transport.lifetime import Lifetime
+from iotmq.client.transport.master_watch import MasterWatch, OnMoved
 from iotmq.client.transport.registries import Registries, Routes
 from iotmq.client.transport.routes import MASTER_ID
 from iotmq.client.transport.settings import ClientSettings
@@ -81,11 +82,22 @@ class IotmqClient(Lifetime):
             self.settings.registries, self.connections, timeout_s=self.request_timeout_s
         )
         """The registries, one asked at a time."""
+        self.masters = MasterWatch(
+            self.settings.registries,
+            self.connections,
+            clock=self.clock,
+            timeout_s=self.request_timeout_s,
+            ask=self.registries.cluster,
+            moved=self._master_moved,
+        )
+        """Follows the masters of the brokers in use."""
+        self._moved_listeners: list[OnMoved] = []
         self.routes = Routes(
             self.registries,
             refresh_s=self.settings.route_refresh_ms / 1000,
             missing_refresh_s=self.settings.missing_route_refresh_ms / 1000,
             on_changed=self._route_changed,
+            review=self.masters.review,
         )
         """The routes of the topics in use."""
         self._producers: dict[str, int] = {}
@@ -109,6 +121,7 @@ class IotmqClient(Lifetime):
             return
         self._is_running = True
         self.routes.start()
+        self.masters.start()
         self._heartbeater = supervise("heartbeats", self._heartbeat_forever)
 
     async def stop(self) -> None:
@@ -121,6 +134,7 @@ class IotmqClient(Lifetime):
             tasks.append(self._heartbeater)
         await end(tasks)
         await self.routes.stop()
+        await self.masters.stop()
         await self.connections.close()
 
     async def request(self, address: str, command: Command, *, timeout_s: float | None = None) -> Command:
@@ -176,6 +190,10 @@ class IotmqClient(Lifetime):
     def remove_request_handler(self, code: int, handler: RequestHandler) -> None:
         """Undo `add_request_handler`."""
         self._request_handlers[code].remove(handler)
+
+    def on_master_moved(self, call: OnMoved) -> None:
+        """Call with a broker's name, former and present address when its master is another one."""
+        self._moved_listeners.append(call)
 
     async def heartbeat(self) -> None:
         """Tell every broker in use now; returns when each has answered or failed."""
@@ -253,6 +271,8 @@ class IotmqClient(Lifetime):
 
     def _lost(self, address: str) -> None:
         self._introduced.pop(address, None)
+        if self._is_running:
+            self.masters.lost(address)
         if not self._is_running or not self._is_asked or address in self._recoveries:
             return
         if address in self._broker_addresses():
@@ -276,13 +296,28 @@ class IotmqClient(Lifetime):
         return bool(self._consumers) or any(self._request_handlers.values())
 
     def _route_changed(self, topic: str) -> None:
+        self._introduce_where_new()
+        for consumer in self._consumers.values():
+            consumer.route_changed(topic)
+
+    def _master_moved(self, name: str, former: str, address: str) -> None:
+        """Send everything that is for a broker to its present master, also what the former did not answer."""
+        topics = self.routes.move_master(name, address)
+        self._introduce_where_new()
+        if former not in self._broker_addresses():
+            self.connections.drop(former)
+        for consumer in self._consumers.values():
+            for topic in topics:
+                consumer.route_changed(topic)
+        for call in self._moved_listeners:
+            call(name, former, address)
+
+    def _introduce_where_new(self) -> None:
         # The connection may be older than the route: that of a client which asked as an operator before.
         for address in self._heartbeat_addresses():
             connection = self.connections.ready(address)
             if connection is not None and self._introduced.get(address) is not connection:
                 self._introduce(address, connection)
-        for consumer in self._consumers.values():
-            consumer.route_changed(topic)
 
     def _requested(self, connection: ClientConnection, command: Command) -> Command | None:
         if command.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:

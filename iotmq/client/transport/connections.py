@@ -111,8 +111,25 @@ class Connections:
                 raise ConnectionClosedError(f"{known.last_error}; next try in {rest_s:.1f} s")
             known.connecting = asyncio.ensure_future(self._connect(address, known))
             known.connecting.add_done_callback(_take_exception)
-        # Shielded: one caller that gives up must not cancel the try that others wait for.
-        return await asyncio.shield(known.connecting)
+        connecting = known.connecting
+        try:
+            # Shielded: one caller that gives up must not cancel the try that others wait for.
+            return await asyncio.shield(connecting)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if connecting.cancelled() and task is not None and not task.cancelling():
+                raise ConnectionClosedError(f"{address} is not tried any more") from None
+            raise
+
+    def drop(self, address: str) -> None:
+        """End the connection to HOST:PORT at once, or the try to make one: all that waits for it fails."""
+        known = self._addresses.get(address)
+        if known is None:
+            return
+        if known.connecting is not None:
+            known.connecting.cancel()
+        if known.connection is not None:
+            known.connection.abort("dropped")
 
     def rest_s(self, address: str) -> float:
         """Return the seconds until a new try of HOST:PORT is allowed; 0 when it is."""

@@ -136,9 +136,12 @@ class Routes:
         refresh_s: float,
         missing_refresh_s: float,
         on_changed: Callable[[str], None],
+        review: Callable[[TopicRoute, TopicRoute | None], TopicRoute] = lambda route, _: route,
         known_max: int = ROUTES_KNOWN_MAX,
     ) -> None:
+        """`review` returns a registry's route corrected; it is given the one known before, too."""
         self._registries = registries
+        self._review = review
         self._known_max = known_max
         self._refresh_s = refresh_s
         self._missing_refresh_s = min(missing_refresh_s, refresh_s)
@@ -235,6 +238,15 @@ class Routes:
             task.add_done_callback(lambda done: self._finished(topic, done))
         return await asyncio.shield(task)
 
+    def move_master(self, broker_name: str, address: str) -> list[str]:
+        """Use another address for the master of a broker; returns the topics whose routes change."""
+        moved = []
+        for topic, route in list(self._known.items()):
+            if route.master(broker_name) not in (None, address):
+                self._known[topic] = route.with_master(broker_name, address)
+                moved.append(topic)
+        return moved
+
     def _finished(self, topic: str, task: asyncio.Task[TopicRoute | None]) -> None:
         self._running.pop(topic, None)
         if not task.cancelled():
@@ -246,6 +258,7 @@ class Routes:
         # An empty route means its brokers are gone for the moment, which must not lose their names.
         if route is None or (before is not None and not route.addresses):
             return before
+        route = self._review(route, before)
         if route != before:
             self._keep(topic, route)
             self._on_changed(topic)

@@ -64,6 +64,48 @@ class TopicRoute:
             return None
         return by_id.get(broker_id) or by_id.get(MASTER_ID) or by_id[min(by_id)]
 
+    def with_master(self, broker_name: str, address: str) -> TopicRoute:
+        """Return the route with the master of a broker, which has one, at another address."""
+        by_id = {
+            number: known
+            for number, known in self.addresses[broker_name].items()
+            if number != MASTER_ID and known != address
+        }
+        return self._with(addresses={**self.addresses, broker_name: {MASTER_ID: address, **by_id}})
+
+    def with_queues_of(self, other: TopicRoute, broker_name: str) -> TopicRoute:
+        """Return the route with the queues and the master that another route has of a broker."""
+
+        def merged(
+            own: tuple[MessageQueue, ...], others: tuple[MessageQueue, ...]
+        ) -> tuple[MessageQueue, ...]:
+            return tuple(sorted({*own, *(queue for queue in others if queue.broker_name == broker_name)}))
+
+        by_id = {**other.addresses[broker_name], **self.addresses.get(broker_name, {})}
+        return self._with(
+            readable=merged(self.readable, other.readable),
+            writable=merged(self.writable, other.writable),
+            addresses={**self.addresses, broker_name: by_id},
+            away=tuple(queue for queue in self.away if queue.broker_name != broker_name),
+        )
+
+    def _with(
+        self,
+        *,
+        addresses: dict[str, dict[int, str]],
+        readable: tuple[MessageQueue, ...] | None = None,
+        writable: tuple[MessageQueue, ...] | None = None,
+        away: tuple[MessageQueue, ...] | None = None,
+    ) -> TopicRoute:
+        return TopicRoute(
+            self.topic,
+            readable=self.readable if readable is None else readable,
+            writable=self.writable if writable is None else writable,
+            addresses=addresses,
+            away=self.away if away is None else away,
+            is_provisional=self.is_provisional,
+        )
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TopicRoute):
             return NotImplemented

@@ -14,7 +14,14 @@ from loop_turns import turn_s_max
 from iotmq import limits
 from iotmq.cycles import short_collections
 from iotmq.errors import RequestError
-from iotmq.registry.routes import BrokerIdentity, DataVersion, MasterAddress, RouteTable, TopicQueues
+from iotmq.registry.routes import (
+    BrokerIdentity,
+    DataVersion,
+    Master,
+    MasterAddress,
+    RouteTable,
+    TopicQueues,
+)
 
 QUEUES = TopicQueues(4, 4, 6)
 A_MASTER = BrokerIdentity("C", "a", "10.0.0.1:10911", 0)
@@ -38,11 +45,12 @@ def register(
     channel: object = None,
     now_s: float = 0.0,
     queues: TopicQueues = QUEUES,
+    epoch: int = 0,
 ) -> MasterAddress:
     return table.register(
         identity,
         ha_address=identity.address.replace("10911", "10912"),
-        data_version=DataVersion(version, 0),
+        data_version=DataVersion(version, 0, epoch),
         topics=dict.fromkeys(topics, queues),
         channel=identity.address if channel is None else channel,  # type: ignore[arg-type]
         now_s=now_s,
@@ -350,7 +358,14 @@ identities = st.builds(
 )
 topic_sets = st.sets(st.sampled_from(["T", "U", "V"]))
 steps = st.one_of(
-    st.tuples(st.just("register"), identities, topic_sets, st.integers(0, 2), st.integers(0, 2)),
+    st.tuples(
+        st.just("register"),
+        identities,
+        topic_sets,
+        st.integers(0, 2),
+        st.integers(0, 2),
+        st.integers(0, 2),
+    ),
     st.tuples(st.just("unregister"), identities),
     st.tuples(st.just("lost"), st.integers(0, 2)),
     st.tuples(st.just("expire"), st.integers(0, 3)),
@@ -362,11 +377,34 @@ steps = st.one_of(
 
 @given(st.lists(steps, max_size=30))
 def test_any_order_of_events_leaves_a_consistent_table(events: list[tuple[object, ...]]) -> None:
-    table = RouteTable()
+    told: dict[str, Master] = {}
+    table = RouteTable(masters_changed=lambda: told.clear())
+    # The highest epoch of each name; the table may forget it, and must not believe a lower one before.
+    highest: dict[str, int] = {}
     for now_s, event in enumerate(events):
+        if not told:
+            told.update(table.masters())
         match event:
-            case ("register", BrokerIdentity() as identity, set() as topics, int() as version, channel):
-                register(table, identity, *topics, version=version, channel=channel, now_s=float(now_s))
+            case ("register", BrokerIdentity() as identity, set() as topics, int(), int(), int()):
+                version, channel, epoch = event[3:]
+                assert isinstance(version, int)
+                assert isinstance(epoch, int)
+                try:
+                    register(
+                        table,
+                        identity,
+                        *topics,
+                        version=version,
+                        channel=channel,
+                        now_s=float(now_s),
+                        epoch=epoch,
+                    )
+                except RequestError:
+                    assert identity.broker_id == 0
+                    assert epoch < highest[identity.name]
+                    continue
+                if identity.broker_id == 0:
+                    highest[identity.name] = epoch
                 assert identity.address in {
                     address for group in table.groups() for address in group.addresses.values()
                 }
@@ -383,3 +421,132 @@ def test_any_order_of_events_leaves_a_consistent_table(events: list[tuple[object
             case ("wipe", str() as name):
                 table.set_writable(name, False)
         assert table.check() == []
+        assert not told or told == table.masters(), "a change of masters is told"
+
+
+A_NEXT = A_MASTER._replace(address="10.0.0.9:10911")
+
+
+def refused(table: RouteTable, identity: BrokerIdentity, *topics: str, epoch: int) -> str:
+    """The remark of a registration that is refused."""
+    with pytest.raises(RequestError) as found:
+        register(table, identity, *topics, epoch=epoch)
+    return str(found.value)
+
+
+def test_a_master_of_a_later_epoch_takes_the_place_at_once(table: RouteTable) -> None:
+    register(table, A_MASTER, "T", epoch=1)
+    register(table, A_NEXT, "T", "U", epoch=2)
+    assert table.masters() == {"a": Master(A_NEXT.address, 2)}
+    assert addresses(table, "U") == {"a": {0: A_NEXT.address}}
+    # Whatever the former one does to leave is late.
+    assert not table.unregister(A_MASTER, channel=A_MASTER.address)
+    assert table.channel_lost(A_MASTER.address) == []
+    assert table.masters() == {"a": Master(A_NEXT.address, 2)}
+
+
+def test_a_master_of_a_past_epoch_is_refused_and_changes_nothing(table: RouteTable) -> None:
+    register(table, A_NEXT, "T", epoch=2)
+    remark = refused(table, A_MASTER, "other", epoch=1)
+    assert remark == f"epoch 1 is past: {A_NEXT.address} has registered as master of epoch 2"
+    assert "epoch 0 is past" in refused(table, A_MASTER, epoch=0)
+    assert table.stale_count == 2
+    assert table.masters() == {"a": Master(A_NEXT.address, 2)}
+    assert names(table) == ["T"]
+    # Neither as one that does not say its topics, nor by asking whether its state is known.
+    with pytest.raises(RequestError):
+        table.register(A_MASTER, ha_address="", data_version=None, topics={}, channel="x", now_s=0.0)
+    assert table.data_version(A_MASTER.address) is None
+    # As a follower it is welcome, and other names have epochs of their own.
+    assert register(table, A_MASTER._replace(broker_id=1)) == MasterAddress(A_NEXT.address, "10.0.0.9:10912")
+    register(table, B_MASTER, "T", epoch=1)
+
+
+def test_a_deposed_master_is_not_kept_in_by_renewals(table: RouteTable) -> None:
+    register(table, A_MASTER, "T", epoch=1, now_s=0.0)
+    register(table, A_NEXT, "T", epoch=2, now_s=0.0)
+    table.renew(A_MASTER.address, 50.0)
+    assert table.data_version(A_MASTER.address) is None
+    assert table.expire(60.0, 60.0) == [A_NEXT]
+    assert table.masters() == {}
+
+
+def test_masters_that_share_an_address_are_told_apart_by_their_connections(table: RouteTable) -> None:
+    register(table, A_MASTER, "T", epoch=1, channel="old")
+    register(table, A_MASTER, "T", epoch=2, channel="new")
+    assert not table.unregister(A_MASTER, channel="old")
+    assert table.channel_lost("old") == []
+    assert "epoch 1 is past" in refused(table, A_MASTER, "T", epoch=1)
+    assert table.masters() == {"a": Master(A_MASTER.address, 2)}
+    assert table.unregister(A_MASTER, channel="new")
+    assert table.masters() == {}
+
+
+def test_an_epoch_is_remembered_as_long_as_the_name(table: RouteTable) -> None:
+    # One without topics, too.
+    register(table, A_NEXT, epoch=2, now_s=10.0)
+    table.channel_lost(A_NEXT.address)
+    assert "epoch 1 is past" in refused(table, A_MASTER, "T", epoch=1)
+    table.forget_away(19.9, 10.0)
+    assert "epoch 1 is past" in refused(table, A_MASTER, "T", epoch=1)
+    table.forget_away(20.0, 10.0)
+    register(table, A_MASTER, "T", epoch=1)
+    assert table.masters() == {"a": Master(A_MASTER.address, 1)}
+
+
+def test_an_epoch_is_remembered_while_a_follower_keeps_the_name(table: RouteTable) -> None:
+    register(table, A_NEXT, "T", epoch=2, now_s=0.0)
+    table.channel_lost(A_NEXT.address)
+    register(table, A_SLAVE, now_s=0.0)
+    table.forget_away(100.0, 10.0)
+    assert "epoch 1 is past" in refused(table, A_MASTER, "T", epoch=1)
+    table.unregister(A_SLAVE)
+    assert "epoch 1 is past" in refused(table, A_MASTER, "T", epoch=1)
+
+
+def test_so_many_epochs_of_names_that_left_are_remembered_and_no_more() -> None:
+    table = RouteTable(brokers_max=2)
+    for number in range(3):
+        identity = BrokerIdentity("C", f"b{number}", f"10.0.0.{number}:1", 0)
+        register(table, identity, epoch=5)
+        table.unregister(identity, channel=identity.address)
+    assert "is past" in refused(table, BrokerIdentity("C", "b1", "10.0.0.9:1", 0), epoch=4)
+    register(table, BrokerIdentity("C", "b0", "10.0.0.9:1", 0), epoch=4)
+    assert table.check() == []
+
+
+def test_an_equal_epoch_from_another_address_counts_as_ever(table: RouteTable) -> None:
+    register(table, A_MASTER, "T", epoch=3)
+    register(table, A_NEXT, "T", epoch=3)
+    assert table.masters() == {"a": Master(A_NEXT.address, 3)}
+
+
+def test_an_epoch_at_its_limit_is_taken_and_one_past_it_is_not(table: RouteTable) -> None:
+    for epoch in (-1, limits.EPOCH_MAX + 1):
+        assert "stateVersion" in refused(table, A_MASTER, epoch=epoch)
+    assert table.masters() == {}
+    register(table, A_MASTER, epoch=limits.EPOCH_MAX)
+    assert table.masters() == {"a": Master(A_MASTER.address, limits.EPOCH_MAX)}
+    assert table.stale_count == 0
+
+
+def test_a_change_of_masters_is_told_and_nothing_else() -> None:
+    told: list[str] = []
+    table = RouteTable(masters_changed=lambda: told.append("changed"))
+
+    def changes() -> int:
+        count = len(told)
+        told.clear()
+        return count
+
+    register(table, A_MASTER, "T", epoch=1)
+    assert changes() == 1
+    register(table, A_MASTER, "T", epoch=1)
+    register(table, A_MASTER, "T", "U", version=2, epoch=1)
+    register(table, A_SLAVE)
+    table.unregister(A_SLAVE)
+    assert changes() == 0
+    register(table, A_MASTER, "T", epoch=2)
+    assert changes() == 1
+    table.unregister(A_MASTER, channel=A_MASTER.address)
+    assert changes() == 1

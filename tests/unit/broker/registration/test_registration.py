@@ -20,6 +20,7 @@ from iotmq.broker.tables.config_files import DataVersion
 from iotmq.broker.tables.topics import TopicConfig
 from iotmq.errors import StoreError
 from iotmq.registry.registration import decode_registration
+from iotmq.registry.routes import DataVersion as RegisteredVersion
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import RemotingServer, ServerConnection
 
@@ -60,6 +61,17 @@ def test_both_forms_say_the_same(plain_topics_max: int) -> None:
     assert (heard["T"].read_queue_count, heard["T"].write_queue_count) == (3, 2)
     assert (heard["T"].permissions, heard["T"].frozen) == (4, (0, 1))
     assert (heard["U"].permissions, heard["U"].sys_flag) == (4, 2)
+
+
+@pytest.mark.parametrize("plain_topics_max", [1, 0])
+@pytest.mark.parametrize("epoch", [0, 1, limits.EPOCH_MAX])
+def test_the_epoch_is_part_of_the_data_version_and_absent_without(plain_topics_max: int, epoch: int) -> None:
+    topics = [TopicConfig(topic_name="T")]
+    body = encode_registration(VERSION, topics, perm_mask=-1, epoch=epoch, plain_topics_max=plain_topics_max)
+    heard = decode_registration(body.data, is_compressed=body.is_compressed, crc=0)
+    assert heard.data_version == RegisteredVersion(7, 8, epoch)
+    data = zlib.decompress(body.data) if body.is_compressed else body.data
+    assert (b"stateVersion" in data) == (epoch > 0)
 
 
 def test_the_compressed_form_is_the_one_others_read() -> None:
@@ -113,10 +125,7 @@ class Registries:
         pass
 
     async def start(self, count: int = 1) -> Registration:
-        self.servers = [
-            RemotingServer(self)
-            for _ in range(count)
-        ]
+        self.servers = [RemotingServer(self) for _ in range(count)]
         for server in self.servers:
             await server.start()
         settings = BrokerSettings(
@@ -126,9 +135,7 @@ class Registries:
             registration_interval_s=30,
             registration_timeout_s=30,
         )
-        self.registration = Registration(
-            settings, lambda: self.topics(), broker_address="127.0.0.1:1"
-        )
+        self.registration = Registration(settings, lambda: self.topics(), broker_address="127.0.0.1:1")
         self.registration.start()
         return self.registration
 
@@ -170,9 +177,9 @@ async def test_a_version_is_encoded_once_for_all_registries(
 ) -> None:
     versions: list[DataVersion] = []
 
-    def counted(version: DataVersion, topics: list[TopicConfig], *, perm_mask: int) -> object:
+    def counted(version: DataVersion, topics: list[TopicConfig], *, perm_mask: int, epoch: int) -> object:
         versions.append(version)
-        return encode_registration(version, topics, perm_mask=perm_mask)
+        return encode_registration(version, topics, perm_mask=perm_mask, epoch=epoch)
 
     monkeypatch.setattr(registration, "encode_registration", counted)
     told = await registries.start(3)
