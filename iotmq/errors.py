@@ -91,6 +91,10 @@ class ConsensusUnavailableError(IotmqError):
     """The consensus store gave no answer of use; what was asked for may have been done, or be done later."""
 
 
+class TableCopyError(IotmqError):
+    """A piece of a table from a replication master cannot be taken; nothing of it was."""
+
+
 class StoreError(IotmqError):
     """The store cannot do what was asked; stored records are untouched."""
 

@@ -66,6 +66,8 @@ LOCKED_QUEUES_PER_REQUEST_MAX: Final = 8_192
 QUEUE_LOCKS_MAX: Final = 262_144
 LOCKED_BROKER_NAME_BYTES_MAX: Final = 255
 CONSUMER_OFFSET_PAIRS_MAX: Final = 200_000
+# Of a table, from a replication master; one entry is past the size that pieces are filled up to.
+TABLE_PIECE_BYTES_MAX: Final = 4 * 1024 * 1024
 CLIENT_ID_BYTES_MAX: Final = 255
 HELD_PULLS_MAX: Final = 100_000
 HOLD_MS_MAX: Final = 30_000

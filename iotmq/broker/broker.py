@@ -28,14 +28,17 @@ from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.statistics.rates import SAMPLE_INTERVAL_S
 from iotmq.broker.statistics.statistics import Statistics
 from iotmq.broker.tables.consumed import ConsumedPosition
-from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
+from iotmq.broker.tables.consumer_offsets import ConsumerOffsets, OffsetsOfPair
+from iotmq.broker.tables.copied_table import CopiedByKey
 from iotmq.broker.tables.subscription_groups import SubscriptionGroups
 from iotmq.broker.tables.system_topics import make_system_topics
+from iotmq.broker.tables.table_copies import TableCopies
 from iotmq.broker.tables.table_files import TableFiles
 from iotmq.broker.tables.topic_recovery import recall_topics
 from iotmq.broker.tables.topics import HALF_TOPIC, SCHEDULE_TOPIC, TopicTable
 from iotmq.broker.writing.message_writer import MessageWriter
 from iotmq.clock import Clock
+from iotmq.errors import StoreError
 from iotmq.metrics import Metric
 from iotmq.remoting.server import Listening, RemotingServer, RequestHandler, RunHandler
 from iotmq.remoting.tls.files import server_tls
@@ -70,6 +73,10 @@ class Broker:
 
     The store is opened and closed by who composes the process; everything else of the broker starts
     with `start` and ends with `stop`. Further request processors may be added to `requests` before that.
+
+    Before `start` it is passive: what is derived from the log follows the store, and nothing else happens. A
+    follower of another broker calls `follow`, and gives `table_copies` what the master says of its tables; it
+    calls `start` when it is the master, and everything in its log is confirmed.
     """
 
     def __init__(
@@ -97,6 +104,19 @@ class Broker:
         self._native = NativeProcessors(parts, self._files, when_told=self._when_told)
         self._files.add([parts.offsets, self._native.filters, self._native.delays.offsets])
         self.access = open_access_control(parts.settings, store, default_file=parts.config / "plain_acl.yml")
+        # What the log does not have, for followers, or from the master.
+        self.table_copies = TableCopies(
+            [
+                *self._files.copied(),
+                *self._native.copied(),
+                CopiedByKey("consumer offsets", parts.offsets, OffsetsOfPair),
+            ]
+        )
+        parts.topics.add_listener(lambda name: self.table_copies.note_urgent())
+        parts.subscription_groups.add_listener(lambda name: self.table_copies.note_urgent())
+        parts.changed_settings.add_listener(self.table_copies.note_urgent)
+        self._native.locks.add_given_listener(self.table_copies.note_urgent)
+        self._is_started = False
         self._admin = AdminProcessors(parts, self._native, self.access, address=lambda: self.address)
         self._mqtt = MqttProcessors(parts, self.timers, self._native.device_replies)
         self.requests = RequestTable(
@@ -214,17 +234,38 @@ class Broker:
         """Return once clients can find this broker; TimeoutError when no registry answers in time."""
         await self._registration.wait_registered(timeout_s)
 
+    def follow(self) -> None:
+        """Have what `table_copies` takes written to the files, until `start` or `stop`."""
+        self._work = [
+            *(supervise("saving of tables", save) for save in self._files.follower_savers()),
+            supervise("removal of topics", partial(repeat, _EXPIRY_SCAN_S, self._admin.clean)),
+        ]
+
     async def start(self, *, epoch: int = 0) -> None:
         """Listen and register. OSError when the port is taken, StoreError when a config file is broken.
 
         `epoch` is that of the master of a replicated broker name: registries refuse lower ones. A broker
-        that is not replicated has 0.
+        that is not replicated has 0. StoreError also while the log of a replicated store has something that is not confirmed: what is
+        read from the log now would go without it.
         """
+        if self._store.is_replicated and self._store.confirmed_position < self._store.appended_position:
+            raise StoreError(
+                f"the broker cannot start: its log is confirmed up to {self._store.confirmed_position} "
+                f"of {self._store.appended_position}"
+            )
+        await end(self._work)
+        self._work = []
+        self._is_started = True
+        self.table_copies.lead()
         settings = self.parts.settings
-        self._change_retention()
+        self._apply_settings()
         self._admin.resume()
+        if self._store.is_replicated:
+            # What registries and tools know of a former master is older, whatever it had in its tables last.
+            self.topics.count_up_to(self.topics.version.counter + 1)
+            self.subscription_groups.count_up()
         make_system_topics(self.topics, settings)
-        if not self._store.recovery.was_clean:
+        if self._store.is_replicated or not self._store.recovery.was_clean:
             recall_topics(self._store, self.topics, default_topic_queues=settings.default_topic_queues)
         clamped = self.offsets.clamp(self._end_of)
         if clamped:
@@ -233,6 +274,7 @@ class Broker:
         self.topics.add_listener(self._on_topic_changed)
         self.subscription_groups.add_listener(self._on_group_changed)
         self._native.restore()
+        self._mqtt.start()
         await self._server.start()
         self.writer.open()
         self._native.start()
@@ -249,6 +291,10 @@ class Broker:
 
     async def stop(self) -> None:
         """Take nothing more, finish what was taken, save everything; well under two seconds."""
+        if not self._is_started:
+            await end(self._work)
+            self._files.save_all()
+            return
         self._mqtt.finish()
         self.writer.close()
         await end(self._work)
@@ -316,20 +362,24 @@ class Broker:
 
     def _settings_changed(self) -> None:
         """Give the values that changed while the broker runs to those that do not ask for them each time."""
+        self._apply_settings()
+        make_system_topics(self.topics, self.parts.settings)
+
+    def _apply_settings(self) -> None:
         settings = self.parts.settings
         self.subscription_groups.may_create = settings.auto_create_groups
         self.groups.expiry_s = settings.client_expiry_s
         self._change_retention()
-        make_system_topics(self.topics, settings)
 
     def _change_retention(self) -> None:
         store_settings = self.parts.changed_settings.store
         if store_settings != self._store.settings:
             self._store.change_retention(store_settings)
 
-    def _end_of(self, topic: str, queue_id: int) -> int | None:
+    def _end_of(self, topic: str, queue_id: int) -> int:
         queue = self._store.find_queue(topic, queue_id)
-        return None if queue is None else queue.max_offset
+        # The first record of a queue that does not exist will be its number 0.
+        return 0 if queue is None else queue.max_offset
 
     def _is_read(self, queue: Queue) -> bool:
         topic = self.topics.find(queue.topic)

@@ -69,7 +69,6 @@ def make_parts(
     writer = MessageWriter(store, topics, changed_settings, clock, statistics, directory=directory)
     received = ReceivedIds(store.key_values())
     store.add_projection(received)
-    received.end_append({}, store.appended_position)
     return BrokerParts(
         clock=clock,
         store=store,

@@ -344,6 +344,11 @@ class Store(StoreReader):
             self._call_flushed_waiters()
         return self.confirmed_position
 
+    @property
+    def is_replicated(self) -> bool:
+        """Return whether others say what is confirmed (`confirmed_limit`)."""
+        return self._confirmed_limit is not None
+
     def raise_confirmed_limit(self, position: int) -> None:
         """Let `advance` confirm what is before `position`; a lower one than before changes nothing."""
         assert self._confirmed_limit is not None, "the store was opened without a limit"

@@ -76,6 +76,11 @@ class MqttProcessors:
         """Sessions for an MQTT front end in the same process, which other front ends know as `name`."""
         return LocalSessions(self.sessions, self._retained_reads, name=name)
 
+    def start(self) -> None:
+        """Wait for front ends to come back; before the first request."""
+        self._parts.stored_once.start()
+        self.sessions.start()
+
     def finish(self) -> None:
         """The log is about to take nothing more: it is told what only memory knows."""
         self.sessions.shares.finish()

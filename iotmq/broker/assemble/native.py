@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from iotmq.broker.filters.consumer_filters import ConsumerFilters
+from iotmq import limits
+from iotmq.broker.filters.consumer_filters import ConsumerFilters, FilterData
 from iotmq.broker.handlers.native.clients import ClientHandler
 from iotmq.broker.handlers.native.locks import LockHandler
 from iotmq.broker.handlers.native.offset_moved import OffsetMovedEvents
@@ -14,13 +15,14 @@ from iotmq.broker.handlers.native.send import SendHandler
 from iotmq.broker.handlers.native.send_back import SendBackHandler
 from iotmq.broker.handlers.native.timers import TimerHandler
 from iotmq.broker.handlers.native.transactions import TransactionHandler
-from iotmq.broker.members.queue_locks import QueueLocks
+from iotmq.broker.members.queue_locks import CopiedLock, QueueLocks
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.questions.device_replies import DeviceReplies
 from iotmq.broker.questions.replies import ReplyHandler
 from iotmq.broker.replies.reply_after_registration import WhenTold
 from iotmq.broker.replies.request_table import RequestProcessor
-from iotmq.broker.scheduled.scheduling import DelayDelivery
+from iotmq.broker.scheduled.scheduling import DelayDelivery, DelayOffsetTable
+from iotmq.broker.tables.copied_table import CopiedByKey, CopiedTable, CopiedWhole
 from iotmq.broker.tables.table_files import TableFiles
 from iotmq.broker.transactions.transaction_checks import TransactionChecks
 from iotmq.broker.transactions.transactions import Transactions
@@ -70,8 +72,17 @@ class NativeProcessors:
         ]
         parts.writer.add_dispatch_listener(self.pulls.wake)
 
+    def copied(self) -> list[CopiedTable]:
+        """Return the tables that are copied to followers, least urgent first."""
+        return [
+            CopiedWhole("filters", self.filters, FilterData, entries_max=limits.CONSUMER_FILTERS_MAX),
+            CopiedWhole("delay offsets", self.delays.offsets, DelayOffsetTable, entries_max=1),
+            CopiedByKey("queue locks", self.locks, CopiedLock),
+        ]
+
     def restore(self) -> None:
         """Find the transactions that are open in the log; before the first request."""
+        self.filters.start()
         self.transactions.start()
 
     def start(self) -> None:

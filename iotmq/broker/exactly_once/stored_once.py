@@ -61,6 +61,10 @@ class StoredOnce:
         self.repeats_total = 0
         self.found_total = 0
 
+    def start(self) -> None:
+        """Note that from here on nobody else appends: what is marked in the log is known to be."""
+        self._received.end_append({}, self._store.appended_position)
+
     def append(
         self,
         topics: tuple[str, ...],

@@ -8,7 +8,7 @@ finds them again after a restart of either side.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,7 @@ from iotmq.broker.filters.property_filter import PropertyFilter
 from iotmq.broker.filters.sql import parse_sql
 from iotmq.broker.filters.sql_tree import SQL_EXPRESSION
 from iotmq.broker.filters.subscription import SubscriptionData
-from iotmq.broker.tables.config_files import DirtyTable
+from iotmq.broker.tables.config_files import DataVersion, DirtyTable
 from iotmq.clock import Clock
 from iotmq.errors import RefusedError, RequestError
 from iotmq.event_loop import LoopSlice, NextTurn
@@ -54,6 +54,11 @@ class TopicFilters(msgspec.Struct, kw_only=True, rename="camel"):
 class _FilterFile(msgspec.Struct, kw_only=True, rename="camel"):
     filter_data_by_topic: dict[str, TopicFilters] = {}
 
+    def each(self) -> Iterator[FilterData]:
+        """Yield the filters."""
+        for by_group in self.filter_data_by_topic.values():
+            yield from by_group.group_filter_data.values()
+
 
 class ConsumerFilters(DirtyTable):
     """Which filters groups registered. `is_dirty` says that the file is behind the table."""
@@ -76,11 +81,21 @@ class ConsumerFilters(DirtyTable):
         self._late: deque[tuple[str, SubscriptionData]] = deque()
         self._next_turn = NextTurn(self._register_late)
         self.refused_count = 0
-        for data in self._read():
+        # Counts changes, for who copies the table.
+        self._changes_count = 0
+        for data in (self._file.read(_FilterFile) or _FilterFile()).each():
             self._put(data)
+        self.start()
 
     def __len__(self) -> int:
         return self._count
+
+    def start(self) -> None:
+        """Note that no consumer is there yet; those that come back say so."""
+        now_ms = self._clock.now_ms()
+        for by_topic in self._by_group.values():
+            for data in by_topic.values():
+                data.dead_time = data.dead_time or now_ms
 
     def register(
         self, group: str, subscriptions: Iterable[SubscriptionData], turn: LoopSlice | None = None
@@ -105,7 +120,7 @@ class ConsumerFilters(DirtyTable):
             for topic, data in known.items():
                 if topic not in wanted and not data.dead_time:
                     data.dead_time = self._clock.now_ms()
-                    self.is_dirty = True
+                    self._changed()
 
     def _register_later(self, group: str, subscription: SubscriptionData) -> None:
         self._late.append((group, subscription))
@@ -126,7 +141,7 @@ class ConsumerFilters(DirtyTable):
         for data in self._by_group.get(group, {}).values():
             if not data.dead_time:
                 data.dead_time = self._clock.now_ms()
-                self.is_dirty = True
+                self._changed()
 
     def of_request(self, expression_type: str, expression: str) -> PropertyFilter:
         """The filter a request brings. RequestError: 1 for a type not served, 23 for a wrong expression."""
@@ -168,9 +183,34 @@ class ConsumerFilters(DirtyTable):
                 if 0 < data.dead_time <= horizon_ms:
                     del by_topic[topic]
                     self._count -= 1
-                    self.is_dirty = True
+                    self._changed()
             if not by_topic:
                 del self._by_group[group]
+
+    # What followers are sent, and take (copied_table.WholeTable)
+
+    @property
+    def stamp(self) -> int:
+        """Return another number after each change."""
+        return self._changes_count
+
+    def copied_entries(self) -> list[FilterData]:
+        return [data for by_topic in self._by_group.values() for data in by_topic.values()]
+
+    def replace(self, filters: Sequence[FilterData], version: DataVersion) -> None:
+        """Hold exactly a master's filters. RequestError (1) when one cannot be; then nothing has changed."""
+        for data in filters:
+            if len(data.expression) > limits.FILTER_EXPRESSION_BYTES_MAX:
+                raise RefusedError(
+                    f"the filter of group {data.consumer_group} on topic {data.topic} has "
+                    f"{len(data.expression)} characters, more than {limits.FILTER_EXPRESSION_BYTES_MAX}"
+                )
+        self._late.clear()
+        self._by_group.clear()
+        self._count = 0
+        for data in filters:
+            self._put(data)
+        self._changed()
 
     def encode(self) -> bytes:
         """Return the table as the file holds it."""
@@ -197,15 +237,6 @@ class ConsumerFilters(DirtyTable):
             ),
         )
 
-    def _read(self) -> Iterable[FilterData]:
-        document = self._file.read(_FilterFile) or _FilterFile()
-        now_ms = self._clock.now_ms()
-        for by_group in document.filter_data_by_topic.values():
-            for data in by_group.group_filter_data.values():
-                # No consumer is there yet; those that come back say so.
-                data.dead_time = data.dead_time or now_ms
-                yield data
-
     def _register_one(self, group: str, subscription: SubscriptionData) -> None:
         topic, version = subscription.topic, subscription.sub_version
         known = self._by_group.get(group, {}).get(topic)
@@ -216,7 +247,7 @@ class ConsumerFilters(DirtyTable):
             if known.expression == subscription.sub_string:
                 known.dead_time = 0
                 known.client_version = version
-                self.is_dirty = True
+                self._changed()
                 return
         try:
             self.check(subscription)
@@ -235,6 +266,10 @@ class ConsumerFilters(DirtyTable):
                 client_version=version,
             )
         )
+        self._changed()
+
+    def _changed(self) -> None:
+        self._changes_count += 1
         self.is_dirty = True
 
     def _put(self, data: FilterData) -> None:

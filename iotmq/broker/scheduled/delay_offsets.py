@@ -6,14 +6,16 @@ what such a broker has delivered before us: what ours delivered the log says.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from iotmq.broker.scheduled.delay_levels import DelayLevels
 from iotmq.broker.scheduled.unflushed_deliveries import UnflushedDeliveries
-from iotmq.broker.tables.config_files import ConfigFile
+from iotmq.broker.tables.config_files import ConfigFile, DataVersion
 from iotmq.broker.tables.topics import SCHEDULE_TOPIC
+from iotmq.errors import RefusedError
 from iotmq.store.kv.timer_index import NEVER_MS
 from iotmq.store.log.queue import Queue
 from iotmq.store.store import Store
@@ -42,11 +44,17 @@ class DelayOffsets:
         self._saved = stored.offset_table
         # Set for good by start(): clamped to what there is.
         self._taken_over = stored.offset_table if stored.taken_over is None else stored.taken_over
+        # False until start() where another broker has delivered before.
         self._is_ours = stored.taken_over is not None
+        self._is_started = False
+        # The file is behind what was copied from a master; nothing else is written before start().
+        self._is_copy_unsaved = False
 
     def start(self) -> None:
         """Forget what another broker has delivered before this directory was opened by us."""
-        if not self._is_ours:
+        was_ours, self._is_ours = self._is_ours, True
+        self._is_started = True
+        if not was_ours:
             ends = {
                 level: self._store.queue(SCHEDULE_TOPIC, level - 1).max_offset
                 for level in self._taken_over
@@ -61,20 +69,22 @@ class DelayOffsets:
                 delivered.append(timer)
             if delivered:
                 self._index.forget(delivered)
-        if not self._is_ours and self._saved:
+        if not was_ours and self._saved:
             # From here on new messages stand behind the offsets that were read.
             self.write(self._encode_file())
 
     @property
     def is_dirty(self) -> bool:
         """Return whether the file says something else than it should."""
-        return self.offsets() != self._saved
+        return self.offsets() != self._saved if self._is_started else self._is_copy_unsaved
 
     @is_dirty.setter
     def is_dirty(self, value: bool) -> None:
         """True: what was taken by `take_unsaved` could not be written."""
-        if value:
+        if value and self._is_started:
             self._saved = {}
+        elif value:
+            self._is_copy_unsaved = True
 
     def offsets(self) -> dict[int, int]:
         """Level -> the offset before which everything is in its real topic, and safely so."""
@@ -87,6 +97,9 @@ class DelayOffsets:
 
     def take_unsaved(self) -> bytes | None:
         """Return the bytes for `write`, None when the file is up to date."""
+        if not self._is_started:
+            is_unsaved, self._is_copy_unsaved = self._is_copy_unsaved, False
+            return msgspec.json.encode(self._copied_table()) if is_unsaved else None
         offsets = self.offsets()
         if offsets == self._saved:
             return None
@@ -105,9 +118,34 @@ class DelayOffsets:
         """Each level's queue and the offset before which everything is in its real topic, and safely so."""
         return [(queue, offset) for queue, offset, _ in self._state(is_safe=True)]
 
+    # What followers are sent, and take (copied_table.WholeTable)
+
+    @property
+    def stamp(self) -> bytes:
+        """Return something that is another after each change."""
+        return self._encode_file()
+
+    def copied_entries(self) -> list[DelayOffsetTable]:
+        return [DelayOffsetTable(offset_table=self.offsets(), taken_over=self._taken_over)]
+
+    def replace(self, entries: Sequence[DelayOffsetTable], version: DataVersion) -> None:
+        """Have what a master says, before `start`: its log says what it delivered, only what another broker
+        delivered before it has to be known. RequestError (1) unless there is one table."""
+        if len(entries) != 1:
+            raise RefusedError(f"{len(entries)} tables of delay offsets instead of one")
+        (table,) = entries
+        self._saved = table.offset_table
+        self._taken_over = table.offset_table if table.taken_over is None else table.taken_over
+        self._is_ours = table.taken_over is not None
+        self._is_copy_unsaved = True
+
+    def _copied_table(self) -> DelayOffsetTable:
+        return DelayOffsetTable(
+            offset_table=self._saved, taken_over=self._taken_over if self._is_ours else None
+        )
+
     def _encode_file(self) -> bytes:
-        table = DelayOffsetTable(offset_table=self.offsets(), taken_over=self._taken_over)
-        return msgspec.json.encode(table)
+        return msgspec.json.encode(self.copied_entries()[0])
 
     def _state(self, *, is_safe: bool) -> list[tuple[Queue, int, int]]:
         """Queue, delivered offset and end of each level; `is_safe` counts what no power cut takes back."""

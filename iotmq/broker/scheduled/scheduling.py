@@ -34,7 +34,7 @@ class DelayDelivery:
     def __init__(self, parts: BrokerParts) -> None:
         store = parts.store
         self.levels = DelayLevels(parts.settings.delay_levels, parts.clock)
-        ended = UnflushedDeliveries(store)
+        self._ended = ended = UnflushedDeliveries(store)
         # Its own: what is due must not wait behind consumers that read old messages.
         self._cold_reads = ColdReads(store, threads_max=_THREADS_MAX, waiting_max=_FETCHES_MAX)
         self.timers = Timers(parts, self.levels, ended, self._cold_reads)
@@ -44,6 +44,7 @@ class DelayDelivery:
 
     def start(self) -> None:
         """Deliver what fell due meanwhile, and everything else from now on."""
+        self._ended.start()
         self.offsets.start()
         self.timers.start()
 

@@ -28,8 +28,12 @@ class UnflushedDeliveries:
         self._stored: deque[tuple[int, int]] = deque()
         # End of the ending record, and the waiting message.
         self._unflushed: deque[tuple[int, Timer]] = deque()
-        # What a former process stored last may not be on the disk either.
+        # What a former process, or a former master, stored last may not be on the disk either.
         self._former_position = store.appended_position
+
+    def start(self) -> None:
+        """Take everything that is in the log for stored by others."""
+        self._former_position = self._store.appended_position
 
     @property
     def has_unconfirmed(self) -> bool:
@@ -38,7 +42,7 @@ class UnflushedDeliveries:
 
     @property
     def is_former_flushed(self) -> bool:
-        """Return whether everything that was stored before this process is on the disk."""
+        """Return whether everything that others have stored before is on the disk."""
         return self._store.flushed_position >= self._former_position
 
     def take(self, timer: Timer) -> None:

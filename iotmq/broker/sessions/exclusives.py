@@ -56,6 +56,10 @@ class Exclusives:
         self.refused_total = 0
         self.swept_total = 0
 
+    def start(self) -> None:
+        """Give front ends their time to come back, from now on."""
+        self._sweep_due_s = self._clock.monotonic_s() + START_GRACE_S
+
     def claim(
         self,
         client_id: str,

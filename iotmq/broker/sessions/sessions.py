@@ -174,6 +174,17 @@ class Sessions:
         self._coming_shapes = 0
         self.refused_shapes_total = 0
 
+    def start(self) -> None:
+        """Count the time that front ends have to come back from now on; before the first request.
+
+        Until then the log was followed: what it says of owners was so at another master, or in a former life.
+        """
+        self._started_s = self._clock.monotonic_s()
+        self._start_position = self._store.appended_position
+        self._attached_generation = self._projection.queues.generation
+        self.shares.start()
+        self.exclusives.start()
+
     # Front ends
 
     def open_channel(self, name: str, receiver: SessionReceiver, shares: ShareOutlet) -> SessionChannel:

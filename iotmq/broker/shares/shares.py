@@ -177,6 +177,12 @@ class Shares:
         self.unknown_reports_total = 0
         self.lost_records_total = 0
 
+    def start(self) -> None:
+        """Give members their time to come back, from now on; before the first of them."""
+        self._started_s = self._clock.monotonic_s()
+        self._started_position = self._projection.applied_position
+        self._sweep_due_s = self._started_s + START_GRACE_S
+
     # Members
 
     def check(self, filters: Iterable[str]) -> Refused | None:

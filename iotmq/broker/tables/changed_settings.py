@@ -10,7 +10,7 @@ The file: ``{"dataVersion":{...},"changes":{"broker.is_writable":{"configured":"
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
@@ -159,6 +159,33 @@ class ChangedSettings:
         self.version = self.version.next(now_ms)
         for listener in self._listeners:
             listener()
+
+    # What followers are sent, and take (copied_table.WholeTable)
+
+    @property
+    def stamp(self) -> DataVersion:
+        return self.version
+
+    def copied_entries(self) -> list[tuple[str, Change]]:
+        return list(self._changes.items())
+
+    def replace(self, changes: Sequence[tuple[str, Change]], version: DataVersion) -> None:
+        """Have the values that changed at a master, and of the others those configured here.
+
+        Listeners are told nothing. RequestError (1) for one that cannot be; then nothing has changed.
+        """
+        wanted = {name: self._configured[name] for name in self._changes}
+        for name, change in changes:
+            if name not in CHANGEABLE:
+                raise RefusedError(f"the setting {name[:60]!r} cannot change while the broker runs")
+            wanted[name] = change.value
+        self._set(wanted)
+        self._changes = {
+            name: Change(self._configured[name], value)
+            for name, value in wanted.items()
+            if value != self._configured[name]
+        }
+        self.version = version
 
     def encoder(self) -> Callable[[], bytes]:
         """Return the encoder of the file's present contents, to be called in any thread."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from iotmq import limits
 from iotmq.broker.tables.config_files import DirtyTable
+from iotmq.broker.tables.copied_table import ChangedKeys
 from iotmq.errors import RefusedError
 from iotmq.metrics import Metric
 
@@ -19,12 +21,21 @@ class ConsumerOffsetTable(msgspec.Struct, kw_only=True, rename="camel"):
     offset_table: dict[str, dict[int, int]] = {}
 
 
+class OffsetsOfPair(NamedTuple):
+    """All offsets of a pair by queue id; none when it was forgotten. `pair` is `topic@group`."""
+
+    pair: str
+    offsets: dict[int, int]
+
+
 class ConsumerOffsets(DirtyTable):
     """Committed offsets of all groups. `is_dirty` says that the file is behind the table."""
 
     def __init__(self, path: Path, *, pairs_max: int = limits.CONSUMER_OFFSET_PAIRS_MAX) -> None:
         super().__init__(path)
         self._pairs_max = pairs_max
+        # Pairs, as `topic@group`. One that is forgotten stays there until it is taken.
+        self.changed: ChangedKeys[str] = ChangedKeys(2 * pairs_max)
         self._offsets = (self._file.read(ConsumerOffsetTable) or ConsumerOffsetTable()).offset_table
 
     def __len__(self) -> int:
@@ -42,8 +53,12 @@ class ConsumerOffsets(DirtyTable):
                     "pairs of topic and group"
                 )
             queues = self._offsets[key] = {}
+            self.changed.bound()
         queues[queue_id] = offset
         self.is_dirty = True
+        changed = self.changed.keys
+        if changed is not None:
+            changed.add(key)
 
     def find(self, group: str, topic: str, queue_id: int) -> int | None:
         queues = self._offsets.get(f"{topic}@{group}")
@@ -77,15 +92,19 @@ class ConsumerOffsets(DirtyTable):
     def forget_group(self, group: str) -> None:
         """Drop every offset of the group."""
         suffix = "@" + group
-        for key in [key for key in self._offsets if key.endswith(suffix)]:
-            del self._offsets[key]
-            self.is_dirty = True
+        self._forget([key for key in self._offsets if key.endswith(suffix)])
 
     def forget_topics(self, topics: Collection[str]) -> None:
         """Drop every offset of any group in the topics."""
-        for key in [key for key in self._offsets if key.partition("@")[0] in topics]:
+        self._forget([key for key in self._offsets if key.partition("@")[0] in topics])
+
+    def _forget(self, keys: list[str]) -> None:
+        for key in keys:
             del self._offsets[key]
+        if keys:
             self.is_dirty = True
+            if self.changed.keys is not None:
+                self.changed.keys.update(keys)
 
     def clamp(self, end_of: Callable[[str, int], int | None]) -> int:
         """Pull offsets past a queue's end back to the end; returns how many were.
@@ -104,6 +123,44 @@ class ConsumerOffsets(DirtyTable):
                     clamped += 1
         self.is_dirty = self.is_dirty or clamped > 0
         return clamped
+
+    # What followers are sent, and take (copied_table.KeyedTable)
+
+    def copied_entries(self) -> Iterator[OffsetsOfPair]:
+        """Yield the pairs of this moment that are still there."""
+        for key in list(self._offsets):
+            queues = self._offsets.get(key)
+            if queues is not None:
+                yield OffsetsOfPair(key, queues)
+
+    def entries_of(self, keys: Iterable[str]) -> Iterator[OffsetsOfPair]:
+        """Yield what the pairs have now."""
+        for key in keys:
+            yield OffsetsOfPair(key, self._offsets.get(key, {}))
+
+    def new_copy(self) -> dict[str, dict[int, int]]:
+        return {}
+
+    def apply(self, entries: Sequence[OffsetsOfPair], copy: dict[str, dict[int, int]] | None) -> None:
+        """Change a copy, or the table. RequestError (1) past `pairs_max`, and then nothing has changed."""
+        offsets = self._offsets if copy is None else copy
+        gone = {key for key, queues in entries if not queues} & offsets.keys()
+        come = {key for key, queues in entries if queues} - offsets.keys()
+        if len(offsets) - len(gone) + len(come) > self._pairs_max:
+            raise RefusedError(
+                f"more than {self._pairs_max} pairs of topic and group, the maximum of this broker"
+            )
+        for key, queues in entries:
+            if queues:
+                offsets[key] = queues
+            else:
+                offsets.pop(key, None)
+        self.is_dirty = self.is_dirty or copy is None
+
+    def replace(self, copy: dict[str, dict[int, int]]) -> None:
+        """Hold what a copy has."""
+        self._offsets = copy
+        self.is_dirty = True
 
     def encode(self) -> bytes:
         """Return the table as the file holds it."""

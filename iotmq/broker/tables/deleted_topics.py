@@ -9,12 +9,13 @@ The file: ``{"deletedTopics":{"T":{"position":123456,"version":17}}}``.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from iotmq import limits
-from iotmq.broker.tables.config_files import DirtyTable
+from iotmq.broker.tables.config_files import DataVersion, DirtyTable
 from iotmq.errors import RefusedError
 
 
@@ -38,9 +39,19 @@ class DeletedTopicTable(msgspec.Struct, kw_only=True, rename="camel"):
 class DeletedTopics(DirtyTable):
     """The deletions that still matter. `is_dirty` says that the file is behind."""
 
-    def __init__(self, path: Path, *, topics_max: int = limits.DELETED_TOPICS_MAX) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        is_configured: Callable[[str], bool] = lambda name: False,
+        topics_max: int = limits.DELETED_TOPICS_MAX,
+    ) -> None:
+        """`is_configured(name)` says whether there is such a topic (again)."""
         super().__init__(path)
+        self._is_configured = is_configured
         self._topics_max = topics_max
+        # Counts changes, for who copies the table.
+        self._changes_count = 0
         self._topics = (self._file.read(DeletedTopicTable) or DeletedTopicTable()).deleted_topics
 
     def __len__(self) -> int:
@@ -63,12 +74,38 @@ class DeletedTopics(DirtyTable):
     def add(self, name: str, deleted: DeletedTopic) -> None:
         self.check_room(name)
         self._topics[name] = deleted
-        self.is_dirty = True
+        self._changed()
 
     def forget(self, name: str) -> None:
         """The log has passed it."""
         if self._topics.pop(name, None) is not None:
-            self.is_dirty = True
+            self._changed()
+
+    def _changed(self) -> None:
+        self._changes_count += 1
+        self.is_dirty = True
+
+    # What followers are sent, and take (copied_table.WholeTable)
+
+    @property
+    def stamp(self) -> int:
+        """Return another number after each change."""
+        return self._changes_count
+
+    def copied_entries(self) -> list[tuple[str, DeletedTopic]]:
+        return self.items()
+
+    def replace(self, entries: Sequence[tuple[str, DeletedTopic]], version: DataVersion) -> None:
+        """Hold what a master has, and what it has not any more and this log has not passed yet.
+
+        The topics are the master's already: one that is there was made again, or never deleted.
+        """
+        deletions = dict(entries)
+        for name, deleted in self._topics.items():
+            if name not in deletions and not self._is_configured(name) and len(deletions) < self._topics_max:
+                deletions[name] = deleted
+        self._topics = deletions
+        self._changed()
 
     def encode(self) -> bytes:
         """Return the table as the file holds it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -111,6 +111,30 @@ class SubscriptionGroups:
 
     def add_listener(self, listener: Callable[[str], None]) -> None:
         self._listeners.append(listener)
+
+    def count_up(self) -> None:
+        """Have another data version, for what a new master says from here on."""
+        self.version = self.version.next(self._clock.now_ms())
+
+    # What followers are sent, and take (copied_table.WholeTable)
+
+    @property
+    def stamp(self) -> DataVersion:
+        """Return the data version: followers have the same, so that it grows whoever is the master."""
+        return self.version
+
+    def copied_entries(self) -> list[SubscriptionGroupConfig]:
+        return list(self._groups.values())
+
+    def replace(self, groups: Sequence[SubscriptionGroupConfig], version: DataVersion) -> None:
+        """Hold exactly a master's groups, at its data version. Listeners are told nothing.
+
+        RequestError (1) for a name that cannot be, and then nothing has changed.
+        """
+        for config in groups:
+            check_group_name(config.group_name)
+        self._groups = {config.group_name: config for config in groups}
+        self.version = version
 
     def encode(self) -> bytes:
         return msgspec.json.encode(

@@ -24,6 +24,7 @@ from iotmq.broker.tables.topics import (
     TopicTable,
 )
 from iotmq.errors import RefusedError
+from iotmq.replicated.member_log import EPOCH_TOPIC
 
 
 def make_system_topics(topics: TopicTable, settings: BrokerSettings) -> None:
@@ -39,11 +40,11 @@ def make_system_topics(topics: TopicTable, settings: BrokerSettings) -> None:
 
 
 def system_topic_names(settings: BrokerSettings) -> frozenset[str]:
-    """Return the names of the system topics."""
+    """Return the names of the system topics, and of that which replication writes to."""
     topics = system_topics(
         cluster=settings.cluster, broker=settings.name, template_queues=1, may_inherit=False
     )
-    return frozenset(topic.topic_name for topic in topics)
+    return frozenset({EPOCH_TOPIC, *(topic.topic_name for topic in topics)})
 
 
 def check_not_own(name: str, own_names: Container[str], field: str) -> None:

@@ -13,10 +13,13 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Protocol
 
-from iotmq.broker.tables.changed_settings import ChangedSettings
+from iotmq import limits
+from iotmq.broker.tables.changed_settings import CHANGEABLE, Change, ChangedSettings
 from iotmq.broker.tables.config_saver import ConfigSaver, Saved
-from iotmq.broker.tables.subscription_groups import SubscriptionGroups
-from iotmq.broker.tables.topics import TopicTable
+from iotmq.broker.tables.copied_table import CopiedTable, CopiedWhole
+from iotmq.broker.tables.deleted_topics import DeletedTopic
+from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig, SubscriptionGroups
+from iotmq.broker.tables.topics import TopicConfig, TopicTable
 from iotmq.errors import StoreError
 from iotmq.metrics import Metric
 
@@ -42,10 +45,39 @@ class TableFiles:
         self._settings = ConfigSaver("brokerSettings.json", settings)
         self._savers = (self._topics, self._groups, self._settings)
         self._tables: list[SavedTable] = []
-        self._changed_settings = settings
+        self._kept = topics, groups, settings
         topics.add_listener(lambda name: self._topics.changed())
         groups.add_listener(lambda name: self._groups.changed())
         settings.add_listener(self._settings.changed)
+
+    def copied(self) -> list[CopiedTable]:
+        """Return the tables as they are copied to followers; a file follows what is taken."""
+        topics, groups, settings = self._kept
+        return [
+            CopiedWhole(
+                "settings",
+                settings,
+                tuple[str, Change],
+                entries_max=len(CHANGEABLE),
+                replaced=self._settings.changed,
+            ),
+            CopiedWhole(
+                "topics", topics, TopicConfig, entries_max=limits.TOPICS_MAX, replaced=self._topics.changed
+            ),
+            CopiedWhole(
+                "deleted topics",
+                topics.deleted,
+                tuple[str, DeletedTopic],
+                entries_max=limits.DELETED_TOPICS_MAX,
+            ),
+            CopiedWhole(
+                "groups",
+                groups,
+                SubscriptionGroupConfig,
+                entries_max=limits.GROUPS_MAX,
+                replaced=self._groups.changed,
+            ),
+        ]
 
     def add(self, tables: Iterable[SavedTable]) -> None:
         """Write these, too."""
@@ -80,6 +112,10 @@ class TableFiles:
         for saver in left:
             saver.when_saved(one_saved)
 
+    def follower_savers(self) -> Sequence[Callable[[], Awaitable[None]]]:
+        """`savers`, and one for deletions, which a master has on the disk before it answers."""
+        return [*self.savers(), partial(self._save_repeatedly, self._kept[0].deleted)]
+
     def savers(self) -> Sequence[Callable[[], Awaitable[None]]]:
         """One for each file; cancelled before `save_all`."""
         return [
@@ -93,7 +129,7 @@ class TableFiles:
         self._groups.save()
         if self._settings.is_behind:
             self._settings.save()
-        for table in self._tables:
+        for table in (*self._tables, self._kept[0].deleted):
             try:
                 data = table.take_unsaved()
                 if data is not None:
@@ -108,7 +144,7 @@ class TableFiles:
 
     async def _save_repeatedly(self, table: SavedTable) -> None:
         while True:
-            await asyncio.sleep(self._changed_settings.broker.offsets_interval_s)
+            await asyncio.sleep(self._kept[2].broker.offsets_interval_s)
             data = table.take_unsaved()
             if data is None:
                 continue

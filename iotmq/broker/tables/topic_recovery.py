@@ -1,4 +1,4 @@
-"""Topics that topics.json lost in a crash: the log, which is on the disk before it, has their queues.
+"""Topics that topics.json lost in a crash, or a new master was not told of: the log has their queues.
 
 Apart from system_topics.py, which knows its topics without a store: these only the log can name.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 
 from iotmq.broker.tables.topics import DLQ_PREFIX, RETRY_PREFIX, TopicTable, is_legal_name
+from iotmq.replicated.member_log import EPOCH_TOPIC
 from iotmq.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -18,6 +19,9 @@ def recall_topics(store: Store, topics: TopicTable, *, default_topic_queues: int
     counts: dict[str, int] = {}
     for queue in store.queues():
         has_records = queue.max_offset > queue.first_offset
+        if queue.topic == EPOCH_TOPIC:
+            # Nobody's to read.
+            continue
         if has_records and topics.find(queue.topic) is None and is_legal_name(queue.topic):
             counts[queue.topic] = max(counts.get(queue.topic, 0), queue.queue_id + 1)
     for name, count in counts.items():

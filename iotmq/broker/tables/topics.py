@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from iotmq.clock import Clock
 from iotmq.errors import RefusedError, RequestError
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import ResponseCode
+from iotmq.replicated.member_log import EPOCH_TOPIC
 
 PERMISSION_READ = 4
 PERMISSION_WRITE = 2
@@ -49,6 +50,7 @@ UNSENDABLE_TOPICS = frozenset(
         TRANSACTION_CHECKS_MAX_TOPIC,
         SESSION_TOPIC,
         RECEIVED_TOPIC,
+        EPOCH_TOPIC,
         SELF_TEST_TOPIC,
         OFFSET_MOVED_TOPIC,
     }
@@ -129,7 +131,9 @@ class TopicTable:
     def __init__(self, path: Path, clock: Clock, *, topics_max: int = limits.TOPICS_MAX) -> None:
         self._file = ConfigFile(path)
         # Deletions the log still has records from.
-        self.deleted = DeletedTopics(path.with_name("deletedTopics.json"))
+        self.deleted = DeletedTopics(
+            path.with_name("deletedTopics.json"), is_configured=lambda name: name in self._topics
+        )
         self._clock = clock
         self._topics_max = topics_max
         self._listeners: list[Callable[[str], None]] = []
@@ -223,6 +227,31 @@ class TopicTable:
                 topic_filter_type=template.topic_filter_type,
             )
         )
+
+    # What followers are sent, and take (copied_table.WholeTable)
+
+    @property
+    def stamp(self) -> DataVersion:
+        """Return the data version: followers have the same, so that it grows whoever is the master."""
+        return self.version
+
+    def copied_entries(self) -> list[TopicConfig]:
+        return self.configs()
+
+    def replace(self, topics: Sequence[TopicConfig], version: DataVersion) -> None:
+        """Hold exactly a master's topics, at its data version. Listeners are told nothing.
+
+        RequestError (1) for what `put` would refuse, and then nothing has changed.
+        """
+        for config in topics:
+            check_topic_name(config.topic_name)
+            if config.queue_count > limits.QUEUES_PER_TOPIC_MAX:
+                raise RefusedError(
+                    f"topic {config.topic_name} has {config.queue_count} queues, "
+                    f"more than {limits.QUEUES_PER_TOPIC_MAX}"
+                )
+        self._topics = {config.topic_name: config for config in topics}
+        self.version = version
 
     def encode(self) -> bytes:
         """Return the table as topics.json holds it."""

@@ -30,7 +30,6 @@ class TopicRemoval:
     def resume(self) -> None:
         """Carry out what is remembered; before anybody reads. May raise OSError."""
         end_position = self._store.appended_position
-        is_moved = False
         # Before topics are deleted: that counts the version up.
         counter = self._topics.version.counter
         for name, deleted in self._topics.deleted.items():
@@ -38,7 +37,6 @@ class TopicRemoval:
                 # The end of the log was lost: what is appended there next is not the deleted topic's.
                 deleted = DeletedTopic(position=end_position, version=deleted.version)
                 self._topics.deleted.add(name, deleted)
-                is_moved = True
             if self._topics.find(name) is not None and counter < deleted.version:
                 self._topics.delete(name)
             self._topics.count_up_to(deleted.version)
@@ -46,10 +44,10 @@ class TopicRemoval:
         self._offsets.forget_topics(
             {name for name, _ in self._topics.deleted.items() if self._topics.find(name) is None}
         )
-        if is_moved:
-            data = self._topics.deleted.take_unsaved()
-            if data is not None:
-                self._topics.deleted.write(data)
+        # One whose end was moved, and what was copied from a former master.
+        data = self._topics.deleted.take_unsaved()
+        if data is not None:
+            self._topics.deleted.write(data)
 
     def delete(self, name: str) -> None:
         """Delete a topic, whether it is configured or only has queues.

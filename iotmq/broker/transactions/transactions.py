@@ -400,7 +400,9 @@ class Transactions:
         if self._half_queue is None or self._op_queue is None:
             return
         following = self._next_cursors
-        if following is not None and self._store.flushed_position >= following.position:
+        # A follower that becomes master may have no more than what is confirmed.
+        kept_position = min(self._store.flushed_position, self._store.confirmed_position)
+        if following is not None and kept_position >= following.position:
             self._publish(following)
             self._next_cursors = following = None
         if following is None:
