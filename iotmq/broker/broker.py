@@ -245,8 +245,8 @@ class Broker:
         """Listen and register. OSError when the port is taken, StoreError when a config file is broken.
 
         `epoch` is that of the master of a replicated broker name: registries refuse lower ones. A broker
-        that is not replicated has 0. StoreError also while the log of a replicated store has something that is not confirmed: what is
-        read from the log now would go without it.
+        that is not replicated has 0. StoreError also while the log of a replicated store has something that
+        is not confirmed: what is read from the log now would go without it.
         """
         if self._store.is_replicated and self._store.confirmed_position < self._store.appended_position:
             raise StoreError(

@@ -8,18 +8,35 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, Protocol
 
 import msgspec
 
 from iotmq.addresses import address_text
+from iotmq.broker.tables.table_copies import TableCopies
+from iotmq.broker.tables.table_pieces import decode_piece
 from iotmq.clock import Clock
-from iotmq.errors import ConnectionClosedError, ConsensusUnavailableError, IotmqError, RequestError
+from iotmq.errors import (
+    ConnectionClosedError,
+    ConsensusUnavailableError,
+    IotmqError,
+    RequestError,
+    TableCopyError,
+)
 from iotmq.event_loop import NextTurn
 from iotmq.member.peers import PeerConnector
-from iotmq.member.wire import Introduction, decode, decode_open, encode, encode_open
+from iotmq.member.wire import (
+    Introduction,
+    decode,
+    decode_open,
+    encode,
+    encode_open,
+    encode_refusal,
+    encode_table,
+)
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
@@ -69,6 +86,10 @@ _REFUSAL_CHARACTERS_KEPT: Final = 1_000
 
 class MemberEvents(Protocol):
     """Hear what becomes of a member: the broker that it is does."""
+
+    @property
+    def tables(self) -> TableCopies:
+        """Return the tables of the broker, which are sent to followers or taken from the master."""
 
     def confirmed(self, position: int) -> None:
         """Everything before `position` may be shown and acknowledged."""
@@ -127,6 +148,8 @@ class MemberDriver:
         self._master_number = 0
         self._connects_count = 0
         self._follower_links: dict[int, ServerConnection] = {}
+        # Those that were sent the tables, or are just now.
+        self._with_tables: set[ServerConnection] = set()
         self._log_grew = NextTurn(self._report_growth)
         self._hold_reason: str | None = None
         self._others: Mapping[int, tuple[SignOfLife, BeatValue]] = {}
@@ -149,6 +172,7 @@ class MemberDriver:
             loop.call_soon_threadsafe(self._flushed)
 
         store.on_flushed = flushed
+        self._events.tables.add_listener(self._tables_changed)
         with self._ending():
             self.member.start(self._now_s())
         self._work = [
@@ -430,6 +454,11 @@ class MemberDriver:
             with self._ending():
                 self.member.log_grew(self._now_s())
 
+    def _tables_changed(self) -> None:
+        if self._is_running:
+            with self._ending():
+                self._send_table_changes()
+
     def _flushed(self) -> None:
         if self._is_running:
             with self._ending():
@@ -449,6 +478,7 @@ class MemberDriver:
                 # Waits for the disk.
                 with self._ending():
                     self._opened.file.save()
+                    self._send_table_changes()
             await asyncio.sleep(_TICK_S)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -478,18 +508,53 @@ class MemberDriver:
             refusal = f"replication.members of member {self._own.member} does not name member {number}"
         if refusal is not None:
             logger.error("%s", refusal)
-            connection.send_oneway(
-                Command.request(RequestCode.MEMBER_MESSAGE, {"kind": "refused", "text": refusal})
-            )
+            connection.send_oneway(encode_refusal(refusal))
             connection.close("refused")
             return
         old = self._follower_links.get(number)
         if old is not None and old is not connection:
             old.close("replaced")
         self._follower_links[number] = connection
-        with self._ending():
-            self.member.received(number, message, self._now_s())
-        self._tick()
+        leading = self.member.leading
+        if leading is not None and message.identity not in leading.effective:
+            # What it has of the tables is there before it counts as in sync.
+            self._spawn(self._send_tables(connection, then=partial(self._follow, connection, number, message)))
+        else:
+            # Nothing is confirmed without it.
+            self._follow(connection, number, message)
+            self._spawn(self._send_tables(connection))
+
+    def _follow(self, connection: ServerConnection, number: int, message: Open) -> None:
+        if self._is_running and self._follower_links.get(number) is connection:
+            with self._ending():
+                self.member.received(number, message, self._now_s())
+            self._tick()
+
+    async def _send_tables(
+        self, connection: ServerConnection, then: Callable[[], None] = lambda: None
+    ) -> None:
+        """Send a follower all tables, as fast as it takes them; changes come in between."""
+        if self.member.leading is not None:
+            self._with_tables.add(connection)
+            try:
+                for piece in self._events.tables.snapshot():
+                    connection.send_oneway(encode_table(piece.encode()))
+                    await connection.drain()
+                    await asyncio.sleep(0)
+            except ConnectionClosedError:
+                return
+        then()
+
+    def _send_table_changes(self) -> None:
+        """Send all followers what has changed in the tables."""
+        self._with_tables = {link for link in self._with_tables if not link.is_closed}
+        if not self._with_tables:
+            self._events.tables.stop_tracking()
+            return
+        for piece in self._events.tables.changes():
+            command = encode_table(piece.encode())
+            for link in self._with_tables:
+                link.send_oneway(command)
 
     def _link_closed(self, number: int, *, is_outgoing: bool, is_refused: bool = False) -> None:
         if self._is_running:
@@ -523,6 +588,7 @@ class MemberDriver:
             return
         self._drop_master()
         self._master_link, self._master_number = link, number
+        self._events.tables.begin()
         with self._ending():
             self.member.link_opened(number, self._now_s())
 
@@ -535,8 +601,11 @@ class MemberDriver:
             self._alarm(request.text("text", "")[:_REFUSAL_CHARACTERS_KEPT])
             return
         try:
+            if request.ext.get("kind") == "table":
+                self._events.tables.take(decode_piece(request.body_bytes()))
+                return
             message = decode(request)
-        except RequestError as error:
+        except (RequestError, TableCopyError) as error:
             self._alarm(f"member {self._master_number} sends what no master sends: {error}")
             connection.abort("malformed")
             return

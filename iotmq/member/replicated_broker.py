@@ -36,6 +36,7 @@ from iotmq.supervised import end, supervise
 
 if TYPE_CHECKING:
     from iotmq.broker.settings import BrokerSettings
+    from iotmq.broker.tables.table_copies import TableCopies
     from iotmq.replication.consensus.port import ConsensusStore
     from iotmq.replication.settings import ReplicationSettings
     from iotmq.store.settings import StoreSettings
@@ -237,14 +238,13 @@ class _Run:
         listener.members = self
         listener.refusal = self._refusal
         broker, driver = self.broker, self.driver
-        has_started = False
         try:
+            broker.follow()
             await driver.start()
             ending = asyncio.ensure_future(self.is_over.wait())
             try:
                 await asyncio.wait((ending, self._leads), return_when=asyncio.FIRST_COMPLETED)
                 if self._leads.done() and not self.is_over.is_set():
-                    has_started = True
                     await broker.start(epoch=self._leads.result())
                     self.is_serving = True
                     self.appends_changed()
@@ -253,8 +253,7 @@ class _Run:
                 await end([ending])
         finally:
             self.is_serving = False
-            if has_started:
-                await broker.stop()
+            await broker.stop()
             listener.members = None
             await driver.stop()
 
@@ -270,6 +269,11 @@ class _Run:
         return f"the master is member {state.master}, {self._owner.master_address(state.master)}"
 
     # What the driver tells.
+
+    @property
+    def tables(self) -> TableCopies:
+        """Return the broker's tables."""
+        return self.broker.table_copies
 
     def confirmed(self, position: int) -> None:
         """Show and acknowledge what is before `position`."""
@@ -290,7 +294,7 @@ class _Run:
 
     def appends_changed(self) -> None:
         """Take messages or not: clients wait through a hand-over, and are refused with too few members."""
-        if not self.is_serving:
+        if not self.is_serving or self.is_over.is_set():
             return
         reason, writer = self.driver.hold_reason, self.broker.writer
         is_paused = reason is not None and self.driver.is_handing_over

@@ -2,7 +2,9 @@
 
 Every message is a oneway request MEMBER_MESSAGE. The field `kind` names it, its numbers are fields, the bytes
 of the log are the body; the body of `open` is JSON, because it has a list. A follower sends on the connection
-it has made to its master, and the master answers on the same.
+it has made to its master, and the master answers on the same. Besides the messages of the state machine there
+are `table`, whose body is a piece of one of the master's tables, and `refused`, whose field `text` says why a
+member is not taken as a follower.
 """
 
 from __future__ import annotations
@@ -93,6 +95,16 @@ def decode_open(request: Command) -> tuple[Introduction, Open]:
     return opening.introduction, Open(
         identity, opening.promised_epoch, opening.oldest, opening.end, opening.confirmed, epochs
     )
+
+
+def encode_table(piece: bytes) -> Command:
+    """Encode a piece of a table."""
+    return Command.request(RequestCode.MEMBER_MESSAGE, {"kind": "table"}, piece)
+
+
+def encode_refusal(text: str) -> Command:
+    """Encode why a member is not taken as a follower."""
+    return Command.request(RequestCode.MEMBER_MESSAGE, {"kind": "refused", "text": text})
 
 
 def encode(message: Message, content: Body = b"") -> Command:
