@@ -258,8 +258,9 @@ class MemberDriver:
             return False
         best = max(fit, key=lambda follower: follower.acked or 0)
         with self._ending():
-            return self.member.hand_over(best.identity.member, self._now_s())
-        return False
+            self.member.hand_over(best.identity.member, self._now_s())
+        self._tick()
+        return self.is_handing_over or self.member.leading is None
 
     # Requests of other members, from the listener.
 
@@ -279,6 +280,9 @@ class MemberDriver:
             raise RequestError(ResponseCode.SYSTEM_ERROR, "a follower only acknowledges")
         with self._ending():
             self.member.received(number, acked, self._now_s())
+        if self.is_handing_over:
+            # It may have everything now.
+            self._tick()
 
     def connection_lost(self, connection: ServerConnection) -> None:
         """A connection that was accepted has ended; perhaps it was a follower's."""
@@ -518,7 +522,8 @@ class MemberDriver:
         leading = self.member.leading
         if leading is not None and message.identity not in leading.effective:
             # What it has of the tables is there before it counts as in sync.
-            self._spawn(self._send_tables(connection, then=partial(self._follow, connection, number, message)))
+            then = partial(self._follow, connection, number, message)
+            self._spawn(self._send_tables(connection, then=then))
         else:
             # Nothing is confirmed without it.
             self._follow(connection, number, message)
