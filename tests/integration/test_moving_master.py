@@ -82,9 +82,7 @@ def without_repeats(bodies: list[bytes]) -> list[bytes]:
 
 
 def held_pulls(site: MovingMaster) -> float:
-    return next(
-        metric.value for metric in site.broker.metrics() if metric.name == "iotmq_broker_held_pulls"
-    )
+    return next(metric.value for metric in site.broker.metrics() if metric.name == "iotmq_broker_held_pulls")
 
 
 @silently
@@ -181,19 +179,22 @@ async def test_a_registry_that_is_behind_does_not_lead_back(tmp_path: Path) -> N
 
 
 async def test_a_registry_that_restarts_or_is_down_does_no_harm(tmp_path: Path) -> None:
-    async with MovingMaster(tmp_path, registries=2) as site:
-        async with IotmqClient(site.client_settings()) as client, Producer(client) as producer:
-            await producer.send(Message("T", b"1"))
-            await site.registries[0].stop()
-            await producer.send(Message("T", b"2"))
-            await site.take_over(is_silent=True, registries=site.registries[1:])
-            async with asyncio.timeout(FOLLOW_S_MAX):
-                await producer.send(Message("T", b"3"))
-            await site.registries[0].start()
-            await producer.send(Message("T", b"4"))
-            await site.take_over(is_silent=True)
-            async with asyncio.timeout(FOLLOW_S_MAX):
-                await producer.send(Message("T", b"5"))
+    async with (
+        MovingMaster(tmp_path, registries=2) as site,
+        IotmqClient(site.client_settings()) as client,
+        Producer(client) as producer,
+    ):
+        await producer.send(Message("T", b"1"))
+        await site.registries[0].stop()
+        await producer.send(Message("T", b"2"))
+        await site.take_over(is_silent=True, registries=site.registries[1:])
+        async with asyncio.timeout(FOLLOW_S_MAX):
+            await producer.send(Message("T", b"3"))
+        await site.registries[0].start()
+        await producer.send(Message("T", b"4"))
+        await site.take_over(is_silent=True)
+        async with asyncio.timeout(FOLLOW_S_MAX):
+            await producer.send(Message("T", b"5"))
 
 
 async def test_a_registry_that_cannot_be_watched_is_asked(tmp_path: Path) -> None:
@@ -209,21 +210,24 @@ async def test_a_registry_that_cannot_be_watched_is_asked(tmp_path: Path) -> Non
 
 
 async def test_a_master_that_comes_back_after_a_later_one_is_not_followed(tmp_path: Path) -> None:
-    async with MovingMaster(tmp_path) as site, IotmqClient(site.client_settings()) as client:
-        async with Producer(client) as producer:
-            await producer.send(Message("T", b"1"))
-            await site.take_over(is_silent=True, epoch=7)
-            await producer.send(Message("T", b"2"))
-            address = site.master.address
-            await site.master.end(is_silent=False)
-            (registry,) = site.registries
-            await soon(lambda: site.known_by(registry) is None, "it is gone")
-            deposed = asyncio.ensure_future(site.start_next(epoch=6))
-            await soon(lambda: registry._routes.stale_count, "a refusal")
-            assert site.known_by(registry) is None
-            assert client.routes.known("T").master("broker-a") == address  # type: ignore[union-attr]
-            deposed.cancel()
-            await asyncio.gather(deposed, return_exceptions=True)
+    async with (
+        MovingMaster(tmp_path) as site,
+        IotmqClient(site.client_settings()) as client,
+        Producer(client) as producer,
+    ):
+        await producer.send(Message("T", b"1"))
+        await site.take_over(is_silent=True, epoch=7)
+        await producer.send(Message("T", b"2"))
+        address = site.master.address
+        await site.master.end(is_silent=False)
+        (registry,) = site.registries
+        await soon(lambda: site.known_by(registry) is None, "it is gone")
+        deposed = asyncio.ensure_future(site.start_next(epoch=6))
+        await soon(lambda: registry._routes.stale_count, "a refusal")
+        assert site.known_by(registry) is None
+        assert client.routes.known("T").master("broker-a") == address  # type: ignore[union-attr]
+        deposed.cancel()
+        await asyncio.gather(deposed, return_exceptions=True)
 
 
 # Front ends

@@ -102,7 +102,7 @@ class OneMaster:
         return f"127.0.0.1:{self._door.port}"
 
     async def end(self, *, is_silent: bool) -> None:
-        """Be gone for the others, without a word or with the ends of its connections; the data is free then."""
+        """Be gone for the others, without a word or with the ends of its connections; frees the data."""
         if self._is_over:
             return
         self._is_over = True
