@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import ClassVar
 
 import pytest
 from eventually import soon
-from fake_broker import SILENT, FakeBroker, FakeRegistry
+from fake_broker import SILENT, FakeBroker, FakeRegistry, WatchedRegistry
 
 from iotmq.backoff import Backoff
 from iotmq.client import ClientSettings, IotmqClient, Message, Producer
@@ -18,43 +17,10 @@ from iotmq.client.transport import master_watch
 from iotmq.client.transport.masters import Master
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
-from iotmq.remoting.server import ServerConnection
 
 WATCH = RequestCode.WATCH_MASTERS
 # Nobody listens there, and the kernel says so.
 NOWHERE = "127.0.0.1:1"
-
-
-class WatchedRegistry(FakeRegistry):
-    """Tells what `masters` is set to, and parks who knows it already."""
-
-    def __init__(self, *brokers: FakeBroker) -> None:
-        super().__init__(*brokers)
-        self._masters: dict[str, Master] = {}
-        self._version = 0
-        self.parked: list[tuple[ServerConnection, Command]] = []
-        self.make_answer: Callable[[Command], Command | None] | None = None
-
-    def tell(self, **masters: Master) -> None:
-        self._masters = masters
-        self._version += 1
-        parked, self.parked = self.parked, []
-        for connection, request in parked:
-            connection.reply(self._answer(request))
-
-    def answer(self, connection: ServerConnection, request: Command) -> Command | None:
-        if request.code != WATCH:
-            return super().answer(connection, request)
-        if self.make_answer is not None:
-            return self.make_answer(request)
-        if request.ext["version"] == str(self._version):
-            self.parked.append((connection, request))
-            return None
-        return self._answer(request)
-
-    def _answer(self, request: Command) -> Command:
-        masters = {name: {"address": at, "epoch": epoch} for name, (at, epoch) in self._masters.items()}
-        return request.reply(0, body=json.dumps({"version": str(self._version), "masters": masters}).encode())
 
 
 @asynccontextmanager
