@@ -10,6 +10,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -56,7 +57,6 @@ class DeliveryChannel:
         self._filters = filters
         self._receiver = receiver
         self._connection: ClientConnection | None = None
-        self._lost = asyncio.Event()
         # Ends the present connection, or the try to make one, when the broker is elsewhere.
         self._stay: asyncio.Timeout | None = None
         # Where in the broker's log everything was seen for these filters; 0 when nothing is known.
@@ -111,7 +111,7 @@ class DeliveryChannel:
         """Connect again and again, until the broker is elsewhere."""
         backoff = Backoff(min_s=0.1, max_s=5.0)
         while True:
-            self._lost.clear()
+            lost = asyncio.Event()
             connection: ClientConnection | None = None
             try:
                 host, port = parse_address(self.address)
@@ -119,7 +119,7 @@ class DeliveryChannel:
                     host,
                     port,
                     on_request=self._requested,
-                    on_lost=lambda _: self._lost.set(),
+                    on_lost=partial(_note_lost, lost),
                     credentials=self._credentials,
                     tls=self._tls,
                 )
@@ -129,7 +129,7 @@ class DeliveryChannel:
                 self._opened()
                 backoff.reset()
                 # Brokers close connections on which nothing moves, and some just hang.
-                while not await happens_within(self._lost, _PING_INTERVAL_S):
+                while not await happens_within(lost, _PING_INTERVAL_S):
                     if not await self._attach(connection, ()):
                         break
                 _log.warning("delivery channel lost", extra={"broker": self.address})
@@ -220,3 +220,7 @@ class DeliveryChannel:
         self._receiver.deliver(body[matches_size:], body[:matches_size])
         self._position = max(self._position, request.integer("nextPosition", 0, minimum=0))
         return None
+
+
+def _note_lost(lost: asyncio.Event, _connection: ClientConnection) -> None:
+    lost.set()

@@ -156,7 +156,6 @@ class SessionLink:
         self._loop = asyncio.get_running_loop()
         # Set while the broker has all claims.
         self._connection: ClientConnection | None = None
-        self._lost = asyncio.Event()
         # Ends the present connection, or the try to make one, when the broker is elsewhere.
         self._stay: asyncio.Timeout | None = None
         self._known: dict[str, _Known] = {}
@@ -369,7 +368,7 @@ class SessionLink:
         # Devices with sessions are refused while there is no link, so a broker that is back is noticed soon.
         backoff = Backoff(min_s=0.05, max_s=1.0)
         while True:
-            self._lost.clear()
+            lost = asyncio.Event()
             connection: ClientConnection | None = None
             try:
                 host, port = parse_address(self.address)
@@ -377,7 +376,7 @@ class SessionLink:
                     host,
                     port,
                     on_request=self._requested,
-                    on_lost=self._note_lost,
+                    on_lost=partial(self._note_lost, lost),
                     credentials=self._credentials,
                     tls=self._tls,
                 )
@@ -385,7 +384,7 @@ class SessionLink:
                 await self._claim_all(connection)
                 self._become_ready(connection)
                 backoff.reset()
-                while not await happens_within(self._lost, _HEARTBEAT_S):
+                while not await happens_within(lost, _HEARTBEAT_S):
                     await self._introduce(connection)
                 self.problem = "the connection was lost"
             except (
@@ -461,11 +460,11 @@ class SessionLink:
             self._ask_patiently(make, done)
         self._listener.link_ready(self)
 
-    def _note_lost(self, connection: ClientConnection) -> None:
+    def _note_lost(self, lost: asyncio.Event, connection: ClientConnection) -> None:
         if connection is self._connection:
             self._connection = None
             self._loop.call_soon(self._listener.link_missed, self, self.queue_ids())
-        self._lost.set()
+        lost.set()
 
     # What the broker says by itself
 

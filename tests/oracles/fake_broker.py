@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict, deque
+from collections.abc import Callable
 from typing import Any
 
+from iotmq.client.transport.masters import Master
 from iotmq.message.records.record import encode_record
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
@@ -117,6 +119,38 @@ class FakeRegistry(_Handler):
             topics = sorted({topic for broker in self.brokers for topic in broker.topics})
             return request.reply(0, body=json.dumps({"topicList": topics}).encode())
         return request.not_supported()
+
+
+class WatchedRegistry(FakeRegistry):
+    """Tells what `masters` is set to, and parks who knows it already."""
+
+    def __init__(self, *brokers: FakeBroker) -> None:
+        super().__init__(*brokers)
+        self._masters: dict[str, Master] = {}
+        self._version = 0
+        self.parked: list[tuple[ServerConnection, Command]] = []
+        self.make_answer: Callable[[Command], Command | None] | None = None
+
+    def tell(self, **masters: Master) -> None:
+        self._masters = masters
+        self._version += 1
+        parked, self.parked = self.parked, []
+        for connection, request in parked:
+            connection.reply(self._answer(request))
+
+    def answer(self, connection: ServerConnection, request: Command) -> Command | None:
+        if request.code != RequestCode.WATCH_MASTERS:
+            return super().answer(connection, request)
+        if self.make_answer is not None:
+            return self.make_answer(request)
+        if request.ext["version"] == str(self._version):
+            self.parked.append((connection, request))
+            return None
+        return self._answer(request)
+
+    def _answer(self, request: Command) -> Command:
+        masters = {name: {"address": at, "epoch": epoch} for name, (at, epoch) in self._masters.items()}
+        return request.reply(0, body=json.dumps({"version": str(self._version), "masters": masters}).encode())
 
 
 class FakeBroker(_Handler):

@@ -266,6 +266,10 @@ class SendTries:
         except ConnectionClosedError as error:
             now_s = asyncio.get_running_loop().time()
             self._health.failed(queue.broker_name, now_s=now_s)
+            present = self._client.routes.known(send.topic)
+            if present is not None and present.master(queue.broker_name) not in (None, address):
+                # The master moved meanwhile.
+                return None
             others = {other.broker_name for other in route.writable} - {queue.broker_name}
             is_pinned = bool(send.key) or send.fixed_queue is not None
             if is_pinned or all(self._health.is_avoided(name, now_s) for name in others):

@@ -113,10 +113,11 @@ class MasterWatch:
     # --- registries ---------------------------------------------------------------------------------
 
     async def _watch(self, registry: str) -> None:
+        loop = asyncio.get_running_loop()
         backoff = Backoff(min_s=_REGISTRY_S_MIN, max_s=_REGISTRY_S_MAX)
         version = ""
         while True:
-            asked_s = self._clock.monotonic_s()
+            asked_s = loop.time()
             try:
                 former, (version, masters) = version, await self._ask_registry(registry, version)
             except (RequestTimeoutError, ConnectionClosedError, BrokerError) as error:
@@ -129,7 +130,7 @@ class MasterWatch:
                 continue
             self._masters.tell(registry, masters, now_s=self._clock.monotonic_s())
             self._visit_later(self._masters.names)
-            if version == former and self._clock.monotonic_s() - asked_s < _PARKED_S_MIN:
+            if version == former and loop.time() - asked_s < _PARKED_S_MIN:
                 # It says the same again and again, and parks no request.
                 await asyncio.sleep(backoff.next_s())
             else:

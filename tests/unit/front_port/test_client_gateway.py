@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 from eventually import soon
-from fake_broker import CLOSE, FakeBroker, FakeRegistry
+from fake_broker import CLOSE, SILENT, FakeBroker, WatchedRegistry
 from fake_gateway import matches_of, record_of
 
 from iotmq import limits
+from iotmq.client.transport import masters
+from iotmq.client.transport.masters import Master
 from iotmq.client.transport.routes import TopicRoute
+from iotmq.front_port import gateway
 from iotmq.front_port.gateway import FORGET_S, RemoteGateway
 from iotmq.message.properties import MQTT_TOPIC, encode_properties
 from iotmq.message.records.record import encode_batch
@@ -95,7 +98,7 @@ class Inbox:
 class Site:
     def __init__(self, brokers: list[GatewayBroker]) -> None:
         self.brokers = brokers
-        self.registry = FakeRegistry(*brokers)
+        self.registry = WatchedRegistry(*brokers)
         self.inbox = Inbox()
         self.answers: list[tuple[int, str]] = []
         self.attached: list[bool] = []
@@ -453,3 +456,97 @@ async def test_another_log_at_the_same_address_is_begun_anew() -> None:
             await lose_channel(site)
             await site.ready()
             assert site.broker.attaches == [({"since": str(since)}, [1])]
+
+
+# Another master
+
+
+@asynccontextmanager
+async def moving() -> AsyncIterator[tuple[Site, GatewayBroker]]:
+    """A front end at a master, and the next one; `moves` leads there."""
+    present = GatewayBroker()
+    await present.start()
+    async with running() as site:
+        yield site, present
+    await present.stop()
+
+
+def move(site: Site, present: GatewayBroker) -> None:
+    site.registry.brokers = [present]
+    site.registry.tell(**{"broker-a": Master(present.address, 1)})
+
+
+async def test_a_channel_goes_on_at_the_next_master_where_it_was() -> None:
+    async with moving() as (site, present):
+        site.broker.log_position = 100
+        assert await site.attach((1, "a"))
+        site.broker.push(record_of("a", b"1"), matches_of((0, [1])), nextPosition="170")
+        await soon(lambda: site.inbox.pushes, "the push", step_s=0.001)
+        changes: list[dict[str, str]] = []
+        site.gateway.on_masters_changed(lambda: changes.append(site.gateway.masters))
+        began_s = asyncio.get_running_loop().time()
+        move(site, present)
+        await soon(lambda: present.filters == {1: "a"}, "the channel", step_s=0.001)
+        assert asyncio.get_running_loop().time() - began_s < 1.0
+        assert present.attaches == [({"since": "170"}, [1])]
+        assert changes == [{"broker-a": present.address}]
+        await soon(lambda: not site.broker.channels, "the former is left")
+
+
+async def test_a_channel_leaves_a_master_that_does_not_answer() -> None:
+    async with moving() as (site, present):
+        assert await site.attach((1, "a"))
+        site.broker.is_holding = True
+        await lose_channel(site)
+        await soon(lambda: site.broker.held_attaches, "it waits", step_s=0.001)
+        move(site, present)
+        await soon(lambda: present.filters == {1: "a"}, "the channel", step_s=0.001, within_s=2.0)
+
+
+async def test_what_a_silent_master_did_not_answer_goes_to_the_next() -> None:
+    codes = (RequestCode.SEND_BATCH_MESSAGE, RequestCode.PUBLISH_DELAYED, RequestCode.PUBLISH_TRANSIENT)
+    async with moving() as (site, present):
+        for code in codes:
+            site.broker.script[code].append(SILENT)
+        site.append(2, batch(b"x"))
+        site.append(1, batch(b"y"), is_stored=False)
+        site.gateway.append_delayed(
+            "mqtt", 3, batch(b"z"), count=1, has_packet_ids=False, is_repeat=False, done=site.done
+        )
+        await soon(lambda: all(site.broker.seen(code) for code in codes), "the requests", step_s=0.001)
+        assert site.answers == []
+        move(site, present)
+        await soon(lambda: len(site.answers) == 3, "the answers", step_s=0.001, within_s=2.0)
+        assert site.answers == [(0, "")] * 3
+        for code in codes:
+            [request] = present.seen(code)
+            assert request.ext["isRepeat"] == "true"
+        assert site.gateway.broker_of("mqtt", 2, is_delayed=False) == "broker-a"
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+async def test_queues_of_a_replicated_broker_go_nowhere_else_while_it_has_no_master(
+    monkeypatch: pytest.MonkeyPatch, epoch: int
+) -> None:
+    monkeypatch.setattr(gateway, "_REFRESH_S", 0.01)
+    a, b = GatewayBroker("a"), GatewayBroker("b")
+    async with running(a, b) as site:
+        client = site.gateway._client
+        site.registry.tell(a=Master(a.address, epoch), b=Master(b.address, epoch))
+        await soon(lambda: client.masters.present("a", "") == (a.address if epoch else ""), "it is told")
+        assert site.gateway.queue_count("mqtt") == 8
+        site.registry.brokers = [b]
+        site.registry.tell(b=Master(b.address, epoch))
+        asked = RequestCode.GET_ROUTE_INFO_BY_TOPIC
+        before = len(site.registry.seen(asked))
+        await client.routes.refresh("mqtt")
+        assert len(site.registry.seen(asked)) > before
+        if epoch:
+            changes = site.changes
+            assert site.gateway.queue_count("mqtt") == 8
+            assert len(await site.gateway._producer.queues("mqtt")) == 8
+            assert site.changes == changes
+            # Not for ever.
+            monkeypatch.setattr(masters, "AWAITED_S", 0.0)
+            await client.routes.refresh("mqtt")
+        await soon(lambda: site.gateway.queue_count("mqtt") == 4, "the queues of the other")

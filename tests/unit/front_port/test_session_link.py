@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -275,3 +276,54 @@ async def test_a_storm_is_asked_no_faster_than_the_broker_takes_it(
     assert {found.next_position for found in await asyncio.gather(*reads)} == {9}
     assert (site.link._turns.under_way, site.link._turns.waiting_count) == (0, 0)
     assert isinstance(await site.open(), OpenedSession)
+
+
+@asynccontextmanager
+async def another() -> AsyncIterator[FakeBroker]:
+    broker = FakeBroker()
+    await broker.server.start()
+    yield broker
+    await broker.server.stop()
+
+
+async def test_a_link_that_moves_claims_its_sessions_at_the_next_master_and_reads_go_there(
+    site: Site,
+) -> None:
+    async with another() as present:
+        await site.open()
+        site.broker.silent.add(RequestCode.READ_LIGHT_QUEUE)
+        reading = site.read()
+        await soon(
+            lambda: RequestCode.READ_LIGHT_QUEUE in [each.code for each in site.broker.asked], "a read"
+        )
+        site.listener.told.clear()
+        present.answers[RequestCode.READ_LIGHT_QUEUE] = (0, {"nextPosition": "1", "isEnd": "true"}, b"")
+        began_s = asyncio.get_running_loop().time()
+        site.link.move(f"127.0.0.1:{present.server.port}")
+        assert await asyncio.wait_for(reading, 30) == QueueRecords([], 1, True)
+        # Without the pauses of a connection that was lost.
+        assert asyncio.get_running_loop().time() - began_s < 1.0
+        [[claim]] = present.bodies(RequestCode.CLAIM_SESSIONS)
+        assert claim[:2] == ["c", 7]
+        await soon(lambda: not site.broker.connections, "the former is left")
+        assert [3] in site.listener.told, "what came meanwhile is read"
+        assert site.link.is_ready
+        assert site.link.session_count == 1
+
+
+async def test_a_link_leaves_a_master_that_does_not_answer_when_it_moves(site: Site) -> None:
+    site.broker.silent.add(RequestCode.INTRODUCE_FRONT_END)
+    site.broker.connections[-1].abort("test")
+    await soon(lambda: len(site.broker.asked) >= 2 and site.broker.connections, "the next connection")
+    async with another() as present:
+        site.listener.told.clear()
+        site.link.move(f"127.0.0.1:{present.server.port}")
+        site.link.move(f"127.0.0.1:{present.server.port}")
+        await site.told("ready")
+        assert site.link.opened_total == 2
+
+
+async def test_a_link_that_moves_to_where_it_is_stays(site: Site) -> None:
+    site.link.move(site.link.address)
+    await site.open()
+    assert site.link.opened_total == 1

@@ -284,3 +284,42 @@ async def test_starting_and_stopping_twice_is_harmless() -> None:
         await client.stop()
         with pytest.raises(ClientClosedError):
             client.check_running()
+
+
+async def test_a_connection_that_is_dropped_fails_what_is_in_flight_at_once() -> None:
+    broker = FakeBroker()
+    async with started(broker):
+        broker.script[HEARTBEAT].append(SILENT)
+        events = Events()
+        connection = await events.connections.get(broker.address)
+        answer = connection.request_nowait(Command.request(HEARTBEAT))
+        await until(lambda: broker.seen(HEARTBEAT))
+        events.connections.drop(broker.address)
+        assert connection.is_closed
+        with pytest.raises(ConnectionClosedError):
+            await asyncio.wait_for(answer, 5)
+        assert events.connections.ready(broker.address) is None
+        events.connections.drop("127.0.0.1:1")
+        await events.connections.close()
+
+
+async def test_a_try_that_is_dropped_fails_for_all_who_wait_and_not_as_a_cancellation(monkeypatch) -> None:
+    trying = asyncio.Event()
+
+    async def connect(*_, **__) -> ClientConnection:
+        trying.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(ClientConnection, "connect", connect)
+    events = Events()
+    address = "127.0.0.1:1"
+    waiting = [asyncio.ensure_future(events.connections.get(address)) for _ in range(3)]
+    await trying.wait()
+    waiting[0].cancel()
+    await asyncio.wait(waiting[:1])
+    events.connections.drop(address)
+    await asyncio.wait(waiting, timeout=5)
+    assert waiting[0].cancelled()
+    assert all(isinstance(task.exception(), ConnectionClosedError) for task in waiting[1:])
+    await events.connections.close()
