@@ -479,7 +479,6 @@ class MemberDriver:
             self._tick()
             if self._now_s() - save_s >= _SAVE_S:
                 save_s = self._now_s()
-                # Waits for the disk.
                 with self._ending():
                     self._opened.file.save()
                     self._send_table_changes()

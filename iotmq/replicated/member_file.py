@@ -1,6 +1,10 @@
 """The file `replication` of a data directory: who the member is, what it has promised, what was confirmed.
 
 JSON, and behind it the CRC-32 of it (4 bytes, big-endian). The file is replaced whole, and synced.
+
+The confirmed position moves all the time, and an earlier one does no harm. So beside that file there is
+`replication.confirmed`, with the incarnation and the position as JSON and a CRC-32, which is written every
+second without waiting for the disk. It counts while its incarnation is that of the file.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from iotmq.replication.epochs import EpochStart
 from iotmq.store.files.state_record import sealed, unsealed
 
 FILE_NAME: Final = "replication"
+CONFIRMED_NAME: Final = "replication.confirmed"
 FORMAT: Final = 1
 # Of a log whose beginning was deleted, only the newest of those before its beginning are of use.
 EPOCHS_MAX: Final = limits.REPLICATION_EPOCHS_MAX
@@ -42,6 +47,13 @@ class _Content(msgspec.Struct, kw_only=True):
     promised_epoch: int = 0
     confirmed: int = 0
     epochs: tuple[EpochStart, ...] = ()
+
+
+class _Confirmed(msgspec.Struct):
+    """The fields of the file beside it."""
+
+    incarnation: str
+    confirmed: int
 
 
 class MemberFile:
@@ -92,12 +104,19 @@ class MemberFile:
         self._change(incarnation=_new_incarnation(), confirmed=confirmed)
 
     def save(self) -> None:
-        """Write the confirmed position if there is a new one; to be called every second or so.
+        """Note the confirmed position if there is a new one; to be called every second or so.
 
-        Raises StoreError.
+        Does not wait for the disk. Raises StoreError.
         """
-        if self._content.confirmed != self._saved_confirmed:
-            self._change()
+        if self._content.confirmed == self._saved_confirmed:
+            return
+        path = self._path.with_name(CONFIRMED_NAME)
+        noted = _Confirmed(self._content.incarnation, self._content.confirmed)
+        try:
+            path.write_bytes(sealed(msgspec.json.encode(noted)))
+        except OSError as error:
+            raise StoreError(f"cannot write {path}: {error}") from error
+        self._saved_confirmed = self._content.confirmed
 
     def close(self) -> None:
         """Write that everything is on the disk, the log too. Raises StoreError."""
@@ -133,7 +152,9 @@ def open_member_file(
     path = directory / FILE_NAME
     boot_id = _BOOT_ID.read_text().strip() if boot_id is None else boot_id
     content = _read(path)
-    if content is None:
+    if content is not None:
+        content.confirmed = max(content.confirmed, _noted_confirmed(directory, content.incarnation))
+    else:
         content = _Content(
             cluster=cluster, broker=broker, member=member, incarnation=_new_incarnation(), boot_id=boot_id
         )
@@ -169,6 +190,24 @@ def _read(path: Path) -> _Content | None:
     if content.format != FORMAT:
         raise StoreError(f"{path} has format {content.format}, not {FORMAT}: start a later version of iotmq")
     return content
+
+
+def _noted_confirmed(directory: Path, incarnation: str) -> int:
+    """Return the position in the file beside the member's; 0 when it has none that counts."""
+    path = directory / CONFIRMED_NAME
+    try:
+        data = unsealed(path.read_bytes())
+        if data is None:
+            # A crash of the machine has torn it.
+            return 0
+        noted = msgspec.json.decode(data, type=_Confirmed)
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error}") from error
+    except msgspec.DecodeError as error:
+        raise StoreCorruptError(f"{path} is damaged ({error}): delete it") from None
+    return noted.confirmed if noted.incarnation == incarnation else 0
 
 
 def _new_incarnation() -> str:

@@ -397,12 +397,14 @@ class Member:
             return
         if message.epoch > file.promised_epoch:
             file.promise(message.epoch)
-        if message.position < file.confirmed and not message.is_forced:
-            # R9. Nobody may cut what was confirmed; logs that differ there need an operator.
+        if message.position < file.confirmed:
+            # R9. Nobody may cut what was confirmed, and what was derived from it does not go back.
+            why = "an operator made a member master that has it not" if message.is_forced else "and may not"
             self._do(
                 Alarm(
                     f"the log of member {self.number} differs from that of the master below the confirmed "
-                    f"position {file.confirmed}, from {message.position} on. See `iotmq replication verify`"
+                    f"position {file.confirmed}, from {message.position} on: {why}. To have it follow, stop "
+                    "it, move its data directory away and start it: it begins with a copy of the master's"
                 )
             )
             self._become(Role.HELD)
