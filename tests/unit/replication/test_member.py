@@ -90,20 +90,21 @@ def test_nothing_of_an_epoch_before_the_promised_one_is_taken() -> None:
     assert bench.take() == [CopyLog(1)]
 
 
-def test_what_was_confirmed_is_not_cut_but_by_force() -> None:
+@pytest.mark.parametrize("is_forced", [False, True])
+def test_what_was_confirmed_is_never_cut(is_forced: bool) -> None:
     bench = Bench()
     bench.follow()
     bench.member.received(1, data(0, 5, confirmed=4), 0.0)
     bench.take()
-    bench.member.received(1, FollowFrom(1, 3, True), 0.0)
-    assert bench.log.end == 3
-    bench.file.confirmed = 3
+    bench.member.received(1, FollowFrom(1, 4, is_forced), 0.0)
+    assert bench.log.end == 4
     bench.take()
-    bench.member.received(1, FollowFrom(1, 2, False), 0.0)
+    bench.member.received(1, FollowFrom(1, 3, is_forced), 0.0)
     assert bench.member.role is Role.HELD
     (alarm,) = [action for action in bench.take() if isinstance(action, Alarm)]
-    assert "iotmq replication verify" in alarm.text
-    assert bench.log.end == 3
+    assert "move its data directory away" in alarm.text
+    assert ("an operator" in alarm.text) is is_forced
+    assert bench.log.end == 4
 
 
 def test_a_store_that_was_restored_from_a_backup_is_noticed() -> None:

@@ -410,7 +410,9 @@ def test_bytes_that_are_no_piece_are_refused(data: bytes) -> None:
     assert decode_piece(piece.encode()) == piece
 
 
-@given(st.sampled_from(["offsets", "locks", "topics", "settings", "filters", "groups"]), st.binary(max_size=40))
+@given(
+    st.sampled_from(["offsets", "locks", "topics", "settings", "filters", "groups"]), st.binary(max_size=40)
+)
 @settings(deadline=None)
 def test_any_body_is_taken_or_refused(table: str, body: bytes) -> None:
     with TemporaryDirectory() as directory:
