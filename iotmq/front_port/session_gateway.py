@@ -168,12 +168,15 @@ class RemoteSessions:
         if session is None:
             done(_LOST)
             return
+        calls = []
+        for link, part in session.parts.items():
+            if link.is_ready or link is session.home:
+                calls.append(partial(link.unsubscribe, replace(request, epoch=part)))
+        for link in self._brokers.links:
+            if not link.is_ready and link is not session.home:
+                link.unsubscribe_later(request.client_id, request.filters)
         gather(
-            [
-                partial(link.unsubscribe, replace(request, epoch=part))
-                for link, part in session.parts.items()
-                if link.is_ready or link is session.home
-            ],
+            calls,
             lambda answers: done(next((answer for answer in answers if answer is not None), None)),
         )
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import ssl
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
@@ -158,8 +158,10 @@ class SessionLink:
         self._connection: ClientConnection | None = None
         self._lost = asyncio.Event()
         self._known: dict[str, _Known] = {}
-        # Closed while the broker could not be told.
-        self._parted: dict[str, CloseRequest] = {}
+        # Closed while the broker could not be told, with what was known of them.
+        self._parted: dict[str, tuple[CloseRequest, _Known]] = {}
+        # Filters that sessions gave up while the broker could not be told: the session's epoch, and its filters.
+        self._given_up: dict[str, tuple[int, set[str]]] = {}
         # Reads that wait for the broker: what to ask, and whom to tell.
         self._held: list[tuple[Callable[[], Command], Callable[[Command | Refused], None]]] = []
         # Openings and reads that are asked, and those that wait to be.
@@ -229,15 +231,30 @@ class SessionLink:
             known.queues = queues
         self._ask(_command(RequestCode.UNSUBSCRIBE_SESSION, request), partial(tell, done))
 
+    def unsubscribe_later(self, client_id: str, filters: Iterable[str]) -> None:
+        """Have a broker that is away take back filters of a session that it has: first of all when it is back.
+
+        It would bring them back else, when the session is opened the next time.
+        """
+        known = self._known.get(client_id)
+        if known is None and client_id in self._parted:
+            _, known = self._parted[client_id]
+        if known is None:
+            return
+        given_up = known.queues.keys() & set(filters)
+        if given_up:
+            self._given_up.setdefault(client_id, (known.epoch, set()))[1].update(given_up)
+
     def progress(self, changes: Sequence[SessionProgress], done: Callable[[Refused | None], None]) -> None:
         """Report progress; at most SESSIONS_PER_REQUEST_MAX changes."""
         self._ask(_command(RequestCode.REPORT_PROGRESS, list(changes)), partial(tell, done))
 
     def close_session(self, request: CloseRequest) -> None:
         """Close a session; the broker is told now, or when it is back."""
-        if self._known_as(request.client_id, request.epoch) is not None:
+        known = self._known_as(request.client_id, request.epoch)
+        if known is not None:
             del self._known[request.client_id]
-            self._part(request)
+            self._part(request, known)
 
     def read_queue(self, request: QueueRead, done: Callable[[QueueRecords | Refused], None]) -> None:
         def decode(answer: Command) -> QueueRecords:
@@ -323,17 +340,27 @@ class SessionLink:
         known = self._known.get(client_id)
         return known if known is not None and known.epoch == epoch else None
 
-    def _part(self, body: CloseRequest) -> None:
+    def _part(self, body: CloseRequest, known: _Known) -> None:
         if self._connection is None:
-            self._parted[body.client_id] = body
+            self._parted[body.client_id] = body, known
             return
 
         def answered(future: asyncio.Future[Command]) -> None:
             is_untold = not future.cancelled() and isinstance(future.exception(), ConnectionClosedError)
             if is_untold and not self._is_stopped and body.client_id not in self._known:
-                self._parted[body.client_id] = body
+                self._parted[body.client_id] = body, known
 
         self._connection.request_nowait(_command(RequestCode.CLOSE_SESSION, body)).add_done_callback(answered)
+
+    def _give_up(self, client_id: str, epoch: int, filters: set[str]) -> None:
+        """Tell the broker of filters that were given up while it was away."""
+
+        def answered(refused: Refused | None) -> None:
+            if refused is not None and self._connection is None and not self._is_stopped:
+                self._given_up.setdefault(client_id, (epoch, set()))[1].update(filters)
+
+        request = UnsubscribeRequest(client_id=client_id, epoch=epoch, filters=sorted(filters))
+        self.unsubscribe(request, answered)
 
     def _tell_records(
         self, done: Callable[[T | Refused], None], decode: Callable[[Command], T], answer: Command | Refused
@@ -409,7 +436,7 @@ class SessionLink:
             bodies.ClaimBody(client_id, known.epoch, bodies.queues_checksum(known.queues.items()), known.will)
             for client_id, known in self._known.items()
         ]
-        claims += [bodies.ClaimBody(body.client_id, body.epoch, 0, None) for body in self._parted.values()]
+        claims += [bodies.ClaimBody(body.client_id, body.epoch, 0, None) for body, _ in self._parted.values()]
         for start in range(0, len(claims), limits.SESSIONS_PER_REQUEST_MAX):
             page = claims[start : start + limits.SESSIONS_PER_REQUEST_MAX]
             answer = await _answer(
@@ -428,9 +455,13 @@ class SessionLink:
         self._connection = connection
         self.problem = None
         self.opened_total += 1
+        # Before their sessions are closed.
+        given_up, self._given_up = self._given_up, {}
+        for client_id, (epoch, filters) in given_up.items():
+            self._give_up(client_id, epoch, filters)
         parted, self._parted = self._parted, {}
-        for body in parted.values():
-            self._part(body)
+        for body, known in parted.values():
+            self._part(body, known)
         held, self._held = self._held, []
         for make, done in held:
             self._ask_patiently(make, done)

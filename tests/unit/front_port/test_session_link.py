@@ -275,3 +275,27 @@ async def test_a_storm_is_asked_no_faster_than_the_broker_takes_it(
     assert {found.next_position for found in await asyncio.gather(*reads)} == {9}
     assert (site.link._turns.under_way, site.link._turns.waiting_count) == (0, 0)
     assert isinstance(await site.open(), OpenedSession)
+
+
+async def test_filters_given_up_while_the_broker_was_away_are_taken_back_before_the_session_is_closed(
+    site: Site,
+) -> None:
+    assert isinstance(await site.open(), OpenedSession)
+    site.link.unsubscribe_later("nobody", ["a"])
+    site.link.unsubscribe_later("c", ["b"])
+    assert not site.link._given_up, "the session has no such filter"
+    site.broker.silent |= {RequestCode.UNSUBSCRIBE_SESSION, RequestCode.CLOSE_SESSION}
+    site.broker.connections[-1].abort("test")
+    await soon(lambda: not site.link.is_ready, "the end of the connection")
+    site.link.unsubscribe_later("c", ["a", "b"])
+    site.link.close_session(CloseRequest(client_id="c", epoch=7, expiry_s=9, drops_will=False))
+    site.link.unsubscribe_later("c", ["a"])
+    await soon(lambda: bool(site.broker.bodies(RequestCode.CLOSE_SESSION)), "both are asked")
+    # The broker goes before it has answered.
+    site.broker.silent.clear()
+    site.broker.connections[-1].abort("test")
+    await soon(lambda: len(site.broker.bodies(RequestCode.CLOSE_SESSION)) == 2, "both are asked again")
+    told = (RequestCode.UNSUBSCRIBE_SESSION, RequestCode.CLOSE_SESSION)
+    assert [request.code for request in site.broker.asked if request.code in told] == [*told] * 2
+    assert site.broker.bodies(RequestCode.UNSUBSCRIBE_SESSION) == [["c", 7, ["a"]]] * 2
+    assert not site.link._given_up

@@ -121,7 +121,7 @@ def test_answers_larger_than_the_device_takes_are_not_sent() -> None:
 
 @pytest.mark.parametrize("wanted", [None, 0, 1])
 def test_answers_have_neither_reason_strings_nor_user_properties(wanted: int | None) -> None:
-    """Only CONNACK and DISCONNECT, and a SUBACK with a detail, have a reason string: none makes an answer too large.
+    """Only CONNACK, DISCONNECT and a SUBACK with a detail have one here: none makes an answer too large.
 
     [MQTT-3.1.2-29], [MQTT-3.4.2-2], [MQTT-3.4.2-3] and the same of PUBREC to UNSUBACK.
     """
