@@ -160,7 +160,7 @@ class SessionLink:
         self._known: dict[str, _Known] = {}
         # Closed while the broker could not be told, with what was known of them.
         self._parted: dict[str, tuple[CloseRequest, _Known]] = {}
-        # Filters that sessions gave up while the broker could not be told: the session's epoch, and its filters.
+        # Filters given up while the broker could not be told: a client's epoch and filters.
         self._given_up: dict[str, tuple[int, set[str]]] = {}
         # Reads that wait for the broker: what to ask, and whom to tell.
         self._held: list[tuple[Callable[[], Command], Callable[[Command | Refused], None]]] = []
@@ -232,9 +232,9 @@ class SessionLink:
         self._ask(_command(RequestCode.UNSUBSCRIBE_SESSION, request), partial(tell, done))
 
     def unsubscribe_later(self, client_id: str, filters: Iterable[str]) -> None:
-        """Have a broker that is away take back filters of a session that it has: first of all when it is back.
+        """Have a broker that is away take back filters of a session, first of all when it is back.
 
-        It would bring them back else, when the session is opened the next time.
+        Else they would be the session's again when it is opened the next time.
         """
         known = self._known.get(client_id)
         if known is None and client_id in self._parted:
