@@ -359,7 +359,8 @@ class ClientConnection:
         if told.server_keep_alive_s is not None:  # [MQTT-3.1.2-21]
             self._keep_alive_s = told.server_keep_alive_s
         if told.topic_alias_max and self._gives_aliases:
-            self._output.give_aliases(min(told.topic_alias_max, limits.MQTT_TOPIC_ALIASES_MAX))
+            count_max = min(told.topic_alias_max, limits.MQTT_TOPIC_ALIASES_MAX)
+            self._output.give_aliases(count_max, self.granted.packet_bytes_max)
 
     def trust(self) -> None:
         """Accept the server, which has proved who it is; to be called at once after `Connected`.
