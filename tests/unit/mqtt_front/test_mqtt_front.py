@@ -410,6 +410,30 @@ async def test_a_subscribe_waits_until_what_was_published_before_is_stored(site:
     assert await client.packet() == (packets.SUBACK << 4, b"\0\3\1")
 
 
+async def test_those_who_wait_for_one_batch_subscribe_over_several_turns(site: Site) -> None:
+    clients = [await site.connect(f"d{number}") for number in range(100)]
+    first, *others = clients
+    first.send(publish(1))
+    [handed] = await site.handed()
+    for number, client in enumerate(others):
+        # All in the batch behind the one under way.
+        client.send(publish(1), packets.encode_subscribe(3, [(f"a/{number}", 1)]))
+    for client in others:
+        await client.ping()
+    site.gateway.automatic = 0
+    handed.answer(0, "")
+    counts = [0.0]
+    async with asyncio.timeout(STOP_S):
+        while counts[-1] < 99:
+            await asyncio.sleep(0)
+            counts.append(site.number("iotmq_mqtt_subscriptions"))
+    # This task may see two turns as one.
+    assert max(after - before for before, after in itertools.pairwise(counts)) <= 16
+    for client in others:
+        found = sorted([await client.packet() for _ in range(2)])
+        assert found == [(packets.PUBACK << 4, b"\0\1"), (packets.SUBACK << 4, b"\0\3\1")]
+
+
 async def test_filters_the_broker_refuses_fail_and_leave_nothing_behind(site: Site) -> None:
     client = await site.connect("d")
     assert await client.subscribe(("known", 1)) == [1]
