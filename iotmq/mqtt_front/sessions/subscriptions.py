@@ -382,7 +382,8 @@ class Subscriptions:
         def subscribed(found: list[SessionSubscription] | Refused) -> None:
             if isinstance(found, Refused):
                 _log.warning("no subscription", extra={"client": device.client_id, "detail": found.remark})
-                self.exclusive.release(device, _exclusive_of(event, granted.filters))
+                # What the session had before stays its own.
+                self.exclusive.release(device, _exclusive_of(event, granted.filters.keys() - known.keys()))
                 is_quota = found.code == ResponseCode.NO_PERMISSION
                 code = reason_codes.QUOTA_EXCEEDED.v5_code if is_quota else reason_codes.SUBACK_FAILURE
                 for topic_filter in granted.filters.keys() - known.keys():
