@@ -6,7 +6,7 @@ import asyncio
 import logging
 import ssl
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
@@ -52,6 +52,8 @@ T = TypeVar("T")
 # The broker closes connections on which nothing moves (`broker.idle_s`), and a broker that hangs is noticed.
 _HEARTBEAT_S: Final = 20.0
 _ANSWER_TIMEOUT_S: Final = 10.0
+# A request has one will more at most, of some hundred KiB, and a frame has four times as much.
+_CLAIMED_WILLS_BYTES_MAX: Final = limits.FRAME_BYTES_MAX // 4
 # The rest of what a broker takes from one connection at a time is for what cannot wait.
 _UNDER_WAY_MAX: Final = limits.REQUESTS_IN_FLIGHT_MAX // 2
 
@@ -432,13 +434,7 @@ class SessionLink:
 
     async def _claim_all(self, connection: ClientConnection) -> None:
         """Claim the sessions of before; those that another front end has meanwhile are lost."""
-        claims = [
-            bodies.ClaimBody(client_id, known.epoch, bodies.queues_checksum(known.queues.items()), known.will)
-            for client_id, known in self._known.items()
-        ]
-        claims += [bodies.ClaimBody(body.client_id, body.epoch, 0, None) for body, _ in self._parted.values()]
-        for start in range(0, len(claims), limits.SESSIONS_PER_REQUEST_MAX):
-            page = claims[start : start + limits.SESSIONS_PER_REQUEST_MAX]
+        for page in _pages(self._claims()):
             answer = await _answer(
                 connection.request(_command(RequestCode.CLAIM_SESSIONS, page), _ANSWER_TIMEOUT_S)
             )
@@ -450,6 +446,17 @@ class SessionLink:
                     self._listener.link_fenced(
                         self, client_id, known.epoch, "the session belongs to somebody else now"
                     )
+
+    def _claims(self) -> Iterator[bodies.ClaimBody]:
+        """Yield the claims, each made when it is asked for: there may be a hundred thousand."""
+        for client_id in list(self._known):
+            known = self._known.get(client_id)
+            if known is not None:
+                checksum = bodies.queues_checksum(known.queues.items())
+                yield bodies.ClaimBody(client_id, known.epoch, checksum, known.will)
+        # Among them those that were closed while others were claimed.
+        for body, _ in list(self._parted.values()):
+            yield bodies.ClaimBody(body.client_id, body.epoch, 0, None)
 
     def _become_ready(self, connection: ClientConnection) -> None:
         self._connection = connection
@@ -539,6 +546,20 @@ _PUSHES: Final[dict[int, Callable[[SessionLink, Command], None]]] = {
 def _tell_outcomes(done: Callable[[list[Refused | None] | Refused], None], answer: Command | Refused) -> None:
     outcomes = decoded(_joined, answer)
     done(outcomes)
+
+
+def _pages(claims: Iterable[bodies.ClaimBody]) -> Iterator[list[bodies.ClaimBody]]:
+    """Split claims among requests, whose number of sessions and size are bounded: wills may be large."""
+    page: list[bodies.ClaimBody] = []
+    size = 0
+    for claim in claims:
+        page.append(claim)
+        size += 0 if claim.will is None else len(claim.will.elements)
+        if len(page) == limits.SESSIONS_PER_REQUEST_MAX or size > _CLAIMED_WILLS_BYTES_MAX:
+            yield page
+            page, size = [], 0
+    if page:
+        yield page
 
 
 def _records(answer: Command) -> list[memoryview]:
