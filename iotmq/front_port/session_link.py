@@ -354,15 +354,14 @@ class SessionLink:
 
         self._connection.request_nowait(_command(RequestCode.CLOSE_SESSION, body)).add_done_callback(answered)
 
-    def _give_up(self, client_id: str, epoch: int, filters: set[str]) -> None:
+    def _give_up(self, client_id: str, epoch: int, filters: list[str]) -> None:
         """Tell the broker of filters that were given up while it was away."""
 
         def answered(refused: Refused | None) -> None:
             if refused is not None and self._connection is None and not self._is_stopped:
                 self._given_up.setdefault(client_id, (epoch, set()))[1].update(filters)
 
-        request = UnsubscribeRequest(client_id=client_id, epoch=epoch, filters=sorted(filters))
-        self.unsubscribe(request, answered)
+        self.unsubscribe(UnsubscribeRequest(client_id=client_id, epoch=epoch, filters=filters), answered)
 
     def _tell_records(
         self, done: Callable[[T | Refused], None], decode: Callable[[Command], T], answer: Command | Refused
@@ -464,8 +463,11 @@ class SessionLink:
         self.opened_total += 1
         # Before their sessions are closed.
         given_up, self._given_up = self._given_up, {}
-        for client_id, (epoch, filters) in given_up.items():
-            self._give_up(client_id, epoch, filters)
+        step = limits.MQTT_SUBSCRIPTIONS_PER_PACKET_MAX
+        for client_id, (epoch, names) in given_up.items():
+            filters = sorted(names)
+            for start in range(0, len(filters), step):
+                self._give_up(client_id, epoch, filters[start : start + step])
         parted, self._parted = self._parted, {}
         for body, known in parted.values():
             self._part(body, known)

@@ -303,6 +303,21 @@ async def test_filters_given_up_while_the_broker_was_away_are_taken_back_before_
     assert not site.link._given_up
 
 
+async def test_very_many_filters_given_up_are_taken_back_in_requests_that_a_broker_takes(site: Site) -> None:
+    most = limits.MQTT_SUBSCRIPTIONS_PER_PACKET_MAX
+    names = [f"{number:05}" for number in range(most + 1)]
+    site.link._known["c"] = _Known(7, None, {name: 3 for name in names})
+    site.broker.connections[-1].abort("test")
+    await soon(lambda: not site.link.is_ready, "the end of the connection")
+    site.link.unsubscribe_later("c", names[:most])
+    site.link.unsubscribe_later("c", names[most:])
+    await soon(lambda: len(site.broker.bodies(RequestCode.UNSUBSCRIBE_SESSION)) == 2, "both are told")
+    assert site.broker.bodies(RequestCode.UNSUBSCRIBE_SESSION) == [
+        ["c", 7, names[:most]],
+        ["c", 7, names[most:]],
+    ]
+
+
 async def test_wills_that_are_more_than_a_frame_are_claimed_in_several_requests(site: Site) -> None:
     will = Will("T", 0, bytes(limits.MQTT_CONNECT_BYTES_MAX), True)
     count = limits.FRAME_BYTES_MAX // limits.MQTT_CONNECT_BYTES_MAX + 1
