@@ -68,7 +68,9 @@ def progress_pages(changes: Iterable[SessionProgress]) -> Iterator[list[SessionP
     page: list[SessionProgress] = []
     size = 0
     for change in changes:
-        own = len(change.cursors) + len(change.received or ()) + len(change.in_flight or ()) + len(change.done)
+        own = (
+            len(change.cursors) + len(change.received or ()) + len(change.in_flight or ()) + len(change.done)
+        )
         if page and (len(page) == limits.SESSIONS_PER_REQUEST_MAX or size + own > _PROGRESS_PLACES_MAX):
             yield page
             page, size = [], 0

@@ -15,7 +15,7 @@ from iotmq.mqtt.topics.topic_aliases import OutboundAliases
 
 _TOPIC_ALIAS: Final = 0x23
 _NO_PROPERTIES: Final = b"\0"
-# Fixed header, sizes of the topic and, grown by an alias, of the properties, packet id, and the alias, at most.
+# At most: fixed header, size of the topic, one byte more for that of the properties, packet id, and an alias.
 _HEADER_BYTES_MAX: Final = 5 + 2 + 1 + 2 + 3
 
 

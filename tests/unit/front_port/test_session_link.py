@@ -306,7 +306,7 @@ async def test_filters_given_up_while_the_broker_was_away_are_taken_back_before_
 async def test_very_many_filters_given_up_are_taken_back_in_requests_that_a_broker_takes(site: Site) -> None:
     most = limits.MQTT_SUBSCRIPTIONS_PER_PACKET_MAX
     names = [f"{number:05}" for number in range(most + 1)]
-    site.link._known["c"] = _Known(7, None, {name: 3 for name in names})
+    site.link._known["c"] = _Known(7, None, dict.fromkeys(names, 3))
     site.broker.connections[-1].abort("test")
     await soon(lambda: not site.link.is_ready, "the end of the connection")
     site.link.unsubscribe_later("c", names[:most])
@@ -329,9 +329,7 @@ async def test_wills_that_are_more_than_a_frame_are_claimed_in_several_requests(
     assert claimed == [f"c{number}" for number in range(count)]
 
 
-async def test_claims_are_made_for_one_request_at_a_time(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_claims_are_made_for_one_request_at_a_time(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     monkeypatch.setattr(bodies, "queues_checksum", lambda queues: made.append(1) or 5)
     page = limits.SESSIONS_PER_REQUEST_MAX

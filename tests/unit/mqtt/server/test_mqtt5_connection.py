@@ -332,7 +332,8 @@ def test_a_message_as_large_as_the_device_takes_is_sent_without_an_alias_if_need
     topic, payload = "t" * 80, bytes(payload_bytes)
 
     def encoded(properties: Properties) -> bytes:
-        return packets.encode_publish(topic, payload, qos=qos, packet_id=1 if qos else 0, properties=properties)
+        packet_id = 1 if qos else 0
+        return packets.encode_publish(topic, payload, qos=qos, packet_id=packet_id, properties=properties)
 
     plain, aliased = encoded(NO_PROPERTIES), encoded(Properties(topic_alias=1))
     for bytes_max in range(len(plain) - 1, len(aliased) + 2):
