@@ -380,6 +380,26 @@ def test_an_unknown_pubrel_is_answered_with_its_reason() -> None:
     assert bench.sent() == [(PUBCOMP << 4, b"\0\3\x92")]
 
 
+def test_messages_wait_while_no_packet_id_is_free() -> None:
+    bench = opened(in_flight_max=65_535)
+    question = bench.core.subscribe([("a", 1)])
+    for _ in range(65_535):
+        bench.publish(b"x")
+    assert (len(bench.session.publishing), len(bench.session.waiting)) == (65_534, 1)
+    bench.core.data_to_send(100.0)
+    bench.receive(packets.encode_suback(question, [1], NO_PROPERTIES))
+    assert payloads(bench.sent()) == [(b"x", question, False)]
+    bench.publish(b"y")
+    bench.receive(encode_acknowledgement(PUBACK, 7))
+    assert payloads(bench.sent()) == [(b"y", 7, False)]
+    # A session that has all of them sends them again.
+    again = opened(session=bench.session, in_flight_max=65_535, clean=False)
+    assert again.core.state == CONNECTED
+    resumed = Bench(session=bench.session, in_flight_max=65_535, clean=False)
+    resumed.open(is_resumed=True)
+    assert len(bench.session.publishing) == 65_535
+
+
 @pytest.mark.parametrize("room", [0, 1, 2, 3, 4, 8])
 @pytest.mark.parametrize("payload_bytes", [10, 16_280])
 def test_a_message_that_fits_without_an_alias_goes_without_one(room: int, payload_bytes: int) -> None:
