@@ -11,7 +11,8 @@ class WatchedFiles:
 
     def __init__(self, *paths: Path) -> None:
         self._paths = paths
-        self._seen = self._identities()
+        # None when the next look is to report a change.
+        self._seen: list[tuple[int, int, int] | None] | None = self._identities()
 
     async def have_changed(self) -> bool:
         """Return whether a file is another one since the last look, or is there or gone since then."""
@@ -20,6 +21,10 @@ class WatchedFiles:
             return False
         self._seen = seen
         return True
+
+    def forget(self) -> None:
+        """Have the next look report a change: the files could not be read, which may pass by itself."""
+        self._seen = None
 
     def remember(self) -> None:
         """Remember the present files: this process has written them."""

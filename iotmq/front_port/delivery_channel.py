@@ -201,9 +201,9 @@ class DeliveryChannel:
         except (ConnectionClosedError, RequestTimeoutError) as error:
             _log.debug("attaching filters at %s: %s", self.address, error)
             return False
-        self.record_bytes_max = responses[-1].integer("recordBytesMax", limits.RECORD_BYTES_MAX, minimum=1)
         if any(response.code != ResponseCode.SUCCESS for response in responses):
             return False
+        self.record_bytes_max = responses[-1].integer("recordBytesMax", limits.RECORD_BYTES_MAX, minimum=1)
         # What was pushed before the answer is here already.
         self._position = max(self._position, responses[-1].integer("position", 0, minimum=0))
         self._seen.update(number for number, _ in filters if number in self._filters)

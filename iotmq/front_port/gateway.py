@@ -30,7 +30,7 @@ from iotmq.metrics import Metric, samples
 from iotmq.ports.gateway import AppendDone, DeliveryReceiver, dropped_replies_metric
 from iotmq.remoting.codes import PACKET_IDS_FIELD, REPEAT_FIELD, RequestCode, ResponseCode
 from iotmq.remoting.command import Command
-from iotmq.supervised import end, supervise
+from iotmq.supervised import end, supervise, surviving
 
 _log = logging.getLogger("iotmq.mqtt")
 
@@ -237,8 +237,14 @@ class RemoteGateway:
         if not requests:
             done(True)  # every channel attaches all filters as soon as it opens
             return
-        answered = asyncio.gather(*requests)
-        answered.add_done_callback(lambda result: done(not result.cancelled() and all(result.result())))
+
+        def answered(result: asyncio.Future[list[bool]]) -> None:
+            is_attached = False
+            with surviving("attaching of filters"):
+                is_attached = not result.cancelled() and all(result.result())
+            done(is_attached)
+
+        asyncio.gather(*requests).add_done_callback(answered)
 
     def detach(self, filter_ids: Sequence[int]) -> None:
         for filter_id in filter_ids:

@@ -28,6 +28,7 @@ from iotmq.front_port.session_parts import (
     own_pushes,
     own_queue_id,
     own_subscriptions,
+    progress_pages,
 )
 from iotmq.metrics import Metric
 from iotmq.ports.sessions import (
@@ -168,12 +169,15 @@ class RemoteSessions:
         if session is None:
             done(_LOST)
             return
+        calls = []
+        for link, part in session.parts.items():
+            if link.is_ready or link is session.home:
+                calls.append(partial(link.unsubscribe, replace(request, epoch=part)))
+        for link in self._brokers.links:
+            if not link.is_ready and link is not session.home:
+                link.unsubscribe_later(request.client_id, request.filters)
         gather(
-            [
-                partial(link.unsubscribe, replace(request, epoch=part))
-                for link, part in session.parts.items()
-                if link.is_ready or link is session.home
-            ],
+            calls,
             lambda answers: done(next((answer for answer in answers if answer is not None), None)),
         )
 
@@ -194,12 +198,7 @@ class RemoteSessions:
             if session is not None:
                 for link, part in session.parts_of(change):
                     by_link.setdefault(link, []).append(part)
-        step = limits.SESSIONS_PER_REQUEST_MAX
-        pages = [
-            (link, parts[start : start + step])
-            for link, parts in by_link.items()
-            for start in range(0, len(parts), step)
-        ]
+        pages = [(link, page) for link, parts in by_link.items() for page in progress_pages(parts)]
 
         def answered(answers: list[Refused | None]) -> None:
             refusals = {

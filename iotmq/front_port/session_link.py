@@ -6,7 +6,7 @@ import asyncio
 import logging
 import ssl
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
@@ -52,6 +52,8 @@ T = TypeVar("T")
 # The broker closes connections on which nothing moves (`broker.idle_s`), and a broker that hangs is noticed.
 _HEARTBEAT_S: Final = 20.0
 _ANSWER_TIMEOUT_S: Final = 10.0
+# A request has one will more at most, of some hundred KiB, and a frame has four times as much.
+_CLAIMED_WILLS_BYTES_MAX: Final = limits.FRAME_BYTES_MAX // 4
 # The rest of what a broker takes from one connection at a time is for what cannot wait.
 _UNDER_WAY_MAX: Final = limits.REQUESTS_IN_FLIGHT_MAX // 2
 
@@ -159,8 +161,10 @@ class SessionLink:
         # Ends the present connection, or the try to make one, when the broker is elsewhere.
         self._stay: asyncio.Timeout | None = None
         self._known: dict[str, _Known] = {}
-        # Closed while the broker could not be told.
-        self._parted: dict[str, CloseRequest] = {}
+        # Closed while the broker could not be told, with what was known of them.
+        self._parted: dict[str, tuple[CloseRequest, _Known]] = {}
+        # Filters given up while the broker could not be told: a client's epoch and filters.
+        self._given_up: dict[str, tuple[int, set[str]]] = {}
         # Reads that wait for the broker: what to ask, and whom to tell.
         self._held: list[tuple[Callable[[], Command], Callable[[Command | Refused], None]]] = []
         # Openings and reads that are asked, and those that wait to be.
@@ -238,15 +242,30 @@ class SessionLink:
             known.queues = queues
         self._ask(_command(RequestCode.UNSUBSCRIBE_SESSION, request), partial(tell, done))
 
+    def unsubscribe_later(self, client_id: str, filters: Iterable[str]) -> None:
+        """Have a broker that is away take back filters of a session, first of all when it is back.
+
+        Else they would be the session's again when it is opened the next time.
+        """
+        known = self._known.get(client_id)
+        if known is None and client_id in self._parted:
+            _, known = self._parted[client_id]
+        if known is None:
+            return
+        given_up = known.queues.keys() & set(filters)
+        if given_up:
+            self._given_up.setdefault(client_id, (known.epoch, set()))[1].update(given_up)
+
     def progress(self, changes: Sequence[SessionProgress], done: Callable[[Refused | None], None]) -> None:
         """Report progress; at most SESSIONS_PER_REQUEST_MAX changes."""
         self._ask(_command(RequestCode.REPORT_PROGRESS, list(changes)), partial(tell, done))
 
     def close_session(self, request: CloseRequest) -> None:
         """Close a session; the broker is told now, or when it is back."""
-        if self._known_as(request.client_id, request.epoch) is not None:
+        known = self._known_as(request.client_id, request.epoch)
+        if known is not None:
             del self._known[request.client_id]
-            self._part(request)
+            self._part(request, known)
 
     def read_queue(self, request: QueueRead, done: Callable[[QueueRecords | Refused], None]) -> None:
         def decode(answer: Command) -> QueueRecords:
@@ -332,17 +351,26 @@ class SessionLink:
         known = self._known.get(client_id)
         return known if known is not None and known.epoch == epoch else None
 
-    def _part(self, body: CloseRequest) -> None:
+    def _part(self, body: CloseRequest, known: _Known) -> None:
         if self._connection is None:
-            self._parted[body.client_id] = body
+            self._parted[body.client_id] = body, known
             return
 
         def answered(future: asyncio.Future[Command]) -> None:
             is_untold = not future.cancelled() and isinstance(future.exception(), ConnectionClosedError)
             if is_untold and not self._is_stopped and body.client_id not in self._known:
-                self._parted[body.client_id] = body
+                self._parted[body.client_id] = body, known
 
         self._connection.request_nowait(_command(RequestCode.CLOSE_SESSION, body)).add_done_callback(answered)
+
+    def _give_up(self, client_id: str, epoch: int, filters: list[str]) -> None:
+        """Tell the broker of filters that were given up while it was away."""
+
+        def answered(refused: Refused | None) -> None:
+            if refused is not None and self._connection is None and not self._is_stopped:
+                self._given_up.setdefault(client_id, (epoch, set()))[1].update(filters)
+
+        self.unsubscribe(UnsubscribeRequest(client_id=client_id, epoch=epoch, filters=filters), answered)
 
     def _tell_records(
         self, done: Callable[[T | Refused], None], decode: Callable[[Command], T], answer: Command | Refused
@@ -429,13 +457,7 @@ class SessionLink:
 
     async def _claim_all(self, connection: ClientConnection) -> None:
         """Claim the sessions of before; those that another front end has meanwhile are lost."""
-        claims = [
-            bodies.ClaimBody(client_id, known.epoch, bodies.queues_checksum(known.queues.items()), known.will)
-            for client_id, known in self._known.items()
-        ]
-        claims += [bodies.ClaimBody(body.client_id, body.epoch, 0, None) for body in self._parted.values()]
-        for start in range(0, len(claims), limits.SESSIONS_PER_REQUEST_MAX):
-            page = claims[start : start + limits.SESSIONS_PER_REQUEST_MAX]
+        for page in _pages(self._claims()):
             answer = await _answer(
                 connection.request(_command(RequestCode.CLAIM_SESSIONS, page), _ANSWER_TIMEOUT_S)
             )
@@ -448,13 +470,31 @@ class SessionLink:
                         self, client_id, known.epoch, "the session belongs to somebody else now"
                     )
 
+    def _claims(self) -> Iterator[bodies.ClaimBody]:
+        """Yield the claims, each made when it is asked for: there may be a hundred thousand."""
+        for client_id in list(self._known):
+            known = self._known.get(client_id)
+            if known is not None:
+                checksum = bodies.queues_checksum(known.queues.items())
+                yield bodies.ClaimBody(client_id, known.epoch, checksum, known.will)
+        # Among them those that were closed while others were claimed.
+        for body, _ in list(self._parted.values()):
+            yield bodies.ClaimBody(body.client_id, body.epoch, 0, None)
+
     def _become_ready(self, connection: ClientConnection) -> None:
         self._connection = connection
         self.problem = None
         self.opened_total += 1
+        # Before their sessions are closed.
+        given_up, self._given_up = self._given_up, {}
+        step = limits.MQTT_SUBSCRIPTIONS_PER_PACKET_MAX
+        for client_id, (epoch, names) in given_up.items():
+            filters = sorted(names)
+            for start in range(0, len(filters), step):
+                self._give_up(client_id, epoch, filters[start : start + step])
         parted, self._parted = self._parted, {}
-        for body in parted.values():
-            self._part(body)
+        for body, known in parted.values():
+            self._part(body, known)
         held, self._held = self._held, []
         for make, done in held:
             self._ask_patiently(make, done)
@@ -532,6 +572,20 @@ _PUSHES: Final[dict[int, Callable[[SessionLink, Command], None]]] = {
 def _tell_outcomes(done: Callable[[list[Refused | None] | Refused], None], answer: Command | Refused) -> None:
     outcomes = decoded(_joined, answer)
     done(outcomes)
+
+
+def _pages(claims: Iterable[bodies.ClaimBody]) -> Iterator[list[bodies.ClaimBody]]:
+    """Split claims among requests, whose number of sessions and size are bounded: wills may be large."""
+    page: list[bodies.ClaimBody] = []
+    size = 0
+    for claim in claims:
+        page.append(claim)
+        size += 0 if claim.will is None else len(claim.will.elements)
+        if len(page) == limits.SESSIONS_PER_REQUEST_MAX or size > _CLAIMED_WILLS_BYTES_MAX:
+            yield page
+            page, size = [], 0
+    if page:
+        yield page
 
 
 def _records(answer: Command) -> list[memoryview]:

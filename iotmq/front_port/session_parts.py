@@ -6,11 +6,12 @@ A front end calls a light queue by the number it gave the broker and the broker'
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from msgspec.structs import replace
 
+from iotmq import limits
 from iotmq.front_port.session_link import SessionLink
 from iotmq.ports.sessions import (
     QUEUE_ID_BITS,
@@ -24,6 +25,8 @@ _ID_MASK: Final = (1 << QUEUE_ID_BITS) - 1
 # Connections begin with the packet id 1; one that may not know all that are in use, far behind that.
 _FAR_PACKET_ID: Final = 1 << 15
 _FAR_PACKET_IDS: Final = 1 << 14
+# Cursors, packet ids and positions in one request, of some 24 bytes at most: a quarter of a frame.
+_PROGRESS_PLACES_MAX: Final = limits.FRAME_BYTES_MAX // 4 // 24
 BROKERS_MAX: Final = 1 << (32 - QUEUE_ID_BITS)
 
 
@@ -55,6 +58,26 @@ def own_pushes(number: int, pushes: memoryview) -> memoryview | bytes:
     base = own_queue_id(number, 0).to_bytes(8, "big") * (len(pushes) // 8)
     own = int.from_bytes(pushes, "big") | int.from_bytes(base, "big")
     return own.to_bytes(len(pushes), "big")
+
+
+def progress_pages(changes: Iterable[SessionProgress]) -> Iterator[list[SessionProgress]]:
+    """Split changes among requests, whose number of sessions and size are bounded.
+
+    A session may have ten thousand filters, all of which move when a broker comes back.
+    """
+    page: list[SessionProgress] = []
+    size = 0
+    for change in changes:
+        own = (
+            len(change.cursors) + len(change.received or ()) + len(change.in_flight or ()) + len(change.done)
+        )
+        if page and (len(page) == limits.SESSIONS_PER_REQUEST_MAX or size + own > _PROGRESS_PLACES_MAX):
+            yield page
+            page, size = [], 0
+        page.append(change)
+        size += own
+    if page:
+        yield page
 
 
 class SharedSession:

@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeAlias
 
 from iotmq.backoff import Backoff
 from iotmq.errors import (
@@ -63,6 +63,9 @@ from iotmq.mqtt_client.unread import UnreadMessages
 _STABLE_S: Final = 5.0
 # Filters in one SUBSCRIBE when a client subscribes again.
 _FILTERS_PER_PACKET: Final = 100
+
+# A filter that is to be there after a reconnect, with its options and properties.
+_Subscribed: TypeAlias = tuple[str, tuple[int, Properties]]
 
 
 class MqttClient:
@@ -337,22 +340,37 @@ class MqttClient:
         """Subscribe again if the server has lost the session; with MQTT 3.1 it does not say so."""
         if self.connected_with.is_session_present and self.settings.protocol_level != PROTOCOL_LEVEL_3_1:
             return
-        by_properties: dict[int, tuple[Properties, list[tuple[str, int]]]] = {}
-        for topic_filter, (options, properties) in self._subscriptions.items():
-            by_properties.setdefault(id(properties), (properties, []))[1].append((topic_filter, options))
-        for properties, filters in by_properties.values():
-            for at in range(0, len(filters), _FILTERS_PER_PACKET):
+        by_properties: dict[int, tuple[Properties, list[_Subscribed]]] = {}
+        for entry in self._subscriptions.items():
+            properties = entry[1][1]
+            by_properties.setdefault(id(properties), (properties, []))[1].append(entry)
+        for properties, entries in by_properties.values():
+            for at in range(0, len(entries), _FILTERS_PER_PACKET):
                 with suppress(ConnectionClosedError):
-                    await self._ask_once(filters[at : at + _FILTERS_PER_PACKET], properties)
+                    await self._ask_once(entries[at : at + _FILTERS_PER_PACKET], properties)
 
-    async def _ask_once(self, filters: Sequence[tuple[str, int]], properties: Properties) -> None:
+    async def _ask_once(self, entries: Sequence[_Subscribed], properties: Properties) -> None:
         """Subscribe on this connection only; the next one subscribes again by itself."""
         connection = self._connection
         if connection is None:
             raise ConnectionClosedError("the connection is lost")
-        answer = self._send_question(connection, connection.core.subscribe(filters, properties))
-        codes = await answer
-        for (topic_filter, _options), code in zip(filters, codes, strict=True):
+        # Some may have been unsubscribed, or subscribed with other options, since this connection was made.
+        entries = [entry for entry in entries if self._subscriptions.get(entry[0]) is entry[1]]
+        if not entries:
+            return
+        try:
+            packet_id = connection.core.subscribe([(name, kept[0]) for name, kept in entries], properties)
+        except SubscriptionError as error:
+            # The server takes smaller packets than it did, or not every kind of filter.
+            if len(entries) == 1:
+                self._say(f"{entries[0][0]}: {error}")
+                return
+            half = len(entries) // 2
+            await self._ask_once(entries[:half], properties)
+            await self._ask_once(entries[half:], properties)
+            return
+        codes = await self._send_question(connection, packet_id)
+        for (topic_filter, _kept), code in zip(entries, codes, strict=True):
             if code >= FIRST_ERROR:
                 self._say(f"{topic_filter}: {reason_text(code)}")
 

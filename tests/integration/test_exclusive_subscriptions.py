@@ -11,6 +11,7 @@ from eventually import soon
 from fake_gateway import RawClient
 from mqtt_site import MqttSite, SessionDevice, open_site
 
+from iotmq import limits
 from iotmq.broker.sessions.exclusives import START_GRACE_S, SWEEP_INTERVAL_S
 from iotmq.broker.sessions.sessions import OWNER_GRACE_S
 from iotmq.mqtt.codec import packets
@@ -87,6 +88,21 @@ async def test_a_filter_asked_for_twice_is_given_back_once(site: MqttSite) -> No
     assert await two.subscribe(("$exclusive/a/#", 1)) == TAKEN
     await one.unsubscribe("a/#")
     await gets(two, [1])
+    await one.disconnect()
+    await two.disconnect()
+
+
+async def test_a_subscribe_that_is_refused_takes_nothing_that_the_session_had_before(
+    site: MqttSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = await connected(site, "one", "one", is_kept=True), await connected(site, "two", "two")
+    assert await one.subscribe(("$exclusive/a/#", 1)) == [1]
+    monkeypatch.setattr(limits, "FILTER_SHAPES_MAX", 1)
+    assert await one.subscribe(("$exclusive/a/#", 0), ("$exclusive/+/b", 1)) == [0x80, 0x80]
+    await two.publish("a/b", b"x")
+    assert await one.receives(1) == [("a/b", b"x")]
+    assert await two.subscribe(("$exclusive/a/#", 1)) == TAKEN
+    await soon(lambda: held(site) == 1, "the new one is given back")
     await one.disconnect()
     await two.disconnect()
 

@@ -340,6 +340,72 @@ async def test_sessions_go_on_without_a_broker_and_have_all_of_it_when_it_is_bac
             await device.drop()
 
 
+@pytest.mark.parametrize(
+    "comes_anew", ["once it is back", "while it is away", "before it leaves the filters", "never"]
+)
+async def test_what_was_unsubscribed_while_a_broker_was_away_stays_so(
+    tmp_path: Path, comes_anew: str
+) -> None:
+    async with SmallCluster(tmp_path, registries=1) as cluster, fronts(cluster, "one") as (front,):
+        device = SessionDevice(client_of(front, 0))
+        await device.connect(front)
+        await device.subscribe(("t", 1), ("u", 1), ("v", 1))
+        await stop_broker(cluster, 1)
+        await soon(lambda: front.sessions.not_ready_reason, "the front end notices")
+        if comes_anew == "before it leaves the filters":
+            await device.disconnect()
+            await device.connect(front)
+            assert device.is_present
+        await device.unsubscribe("t", "v", "never")
+        if comes_anew == "while it is away":
+            await device.disconnect()
+            await device.connect(front)
+            assert device.is_present
+        (_, away) = sorted(front.sessions._brokers.links, key=lambda link: link.broker_name)
+        [(_, given_up)] = away._given_up.values()
+        assert given_up == {"t", "v"}, "no more than the session has"
+        await start_broker(cluster, 1)
+        await soon(lambda: not front.sessions.not_ready_reason, "the broker is back")
+        assert not away._given_up
+        if comes_anew in ("while it is away", "before it leaves the filters"):
+            await soon(lambda: not device.is_connected, "it is asked to come anew")
+        if comes_anew == "once it is back":
+            await device.disconnect()
+        if comes_anew != "never":
+            await device.connect(front)
+            assert device.is_present
+        assert device.is_connected
+        for broker in cluster.brokers:
+            publish(broker, "t", b"unwanted")
+            publish(broker, "u", b"wanted")
+        assert await device.receives(2) == [("u", b"wanted")] * 2
+        await device.subscribe(("v", 1))
+        publish(cluster.brokers[1], "v", b"wanted again")
+        assert (await device.receives(3))[2:] == [("v", b"wanted again")]
+        assert len(cluster.brokers[1].sessions._projection.session(device.client_id).subscriptions) == 2
+        await device.drop()
+
+
+async def test_a_filter_that_was_left_and_wanted_again_while_a_broker_was_away_has_its_messages(
+    tmp_path: Path,
+) -> None:
+    async with SmallCluster(tmp_path, registries=1) as cluster, fronts(cluster, "one") as (front,):
+        device = SessionDevice(client_of(front, 0))
+        await device.connect(front)
+        await device.subscribe(("t", 1))
+        await stop_broker(cluster, 1)
+        await soon(lambda: front.sessions.not_ready_reason, "the front end notices")
+        await device.unsubscribe("t")
+        await device.subscribe(("t", 1))
+        await start_broker(cluster, 1)
+        await soon(lambda: not device.is_connected, "it is asked to come anew")
+        await device.connect(front)
+        assert device.is_present
+        publish(cluster.brokers[1], "t", b"1")
+        assert await device.receives(1) == [("t", b"1")]
+        await device.drop()
+
+
 async def test_messages_of_qos_2_go_on_without_a_broker(tmp_path: Path) -> None:
     async with SmallCluster(tmp_path, registries=1) as cluster, fronts(cluster, "one") as (front,):
         client = await RawClient.connect(front.mqtt.port, client_of(front, 0), clean_session=False)

@@ -170,6 +170,9 @@ class AccessControl:
             self._accounts = await asyncio.to_thread(accounts_file.read_accounts, self.path)
         except (OSError, AclFileError) as error:
             self.failed_reloads_count += 1
+            if not isinstance(error, (AclFileError, FileNotFoundError)):
+                # No open file was left, or the machine has to be told who may read it: not the file changes.
+                self._watched.forget()
             logger.error("the changed accounts in %s are not used: %s", self.path, error)
             return
         self.reloads_count += 1

@@ -194,7 +194,7 @@ class ClientConnection:
                 raise MessageRefusedError(refusal[1])
         if message.qos:
             self.session.waiting.append(message)
-            if self._room > 0 and not self._again and len(self.session.waiting) == 1:
+            if self._has_room_for_new and not self._again and len(self.session.waiting) == 1:
                 self._send_first()
         elif self.state == CONNECTED:
             self._output.publish(message)
@@ -359,7 +359,8 @@ class ClientConnection:
         if told.server_keep_alive_s is not None:  # [MQTT-3.1.2-21]
             self._keep_alive_s = told.server_keep_alive_s
         if told.topic_alias_max and self._gives_aliases:
-            self._output.give_aliases(min(told.topic_alias_max, limits.MQTT_TOPIC_ALIASES_MAX))
+            count_max = min(told.topic_alias_max, limits.MQTT_TOPIC_ALIASES_MAX)
+            self._output.give_aliases(count_max, self.granted.packet_bytes_max)
 
     def trust(self) -> None:
         """Accept the server, which has proved who it is; to be called at once after `Connected`.
@@ -466,7 +467,7 @@ class ClientConnection:
                 self._in_flight.add(message.packet_id)
                 self._output.publish(message, is_duplicate=True)
         waiting = self.session.waiting
-        while waiting and self._room > 0:
+        while waiting and self._has_room_for_new:
             if self._is_refused(waiting[0]):
                 waiting.popleft()
             else:
@@ -478,6 +479,11 @@ class ClientConnection:
         if self.state != CONNECTED or self._is_resumed is not None:
             return 0
         return min(self._in_flight_max, self.granted.receive_max) - len(self._in_flight)
+
+    @property
+    def _has_room_for_new(self) -> bool:
+        """Return whether a message that has no packet id yet may go: questions have packet ids, too."""
+        return self._room > 0 and self.session.has_free_packet_id
 
     def _send_first(self) -> None:
         """Send the first waiting message into the window."""
@@ -517,6 +523,8 @@ class ClientConnection:
             )
         if count is not None and count != asked:  # [MQTT-3.8.4-6]
             raise MqttProtocolError(PROTOCOL_ERROR, f"{packet} has {count} codes for {asked} filters")
+        # Its packet id is free.
+        self._fill_window()
 
     def _ask(self, packet_id: int, count: int, packet: bytes) -> int:
         if len(packet) > self.granted.packet_bytes_max:

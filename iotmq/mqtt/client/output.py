@@ -15,8 +15,8 @@ from iotmq.mqtt.topics.topic_aliases import OutboundAliases
 
 _TOPIC_ALIAS: Final = 0x23
 _NO_PROPERTIES: Final = b"\0"
-# Fixed header and the property of a topic alias, at most.
-_HEADER_BYTES_MAX: Final = 5 + 3
+# At most: fixed header, size of the topic, one byte more for that of the properties, packet id, and an alias.
+_HEADER_BYTES_MAX: Final = 5 + 2 + 1 + 2 + 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +51,8 @@ class ClientOutput:
         self._is_v5 = protocol_level == PROTOCOL_LEVEL_5
         self._data = bytearray()
         self._aliases: OutboundAliases | None = None
+        # Of topic, properties and payload; with more a PUBLISH has no alias.
+        self._aliased_bytes_max = 0
         # A publisher's messages mostly have the same properties: they are encoded once.
         self._last_properties = NO_PROPERTIES
         self._last_encoded = _NO_PROPERTIES
@@ -67,9 +69,10 @@ class ClientOutput:
     def write(self, packet: bytes) -> None:
         self._data += packet
 
-    def give_aliases(self, count_max: int) -> None:
-        """Allow so many topic aliases: topics that come again get one."""
+    def give_aliases(self, count_max: int, packet_bytes_max: int) -> None:
+        """Allow so many topic aliases: topics that come again get one, where a packet has room for it."""
         self._aliases = OutboundAliases(count_max)
+        self._aliased_bytes_max = packet_bytes_max - _HEADER_BYTES_MAX
 
     def acknowledge(self, packet_type: int, packet_id: int, code: int = 0) -> None:
         """PUBACK, PUBREC, PUBREL or PUBCOMP."""
@@ -81,7 +84,7 @@ class ClientOutput:
             return QOS_NOT_SUPPORTED, f"the server takes QoS {granted.qos_max} at most"
         if message.retain and not granted.has_retain:  # [MQTT-3.2.2-14]
             return RETAIN_NOT_SUPPORTED, "the server does not retain messages"
-        size = len(message.payload) + len(message.topic) + 4 + _HEADER_BYTES_MAX
+        size = len(message.payload) + len(message.topic) + _HEADER_BYTES_MAX
         if self._is_v5:
             size += len(self._encoded(message.properties))
         if size > granted.packet_bytes_max and self._exact_size(message) > granted.packet_bytes_max:
@@ -98,7 +101,8 @@ class ClientOutput:
         properties = b""
         if self._is_v5:
             properties = self._encoded(message.properties)
-            if self._aliases is not None:
+            size = len(topic) + len(properties) + len(payload)
+            if self._aliases is not None and size <= self._aliased_bytes_max:
                 alias, is_known = self._aliases.alias_of(topic)
                 if alias:
                     properties = _with_alias(properties, alias)

@@ -64,6 +64,11 @@ class ClientSession:
         """Outgoing messages that are not done."""
         return len(self.waiting) + len(self.publishing) + len(self.releasing)
 
+    @property
+    def has_free_packet_id(self) -> bool:
+        """Return whether `new_packet_id` has one."""
+        return len(self.publishing) + len(self.releasing) + len(self.asking) < _PACKET_ID_MAX
+
     def begin_publishing(self, message: OutgoingMessage) -> None:
         """The first in `waiting` gets its packet id."""
         message.packet_id = self.new_packet_id()

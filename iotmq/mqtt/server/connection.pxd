@@ -21,6 +21,7 @@ cdef class ServerConnection(OutboundHalf):
     cdef list _events                   # None while there are none
     cdef double _connect_deadline_s
     cdef bint _is_bridge                # from CONNECT
+    cdef uint8_t _wants_reasons         # reason strings, in SUBACK too [MQTT-3.1.2-29]
     cdef public uint16_t keep_alive_s   # from CONNECT; the owner may shorten it
     cdef uint8_t _events_max            # packets are left alone while so many events wait; 0: never
     cdef uint8_t _is_waiting_for_events  # that is so now, or what is in `_input` is behind what has no answer yet

@@ -316,6 +316,7 @@ cdef class ServerConnection(OutboundHalf):
     def _take_limits(self, properties):
         """Take over the limits of a device of MQTT 5."""
         self._receive_max = self.settings.receive_max
+        self._wants_reasons = properties.request_problem_information != 0
         if properties.receive_max is not None:
             self._window_max = min(self._window_max, properties.receive_max)
         if properties.packet_bytes_max is not None:
@@ -579,9 +580,14 @@ cdef class ServerConnection(OutboundHalf):
         self._fail(reason, detail)
 
     def send_suback(self, packet_id, codes, str detail=""):
-        """Answer a SUBSCRIBE with one code per filter: the granted QoS, or 0x80 and above; MQTT 5 has a reason, too."""
+        """Answer a SUBSCRIBE with one code per filter: the granted QoS, or 0x80 and above.
+
+        A device of MQTT 5 that wants reason strings gets `detail`, too.
+        """
         self.is_answer_due = False
         if self.protocol_level == LEVEL_5:
+            if not self._wants_reasons:
+                detail = ""
             packet = packets.encode_suback(packet_id, codes, Properties(reason_string=detail) if detail else NO_PROPERTIES)
             if detail and len(packet) > self._sent_bytes_max:       # [MQTT-3.9.2-1]
                 packet = packets.encode_suback(packet_id, codes, NO_PROPERTIES)

@@ -51,6 +51,9 @@ cdef class OutboundHalf:
     # Messages
     cdef int deliver(self, const OutboundMessage* message, const DeliveryOptions* options) except -1
     cdef bint fits(self, const OutboundMessage* message, const DeliveryOptions* options) noexcept
+    cdef bint _fits_with(
+        self, const OutboundMessage* message, const DeliveryOptions* options, uint32_t alias_bytes
+    ) noexcept
     cdef bint has_room(self) noexcept
     cdef uint32_t room_count(self) noexcept
     cdef bint has_room_to_repeat(self) noexcept

@@ -36,6 +36,7 @@ from iotmq.mqtt.errors import MqttProtocolError
 
 cdef enum:
     IDENTIFIERS_MAX = 16    # that `deliver_message` takes
+    ALIAS_BYTES = 3         # of the property
 
 cdef struct QueuedPacket:
     uint32_t size           # with this header
@@ -54,7 +55,7 @@ cdef inline uint8_t* _put_own(uint8_t* target, uint16_t alias, const DeliveryOpt
     if alias:
         target[0] = TOPIC_ALIAS
         put_u16(target + 1, alias)
-        target += 3
+        target += ALIAS_BYTES
     for index in range(options.identifiers_count):
         target[0] = SUBSCRIPTION_IDENTIFIER
         target = put_variable_integer(target + 1, options.identifiers[index])
@@ -159,12 +160,18 @@ cdef class OutboundHalf:
 
     cdef bint fits(self, const OutboundMessage* message, const DeliveryOptions* options) noexcept:
         """Return whether the device takes a packet of this size [MQTT-3.1.2-24]."""
+        return self._fits_with(message, options, 0)
+
+    cdef bint _fits_with(
+        self, const OutboundMessage* message, const DeliveryOptions* options, uint32_t alias_bytes
+    ) noexcept:
+        """As `fits`, with the property of an alias beside the topic."""
         cdef uint32_t properties_size
         cdef uint64_t size
         if self._sent_bytes_max == 0xFFFFFFFF:
             return True
-        properties_size = self._properties_size(message, options) + (3 if self._aliases is not None else 0)
-        size = <uint64_t>message.topic_size + message.payload_size + properties_size + 4
+        properties_size = self._properties_size(message, options) + alias_bytes
+        size = <uint64_t>message.topic_size + message.payload_size + properties_size + (4 if options.qos else 2)
         size += variable_integer_size(properties_size)
         return size + 1 + variable_integer_size(<uint32_t>size) <= self._sent_bytes_max
 
@@ -431,11 +438,11 @@ cdef int _put(
     cdef uint8_t* target
     cdef QueuedPacket header
     if is_v5:
-        if self._aliases is not None and not is_queued:
+        if self._aliases is not None and not is_queued and self._fits_with(message, options, ALIAS_BYTES):
             alias = self._aliases.find(message.topic, topic_size, &is_known)
             if is_known:
                 topic_size = 0
-        properties_size = self._properties_size(message, options) + (3 if alias else 0)
+        properties_size = self._properties_size(message, options) + (ALIAS_BYTES if alias else 0)
         remaining += variable_integer_size(properties_size) + properties_size
     remaining += 2 + topic_size
     start = reserve(buffer, <uint64_t>remaining + 5 + sizeof(QueuedPacket))

@@ -140,6 +140,9 @@ class FileAuthenticator:
             self._users = await asyncio.to_thread(users_file.read_users, self._path, former=self._users)
         except (OSError, UsersFileError) as error:
             self.failed_reloads_count += 1
+            if not isinstance(error, (UsersFileError, FileNotFoundError)):
+                # No open file was left, or the machine has to be told who may read it: not the file changes.
+                self._watched.forget()
             _log.error(
                 "the changed users are not used", extra={"file": str(self._path), "detail": str(error)}
             )

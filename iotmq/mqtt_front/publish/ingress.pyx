@@ -25,6 +25,7 @@ from iotmq.mqtt_front.connection.device cimport CONGESTED_INGRESS, Device
 from iotmq.mqtt_front.connection.message_properties cimport append_record_properties
 
 import logging
+from collections import deque
 
 from iotmq import limits
 from iotmq.client.transport.routes import queue_of_key
@@ -51,7 +52,7 @@ from iotmq.mqtt_front.publish.device_names import names_of_key
 from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
 from iotmq.ports.sessions import Will as KeptWill
 from iotmq.remoting.codes import ResponseCode
-from iotmq.supervised import FAILURES
+from iotmq.supervised import FAILURES, surviving
 
 _log = logging.getLogger("iotmq.mqtt")
 
@@ -59,6 +60,7 @@ cdef enum:
     SPARE_BATCHES_MAX = 16
     BATCH_BYTES_INITIAL = 16 * 1024
     CACHED_TOPICS_MAX = 65536
+    SETTLED_PER_TURN = 8            # SUBSCRIBE and UNSUBSCRIBE that waited for one batch, some 30 us each
     NEW_TOPICS_PER_TURN = 256       # some 10 us each, and more at brokers: who has more waits for the next turn
     SPARE_BYTES = 128               # what brokers add to the properties of a record
     REPLY_PREFIX_BYTES = 7
@@ -799,7 +801,7 @@ cdef class Ingress(PublishSink):
         lane.under_way = None
         self._pending_bytes -= batch.size
         if batch.settling is not None:
-            self._loop.call_soon(_settled, batch.settling)
+            self._loop.call_soon(_settled, self._loop, deque(batch.settling))
             batch.settling = None
         batch.clear()
         batch.lane = None
@@ -829,10 +831,14 @@ cdef class Ingress(PublishSink):
         return 0
 
 
-def _settled(list waiting not None):
-    """A batch is done that these have waited for."""
+def _settled(loop, waiting):
+    """A batch is done that these have waited for: some go on in each turn of the loop, as they came in."""
     cdef Settling settling
-    for settling in waiting:
+    for _ in range(min(SETTLED_PER_TURN, len(waiting))):
+        settling = waiting.popleft()
         settling.left -= 1
         if not settling.left:
-            settling.callback()
+            with surviving("what waits for batches"):
+                settling.callback()
+    if waiting:
+        loop.call_soon(_settled, loop, waiting)

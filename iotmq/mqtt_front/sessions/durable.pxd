@@ -55,7 +55,8 @@ cdef class DurableEgress:
     cdef int replay_records_max
     cdef QueueSubscriptions queues
     cdef SessionReports reports
-    cdef list _scheduled                # sessions that go on in the next turn
+    cdef object _scheduled              # deque of sessions that go on in the next turns
+    cdef bint _is_going_on              # the next turn sees to that
     cdef OutgoingMessage _message
     cdef readonly uint64_t delivered
     cdef readonly uint64_t dropped

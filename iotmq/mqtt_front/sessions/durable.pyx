@@ -41,9 +41,11 @@ from iotmq.mqtt_front.sessions.queue_subscriptions cimport QueueSubscriptions
 from iotmq.mqtt_front.sessions.reports cimport SessionReports
 
 import logging
+from collections import deque
 from functools import partial
 
 from iotmq import limits
+from iotmq.event_loop import LoopSlice
 from iotmq.mqtt.topics.topics import is_shared
 from iotmq.mqtt_front.connection.replay_pace import PaceLimits
 from iotmq.mqtt_front.sessions.reports import RETRY_S
@@ -61,6 +63,7 @@ cdef enum:
     READ_RECORDS_MAX = 128
     READ_RECORDS_MIN = 16       # of messages with a window: as many as there is room for, and these at least
     READ_BYTES_MAX = 256 * 1024
+    READ_ON_PER_TURN = 64       # sessions
     READS_PER_TURN = 64         # of one session: a millisecond's work where nothing is found
 
 
@@ -628,7 +631,7 @@ cdef class DurableEgress:
         self._handler = handler
         self.queues = QueueSubscriptions()
         self.reports = SessionReports(group.loop, port)
-        self._scheduled = []
+        self._scheduled = deque()
         self._message = OutgoingMessage(group.clock)
 
     def open(self, Device device not None, str client_id not None, opened):
@@ -727,14 +730,25 @@ cdef class DurableEgress:
         """Let the session read on in the next turn of the loop, so that a long backlog leaves room for others."""
         if not session.is_scheduled:
             session.is_scheduled = True
-            if not self._scheduled:
-                self.group.loop.call_soon(self._go_on)
             self._scheduled.append(session)
+            if not self._is_going_on:
+                self._is_going_on = True
+                self.group.loop.call_soon(self._go_on)
         return 0
 
     def _go_on(self):
+        """Let sessions that wait for it read on, as many as a turn has time for: those of a broker come at once."""
         cdef DurableSession session
-        scheduled, self._scheduled = self._scheduled, []
-        for session in scheduled:
-            session.is_scheduled = False
-            session.room_again()
+        loop_slice = LoopSlice(READ_ON_PER_TURN)
+        try:
+            # Those that it brings back wait for the next turn.
+            for _ in range(len(self._scheduled)):
+                if not loop_slice.take():
+                    break
+                session = self._scheduled.popleft()
+                session.is_scheduled = False
+                session.room_again()
+        finally:
+            self._is_going_on = bool(self._scheduled)
+            if self._is_going_on:
+                self.group.loop.call_soon(self._go_on)

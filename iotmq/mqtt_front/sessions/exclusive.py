@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+from iotmq.limits import MQTT_SUBSCRIPTIONS_PER_PACKET_MAX
 from iotmq.metrics import Metric, samples
 from iotmq.mqtt import reason_codes
 from iotmq.mqtt.codec import packets
@@ -73,7 +74,14 @@ class ExclusiveSubscriptions:
     ) -> None:
         """A kept session is back: the brokers that decide may be others now. `lost` gets what it has lost."""
         held = list({entry.topic_filter: None for entry in subscriptions if entry.options & EXCLUSIVE})
-        if not held or self._port is None or device.client_id is None:
+        # A session may have more than a request of a broker.
+        for start in range(0, len(held), MQTT_SUBSCRIPTIONS_PER_PACKET_MAX):
+            self._claim_again(device, held[start : start + MQTT_SUBSCRIPTIONS_PER_PACKET_MAX], lost)
+
+    def _claim_again(
+        self, device: Device, held: list[str], lost: Callable[[Device, list[str]], None]
+    ) -> None:
+        if self._port is None or device.client_id is None:
             return
 
         def decided(outcomes: list[Refused | None]) -> None:

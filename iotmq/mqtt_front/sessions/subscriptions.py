@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -43,12 +43,15 @@ from iotmq.ports.sessions import (
     UnsubscribeRequest,
 )
 from iotmq.remoting.codes import ResponseCode
+from iotmq.supervised import surviving
 
 _log: Final = logging.getLogger("iotmq.mqtt")
 
 _GRANTED_QOS_MAX: Final = 2
 # In place of the packet id, which is never 0, in a SUBSCRIBE that the device has not sent.
 _UNASKED: Final = 0
+# SUBSCRIBEs of one filter that are answered in one turn of the loop, once a broker has taken it.
+_ATTACHED_PER_TURN: Final = 8
 # Filters of a lost connection that go in one turn of the loop: less than a tenth of a millisecond.
 _DROPPED_PER_TURN: Final = 8
 
@@ -90,6 +93,8 @@ class Subscriptions:
         self.auto_refused = 0
         """Subscriptions nobody asked for, and that were refused."""
         self._loop = asyncio.get_running_loop()
+        # Filters that brokers are being asked to take.
+        self._attaching: dict[str, _Attachment] = {}
         self.count = 0
         """Subscriptions of connected sessions."""
 
@@ -170,6 +175,7 @@ class Subscriptions:
         granted = self._granted(device, event, shared)
         new_filters: list[tuple[int, str]] = []
         too_many: set[str] = set()
+        awaited: dict[_Attachment, set[str]] = {}
         for topic_filter, options in granted.filters.items():
             filter_id = self._egress.subscribe(topic_filter, device, options)
             if filter_id is not None:
@@ -179,31 +185,57 @@ class Subscriptions:
                     too_many.add(topic_filter)
                     continue
                 new_filters.append((filter_id, topic_filter))
+            elif (attachment := self._attaching.get(topic_filter)) is not None:
+                awaited.setdefault(attachment, set()).add(topic_filter)
             self.count += topic_filter not in device.subscriptions
             device.subscriptions[topic_filter] = options
         if too_many:
             self.exclusive.release(device, _exclusive_of(event, too_many))
             granted.take_back(event, too_many, reason_codes.QUOTA_EXCEEDED.v5_code)
-        if not new_filters:
+        if new_filters:
+            own = _Attachment()
+            awaited[own] = {topic_filter for _, topic_filter in new_filters}
+            self._attaching.update(dict.fromkeys(awaited[own], own))
+        if not awaited:
             self._answer(device, event, granted.codes)
             self._begin(device, granted)
             if shared:
                 device.after_answer()
             return
+        left = len(awaited)
 
-        def attached(is_attached: bool) -> None:
+        def attached(filters: set[str], is_attached: bool) -> None:
+            nonlocal left
+            left -= 1
             if device.close_reason is not None:
                 return
             if not is_attached:
-                refused = {topic_filter for _, topic_filter in new_filters}
-                self._drop(device, tuple(refused & (device.subscriptions or {}).keys()))
-                granted.take_back(event, refused)
-                self.exclusive.release(device, _exclusive_of(event, refused))
-            self._answer(device, event, granted.codes)
-            self._begin(device, granted)
-            device.after_answer()
+                self._drop(device, tuple(filters & (device.subscriptions or {}).keys()))
+                granted.take_back(event, filters)
+                self.exclusive.release(device, _exclusive_of(event, filters))
+            if not left:
+                self._answer(device, event, granted.codes)
+                self._begin(device, granted)
+                device.after_answer()
 
-        self._gateway.attach(new_filters, attached)
+        for attachment, filters in awaited.items():
+            attachment.waiting.append(partial(attached, filters))
+        if new_filters:
+            self._gateway.attach(new_filters, partial(self._attached, own, awaited[own]))
+
+    def _attached(self, attachment: _Attachment, filters: set[str], is_attached: bool) -> None:
+        """Brokers have taken new filters, or refused them: tell those who wait for it, some in each turn."""
+        for _ in range(min(_ATTACHED_PER_TURN, len(attachment.waiting))):
+            with surviving("answers to SUBSCRIBE"):
+                attachment.waiting.popleft()(is_attached)
+        if attachment.waiting:
+            # Who subscribes meanwhile waits, too: refused filters are there until the last one has heard it.
+            self._loop.call_soon(self._attached, attachment, filters, is_attached)
+            return
+        for topic_filter in filters:
+            # Others may be attaching it anew, because everybody had left.
+            if self._attaching.get(topic_filter) is attachment:
+                del self._attaching[topic_filter]
 
     def _granted(self, device: Device, event: packets.Subscribe, shared: dict[str, int]) -> _Granted:
         """Return the granted subscriptions of a SUBSCRIBE; shared ones have their codes already."""
@@ -350,7 +382,8 @@ class Subscriptions:
         def subscribed(found: list[SessionSubscription] | Refused) -> None:
             if isinstance(found, Refused):
                 _log.warning("no subscription", extra={"client": device.client_id, "detail": found.remark})
-                self.exclusive.release(device, _exclusive_of(event, granted.filters))
+                # What the session had before stays its own.
+                self.exclusive.release(device, _exclusive_of(event, granted.filters.keys() - known.keys()))
                 is_quota = found.code == ResponseCode.NO_PERMISSION
                 code = reason_codes.QUOTA_EXCEEDED.v5_code if is_quota else reason_codes.SUBACK_FAILURE
                 for topic_filter in granted.filters.keys() - known.keys():
@@ -410,6 +443,15 @@ class Subscriptions:
             client_id=session.client_id, epoch=session.epoch, filters=list(event.filters)
         )
         self._port.unsubscribe(request, unsubscribed)
+
+
+class _Attachment:
+    """Hold those who wait until brokers have taken, or refused, some new filters."""
+
+    __slots__ = ("waiting",)
+
+    def __init__(self) -> None:
+        self.waiting: deque[Callable[[bool], None]] = deque()
 
 
 class _Granted(NamedTuple):

@@ -119,6 +119,9 @@ class ServerTls:
         except (OSError, ValueError) as error:
             # A certificate and its key are two files: they may be half changed. The next look sees the rest.
             self.failed_reloads_count += 1
+            if isinstance(error, OSError) and not isinstance(error, (ssl.SSLError, FileNotFoundError)):
+                # No open file was left, or the machine has to be told who may read it: not the files change.
+                self._watched.forget()
             logger.error("the changed certificate is not used", extra={"detail": str(error)})
             return
         self.expires_s = await asyncio.to_thread(self._look_at_expiry)

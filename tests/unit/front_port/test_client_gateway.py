@@ -312,6 +312,28 @@ async def test_one_broker_that_refuses_a_filter_is_enough() -> None:
         assert not await site.attach((2, "b"))
 
 
+async def test_an_answer_to_a_filter_that_makes_no_sense_is_a_refusal() -> None:
+    async with running() as site:
+        failures = FAILURES.count("attaching of filters")
+        site.broker.log_position = -1
+        assert not await site.attach((1, "a"))
+        assert FAILURES.count("attaching of filters") == failures + 1
+        site.broker.log_position = None
+        assert await site.attach((2, "b"))
+
+
+async def test_a_broker_that_refuses_a_filter_takes_no_larger_records_for_that() -> None:
+    small, other = GatewayBroker("a"), GatewayBroker("b")
+    small.record_bytes_max = 70_000
+    async with running(small, other) as site:
+        small.script[RequestCode.ATTACH_FILTERS].append(ResponseCode.SYSTEM_ERROR)
+        assert not await site.attach((1, "a"))
+        await other.restart()
+        await soon(lambda: len(other.seen(RequestCode.ATTACH_FILTERS)) > 2, "attached anew", step_s=0.001)
+        await site.ready()
+        assert site.gateway.record_bytes_max == 70_000
+
+
 async def test_many_filters_go_in_several_requests() -> None:
     async with running() as site:
         before = len(site.broker.seen(RequestCode.ATTACH_FILTERS))

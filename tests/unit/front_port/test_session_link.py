@@ -12,7 +12,8 @@ import pytest
 from eventually import soon
 
 from iotmq import limits
-from iotmq.front_port.session_link import FrontEnd, SessionLink
+from iotmq.front_port.session_link import FrontEnd, SessionLink, _Known
+from iotmq.ports import bodies
 from iotmq.ports.sessions import (
     CloseRequest,
     OpenedSession,
@@ -22,6 +23,7 @@ from iotmq.ports.sessions import (
     Refused,
     RetainedRead,
     RetainedRecords,
+    Will,
 )
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
@@ -327,3 +329,74 @@ async def test_a_link_that_moves_to_where_it_is_stays(site: Site) -> None:
     site.link.move(site.link.address)
     await site.open()
     assert site.link.opened_total == 1
+
+
+async def test_filters_given_up_while_the_broker_was_away_are_taken_back_before_the_session_is_closed(
+    site: Site,
+) -> None:
+    assert isinstance(await site.open(), OpenedSession)
+    site.link.unsubscribe_later("nobody", ["a"])
+    site.link.unsubscribe_later("c", ["b"])
+    assert not site.link._given_up, "the session has no such filter"
+    site.broker.silent |= {RequestCode.UNSUBSCRIBE_SESSION, RequestCode.CLOSE_SESSION}
+    site.broker.connections[-1].abort("test")
+    await soon(lambda: not site.link.is_ready, "the end of the connection")
+    site.link.unsubscribe_later("c", ["a", "b"])
+    site.link.close_session(CloseRequest(client_id="c", epoch=7, expiry_s=9, drops_will=False))
+    site.link.unsubscribe_later("c", ["a"])
+    await soon(lambda: bool(site.broker.bodies(RequestCode.CLOSE_SESSION)), "both are asked")
+    # The broker goes before it has answered.
+    site.broker.silent.clear()
+    site.broker.connections[-1].abort("test")
+    await soon(lambda: len(site.broker.bodies(RequestCode.CLOSE_SESSION)) == 2, "both are asked again")
+    told = (RequestCode.UNSUBSCRIBE_SESSION, RequestCode.CLOSE_SESSION)
+    assert [request.code for request in site.broker.asked if request.code in told] == [*told] * 2
+    assert site.broker.bodies(RequestCode.UNSUBSCRIBE_SESSION) == [["c", 7, ["a"]]] * 2
+    assert not site.link._given_up
+
+
+async def test_very_many_filters_given_up_are_taken_back_in_requests_that_a_broker_takes(site: Site) -> None:
+    most = limits.MQTT_SUBSCRIPTIONS_PER_PACKET_MAX
+    names = [f"{number:05}" for number in range(most + 1)]
+    site.link._known["c"] = _Known(7, None, dict.fromkeys(names, 3))
+    site.broker.connections[-1].abort("test")
+    await soon(lambda: not site.link.is_ready, "the end of the connection")
+    site.link.unsubscribe_later("c", names[:most])
+    site.link.unsubscribe_later("c", names[most:])
+    await soon(lambda: len(site.broker.bodies(RequestCode.UNSUBSCRIBE_SESSION)) == 2, "both are told")
+    assert site.broker.bodies(RequestCode.UNSUBSCRIBE_SESSION) == [
+        ["c", 7, names[:most]],
+        ["c", 7, names[most:]],
+    ]
+
+
+async def test_wills_that_are_more_than_a_frame_are_claimed_in_several_requests(site: Site) -> None:
+    will = Will("T", 0, bytes(limits.MQTT_CONNECT_BYTES_MAX), True)
+    count = limits.FRAME_BYTES_MAX // limits.MQTT_CONNECT_BYTES_MAX + 1
+    site.link._known.update((f"c{number}", _Known(7, will, {})) for number in range(count))
+    site.broker.asked.clear()
+    site.broker.connections[-1].abort("test")
+    await soon(lambda: site.link.opened_total == 2, "the next connection")
+    claimed = [claim[0] for page in site.broker.bodies(RequestCode.CLAIM_SESSIONS) for claim in page]
+    assert claimed == [f"c{number}" for number in range(count)]
+
+
+async def test_claims_are_made_for_one_request_at_a_time(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    monkeypatch.setattr(bodies, "queues_checksum", lambda queues: made.append(1) or 5)
+    page = limits.SESSIONS_PER_REQUEST_MAX
+    site.link._known.update((f"c{number}", _Known(7, None, {"a": 3})) for number in range(page + 2))
+    site.broker.silent.add(RequestCode.CLAIM_SESSIONS)
+    site.broker.asked.clear()
+    site.broker.connections[-1].abort("test")
+    await soon(lambda: bool(site.broker.bodies(RequestCode.CLAIM_SESSIONS)), "the first claims")
+    assert len(made) == page
+    # One that is closed before its turn is claimed all the same, or its broker would keep it for a while.
+    site.link.close_session(CloseRequest(client_id=f"c{page}", epoch=7, expiry_s=9, drops_will=False))
+    site.broker.silent.clear()
+    (request,) = [request for request in site.broker.asked if request.code == RequestCode.CLAIM_SESSIONS]
+    site.broker.connections[-1].reply(request.reply(0, body=msgspec.msgpack.encode([])))
+    await soon(lambda: site.link.is_ready, "the connection")
+    assert len(made) == page + 1
+    second = site.broker.bodies(RequestCode.CLAIM_SESSIONS)[1]
+    assert [claim[:3] for claim in second] == [[f"c{page + 1}", 7, 5], [f"c{page}", 7, 0]]

@@ -200,6 +200,65 @@ async def test_filters_are_subscribed_again_where_the_server_has_no_session(serv
     await end(client, peer)
 
 
+async def take_back_in_pages(server: Server, client: MqttClient, count: int) -> tuple[RawClient, bytes]:
+    """A server without the session of a client with `count` filters; with the body of the first SUBSCRIBE."""
+    peer = await opened(server, client)
+    asking = asyncio.ensure_future(client.subscribe(*((f"f{number}", 1) for number in range(count))))
+    peer.send(suback((await peer.packet())[1], *[1] * count))
+    await asking
+    peer.abort()
+    peer = await server.take()
+    first, body = await peer.packet()
+    assert first >> 4 == packets.SUBSCRIBE
+    return peer, body
+
+
+async def test_what_was_left_while_filters_are_subscribed_again_stays_left(server: Server) -> None:
+    client = MqttClient(server.settings())
+    peer, body = await take_back_in_pages(server, client, 103)
+    # All of these stand behind the first hundred.
+    leaving = asyncio.ensure_future(client.unsubscribe("f100"))
+    first, unsubscribe = await peer.packet()
+    assert first >> 4 == packets.UNSUBSCRIBE
+    peer.send(packets.encode_unsuback(int.from_bytes(unsubscribe[:2], "big"), [0], NO_PROPERTIES))
+    await leaving
+    changing = asyncio.ensure_future(client.subscribe(("f101", 0)))
+    peer.send(suback((await peer.packet())[1], 0))
+    await changing
+    peer.send(suback(body, *[1] * 100))
+    _, body = await peer.packet()
+    assert packets.decode_subscribe(body, 5).subscriptions == (("f102", 1),)
+    peer.send(suback(body, 1))
+    await end(client, peer)
+
+
+async def test_filters_that_are_too_many_for_a_packet_of_the_server_are_subscribed_again_in_several(
+    server: Server,
+) -> None:
+    said: list[str] = []
+    client = MqttClient(server.settings(), on_change=said.append)
+    peer = await opened(server, client)
+    filters = [*(f"{number}/{'x' * 50}" for number in range(4)), "y" * 200, "#"]
+    for topic_filter in filters:
+        asking = asyncio.ensure_future(client.subscribe((topic_filter, 1)))
+        peer.send(suback((await peer.packet())[1], 1))
+        await asking
+    peer.abort()
+    peer = await server.take(packet_bytes_max=130, are_wildcards_available=0)
+    found: list[str] = []
+    while len(found) < 4:
+        _, body = await peer.packet()
+        some = packets.decode_subscribe(body, 5).subscriptions
+        found += [name for name, _ in some]
+        peer.send(suback(body, *[1] * len(some)))
+    assert found == filters[:4]
+    await soon(lambda: len(said) == 4, "what the server does not take")
+    assert said[2].startswith("y" * 200)
+    assert said[3].startswith("#: ")
+    await client.publish("t", b"", qos=0)
+    await end(client, peer)
+
+
 async def test_a_question_is_asked_again_when_its_connection_is_lost(server: Server) -> None:
     client = MqttClient(server.settings())
     peer = await opened(server, client)

@@ -410,6 +410,30 @@ async def test_a_subscribe_waits_until_what_was_published_before_is_stored(site:
     assert await client.packet() == (packets.SUBACK << 4, b"\0\3\1")
 
 
+async def test_those_who_wait_for_one_batch_subscribe_over_several_turns(site: Site) -> None:
+    clients = [await site.connect(f"d{number}") for number in range(100)]
+    first, *others = clients
+    first.send(publish(1))
+    [handed] = await site.handed()
+    for number, client in enumerate(others):
+        # All in the batch behind the one under way.
+        client.send(publish(1), packets.encode_subscribe(3, [(f"a/{number}", 1)]))
+    for client in others:
+        await client.ping()
+    site.gateway.automatic = 0
+    handed.answer(0, "")
+    counts = [0.0]
+    async with asyncio.timeout(STOP_S):
+        while counts[-1] < 99:
+            await asyncio.sleep(0)
+            counts.append(site.number("iotmq_mqtt_subscriptions"))
+    # This task may see two turns as one.
+    assert max(after - before for before, after in itertools.pairwise(counts)) <= 16
+    for client in others:
+        found = sorted([await client.packet() for _ in range(2)])
+        assert found == [(packets.PUBACK << 4, b"\0\1"), (packets.SUBACK << 4, b"\0\3\1")]
+
+
 async def test_filters_the_broker_refuses_fail_and_leave_nothing_behind(site: Site) -> None:
     client = await site.connect("d")
     assert await client.subscribe(("known", 1)) == [1]
@@ -419,6 +443,54 @@ async def test_filters_the_broker_refuses_fail_and_leave_nothing_behind(site: Si
     assert site.number("iotmq_mqtt_subscriptions") == 1
     site.gateway.takes_filters = True
     assert await client.subscribe(("new", 1), packet_id=3) == [1]
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+@pytest.mark.parametrize("has_left", [False, True])
+async def test_who_subscribes_a_filter_that_is_being_attached_waits_for_the_same_answer(
+    site: Site, is_taken: bool, has_left: bool
+) -> None:
+    site.gateway.takes_filters = None
+    one, two = await site.connect("one"), await site.connect("two")
+    one.send(packets.encode_subscribe(3, [("a", 1)]))
+    await one.ping()
+    two.send(packets.encode_subscribe(4, [("a", 0), ("b", 1)]))
+    await two.ping()
+    [first, second] = site.gateway.attaching
+    if has_left:
+        one.abort()
+        await site.gone("connection_lost")
+    second(True)
+    await two.ping()
+    first(is_taken)
+    assert await two.packet() == (packets.SUBACK << 4, b"\0\4\0\1" if is_taken else b"\0\4\x80\1")
+    if not has_left:
+        assert await one.packet() == (packets.SUBACK << 4, b"\0\3\1" if is_taken else b"\0\3\x80")
+    assert set(site.gateway.filters.values()) == ({"a", "b"} if is_taken else {"b"})
+    three = await site.connect("three")
+    three.send(packets.encode_subscribe(5, [("a", 1)]))
+    if not is_taken:
+        await soon(lambda: len(site.gateway.attaching) == 3, "it is asked for again")
+        site.gateway.attaching[2](True)
+    assert await three.packet() == (packets.SUBACK << 4, b"\0\5\1")
+
+
+async def test_those_who_wait_for_one_filter_are_answered_over_several_turns(site: Site) -> None:
+    site.gateway.takes_filters = None
+    clients = [await site.connect(f"d{number}") for number in range(40)]
+    for client in clients:
+        client.send(packets.encode_subscribe(3, [("a", 1)]))
+        await client.ping()
+    [attached] = site.gateway.attaching
+    attached(False)
+    late = await site.connect("late")
+    late.send(packets.encode_subscribe(3, [("a", 1)]))
+    for client in clients:
+        assert await client.packet() == (packets.SUBACK << 4, b"\0\3\x80")
+    await soon(lambda: len(site.gateway.attaching) == 2, "it is asked for again")
+    site.gateway.attaching[1](True)
+    assert await late.packet() == (packets.SUBACK << 4, b"\0\3\1")
+    assert site.number("iotmq_mqtt_subscriptions") == 1
 
 
 @pytest.mark.parametrize("is_taken", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from replication_sim import SimFile, SimLog
 
 from iotmq.replication.cluster_state import ClusterState, Identity, decode_state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import stat
@@ -428,6 +429,23 @@ def rewrite(path: Path, text: str) -> None:
     fresh = path.with_name("fresh.yml")
     fresh.write_text(text)
     fresh.replace(path)
+
+
+async def test_a_changed_file_that_cannot_be_read_for_a_moment_is_read_the_next_time(
+    access: AccessControl, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    rewrite(path, FILE.replace("topicB=PUB|SUB", "topicB=DENY"))
+    with monkeypatch.context() as patch:
+        patch.setattr(accounts_file, "read_accounts", fail)
+        await access.reload()
+    assert (access.reloads_count, access.failed_reloads_count) == (0, 1)
+    for _ in range(2):
+        await access.reload()
+        assert "topicB" in refusal(access, request_of(10, send("topicB"), who="device1"))
+        assert access.reloads_count == 1
 
 
 async def test_a_changed_file_is_read_and_a_broken_one_changes_nothing(

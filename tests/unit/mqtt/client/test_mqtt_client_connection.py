@@ -380,6 +380,42 @@ def test_an_unknown_pubrel_is_answered_with_its_reason() -> None:
     assert bench.sent() == [(PUBCOMP << 4, b"\0\3\x92")]
 
 
+def test_messages_wait_while_no_packet_id_is_free() -> None:
+    bench = opened(in_flight_max=65_535)
+    question = bench.core.subscribe([("a", 1)])
+    for _ in range(65_535):
+        bench.publish(b"x")
+    assert (len(bench.session.publishing), len(bench.session.waiting)) == (65_534, 1)
+    bench.core.data_to_send(100.0)
+    bench.receive(packets.encode_suback(question, [1], NO_PROPERTIES))
+    assert payloads(bench.sent()) == [(b"x", question, False)]
+    bench.publish(b"y")
+    bench.receive(encode_acknowledgement(PUBACK, 7))
+    assert payloads(bench.sent()) == [(b"y", 7, False)]
+    # A session that has all of them sends them again.
+    again = opened(session=bench.session, in_flight_max=65_535, clean=False)
+    assert again.core.state == CONNECTED
+    resumed = Bench(session=bench.session, in_flight_max=65_535, clean=False)
+    resumed.open(is_resumed=True)
+    assert len(bench.session.publishing) == 65_535
+
+
+@pytest.mark.parametrize("room", [0, 1, 2, 3, 4, 8])
+@pytest.mark.parametrize("payload_bytes", [10, 16_280])
+def test_a_message_that_fits_without_an_alias_goes_without_one(room: int, payload_bytes: int) -> None:
+    """[MQTT-3.2.2-15]"""
+    payload = bytes(payload_bytes)
+    message = OutgoingMessage(b"t" * 80, payload, qos=1)
+    whole = encode_publish("t" * 80, payload, qos=1, packet_id=1, properties=NO_PROPERTIES)
+    bench = Bench()
+    bench.open(topic_alias_max=2, packet_bytes_max=len(whole) + room)
+    bench.core.publish(message)
+    sent = bench.core.data_to_send(100.0)
+    assert len(sent) <= len(whole) + room
+    aliased = encode_publish("t" * 80, payload, qos=1, packet_id=1, properties=Properties(topic_alias=1))
+    assert sent in ((whole,) if room < 3 else (aliased,) if room == 8 else (whole, aliased))
+
+
 def test_properties_and_aliases_of_messages() -> None:
     bench = opened(topic_alias_max=2)
     properties = Properties(

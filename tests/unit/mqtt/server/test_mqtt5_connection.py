@@ -322,3 +322,23 @@ def test_a_delivery_has_no_more_identifiers_than_there_is_room_for() -> None:
     assert connection.deliver_message(b"t", b"x", 0, identifiers=range(1, 17))
     with pytest.raises(ValueError, match="17 subscription identifiers"):
         connection.deliver_message(b"t", b"x", 0, identifiers=range(1, 18))
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+@pytest.mark.parametrize("payload_bytes", [10, 30_000])
+def test_a_message_as_large_as_the_device_takes_is_sent_without_an_alias_if_need_be(
+    qos: int, payload_bytes: int
+) -> None:
+    topic, payload = "t" * 80, bytes(payload_bytes)
+
+    def encoded(properties: Properties) -> bytes:
+        packet_id = 1 if qos else 0
+        return packets.encode_publish(topic, payload, qos=qos, packet_id=packet_id, properties=properties)
+
+    plain, aliased = encoded(NO_PROPERTIES), encoded(Properties(topic_alias=1))
+    for bytes_max in range(len(plain) - 1, len(aliased) + 2):
+        connection, _ = open_connection(Properties(packet_bytes_max=bytes_max, topic_alias_max=1))
+        assert connection.deliver_message(topic.encode(), payload, qos) is (bytes_max >= len(plain))
+        sent = connection.data_to_send()
+        wanted = aliased if bytes_max >= len(aliased) else plain
+        assert sent == (wanted if bytes_max >= len(plain) else b"")

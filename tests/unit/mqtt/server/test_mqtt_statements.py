@@ -121,7 +121,7 @@ def test_answers_larger_than_the_device_takes_are_not_sent() -> None:
 
 @pytest.mark.parametrize("wanted", [None, 0, 1])
 def test_answers_have_neither_reason_strings_nor_user_properties(wanted: int | None) -> None:
-    """Only CONNACK and DISCONNECT have a reason string here: none is unwanted, or makes an answer too large.
+    """Only CONNACK, DISCONNECT and a SUBACK with a detail have one here: none makes an answer too large.
 
     [MQTT-3.1.2-29], [MQTT-3.4.2-2], [MQTT-3.4.2-3] and the same of PUBREC to UNSUBACK.
     """
@@ -142,6 +142,15 @@ def test_answers_have_neither_reason_strings_nor_user_properties(wanted: int | N
         (0x90, b"\0\3\0\0\x97"),
         (0xB0, b"\0\4\0\x11"),
     ]
+
+
+@pytest.mark.parametrize(("wanted", "has_reason"), [(None, True), (1, True), (0, False)])
+def test_a_suback_says_why_unless_the_device_wants_no_reasons(wanted: int | None, has_reason: bool) -> None:
+    """[MQTT-3.1.2-29]"""
+    connection, _ = opened(properties=Properties(request_problem_information=wanted))
+    connection.send_suback(3, [0x97], "too deep")
+    told = Properties(reason_string="too deep") if has_reason else NO_PROPERTIES
+    assert connection.data_to_send() == packets.encode_suback(3, [0x97], told)
 
 
 @pytest.mark.parametrize("level", [3, 4, 5])

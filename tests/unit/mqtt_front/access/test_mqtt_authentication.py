@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import threading
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from iotmq.errors import ConfigError
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.codec.packets import Will
 from iotmq.mqtt.codec.properties import NO_PROPERTIES
-from iotmq.mqtt_front.access import file_authenticator, password_checks
+from iotmq.mqtt_front.access import file_authenticator, password_checks, users_file
 from iotmq.mqtt_front.access.scram import make_verifier
 from iotmq.mqtt_front.access.users_file import write_users
 from iotmq.mqtt_front.connection.device import Device
@@ -357,6 +358,25 @@ async def test_changes_of_the_file_count_at_once_and_connections_stay(
     await site.authenticator.reload()
     assert await site.code("valve", b"evlav") == 0
     assert await site.code("pump", b"other") == 4
+
+
+async def test_a_changed_file_that_cannot_be_read_for_a_moment_is_read_the_next_time(
+    site: Site, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    write_users(path, line_of("valve").encode())
+    with monkeypatch.context() as patch:
+        patch.setattr(users_file, "read_users", fail)
+        await site.authenticator.reload()
+    assert site.number("iotmq_mqtt_users_failed_reloads_total") == 1
+    assert await site.code("pump", b"pmup") == 0
+    await site.authenticator.reload()
+    assert site.number("iotmq_mqtt_users_reloads_total") == 1
+    assert await site.code("pump", b"pmup") == 4
+    await site.authenticator.reload()
+    assert site.number("iotmq_mqtt_users_reloads_total") == 1
 
 
 async def test_the_file_is_looked_at_by_itself_while_devices_connect(path: Path) -> None:

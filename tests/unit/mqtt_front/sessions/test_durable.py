@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -112,3 +113,35 @@ def test_a_report_that_was_refused_says_again_that_no_packet_id_is_left() -> Non
     egress.tell_progress()
     (((change,), _),) = port.reports
     assert change.received is None
+
+
+class CountingPort(SilentPort):
+    """A broker that is asked, and does not answer."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def read_queue(self, *arguments: Any) -> None:
+        self.reads += 1
+
+
+def test_sessions_whose_broker_was_away_read_on_over_several_turns() -> None:
+    front, port = Front(CollectingSink()), CountingPort()
+    egress = DurableEgress(front.group, port, SilentPort())  # type: ignore[arg-type]
+    for number in range(300):
+        device, _ = front.connect(f"d{number}")
+        subscriptions = [SessionSubscription("a", 1, number, 0, 0)]
+        session = egress.open(device, f"d{number}", OpenedSession(1, True, subscriptions, [], []))
+        session.add(subscriptions, is_resumed=True)
+    front.loop.run()
+    assert port.reads == 0
+    egress.missed(range(300))
+    counts = [0]
+    while front.loop.ready:
+        front.loop.turn()
+        counts.append(port.reads)
+    assert counts[-1] == 300
+    assert max(after - before for before, after in itertools.pairwise(counts)) <= 64
+    egress.missed([0])
+    front.loop.run()
+    assert port.reads == 300, "it is being read"

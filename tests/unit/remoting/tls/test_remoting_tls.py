@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import shutil
 import socket
 import ssl
@@ -28,6 +29,7 @@ from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
 from iotmq.remoting.frames.frame import encode
 from iotmq.remoting.server import Listening, RemotingServer, ServerConnection
+from iotmq.remoting.tls import files as tls_files
 from iotmq.remoting.tls.context import CertificateFiles, ContextSettings
 from iotmq.remoting.tls.files import ServerTls, client_tls, server_tls
 
@@ -331,6 +333,26 @@ def serial(context: ssl.SSLContext, port: int) -> str:
         found = encrypted.getpeercert()
     assert found is not None
     return str(found["serialNumber"])
+
+
+async def test_a_changed_certificate_that_cannot_be_read_for_a_moment_is_read_the_next_time(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(settings: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    used = Certificate(str(tmp_path / "used.pem"), str(tmp_path / "used.key"))
+    copy(files.server, used)
+    tls = tls_of(used)
+    before = tls.context
+    copy(files.other_server, used)
+    with monkeypatch.context() as patch:
+        patch.setattr(tls_files, "server_context", fail)
+        await tls.reload()
+    assert (tls.context is before, tls.failed_reloads_count) == (True, 1)
+    for _ in range(2):
+        await tls.reload()
+        assert (tls.context is before, tls.reloads_count) == (False, 1)
 
 
 async def test_a_changed_certificate_is_used_for_new_connections_and_old_ones_go_on(
