@@ -35,6 +35,7 @@ from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.ports.gateway import GatewayPort
 from iotmq.ports.sessions import SessionPort
 from iotmq.registry.server import Registry
+from iotmq.service_manager import ServiceManager
 from iotmq.store.store import Store
 from iotmq.supervised import FAILURES
 from iotmq.workers.supervisor import WorkerSupervisor
@@ -176,6 +177,11 @@ class Process:
 
     async def _start_broker(self) -> Broker:
         assert self._opening is not None
+        began_s = self._clock.monotonic_s()
+        self._checks["store"] = lambda: (
+            f"the log is being opened, for {self._clock.monotonic_s() - began_s:.0f} s so far; "
+            "after a crash it is recovered"
+        )
         store = await asyncio.shield(self._opening)
         self.sources.append(store)
         self._checks["store"] = lambda: store.failure or store.refusal
@@ -274,9 +280,18 @@ def _settings_of(name: str, error: Exception) -> str:
 async def run(config: Config, role: RoleName) -> None:
     """Run the roles until SIGTERM or SIGINT; a second signal ends the process at once.
 
-    Raises StartError or StoreError when they cannot start.
+    A service manager is told of it. Raises StartError or StoreError when they cannot start.
     """
-    await run_process(Process(config, role), asyncio.Event(), fields=_ready_fields(config, role))
+    async with ServiceManager.taken_from(os.environ) as manager:
+        process = Process(config, role)
+        manager.report(lambda: _status(process))
+        await run_process(
+            process,
+            asyncio.Event(),
+            fields=_ready_fields(config, role),
+            on_ready=lambda: manager.ready(_status(process)),
+            on_stop=manager.stopping,
+        )
 
 
 async def run_process(
@@ -285,8 +300,12 @@ async def run_process(
     *,
     fields: Mapping[str, str],
     on_ready: Callable[[], None] = lambda: None,
+    on_stop: Callable[[], None] = lambda: None,
 ) -> None:
-    """As `run`; `stop_asked` stops it, too. `fields` stand in the line that says it is ready."""
+    """As `run`; `stop_asked` stops it, too. `fields` stand in the line that says it is ready.
+
+    `on_stop` is called before anything is stopped.
+    """
     loop = asyncio.get_running_loop()
 
     def stop(number: int) -> None:
@@ -305,6 +324,7 @@ async def run_process(
     try:
         await asyncio.wait((starting, asking), return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
+            on_stop()
             starting.cancel()
             await asyncio.wait((starting,))
             return
@@ -314,6 +334,7 @@ async def run_process(
             on_ready()
             await asking
             began_s = loop.time()
+            on_stop()
             await process.stop()
         logger.info("stopped", extra={"took_ms": round((loop.time() - began_s) * 1000)})
     finally:
@@ -344,6 +365,11 @@ def allow_open_files() -> None:
 def _ready_fields(config: Config, role: RoleName) -> dict[str, str]:
     has_data = role in ("serve", "broker")
     return {"role": role, **({"data": str(Path(config.data).absolute())} if has_data else {})}
+
+
+def _status(process: Process) -> str:
+    reasons = [f"{part}: {reason}" for part, reason in process.readiness().items() if reason is not None]
+    return "; ".join(reasons) or "ready"
 
 
 def _has_workers(config: Config, role: RoleName) -> bool:
