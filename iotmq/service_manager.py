@@ -23,15 +23,15 @@ logger = logging.getLogger(__name__)
 _STATUS_INTERVAL_S: Final = 1.0
 # How much longer than now a start may take, as long as the loop turns: a log that is recovered may need
 # minutes, and a start that hangs is ended so soon.
-START_EXTENSION_S: Final = 60
+START_EXTENSION_S: Final = 180
 _VARIABLES: Final = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 
 class ServiceManager:
     """Sends the states of this process; leaving `async with` ends the reports and closes the socket.
 
-    `address` is a path, or a name behind "@" of the abstract namespace; None tells nobody. `watchdog_s` is the
-    time after which the manager takes a silent process for stalled; None when it does not watch.
+    `address` is a path, or a name behind "@" of the abstract namespace; None tells nobody. After `watchdog_s`
+    the manager takes a silent process for stalled; None when it does not watch.
     """
 
     def __init__(self, address: str | None, *, watchdog_s: float | None) -> None:

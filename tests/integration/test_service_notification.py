@@ -123,7 +123,7 @@ def test_a_front_end_says_what_it_waits_for_and_its_workers_have_no_manager(
     try:
         eventually(lambda: '"worker-2":"process: starting' in front.http("/readyz")[1], "both wait")
         manager.told.clear()
-        manager.wait_for("EXTEND_TIMEOUT_USEC", "60000000")
+        manager.wait_for("EXTEND_TIMEOUT_USEC", "180000000")
         manager.wait_for("WATCHDOG", "1")
         environments = [
             Path(f"/proc/{child}/environ").read_text()
