@@ -227,12 +227,18 @@ class Process:
             # Records carry the broker's port, so a free one has to be known before the log is opened.
             port = _free_port(self._broker_settings.listen_host)
             self._broker_settings = msgspec.structs.replace(self._broker_settings, listen_port=port)
+        host = self._broker_settings.advertised_host
+        try:
+            store_host = resolve_store_host(self._broker_settings)
+        except OSError as error:
+            # Not a wrong setting: while a machine boots, its resolver may not answer yet.
+            raise StartError(f"broker.advertised_host {host!r} cannot be resolved: {error}") from error
         self._opening = asyncio.ensure_future(
             asyncio.to_thread(
                 Store.open,
                 Path(self._config.data),
                 self._config.store,
-                store_host=resolve_store_host(self._broker_settings),
+                store_host=store_host,
                 clock=self._clock,
             )
         )
