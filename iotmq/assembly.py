@@ -152,6 +152,15 @@ class Process:
         """Part -> why it is not ready, None when it is."""
         return {name: check() for name, check in self._checks.items()}
 
+    async def status(self) -> str:
+        """Ask the workers, too, and return in one line why parts are not ready, or "ready"."""
+        workers = self._workers
+        if workers is not None:
+            await workers.refresh()
+        states = {**self.readiness(), **({} if workers is None else workers.worker_states())}
+        reasons = [f"{part}: {reason}" for part, reason in states.items() if reason is not None]
+        return "; ".join(reasons) or "ready"
+
     def metrics(self) -> Iterable[Metric]:
         """The numbers of all parts; those of one that cannot be read are left out, and the log says why."""
         return self._reader.samples()
@@ -290,12 +299,12 @@ async def run(config: Config, role: RoleName) -> None:
     """
     async with ServiceManager.taken_from(os.environ) as manager:
         process = Process(config, role)
-        manager.report(lambda: _status(process))
+        manager.report(process.status)
         await run_process(
             process,
             asyncio.Event(),
             fields=_ready_fields(config, role),
-            on_ready=lambda: manager.ready(_status(process)),
+            on_ready=manager.ready,
             on_stop=manager.stopping,
         )
 
@@ -371,11 +380,6 @@ def allow_open_files() -> None:
 def _ready_fields(config: Config, role: RoleName) -> dict[str, str]:
     has_data = role in ("serve", "broker")
     return {"role": role, **({"data": str(Path(config.data).absolute())} if has_data else {})}
-
-
-def _status(process: Process) -> str:
-    reasons = [f"{part}: {reason}" for part, reason in process.readiness().items() if reason is not None]
-    return "; ".join(reasons) or "ready"
 
 
 def _has_workers(config: Config, role: RoleName) -> bool:

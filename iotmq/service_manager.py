@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from types import TracebackType
 from typing import Final, Self
 
@@ -20,7 +20,7 @@ from iotmq.supervised import end, repeat, supervise
 
 logger = logging.getLogger(__name__)
 
-_STATUS_INTERVAL_S: Final = 1.0
+_STATUS_INTERVAL_S: Final = 2.0
 # How much longer than now a start may take, as long as the loop turns: a log that is recovered may need
 # minutes, and a start that hangs is ended so soon.
 START_EXTENSION_S: Final = 180
@@ -69,28 +69,34 @@ class ServiceManager:
         address, interval, pid = (environment.pop(name, "") for name in _VARIABLES)
         return cls(address or None, watchdog_s=_watchdog_s(interval, pid))
 
-    def report(self, status: Callable[[], str]) -> None:
+    def report(self, status: Callable[[], Awaitable[str]]) -> None:
         """Begin to tell the status whenever it changes, and the watchdog that the running loop turns."""
         if self._address is None:
             return
-        self._repeat("service status", _STATUS_INTERVAL_S, lambda: self._tell_status(status()))
+        self._reports.append(supervise("service status", lambda: self._report_status(status)))
         if self._watchdog_s is not None:
+            interval_s = self._watchdog_s / 2
+            self._beat()
             # By a timer of the loop that serves devices, never by a thread: a stalled loop must miss it.
-            self._repeat("service watchdog", self._watchdog_s / 2, lambda: self._tell({"WATCHDOG": "1"}))
+            self._reports.append(supervise("service watchdog", lambda: repeat(interval_s, self._beat)))
 
-    def ready(self, status: str) -> None:
+    def ready(self) -> None:
         """Tell that the start is complete."""
         self._is_starting = False
-        self._tell_status(status, READY="1")
+        self._tell_status("ready", READY="1")
 
     def stopping(self) -> None:
         """Tell that the process has begun to stop."""
         self._is_starting = False
         self._tell_status("stopping", STOPPING="1")
 
-    def _repeat(self, name: str, interval_s: float, action: Callable[[], None]) -> None:
-        action()
-        self._reports.append(supervise(name, lambda: repeat(interval_s, action)))
+    async def _report_status(self, status: Callable[[], Awaitable[str]]) -> None:
+        while True:
+            self._tell_status(await status())
+            await asyncio.sleep(_STATUS_INTERVAL_S)
+
+    def _beat(self) -> None:
+        self._tell({"WATCHDOG": "1"})
 
     def _tell_status(self, status: str, **states: str) -> None:
         text = _one_line(status)

@@ -53,6 +53,12 @@ class Manager:
         while not self.told or self.told[-1].get(name) != value:
             assert self.hear(max(0.0, deadline_s - time.monotonic())), f"no {name}={value} in {self.told}"
 
+    def wait_for_status(self, part: str) -> None:
+        """Take datagrams until a status has this in it."""
+        deadline_s = time.monotonic() + WITHIN_S
+        while not any(part in status for status in self.statuses):
+            assert self.hear(max(0.0, deadline_s - time.monotonic())), f"no {part!r} in {self.statuses}"
+
     def says_nothing_for(self, seconds: float) -> bool:
         """Whether nothing comes from now on for so long; what has come already does not count."""
         while self.hear(0):
@@ -124,6 +130,7 @@ def test_a_front_end_says_what_it_waits_for_and_its_workers_have_no_manager(
         eventually(lambda: '"worker-2":"process: starting' in front.http("/readyz")[1], "both wait")
         manager.told.clear()
         manager.wait_for("EXTEND_TIMEOUT_USEC", "180000000")
+        manager.wait_for_status("worker-1: ")
         manager.wait_for("WATCHDOG", "1")
         environments = [
             Path(f"/proc/{child}/environ").read_text()

@@ -8,7 +8,7 @@ import logging
 import os
 import select
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -52,6 +52,13 @@ class Listener:
                 return found
 
 
+def always(status: str) -> Callable[[], Awaitable[str]]:
+    async def answer() -> str:
+        return status
+
+    return answer
+
+
 async def heard(listener: Listener, is_enough: Callable[[list[bytes]], bool]) -> list[bytes]:
     """The datagrams that come until they are enough."""
     told: list[bytes] = []
@@ -78,12 +85,10 @@ def listener(address: str) -> Iterator[Listener]:
 
 async def test_each_state_is_told(address: str, listener: Listener) -> None:
     async with ServiceManager(address, watchdog_s=None) as manager:
-        manager.report(lambda: "store: the log is being opened")
-        assert listener.next() == {
-            "STATUS": "store: the log is being opened",
-            "EXTEND_TIMEOUT_USEC": "180000000",
-        }
-        manager.ready("ready")
+        manager.report(always("store: the log is being opened"))
+        (told,) = await heard(listener, lambda told: len(told) == 1)
+        assert told == b"STATUS=store: the log is being opened\nEXTEND_TIMEOUT_USEC=180000000"
+        manager.ready()
         assert listener.next() == {"READY": "1", "STATUS": "ready"}
         manager.stopping()
         assert listener.next() == {"STOPPING": "1", "STATUS": "stopping"}
@@ -97,13 +102,13 @@ async def test_a_status_is_told_when_it_changes_and_only_then(
     reasons = iter(["ready", "ready", "store: the disk is full", "store: the disk is full"])
     asked = 0
 
-    def status() -> str:
+    async def status() -> str:
         nonlocal asked
         asked += 1
         return next(reasons, "ready")
 
     async with ServiceManager(address, watchdog_s=None) as manager:
-        manager.ready("ready")
+        manager.ready()
         manager.report(status)
         await soon(lambda: asked >= 8, "it is asked again and again")
     assert [datagram.decode() for datagram in listener.waiting()] == [
@@ -118,9 +123,9 @@ async def test_a_start_asks_for_more_time_as_long_as_the_loop_turns(
 ) -> None:
     monkeypatch.setattr("iotmq.service_manager._STATUS_INTERVAL_S", 0.001)
     async with ServiceManager(address, watchdog_s=None) as manager:
-        manager.report(lambda: "process: starting")
+        manager.report(always("process: starting"))
         told = await heard(listener, lambda told: len(told) >= 3)
-        manager.ready("ready")
+        manager.ready()
     assert told[0].startswith(b"STATUS=process: starting\n")
     assert set(told[1:]) == {b"EXTEND_TIMEOUT_USEC=180000000"}
 
@@ -129,8 +134,8 @@ async def test_the_watchdog_hears_of_a_loop_that_turns_and_not_of_one_that_stall
     address: str, listener: Listener
 ) -> None:
     async with ServiceManager(address, watchdog_s=WATCHDOG_S) as manager:
-        manager.ready("ready")
-        manager.report(lambda: "ready")
+        manager.ready()
+        manager.report(always("ready"))
         beats = await heard(listener, lambda told: len(told) > 3)
         assert set(beats[1:]) == {b"WATCHDOG=1"}
         # This holds the loop: what came now could only come from elsewhere.
@@ -143,7 +148,7 @@ async def test_it_beats_at_half_of_the_interval(address: str, listener: Listener
     loop = asyncio.get_running_loop()
     async with ServiceManager(address, watchdog_s=0.4) as manager:
         began_s = loop.time()
-        manager.report(lambda: "ready")
+        manager.report(always("ready"))
         await heard(listener, lambda told: told.count(b"WATCHDOG=1") == 3)
         assert loop.time() - began_s >= 0.4
 
@@ -153,22 +158,30 @@ async def test_no_room_at_the_manager_loses_no_state_and_holds_nothing_up(
 ) -> None:
     async with ServiceManager(address, watchdog_s=None) as manager:
         listener.fill()
-        manager.ready("ready")
+        manager.ready()
         assert set(listener.waiting()) == {b"X=1"}
-        manager.report(lambda: "ready")
-        assert listener.next() == {"READY": "1", "STATUS": "ready"}
+        manager.report(always("ready"))
+        assert await heard(listener, lambda told: len(told) == 1) == [b"READY=1\nSTATUS=ready"]
 
 
-@pytest.mark.parametrize("size", [SERVICE_STATUS_BYTES_MAX, SERVICE_STATUS_BYTES_MAX + 1])
-async def test_a_status_is_one_line_of_bounded_size(address: str, listener: Listener, size: int) -> None:
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        ("x" * SERVICE_STATUS_BYTES_MAX, "x" * SERVICE_STATUS_BYTES_MAX),
+        ("x" * (SERVICE_STATUS_BYTES_MAX + 1), "x" * SERVICE_STATUS_BYTES_MAX),
+        # No character is cut in two, and no status can pretend a state.
+        ("x" * (SERVICE_STATUS_BYTES_MAX - 1) + "é", "x" * (SERVICE_STATUS_BYTES_MAX - 1)),
+        ("store: \nSTOPPING=1\n\udcff", "store: STOPPING=1 ?"),
+    ],
+)
+async def test_a_status_is_one_line_of_bounded_size(
+    address: str, listener: Listener, status: str, told: str
+) -> None:
     async with ServiceManager(address, watchdog_s=None) as manager:
-        manager.ready("x" * size)
-        assert listener.next() == {"READY": "1", "STATUS": "x" * SERVICE_STATUS_BYTES_MAX}
-        # A character is not cut in two, and no status can pretend a state.
-        manager.ready("a\nSTOPPING=1\n" + "é" * size)
-        text = listener.next()["STATUS"]
-        assert text.startswith("a STOPPING=1 é")
-        assert SERVICE_STATUS_BYTES_MAX - 1 <= len(text.encode()) <= SERVICE_STATUS_BYTES_MAX
+        manager.ready()
+        manager.report(always(status))
+        datagrams = await heard(listener, lambda told: len(told) == 2)
+    assert datagrams[1].decode() == f"STATUS={told}"
 
 
 def taken(**environment: str) -> tuple[ServiceManager, dict[str, str]]:
@@ -181,8 +194,8 @@ async def test_the_variables_are_taken_from_the_environment(address: str, listen
     )
     assert environment == {"HOME": "/"}
     async with manager:
-        manager.ready("ready")
-        manager.report(lambda: "ready")
+        manager.ready()
+        manager.report(always("ready"))
         assert listener.next() == {"READY": "1", "STATUS": "ready"}
         assert listener.next() == {"WATCHDOG": "1"}
 
@@ -205,19 +218,19 @@ async def test_a_watchdog_of_nobody_or_of_another_process_hears_nothing(
     manager, environment = taken(NOTIFY_SOCKET=address, **variables)
     assert environment == {}
     async with manager:
-        manager.ready("ready")
-        manager.report(lambda: "ready")
+        manager.ready()
+        manager.report(always("ready"))
         assert listener.waiting() == [b"READY=1\nSTATUS=ready"]
 
 
 async def test_without_a_manager_nothing_is_told_or_asked(caplog: pytest.LogCaptureFixture) -> None:
-    def status() -> str:
+    async def status() -> str:
         raise AssertionError("nobody wants to know")
 
     manager, _ = taken(WATCHDOG_USEC="50000")
     async with manager:
         manager.report(status)
-        manager.ready("ready")
+        manager.ready()
         manager.stopping()
         assert len(asyncio.all_tasks()) == 1
     assert caplog.records == []
@@ -232,8 +245,8 @@ async def test_a_manager_that_cannot_be_told_is_one_warning(
     manager, _ = taken(NOTIFY_SOCKET=address, WATCHDOG_USEC="50000")
     async with manager:
         with caplog.at_level(logging.DEBUG):
-            manager.report(lambda: "ready")
-            manager.ready("ready")
+            manager.report(always("ready"))
+            manager.ready()
             manager.stopping()
     assert [record.levelno for record in caplog.records if record.name == "iotmq.service_manager"] == [
         logging.WARNING
@@ -244,7 +257,7 @@ async def test_a_manager_that_is_started_anew_is_told(tmp_path: Path) -> None:
     path = str(tmp_path / "notify")
     first = Listener(path)
     async with ServiceManager(path, watchdog_s=None) as manager:
-        manager.ready("ready")
+        manager.ready()
         assert first.next() == {"READY": "1", "STATUS": "ready"}
         first.socket.close()
         os.unlink(path)
