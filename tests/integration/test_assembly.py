@@ -175,7 +175,7 @@ async def test_an_address_that_is_not_ours_is_an_error_without_a_traceback(tmp_p
 async def test_an_advertised_name_that_is_unknown_now_is_no_wrong_setting(tmp_path: Path) -> None:
     """A service manager tries again after a start that failed, and not after a wrong setting."""
     config = config_for(tmp_path, "broker.advertised_host=no-such-host.invalid")
-    with pytest.raises(StartError, match=r"broker\.advertised_host 'no-such-host\.invalid' cannot be resolved"):
+    with pytest.raises(StartError, match=r"broker\.advertised_host .*cannot be resolved"):
         await Process(config, "broker").start()
 
 
