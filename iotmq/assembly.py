@@ -36,6 +36,7 @@ from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.ports.gateway import GatewayPort
 from iotmq.ports.sessions import SessionPort
 from iotmq.registry.server import Registry
+from iotmq.service_manager import ServiceManager
 from iotmq.store.store import Store
 from iotmq.supervised import FAILURES
 from iotmq.workers.supervisor import WorkerSupervisor
@@ -161,6 +162,15 @@ class Process:
         """Part -> why it is not ready, None when it is."""
         return {name: check() for name, check in self._checks.items()}
 
+    async def status(self) -> str:
+        """Ask the workers, too, and return in one line why parts are not ready, or "ready"."""
+        workers = self._workers
+        if workers is not None:
+            await workers.refresh()
+        states = {**self.readiness(), **({} if workers is None else workers.worker_states())}
+        reasons = [f"{part}: {reason}" for part, reason in states.items() if reason is not None]
+        return "; ".join(reasons) or "ready"
+
     def metrics(self) -> Iterable[Metric]:
         """The numbers of all parts; those of one that cannot be read are left out, and the log says why."""
         return self._reader.samples()
@@ -186,6 +196,11 @@ class Process:
 
     async def _start_broker(self) -> Broker:
         assert self._opening is not None
+        began_s = self._clock.monotonic_s()
+        self._checks["store"] = lambda: (
+            f"the log is being opened, for {self._clock.monotonic_s() - began_s:.0f} s so far; "
+            "after a crash it is recovered"
+        )
         store = await asyncio.shield(self._opening)
         self.sources.append(store)
         self._checks["store"] = lambda: store.failure or store.refusal
@@ -245,12 +260,18 @@ class Process:
             # Records carry the broker's port, so a free one has to be known before the log is opened.
             port = _free_port(self._broker_settings.listen_host)
             self._broker_settings = msgspec.structs.replace(self._broker_settings, listen_port=port)
+        host = self._broker_settings.advertised_host
+        try:
+            store_host = resolve_store_host(self._broker_settings)
+        except OSError as error:
+            # Not a wrong setting: while a machine boots, its resolver may not answer yet.
+            raise StartError(f"broker.advertised_host {host!r} cannot be resolved: {error}") from error
         self._opening = asyncio.ensure_future(
             asyncio.to_thread(
                 Store.open,
                 Path(self._config.data),
                 self._config.store,
-                store_host=resolve_store_host(self._broker_settings),
+                store_host=store_host,
                 clock=self._clock,
             )
         )
@@ -298,9 +319,18 @@ def _settings_of(name: str, error: Exception) -> str:
 async def run(config: Config, role: RoleName) -> None:
     """Run the roles until SIGTERM or SIGINT; a second signal ends the process at once.
 
-    Raises StartError or StoreError when they cannot start.
+    A service manager is told of it. Raises StartError or StoreError when they cannot start.
     """
-    await run_process(Process(config, role), asyncio.Event(), fields=_ready_fields(config, role))
+    async with ServiceManager.taken_from(os.environ) as manager:
+        process = Process(config, role)
+        manager.report(process.status)
+        await run_process(
+            process,
+            asyncio.Event(),
+            fields=_ready_fields(config, role),
+            on_ready=manager.ready,
+            on_stop=manager.stopping,
+        )
 
 
 async def run_process(
@@ -309,8 +339,12 @@ async def run_process(
     *,
     fields: Mapping[str, str],
     on_ready: Callable[[], None] = lambda: None,
+    on_stop: Callable[[], None] = lambda: None,
 ) -> None:
-    """As `run`; `stop_asked` stops it, too. `fields` stand in the line that says it is ready."""
+    """As `run`; `stop_asked` stops it, too. `fields` stand in the line that says it is ready.
+
+    `on_stop` is called before anything is stopped.
+    """
     loop = asyncio.get_running_loop()
 
     def stop(number: int) -> None:
@@ -329,6 +363,7 @@ async def run_process(
     try:
         await asyncio.wait((starting, asking), return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
+            on_stop()
             starting.cancel()
             await asyncio.wait((starting,))
             return
@@ -338,6 +373,7 @@ async def run_process(
             on_ready()
             await asking
             began_s = loop.time()
+            on_stop()
             await process.stop()
         logger.info("stopped", extra={"took_ms": round((loop.time() - began_s) * 1000)})
     finally:

@@ -318,3 +318,7 @@ MQTT_CLIENT_IN_FLIGHT_UNTOLD_MAX: Final = 20
 MQTT_CLIENT_PACKET_BYTES_MAX: Final = 256 * 1024 * 1024
 MQTT_CLIENT_RECEIVE_MAX: Final = 1_024
 MQTT_CLIENT_UNREAD_BYTES_MAX: Final = 4 * 1024 * 1024
+
+# What the service manager is told of this process's state, which may repeat words of a peer: systemd drops
+# datagrams above 4,096 bytes.
+SERVICE_STATUS_BYTES_MAX: Final = 1_024

@@ -57,6 +57,7 @@ packages_for() {
         apt-get:etcd) echo etcd-server etcd-client ;;
         apt-get:chromium) echo chromium-headless-shell ;;
         apt-get:paho) echo paho.mqtt.c-examples ;;
+        apt-get:systemd) echo systemd libseccomp2 ;;
         dnf:python) echo python3 python3-devel ;;
         dnf:headers) echo python3-devel ;;
         dnf:compiler) echo gcc glibc-devel ;;
@@ -66,6 +67,7 @@ packages_for() {
         dnf:etcd) echo etcd ;;
         dnf:chromium) echo chromium-headless ;;
         dnf:paho) echo paho-c ;;
+        dnf:systemd) echo systemd libseccomp ;;
         apk:python) echo python3 python3-dev ;;
         apk:headers) echo python3-dev ;;
         apk:compiler) echo gcc musl-dev ;;
@@ -203,6 +205,14 @@ ensure_paho_samples() {
     install_packages paho || warn "without the samples of Paho C their interop tests are skipped"
 }
 
+# systemd-analyze judges the units of deploy/systemd; systemd itself need not run.
+ensure_systemd_analyze() {
+    if command -v systemd-analyze >/dev/null; then
+        return
+    fi
+    install_packages systemd || warn "without systemd-analyze the tests of the systemd units are skipped"
+}
+
 # --------------------------------------------------------------------------------- Python packages
 
 # Runs an installer, shows what it says about its progress, and keeps all of it in the log.
@@ -295,6 +305,7 @@ install_extra() {
         ensure_etcd
         ensure_chromium
         ensure_paho_samples
+        ensure_systemd_analyze
         install_node_clients
         install_java_client
     fi

@@ -8,13 +8,15 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 import uvloop
-from eventually import STOP_S, WITHIN_S
+from eventually import STOP_S, WITHIN_S, soon
 
 from iotmq.assembly import Process, RoleName, StartError
 from iotmq.client.consuming.offsets import max_offset
@@ -168,6 +170,36 @@ async def test_a_taken_port_is_named_and_everything_else_is_given_back(tmp_path:
 async def test_an_address_that_is_not_ours_is_an_error_without_a_traceback(tmp_path: Path, host: str) -> None:
     with pytest.raises(StartError, match="broker"):
         await Process(config_for(tmp_path, f"broker.listen_host={host}"), "broker").start()
+
+
+async def test_an_advertised_name_that_is_unknown_now_is_no_wrong_setting(tmp_path: Path) -> None:
+    """A service manager tries again after a start that failed, and not after a wrong setting."""
+    config = config_for(tmp_path, "broker.advertised_host=no-such-host.invalid")
+    with pytest.raises(StartError, match=r"broker\.advertised_host .*cannot be resolved"):
+        await Process(config, "broker").start()
+
+
+async def test_a_log_that_takes_long_to_open_is_why_it_is_not_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+    open_store = Store.open
+
+    def open_slowly(*given: Any, **named: Any) -> Store:
+        goes_on.wait()
+        return open_store(*given, **named)
+
+    monkeypatch.setattr(Store, "open", open_slowly)
+    process = Process(config_for(tmp_path), "serve")
+    starting = asyncio.ensure_future(process.start())
+    try:
+        await soon(lambda: "store" in process.readiness(), "the log is all it waits for")
+        assert str(process.readiness()["store"]).startswith("the log is being opened, for ")
+    finally:
+        goes_on.set()
+        await starting
+    assert set(process.readiness().values()) == {None}
+    await process.stop()
 
 
 async def test_a_data_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:

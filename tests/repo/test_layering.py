@@ -17,7 +17,8 @@ PACKAGE = ROOT / "iotmq"
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset(
         {"addresses", "backoff", "clock", "cycles", "errors", "files", "limits"}
-        | {"log_format", "event_loop", "metrics", "setting_types", "spelling", "supervised", "watched_file"}
+        | {"log_format", "event_loop", "metrics", "service_manager", "setting_types"}
+        | {"spelling", "supervised", "watched_file"}
     ),
     frozenset({"message", "ports"}),
     frozenset({"mqtt", "remoting"}),

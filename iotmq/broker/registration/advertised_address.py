@@ -15,7 +15,7 @@ from typing import Final
 
 from iotmq.addresses import address_text, is_loopback
 from iotmq.broker.settings import BrokerSettings
-from iotmq.errors import ConfigError, ConnectionClosedError, IotmqError
+from iotmq.errors import ConnectionClosedError, IotmqError
 from iotmq.message.hosts import encode_host
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import RequestCode, ResponseCode
@@ -148,17 +148,12 @@ def _is_own(address: str) -> bool:
 
 
 def resolve_store_host(settings: BrokerSettings) -> bytes:
-    """The advertised address as records carry it, for opening the store. ConfigError for an unknown name."""
+    """The advertised address as records carry it, for opening the store. OSError for a name unknown now."""
     port = settings.advertised_port or settings.listen_port
     try:
         return encode_host(settings.advertised_host, port)
     except ValueError:
         pass
-    try:
-        found = socket.getaddrinfo(settings.advertised_host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise ConfigError(
-            f"broker.advertised_host {settings.advertised_host!r} cannot be resolved: {error}"
-        ) from error
+    found = socket.getaddrinfo(settings.advertised_host, port, type=socket.SOCK_STREAM)
     addresses = sorted(found, key=lambda entry: entry[0] != socket.AF_INET)
     return encode_host(str(addresses[0][4][0]), port)
