@@ -598,4 +598,6 @@ class MessageWriter:
         self.flush_timeouts_count += waiting.batch.batches
         self._put_latencies.end(waiting.begun_us, waiting.batch.batches)
         waiting.batch.status = ResponseCode.FLUSH_DISK_TIMEOUT
-        waiting.done(waiting.batch)
+        # As in `confirm`: nobody would come by for the others again.
+        with surviving("answers to flushed batches"):
+            waiting.done(waiting.batch)
