@@ -364,6 +364,21 @@ async def test_finish_answers_what_still_waits(sync_bench: Bench) -> None:
     assert sync_bench.codes() == [10]
 
 
+async def test_finish_answers_also_when_the_queues_do_not_take_what_was_flushed(
+    sync_bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> int:
+        raise OSError("the disk of the queues")
+
+    sync_bench.append()
+    sync_bench.store.flush()
+    monkeypatch.setattr(sync_bench.store, "advance", refuse)
+    before = FAILURES.count("confirmation at the stop")
+    sync_bench.writer.finish()
+    assert FAILURES.count("confirmation at the stop") == before + 1
+    assert sync_bench.codes() == [10]
+
+
 async def test_unknown_topics_and_queues_are_refused(bench: Bench) -> None:
     bench.append("U")
     assert "U does not exist" in bench.remark()
