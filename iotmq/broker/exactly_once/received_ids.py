@@ -133,7 +133,18 @@ class ReceivedIds(CountedProjection):
         # released), and the same in order.
         self._recent: dict[bytes, tuple[int, int | None]] = {}
         self._recent_batches: deque[tuple[int, list[bytes]]] = deque()
+        # What the database has of messages before it is released.
+        self._forgotten_until = 0
         super().__init__(key_values, NAME, format_version=FORMAT_VERSION, collector=self._changes)
+
+    def _load(self) -> None:
+        super()._load()
+        self._forgotten_until = 0
+
+    def clear(self, position: int) -> None:
+        """Delete everything; the log is applied again from `position` on."""
+        super().clear(position)
+        self._forgotten_until = 0
 
     # What is appended
 
@@ -253,8 +264,10 @@ class ReceivedIds(CountedProjection):
 
     def _forget_oldest(self) -> None:
         """Release one, the one whose message is the oldest."""
-        for order_key, key in self._space.scan(_ORDER_TAG, _ORDER_END):
-            position = _POSITION.unpack(order_key[1:])[0]
+        # Those before are in the database until the next write, and are not to be passed over one by one.
+        start = _ORDER_TAG + _POSITION.pack(self._forgotten_until)
+        for order_key, key in self._space.scan(start, _ORDER_END):
+            self._forgotten_until = position = _POSITION.unpack(order_key[1:])[0]
             if self._position(key) == position:
                 self.forgotten_total += 1
                 self._release(key)
