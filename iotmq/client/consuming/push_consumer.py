@@ -180,7 +180,7 @@ class PushConsumer(Lifetime):
 
     async def _join(self) -> None:
         await self._find_routes()
-        for subscription in self._subscriptions.values():
+        for subscription in list(self._subscriptions.values()):
             await check_filter(self._client, self.group, subscription)
         await self._announce()
         self._tasks = [
@@ -255,7 +255,8 @@ class PushConsumer(Lifetime):
     # --- membership ---------------------------------------------------------------------------------
 
     async def _find_routes(self) -> None:
-        for topic in self._subscriptions:
+        # A copy, because subscriptions may come and go while a registry is asked.
+        for topic in list(self._subscriptions):
             try:
                 await self._client.routes.find(topic)
             except IotmqError as error:
@@ -290,7 +291,8 @@ class PushConsumer(Lifetime):
                 continue
             if mine is None:
                 is_complete = False
-            else:
+            elif topic in self._subscriptions:
+                # It may have been given up meanwhile.
                 self._assign(topic, mine)
         for queue in list(self._readers):
             if queue.topic not in self._subscriptions:

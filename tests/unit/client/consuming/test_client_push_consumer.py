@@ -11,12 +11,13 @@ from fake_broker import CLOSE, SILENT, FakeBroker, FakeRegistry
 
 from iotmq.client.consuming.push_consumer import PushConsumer
 from iotmq.client.transport.client import IotmqClient
-from iotmq.client.transport.routes import MessageQueue
+from iotmq.client.transport.routes import MessageQueue, TopicRoute
 from iotmq.client.transport.settings import ClientSettings, PushConsumerSettings
 from iotmq.errors import ClientError, SubscriptionError
 from iotmq.message.properties import decode_properties, encode_properties
 from iotmq.message.records.columns import Columns
 from iotmq.remoting.codes import RequestCode
+from iotmq.supervised import FAILURES
 
 PULL = RequestCode.PULL_MESSAGE
 COMMIT = RequestCode.UPDATE_CONSUMER_OFFSET
@@ -530,6 +531,41 @@ async def test_subscriptions_may_change_while_running() -> None:
         await until(lambda: [queue.topic for queue in consumer.assigned] == ["U"])
         with pytest.raises(SubscriptionError, match="no subscription to T"):
             await consumer.unsubscribe("T")
+
+
+async def test_subscriptions_may_change_at_the_same_time() -> None:
+    broker = broker_with(1)
+    async with running(broker) as cluster:
+        consumer = await cluster.consumer(lambda batch: None)
+        # Nobody has these topics, so the registry is asked for each.
+        await asyncio.gather(*(consumer.subscribe(topic) for topic in ("U", "V", "W")))
+        await asyncio.gather(consumer.unsubscribe("V"), consumer.subscribe("X"))
+        subscribed = {subscription.topic for subscription in consumer._subscriptions.values()}
+        assert subscribed == {"T", "%RETRY%cg", "U", "W", "X"}
+
+
+async def test_a_topic_may_be_given_up_while_its_queues_are_divided() -> None:
+    broker = broker_with(1)
+    broker.add_topic("U", 1)
+    before = FAILURES.count("division of queues")
+    async with running(broker) as cluster:
+        consumer = await cluster.consumer(lambda batch: None)
+        share_of, given_up = consumer._share_of, asyncio.Event()
+
+        async def share_late(route: TopicRoute) -> list[MessageQueue] | None:
+            if route.topic == "U" and not given_up.is_set():
+                given_up.set()
+                await consumer.unsubscribe("U")
+            return await share_of(route)
+
+        consumer._share_of = share_late
+        await consumer.subscribe("U")
+        await asyncio.wait_for(given_up.wait(), 30)
+        # The division goes on, and finds what comes later.
+        broker.add_topic("V", 1)
+        await consumer.subscribe("V")
+        await until(lambda: [queue.topic for queue in consumer.assigned] == ["T", "V"])
+    assert FAILURES.count("division of queues") == before
 
 
 async def test_a_refused_pull_is_asked_again() -> None:
