@@ -196,10 +196,13 @@ class PushConsumer(Lifetime):
         self._is_running = False
         await self._answers.stop()
         await end(self._tasks)
-        readers = list(self._readers.values())
-        await asyncio.gather(*(reader.close() for reader in readers), *self._closing.values())
-        await self._commit(readers)
+        await asyncio.gather(
+            *(reader.close() for reader in self._readers.values()), *self._closing.values()
+        )
+        # Not of queues that the broker has moved meanwhile: their offsets are set by what closes them.
+        await self._commit(list(self._readers.values()))
         self._readers.clear()
+        await asyncio.gather(*self._closing.values())
         for topic in self._subscriptions:
             self._client.routes.unwant(topic)
         self._client.remove_request_handler(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, self._told_to_move)

@@ -646,6 +646,26 @@ async def test_stopping_waits_for_the_running_call_and_drops_what_waits() -> Non
     assert broker.offsets["cg", "T", 0] == 1
 
 
+async def test_an_offset_that_an_operator_sets_during_the_stop_stays() -> None:
+    broker = broker_with(3)
+    queue = MessageQueue("T", "broker-a", 0)
+    entered, may_end = asyncio.Event(), asyncio.Event()
+
+    async def listener(batch) -> None:
+        entered.set()
+        await may_end.wait()
+
+    async with running(broker) as cluster:
+        consumer = await cluster.consumer(listener, stop_timeout_ms=30_000)
+        await asyncio.wait_for(entered.wait(), 30)
+        stopping = asyncio.ensure_future(consumer.stop())
+        await until(lambda: consumer._readers[queue]._is_closing)
+        consumer.move({queue: 1})
+        may_end.set()
+        await asyncio.wait_for(stopping, 30)
+        assert broker.offsets["cg", "T", 0] == 1
+
+
 async def test_stopping_does_not_wait_forever() -> None:
     broker = broker_with(2)
     began = asyncio.Event()
