@@ -473,6 +473,38 @@ async def test_past_the_limit_packet_ids_that_were_forgotten_are_not_passed_over
     bench.received._invariants()
 
 
+@pytest.mark.parametrize("is_written", [False, True])
+async def test_packet_ids_that_the_log_has_lost_are_unknown_at_once_and_go_some_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_written: bool
+) -> None:
+    monkeypatch.setattr(received_ids, "TRIMMED_AT_ONCE", 10)
+    bench = Bench(tmp_path)
+    for packet_id in range(1, 26):
+        bench.publish("c", packet_id, b"x")
+    kept_position = bench.store.appended_position
+    bench.publish("c", 26, b"x")
+    if is_written:
+        bench.received.write_out()
+    bench.received.trim(kept_position)
+
+    def known() -> list[int]:
+        return [number for number in range(1, 40) if bench.received.digest(b"c\x00%d" % number) is not None]
+
+    assert (known(), bench.received.count) == ([26], 26)
+    # Under an id that is unknown comes another message, and what is known is there still.
+    counts = []
+    for packet_id in (1, 26, 31, 32, 33):
+        bench.publish("c", packet_id, b"x")
+        counts.append(bench.received.count)
+    assert counts == [17, 17, 8, 4, 5]
+    assert known() == [1, 26, 31, 32, 33]
+    assert len(bench.bodies()) == 30
+    bench.received.write_out()
+    bench.received._invariants()
+    bench.restart()
+    assert known() == [1, 26, 31, 32, 33]
+
+
 async def test_bytes_of_packet_ids_at_their_limit_and_past_it(tmp_path: Path) -> None:
     bench = Bench(tmp_path, bytes_max=2 * (2 * len(b"client\x001") + 64))
     bench.publish("client", 1, b"x")
