@@ -196,9 +196,7 @@ class PushConsumer(Lifetime):
         self._is_running = False
         await self._answers.stop()
         await end(self._tasks)
-        await asyncio.gather(
-            *(reader.close() for reader in self._readers.values()), *self._closing.values()
-        )
+        await asyncio.gather(*(reader.close() for reader in self._readers.values()), *self._closing.values())
         # Not of queues that the broker has moved meanwhile: their offsets are set by what closes them.
         await self._commit(list(self._readers.values()))
         self._readers.clear()

@@ -115,7 +115,7 @@ class ClientHandler:
             self._topics.ensure(name, queues=group.retry_queue_nums)
 
     def _notify(self, changed: Iterable[str]) -> None:
-        """Tell the members of the groups that members or subscriptions changed: very many over several turns."""
+        """Tell members of groups that members or subscriptions changed: very many over several turns."""
         is_under_way = bool(self._changed or self._untold)
         for name in changed:
             if self._groups.consumer_group(name) is None:

@@ -1,4 +1,4 @@
-"""Clients: their groups' members are told of changes, each connection once, and very many over several turns."""
+"""Clients: members of groups are told of changes, each connection once, very many over several turns."""
 
 from __future__ import annotations
 
