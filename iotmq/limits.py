@@ -90,14 +90,16 @@ TIMERS_PENDING_MAX: Final = 10_000_000
 TIMERS_LISTED_MAX: Final = 1_000
 RECALL_HANDLE_BYTES_MAX: Final = 2_048
 # What administrators ask: the body of one answer, answers that are worked on in slices, clients and queue
-# entries in one answer, bytes of records found by key in one, requests passed on to clients, and events about
-# consumers whose offset was moved (each stored as a message) in a second.
+# entries in one answer, bytes of records found by key in one, requests passed on to clients, clients that one
+# question about a whole group is passed on to, and events about consumers whose offset was moved (each stored
+# as a message) in a second.
 ANSWER_BODY_BYTES_MAX: Final = 15 * 1024 * 1024
 LONG_ANSWERS_MAX: Final = 64
 CLIENTS_LISTED_MAX: Final = 1_024
 QUEUE_ENTRIES_LISTED_MAX: Final = 1_024
 QUERY_BYTES_MAX: Final = 8 * 1024 * 1024
 RELAYS_MAX: Final = 256
+RELAYED_CLIENTS_MAX: Final = 1_024
 OFFSET_MOVED_EVENTS_PER_S_MAX: Final = 20
 PULL_RECORDS_DEFAULT_MAX: Final = 32
 PULL_BYTES_DEFAULT_MAX: Final = 256 * 1024

@@ -682,6 +682,30 @@ async def test_the_offsets_of_all_clients_of_a_group_come_together(site: Site) -
     await second.connection.close()
 
 
+async def test_a_group_is_asked_with_so_many_clients_and_no_more(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert limits.RELAYED_CLIENTS_MAX == 1_024
+    monkeypatch.setattr(limits, "RELAYED_CLIENTS_MAX", 2)
+    clients = []
+    for name in ("c1", "c2", "c3"):
+        clients.append(await Client(name).connect(site))
+        clients[-1].answer = lambda request: (
+            None if request.is_oneway else request.reply(0, body=b'{"messageQueueTable":{}}')
+        )
+        response = await site.ask(
+            RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, {"topic": "T", "group": "g"}
+        )
+        assert response.code == (1 if name == "c3" else 0)
+    assert "has 3 clients" in (response.remark or "")
+    only = await view(
+        site, RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, topic="T", group="g", clientAddr="c3"
+    )
+    assert set(only["consumerTable"]) == {"c3"}
+    for client in clients:
+        await client.connection.close()
+
+
 async def test_a_message_track_is_three_questions(site: Site) -> None:
     """As mqadmin follows a message: who consumes its topic, who is connected, who is past it."""
     offset = int((await site.send(b"tracked")).ext["queueOffset"])

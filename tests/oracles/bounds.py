@@ -222,6 +222,12 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "tests/integration/test_broker_views.py::test_only_so_many_questions_wait_for_clients",
     ),
     Bound(
+        "broker.replies.client_relay: clients that one question is passed on to",
+        "RELAYED_CLIENTS_MAX",
+        "items x one answer",
+        "tests/integration/test_broker_views.py::test_a_group_is_asked_with_so_many_clients_and_no_more",
+    ),
+    Bound(
         "broker.handlers.native.offset_moved: events of moved consumers",
         "OFFSET_MOVED_EVENTS_PER_S_MAX",
         "stored as messages",

@@ -20,6 +20,7 @@ import logging
 import struct
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from typing_extensions import Buffer
@@ -47,6 +48,8 @@ _U16: Final = struct.Struct(">H")
 _ENTRY_BYTES: Final = 64
 _NO_MARKS: Final = -1
 _ALL_MARKS: Final = 1 << 62
+# So many ids that the log has lost are released with each stretch that is applied: some milliseconds.
+TRIMMED_AT_ONCE: Final = 256
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +136,20 @@ class ReceivedIds(CountedProjection):
         # released), and the same in order.
         self._recent: dict[bytes, tuple[int, int | None]] = {}
         self._recent_batches: deque[tuple[int, list[bytes]]] = deque()
+        # What the database has of messages before it is released.
+        self._forgotten_until = 0
+        # What is before it is unknown, and released by and by.
+        self._min_position = 0
         super().__init__(key_values, NAME, format_version=FORMAT_VERSION, collector=self._changes)
+
+    def _load(self) -> None:
+        super()._load()
+        self._forgotten_until = 0
+
+    def clear(self, position: int) -> None:
+        """Delete everything; the log is applied again from `position` on."""
+        super().clear(position)
+        self._forgotten_until = 0
 
     # What is appended
 
@@ -157,7 +173,9 @@ class ReceivedIds(CountedProjection):
         if recent is not None:
             return recent[1]
         entry = self._entry(key)
-        return None if entry is None or entry.position is None else entry.digest
+        if entry is None or entry.position is None or entry.position < self._min_position:
+            return None
+        return entry.digest
 
     def new_elements(self, elements: Buffer) -> tuple[Buffer, dict[bytes, int | None]]:
         """Return the elements of a batch that are not stored yet, and the digests of those that are marked.
@@ -207,6 +225,8 @@ class ReceivedIds(CountedProjection):
             for key in keys:
                 if self._recent.get(key, (_NO_MARKS,))[0] == position:
                     del self._recent[key]
+        if self._forgotten_until < self._min_position:
+            self._forget_trimmed()
         while self.count > self._ids_max or self.size_bytes > self._bytes_max:
             self._forget_oldest()
 
@@ -228,10 +248,13 @@ class ReceivedIds(CountedProjection):
             logger.error("a record of packet ids cannot be read: %s", error)
 
     def trim(self, min_position: int) -> None:
-        """Forget what is before the start of the log: those devices have been away for as long."""
-        for position, _ in list(self._space.scan(_ORDER_TAG, _ORDER_TAG + _POSITION.pack(min_position))):
-            self._forget(self._space.get(position) or b"", _POSITION.unpack(position[1:])[0])
+        """Forget what is before the start of the log: those devices have been away for as long.
+
+        It is unknown from now on, and released some at a time with what is applied next: it may be very much.
+        """
+        # All of it is in the database then.
         super().trim(min_position)
+        self._min_position = max(self._min_position, min_position)
 
     def metrics(self) -> Iterable[Metric]:
         yield from samples(
@@ -253,8 +276,10 @@ class ReceivedIds(CountedProjection):
 
     def _forget_oldest(self) -> None:
         """Release one, the one whose message is the oldest."""
-        for order_key, key in self._space.scan(_ORDER_TAG, _ORDER_END):
-            position = _POSITION.unpack(order_key[1:])[0]
+        # Those before are in the database until the next write, and are not to be passed over one by one.
+        start = _ORDER_TAG + _POSITION.pack(self._forgotten_until)
+        for order_key, key in self._space.scan(start, _ORDER_END):
+            self._forgotten_until = position = _POSITION.unpack(order_key[1:])[0]
             if self._position(key) == position:
                 self.forgotten_total += 1
                 self._release(key)
@@ -267,9 +292,17 @@ class ReceivedIds(CountedProjection):
                 return
         raise AssertionError(f"{self.count} packet ids are counted and none is there")
 
-    def _forget(self, key: bytes, position: int) -> None:
-        if self._position(key) == position:
-            self._release(key)
+    def _forget_trimmed(self) -> None:
+        """Release some of what is before the start of the log."""
+        start, stop = (_ORDER_TAG + _POSITION.pack(at) for at in (self._forgotten_until, self._min_position))
+        some = list(islice(self._space.scan(start, stop), TRIMMED_AT_ONCE))
+        for order_key, key in some:
+            position = _POSITION.unpack(order_key[1:])[0]
+            if self._position(key) == position:
+                self._release(key)
+            self._forgotten_until = position + 1
+        if len(some) < TRIMMED_AT_ONCE:
+            self._forgotten_until = self._min_position
 
     def _position(self, key: bytes) -> int | None:
         entry = self._entry(key)

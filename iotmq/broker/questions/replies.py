@@ -243,8 +243,14 @@ class ReplyHandler(RequestProcessor):
             else:
                 counted("")
 
+        try:
+            future = member.connection.request(push, _PUSH_S)
+        except ValueError as error:
+            # What came in one frame may not fit another with our fields added.
+            counted(f"the reply does not fit a request to the client {client_id}: {error}")
+            return
         self._in_flight += 1
-        member.connection.request(push, _PUSH_S).add_done_callback(answered)
+        future.add_done_callback(answered)
 
     def _respond(
         self, queue_id: int, request: Command, problem: str, stored: StoredBatch | RefusedBatch | None

@@ -132,6 +132,11 @@ class RelayHandler(RequestProcessor):
                 ResponseCode.CONSUMER_NOT_ONLINE,
                 f"the field clientAddr names the client {wanted[:80]!r}, which is not in group {name}",
             )
+        if len(members) > limits.RELAYED_CLIENTS_MAX:
+            raise RefusedError(
+                f"group {name} has {len(members)} clients, and {limits.RELAYED_CLIENTS_MAX} at most are "
+                "asked at a time: name one in the field clientAddr"
+            )
         for member in members:
             _check_version(member, Version.TELLS_STATUS)
         self._take_place()

@@ -700,6 +700,8 @@ class Sessions:
                     # Nobody has what this record opens.
                     self._log.write([Close(client_id, position, wanted.expiry_s, True)], _ignore)
             request.done(outcome)
+            if client_id not in self._owners:
+                self._grant_waiting(client_id)
 
         def logged(position: int | Refused) -> None:
             if isinstance(position, Refused):
@@ -879,6 +881,10 @@ class Sessions:
                 will = None
         if will is not None:
             self._wills.send(client_id, owner.epoch, will, is_durable=owner.is_durable)
+        self._grant_waiting(client_id)
+
+    def _grant_waiting(self, client_id: str) -> None:
+        """The session has no owner any more: it is for the request that waits for it, if one does."""
         request = self._take_request(client_id)
         if request is not None:
             try:

@@ -239,9 +239,11 @@ class MessageWriter:
     def finish(self) -> None:
         """Answer everything that still waits as stored but not known to be flushed. The last call."""
         self._timer.cancel()
-        # The loop may not have come to confirming what the last flush covered.
-        self.confirm()
-        self.write_out()
+        # Of a disk that does not take the queues' files: a stop has more to save than these.
+        with surviving("confirmation at the stop"):
+            # The loop may not have come to confirming what the last flush covered.
+            self.confirm()
+            self.write_out()
         while self._waiting:
             self._time_out(self._waiting.popleft())
 
@@ -608,4 +610,6 @@ class MessageWriter:
         self.flush_timeouts_count += waiting.batch.batches
         self._put_latencies.end(waiting.begun_us, waiting.batch.batches)
         waiting.batch.status = ResponseCode.FLUSH_DISK_TIMEOUT
-        waiting.done(waiting.batch)
+        # As in `confirm`: nobody would come by for the others again.
+        with surviving("answers to flushed batches"):
+            waiting.done(waiting.batch)

@@ -180,7 +180,7 @@ class PushConsumer(Lifetime):
 
     async def _join(self) -> None:
         await self._find_routes()
-        for subscription in self._subscriptions.values():
+        for subscription in list(self._subscriptions.values()):
             await check_filter(self._client, self.group, subscription)
         await self._announce()
         self._tasks = [
@@ -196,10 +196,11 @@ class PushConsumer(Lifetime):
         self._is_running = False
         await self._answers.stop()
         await end(self._tasks)
-        readers = list(self._readers.values())
-        await asyncio.gather(*(reader.close() for reader in readers), *self._closing.values())
-        await self._commit(readers)
+        await asyncio.gather(*(reader.close() for reader in self._readers.values()), *self._closing.values())
+        # Not of queues that the broker has moved meanwhile: their offsets are set by what closes them.
+        await self._commit(list(self._readers.values()))
         self._readers.clear()
+        await asyncio.gather(*self._closing.values())
         for topic in self._subscriptions:
             self._client.routes.unwant(topic)
         self._client.remove_request_handler(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, self._told_to_move)
@@ -255,7 +256,8 @@ class PushConsumer(Lifetime):
     # --- membership ---------------------------------------------------------------------------------
 
     async def _find_routes(self) -> None:
-        for topic in self._subscriptions:
+        # A copy, because subscriptions may come and go while a registry is asked.
+        for topic in list(self._subscriptions):
             try:
                 await self._client.routes.find(topic)
             except IotmqError as error:
@@ -290,7 +292,8 @@ class PushConsumer(Lifetime):
                 continue
             if mine is None:
                 is_complete = False
-            else:
+            elif topic in self._subscriptions:
+                # It may have been given up meanwhile.
                 self._assign(topic, mine)
         for queue in list(self._readers):
             if queue.topic not in self._subscriptions:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 
@@ -20,6 +21,8 @@ from iotmq.remoting.connection import ClientConnection
 # A connection that ends sooner than this counts as a failed try, so that a peer that accepts and
 # closes at once is not asked again and again without a pause.
 LIFE_S_MIN = 1.0
+
+T = TypeVar("T")
 
 
 class _Address:
@@ -111,15 +114,12 @@ class Connections:
                 raise ConnectionClosedError(f"{known.last_error}; next try in {rest_s:.1f} s")
             known.connecting = asyncio.ensure_future(self._connect(address, known))
             known.connecting.add_done_callback(_take_exception)
-        connecting = known.connecting
         try:
-            # Shielded: one caller that gives up must not cancel the try that others wait for.
-            return await asyncio.shield(connecting)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if connecting.cancelled() and task is not None and not task.cancelling():
-                raise ConnectionClosedError(f"{address} is not tried any more") from None
-            raise
+            return await shared_result(known.connecting)
+        except ClientClosedError:
+            if self._is_closed:
+                raise
+            raise ConnectionClosedError(f"{address} is not tried any more") from None
 
     def drop(self, address: str) -> None:
         """End the connection to HOST:PORT at once, or the try to make one: all that waits for it fails."""
@@ -191,6 +191,18 @@ class Connections:
         known.not_before_s = now_s + known.backoff.next_s()
         if not self._is_closed:
             self._callbacks.lost(address)
+
+
+async def shared_result(task: asyncio.Task[T]) -> T:
+    """Wait for a task of the client that others wait for, too: who gives up does not cancel it.
+
+    ClientClosedError when the client is stopped meanwhile.
+    """
+    await asyncio.wait([task])
+    if task.cancelled():
+        # By the stop, which is no cancellation of who waits.
+        raise ClientClosedError("the client is stopped")
+    return task.result()
 
 
 def _take_exception(task: asyncio.Task[ClientConnection]) -> None:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from iotmq.client.transport.connections import Connections
+from iotmq.client.transport.connections import Connections, shared_result
 from iotmq.client.transport.routes import (
     TopicRoute,
     parse_cluster,
@@ -236,7 +236,7 @@ class Routes:
             task = asyncio.ensure_future(self._ask(topic))
             self._running[topic] = task
             task.add_done_callback(lambda done: self._finished(topic, done))
-        return await asyncio.shield(task)
+        return await shared_result(task)
 
     def move_master(self, broker_name: str, address: str) -> list[str]:
         """Use another address for the master of a broker; returns the topics whose routes change."""

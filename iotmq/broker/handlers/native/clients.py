@@ -3,6 +3,7 @@ checking a subscription by property before it is used (46)."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -16,7 +17,7 @@ from iotmq.broker.replies.reply_body import reply_json
 from iotmq.broker.replies.request_table import Handler
 from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig
 from iotmq.broker.tables.topics import RETRY_PREFIX
-from iotmq.event_loop import LoopSlice
+from iotmq.event_loop import LoopSlice, NextTurn
 from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
@@ -43,6 +44,11 @@ class ClientHandler:
         self._filters = filters
         self._subscription_groups = parts.subscription_groups
         self._topics = parts.topics
+        # Groups whose change nobody was told yet, and of the one before them the connections not told yet.
+        self._changed: dict[str, None] = {}
+        self._told_group = ""
+        self._untold: deque[ServerConnection] = deque()
+        self._next_turn = NextTurn(self._tell)
 
     def handlers(self) -> Mapping[int, Handler]:
         return {
@@ -109,17 +115,40 @@ class ClientHandler:
             self._topics.ensure(name, queues=group.retry_queue_nums)
 
     def _notify(self, changed: Iterable[str]) -> None:
-        """Tell every member of the groups that members or subscriptions changed."""
+        """Tell members of groups that members or subscriptions changed: very many over several turns."""
+        is_under_way = bool(self._changed or self._untold)
         for name in changed:
-            group = self._groups.consumer_group(name)
-            if group is None:
+            if self._groups.consumer_group(name) is None:
                 self._filters.group_left(name)
-            config = self._subscription_groups.find(name)
-            if group is None or (config is not None and not config.notify_consumer_ids_changed_enable):
-                continue
-            for member in group.members.values():
-                member.connection.send_oneway(
+            else:
+                self._changed[name] = None
+        if not is_under_way:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Tell some members now, and the others in the turns that follow."""
+        turn = LoopSlice()
+        while (self._changed or self._untold) and turn.take():
+            if not self._untold:
+                self._told_group = next(iter(self._changed))
+                # From here on a change is told anew.
+                del self._changed[self._told_group]
+                self._untold = self._connections_of(self._told_group)
+            while self._untold and turn.take():
+                self._untold.popleft().send_oneway(
                     Command.request(
-                        RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": name}, oneway=True
+                        RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
+                        {"consumerGroup": self._told_group},
+                        oneway=True,
                     )
                 )
+        if self._changed or self._untold:
+            self._next_turn.schedule()
+
+    def _connections_of(self, name: str) -> deque[ServerConnection]:
+        """Return the connections of a group's members, each once; none when they are not to be told."""
+        group = self._groups.consumer_group(name)
+        config = self._subscription_groups.find(name)
+        if group is None or (config is not None and not config.notify_consumer_ids_changed_enable):
+            return deque()
+        return deque(dict.fromkeys(member.connection for member in group.members.values()))

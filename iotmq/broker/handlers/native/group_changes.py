@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
@@ -87,7 +88,7 @@ class GroupChangesHandler(RequestProcessor):
             # The C++ client aborts without it.
             "isForce": "true" if is_forced else "false",
         }
-        _tell(group, ext, wanted)
+        yield from _tell(group, ext, wanted)
         return request.reply(ResponseCode.SUCCESS, body=_offset_table(wanted))
 
     def _wanted_offsets(
@@ -133,12 +134,29 @@ class GroupChangesHandler(RequestProcessor):
         return request.reply(ResponseCode.SUCCESS)
 
 
-def _tell(group: ConsumerGroup, ext: dict[str, str], wanted: Mapping[MessageQueue, int]) -> None:
-    for member in group.members.values():
-        body = _offset_list(wanted) if _reads_lists(member) else _offset_table(wanted)
-        member.connection.send_oneway(
-            Command.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, body, oneway=True)
+def _tell(group: ConsumerGroup, ext: dict[str, str], wanted: Mapping[MessageQueue, int]) -> Steps[None]:
+    """Tell each connection of a group once; there may be very many, and very many queues."""
+    reads_lists = {member.connection: _reads_lists(member) for member in group.members.values()}
+    bodies = {
+        is_list: _offset_list(wanted) if is_list else _offset_table(wanted)
+        for is_list in set(reads_lists.values())
+    }
+    untold = deque(reads_lists.items())
+
+    def tell_next() -> None:
+        connection, is_list = untold.popleft()
+        connection.send_oneway(
+            Command.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, bodies[is_list], oneway=True)
         )
+
+    try:
+        while untold:
+            tell_next()
+            yield None
+    finally:
+        # A group is not moved by half because who asked for it has gone.
+        while untold:
+            tell_next()
 
 
 def _reads_lists(member: Member) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
@@ -76,6 +76,9 @@ class ParkedPulls:
     def __len__(self) -> int:
         return self._count
 
+    def __contains__(self, parked: Pull) -> bool:
+        return parked in self._by_queue.get(parked.queue, ())
+
     @property
     def has_room(self) -> bool:
         """Return whether `park` would keep one more."""
@@ -118,18 +121,17 @@ class ParkedPulls:
         for parked in self._by_connection.pop(connection, ()):
             self._forget(parked)
 
-    def take_overdue(self, now_s: float) -> list[Pull]:
-        """Remove and return the pulls whose time is over."""
+    def take_overdue(self, now_s: float) -> Iterator[Pull]:
+        """Remove and yield the pulls whose time is over; those that nobody takes stay parked."""
         now_tick = math.floor(now_s * _TICKS_PER_S)
-        overdue: list[Pull] = []
         while self._ticks and self._ticks[0] <= now_tick:
-            tick = heapq.heappop(self._ticks)
-            for parked in list(self._by_tick[tick]):
+            due_together = self._by_tick[self._ticks[0]]
+            while due_together:
+                parked = due_together.pop()
                 self.remove(parked)
-                overdue.append(parked)
-            del self._by_tick[tick]
-        self.expired_count += len(overdue)
-        return overdue
+                self.expired_count += 1
+                yield parked
+            del self._by_tick[heapq.heappop(self._ticks)]
 
     @property
     def next_deadline_s(self) -> float | None:

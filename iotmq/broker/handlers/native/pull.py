@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, TypeAlias, cast
 
@@ -17,7 +18,7 @@ from iotmq.broker.statistics.latencies import now_us
 from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig, known_group
 from iotmq.broker.tables.topics import known_topic
 from iotmq.errors import RefusedError, RequestError
-from iotmq.event_loop import DeadlineTimer
+from iotmq.event_loop import DeadlineTimer, LoopSlice, NextTurn
 from iotmq.message.records.record_filter import RecordFilter
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import LanguageCode, RequestCode, ResponseCode, Serialize
@@ -91,6 +92,11 @@ class PullHandler:
         self._statistics = parts.statistics
         self._offset_moved = offset_moved
         self._timer = DeadlineTimer(parts.clock, self.expire)
+        # Of each queue with new entries the parked pulls that were not looked at since.
+        self._woken: dict[Queue, deque[Pull]] = {}
+        # Those of them that had more entries when some had been looked at already.
+        self._woken_again: set[Queue] = set()
+        self._next_turn = NextTurn(self._look_at_woken)
         self.found_count = 0
         self.missed_count = 0
         self.records_count = 0
@@ -183,25 +189,59 @@ class PullHandler:
 
     def stop(self) -> None:
         self._timer.cancel()
+        self._woken.clear()
+        self._woken_again.clear()
         self._cold_reads.stop()
 
     def wake(self, queues: Iterable[Queue]) -> None:
-        """Look again for the pulls parked on queues that have new entries."""
+        """Look again for the pulls parked on queues that have new entries: very many over several turns."""
+        is_under_way = bool(self._woken)
         for queue in queues:
-            for parked in self._parked_pulls.waiting_for(queue):
-                parked.begun_us = now_us()
-                read = self._read(parked)
-                if read.status == ReadStatus.NO_MATCHED_MESSAGE and read.next_offset >= read.max_offset:
-                    # Nothing for its filter: it waits on, behind what was looked through. When that was not
-                    # all, it is told to ask again (20): nobody would wake it for the rest.
-                    parked.offset = read.next_offset
-                elif self._code_of(read, parked.offset) != ResponseCode.PULL_NOT_FOUND:
-                    self._parked_pulls.remove(parked)
-                    self._answer_parked(parked, read)
+            if queue in self._woken:
+                self._woken_again.add(queue)
+            else:
+                self._woken[queue] = deque(self._parked_pulls.waiting_for(queue))
+        if not is_under_way:
+            self._look_at_woken()
+
+    def _look_at_woken(self) -> None:
+        """Look for some of the woken pulls now, and for the others in the turns that follow."""
+        turn = LoopSlice()
+        try:
+            while self._woken and not turn.is_over:
+                queue, waiting = next(iter(self._woken.items()))
+                while waiting and turn.take():
+                    parked = waiting.popleft()
+                    if parked in self._parked_pulls:
+                        self._look_again(parked)
+                del self._woken[queue]
+                if waiting:
+                    # Behind other queues, so that one of very many pulls keeps nobody waiting.
+                    self._woken[queue] = waiting
+                elif queue in self._woken_again:
+                    self._woken_again.discard(queue)
+                    self._woken[queue] = deque(self._parked_pulls.waiting_for(queue))
+        finally:
+            if self._woken:
+                self._next_turn.schedule()
+
+    def _look_again(self, parked: Pull) -> None:
+        """Answer a parked pull if there is something for it now."""
+        parked.begun_us = now_us()
+        read = self._read(parked)
+        if read.status == ReadStatus.NO_MATCHED_MESSAGE and read.next_offset >= read.max_offset:
+            # Nothing for its filter: it waits on, behind what was looked through. When that was not
+            # all, it is told to ask again (20): nobody would wake it for the rest.
+            parked.offset = read.next_offset
+        elif self._code_of(read, parked.offset) != ResponseCode.PULL_NOT_FOUND:
+            self._parked_pulls.remove(parked)
+            self._answer_parked(parked, read)
 
     def expire(self) -> None:
-        """Answer the pulls that waited as long as they wanted to."""
-        for parked in self._parked_pulls.take_overdue(self._clock.monotonic_s()):
+        """Answer the pulls that waited as long as they wanted to: very many over several turns."""
+        overdue = self._parked_pulls.take_overdue(self._clock.monotonic_s())
+        turn = LoopSlice()
+        while turn.take() and (parked := next(overdue, None)) is not None:
             parked.begun_us = now_us()
             self._answer_parked(parked, self._read(parked))
         self._timer.arm(self._parked_pulls.next_deadline_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -439,6 +440,69 @@ async def test_packet_ids_at_their_limit_and_past_it(tmp_path: Path, is_written:
     assert bench.received.forgotten_total == 1
     bench.received.write_out()
     bench.received._invariants()
+
+
+async def test_past_the_limit_packet_ids_that_were_forgotten_are_not_passed_over_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path, ids_max=100)
+    passed = 0
+    scan = bench.received._space.scan
+
+    def counted(start: bytes, stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+        nonlocal passed
+        for item in scan(start, stop):
+            passed += 1
+            yield item
+
+    for packet_id in range(1, 101):
+        bench.publish("c", packet_id, b"x")
+    bench.received.write_out()
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.received._space, "scan", counted)
+        # Which looks at everything.
+        patch.setattr(bench.received, "_invariants", lambda: None)
+        for packet_id in range(101, 301):
+            bench.publish("c", packet_id, b"x")
+    assert bench.received.forgotten_total == 200
+    # Each finds the one it forgets, or the last one of the database.
+    assert passed <= 2 * bench.received.forgotten_total
+    known = [number for number in range(1, 301) if bench.received.digest(b"c\x00%d" % number) is not None]
+    assert known == list(range(201, 301))
+    bench.received.write_out()
+    bench.received._invariants()
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+async def test_packet_ids_that_the_log_has_lost_are_unknown_at_once_and_go_some_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_written: bool
+) -> None:
+    monkeypatch.setattr(received_ids, "TRIMMED_AT_ONCE", 10)
+    bench = Bench(tmp_path)
+    for packet_id in range(1, 26):
+        bench.publish("c", packet_id, b"x")
+    kept_position = bench.store.appended_position
+    bench.publish("c", 26, b"x")
+    if is_written:
+        bench.received.write_out()
+    bench.received.trim(kept_position)
+
+    def known() -> list[int]:
+        return [number for number in range(1, 40) if bench.received.digest(b"c\x00%d" % number) is not None]
+
+    assert (known(), bench.received.count) == ([26], 26)
+    # Under an id that is unknown comes another message, and what is known is there still.
+    counts = []
+    for packet_id in (1, 26, 31, 32, 33):
+        bench.publish("c", packet_id, b"x")
+        counts.append(bench.received.count)
+    assert counts == [17, 17, 8, 4, 5]
+    assert known() == [1, 26, 31, 32, 33]
+    assert len(bench.bodies()) == 30
+    bench.received.write_out()
+    bench.received._invariants()
+    bench.restart()
+    assert known() == [1, 26, 31, 32, 33]
 
 
 async def test_bytes_of_packet_ids_at_their_limit_and_past_it(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from iotmq.message.message_ids import parse_offset_message_id
 from iotmq.message.properties import decode_properties
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
+from iotmq.remoting.frames.frame import encode
 
 REPLY_TOPIC = "C_REPLY_TOPIC"
 PROPERTIES = "MSG_TYPE\x01reply\x02CORRELATION_ID\x01c1\x02REPLY_TO_CLIENT\x01asker\x02TTL\x013000"
@@ -220,6 +221,30 @@ async def test_so_many_replies_may_be_under_way_and_no_more(bench: Bench) -> Non
     assert [send(bench).code for _ in range(3)] == [-1, -1, 14]
     await answered(bench, connection, at=0)
     assert send(bench).code == -1
+
+
+async def test_a_reply_that_does_not_fit_a_frame_with_our_fields_is_an_error_and_takes_no_place(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = asker(bench)
+    request = connection.request
+
+    def encode_first(command: Command, timeout_s: float) -> asyncio.Future[Command]:
+        encode(command)
+        return request(command, timeout_s)
+
+    monkeypatch.setattr(connection, "request", encode_first)
+    largest = Command.request(RequestCode.SEND_REPLY_MESSAGE_V2, SHORT)
+    body = bytes(limits.FRAME_BYTES_MAX - sum(map(len, encode(largest))))
+    largest.body = body
+    encode(largest)
+    bench.broker._native.replies._in_flight_max = 1
+    for _ in range(2):
+        answer = send(bench, body)
+        assert answer.code == 1
+        assert "does not fit" in (answer.remark or "")
+    assert send(bench).code == -1
+    assert (await answered(bench, connection)).code == 0
 
 
 async def test_a_oneway_reply_is_pushed_and_not_answered(bench: Bench) -> None:

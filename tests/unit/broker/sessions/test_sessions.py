@@ -328,6 +328,24 @@ async def test_a_broker_that_takes_nothing_refuses_sessions_but_not_clients_that
     assert (await front.open("c", is_clean=True, expiry_s=0)).epoch < 0
 
 
+@pytest.mark.parametrize("is_taken", [False, True])
+async def test_who_waits_for_a_session_whose_opening_is_refused_is_next(
+    bench: SessionBench, is_taken: bool
+) -> None:
+    one, two = FrontEnd(bench, "one"), FrontEnd(bench, "two")
+    refusing, waiting = one.begin_open("c"), two.begin_open("c")
+    bench.broker.writer.close("full")
+    if is_taken:
+        # The end of the turn refuses the first; the broker takes records again before the second is stored.
+        refusing.add_done_callback(lambda _: bench.broker.writer.open())
+    assert isinstance(await asyncio.wait_for(refusing, 30), Refused)
+    outcome = await asyncio.wait_for(waiting, 30)
+    assert isinstance(outcome, Refused) == (not is_taken)
+    assert bench.broker.sessions.owner_of("c") == ("two" if is_taken else None)
+    assert len(bench.broker.sessions._actions) == 0, "nobody has to be given time"
+    check(bench)
+
+
 async def test_shapes_of_filters_at_their_limit_and_past_it(
     bench: SessionBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -325,6 +325,25 @@ async def test_a_patient_batch_waits_for_a_slow_disk_but_not_for_a_broken_one(sy
     assert bench.codes() == [10, 0, 0, 10]
 
 
+@pytest.mark.parametrize("ends", ["late", "stopped"])
+async def test_whoever_fails_at_a_late_answer_leaves_the_others_theirs(sync_bench: Bench, ends: str) -> None:
+    bench = sync_bench
+
+    def fail(outcome: object) -> None:
+        raise ValueError("cannot take it")
+
+    bench.writer.append("T", 0, b"12345678", born_timestamp_ms=1, born_host=HOST, done=fail)
+    bench.append()
+    before = FAILURES.count("answers to flushed batches")
+    if ends == "late":
+        bench.clock.advance(5.0)
+        bench.writer.time_out()
+    else:
+        bench.writer.finish()
+    assert FAILURES.count("answers to flushed batches") == before + 1
+    assert bench.codes() == [10]
+
+
 async def test_who_does_not_wait_for_the_flush_is_done_at_once(sync_bench: Bench) -> None:
     sync_bench.append(waits_for_flush=False)
     assert sync_bench.codes() == [0]
@@ -342,6 +361,21 @@ async def test_finish_answers_what_still_waits(sync_bench: Bench) -> None:
     sync_bench.append()
     sync_bench.writer.close()
     sync_bench.writer.finish()
+    assert sync_bench.codes() == [10]
+
+
+async def test_finish_answers_also_when_the_queues_do_not_take_what_was_flushed(
+    sync_bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> int:
+        raise OSError("the disk of the queues")
+
+    sync_bench.append()
+    sync_bench.store.flush()
+    monkeypatch.setattr(sync_bench.store, "advance", refuse)
+    before = FAILURES.count("confirmation at the stop")
+    sync_bench.writer.finish()
+    assert FAILURES.count("confirmation at the stop") == before + 1
     assert sync_bench.codes() == [10]
 
 

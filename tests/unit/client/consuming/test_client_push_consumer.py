@@ -11,12 +11,13 @@ from fake_broker import CLOSE, SILENT, FakeBroker, FakeRegistry
 
 from iotmq.client.consuming.push_consumer import PushConsumer
 from iotmq.client.transport.client import IotmqClient
-from iotmq.client.transport.routes import MessageQueue
+from iotmq.client.transport.routes import MessageQueue, TopicRoute
 from iotmq.client.transport.settings import ClientSettings, PushConsumerSettings
 from iotmq.errors import ClientError, SubscriptionError
 from iotmq.message.properties import decode_properties, encode_properties
 from iotmq.message.records.columns import Columns
 from iotmq.remoting.codes import RequestCode
+from iotmq.supervised import FAILURES
 
 PULL = RequestCode.PULL_MESSAGE
 COMMIT = RequestCode.UPDATE_CONSUMER_OFFSET
@@ -532,6 +533,41 @@ async def test_subscriptions_may_change_while_running() -> None:
             await consumer.unsubscribe("T")
 
 
+async def test_subscriptions_may_change_at_the_same_time() -> None:
+    broker = broker_with(1)
+    async with running(broker) as cluster:
+        consumer = await cluster.consumer(lambda batch: None)
+        # Nobody has these topics, so the registry is asked for each.
+        await asyncio.gather(*(consumer.subscribe(topic) for topic in ("U", "V", "W")))
+        await asyncio.gather(consumer.unsubscribe("V"), consumer.subscribe("X"))
+        subscribed = {subscription.topic for subscription in consumer._subscriptions.values()}
+        assert subscribed == {"T", "%RETRY%cg", "U", "W", "X"}
+
+
+async def test_a_topic_may_be_given_up_while_its_queues_are_divided() -> None:
+    broker = broker_with(1)
+    broker.add_topic("U", 1)
+    before = FAILURES.count("division of queues")
+    async with running(broker) as cluster:
+        consumer = await cluster.consumer(lambda batch: None)
+        share_of, given_up = consumer._share_of, asyncio.Event()
+
+        async def share_late(route: TopicRoute) -> list[MessageQueue] | None:
+            if route.topic == "U" and not given_up.is_set():
+                given_up.set()
+                await consumer.unsubscribe("U")
+            return await share_of(route)
+
+        consumer._share_of = share_late
+        await consumer.subscribe("U")
+        await asyncio.wait_for(given_up.wait(), 30)
+        # The division goes on, and finds what comes later.
+        broker.add_topic("V", 1)
+        await consumer.subscribe("V")
+        await until(lambda: [queue.topic for queue in consumer.assigned] == ["T", "V"])
+    assert FAILURES.count("division of queues") == before
+
+
 async def test_a_refused_pull_is_asked_again() -> None:
     broker = broker_with(1)
     broker.script[PULL].extend([16, 1])
@@ -608,6 +644,26 @@ async def test_stopping_waits_for_the_running_call_and_drops_what_waits() -> Non
         await consumer.stop()
     assert done == [0]
     assert broker.offsets["cg", "T", 0] == 1
+
+
+async def test_an_offset_that_an_operator_sets_during_the_stop_stays() -> None:
+    broker = broker_with(3)
+    queue = MessageQueue("T", "broker-a", 0)
+    entered, may_end = asyncio.Event(), asyncio.Event()
+
+    async def listener(batch) -> None:
+        entered.set()
+        await may_end.wait()
+
+    async with running(broker) as cluster:
+        consumer = await cluster.consumer(listener, stop_timeout_ms=30_000)
+        await asyncio.wait_for(entered.wait(), 30)
+        stopping = asyncio.ensure_future(consumer.stop())
+        await until(lambda: consumer._readers[queue]._is_closing)
+        consumer.move({queue: 1})
+        may_end.set()
+        await asyncio.wait_for(stopping, 30)
+        assert broker.offsets["cg", "T", 0] == 1
 
 
 async def test_stopping_does_not_wait_forever() -> None:

@@ -168,6 +168,38 @@ async def test_one_that_gives_up_does_not_cancel_the_try_of_others() -> None:
         await events.connections.close()
 
 
+async def test_who_waits_for_a_connection_hears_that_the_client_is_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun = asyncio.Event()
+
+    async def connect(*_: object, **__: object) -> ClientConnection:
+        begun.set()
+        await asyncio.Event().wait()
+        raise AssertionError("nothing sets that event")
+
+    monkeypatch.setattr(ClientConnection, "connect", connect)
+    events = Events()
+    waiting = [asyncio.ensure_future(events.connections.get("127.0.0.1:1")) for _ in range(2)]
+    await asyncio.wait_for(begun.wait(), 30)
+    await events.connections.close()
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [ClientClosedError] * 2
+
+
+async def test_who_waits_for_a_route_hears_that_the_client_is_stopped() -> None:
+    registry = FakeRegistry()
+    async with started(registry):
+        registry.script[ROUTE].append(SILENT)
+        client = client_of(registry, request_timeout_ms=60_000)
+        await client.start()
+        waiting = asyncio.ensure_future(client.routes.find("T"))
+        await until(lambda: any(request.code == ROUTE for request in registry.requests))
+        await client.stop()
+        with pytest.raises(ClientClosedError, match="stopped"):
+            await waiting
+
+
 async def test_one_registry_is_asked_and_the_next_takes_over() -> None:
     broker = FakeBroker()
     broker.add_topic("T")

@@ -70,13 +70,27 @@ def test_overdue_pulls_are_taken_once_and_never_early() -> None:
     parked_pulls.park(late)
     parked_pulls.park(soon)
     assert parked_pulls.next_deadline_s == 10.1
-    assert parked_pulls.take_overdue(10.05) == []
-    assert parked_pulls.take_overdue(10.1) == [soon]
-    assert parked_pulls.take_overdue(10.1) == []
+    assert list(parked_pulls.take_overdue(10.05)) == []
+    assert list(parked_pulls.take_overdue(10.1)) == [soon]
+    assert list(parked_pulls.take_overdue(10.1)) == []
     assert parked_pulls.next_deadline_s == 20.0
-    assert parked_pulls.take_overdue(100.0) == [late]
+    assert list(parked_pulls.take_overdue(100.0)) == [late]
     assert parked_pulls.next_deadline_s is None
     assert not queue.watched
+
+
+def test_overdue_pulls_that_nobody_takes_stay_parked() -> None:
+    parked_pulls, queue, connection = ParkedPulls(lambda: 10), FakeQueue(), FakeConnection()
+    parked = [hold(queue, connection, deadline_s=10.0) for _ in range(3)]
+    for pull in parked:
+        parked_pulls.park(pull)
+    taken = next(parked_pulls.take_overdue(10.0))
+    left = [pull for pull in parked if pull is not taken]
+    assert taken not in parked_pulls
+    assert parked_pulls.waiting_for(queue) == left  # type: ignore[arg-type]
+    assert parked_pulls.next_deadline_s == 10.0
+    assert parked_pulls.expired_count == 1
+    assert set(parked_pulls.take_overdue(10.0)) == set(left)
 
 
 def test_past_the_maximum_nothing_is_parked() -> None:
@@ -116,11 +130,12 @@ def test_any_order_of_operations_keeps_the_tables_in_step() -> None:
         else:
             now_s += chance.random()
             tick = int(now_s * 10)
-            overdue = parked_pulls.take_overdue(now_s)
+            overdue = list(parked_pulls.take_overdue(now_s))
             assert set(overdue) == {entry for entry in model if entry.tick <= tick}
             model = [entry for entry in model if entry.tick > tick]
         assert len(parked_pulls) == len(model)
         for queue in queues:
             expected = [entry for entry in model if entry.queue is queue]
+            assert all(entry in parked_pulls for entry in expected)
             assert parked_pulls.waiting_for(queue) == expected  # type: ignore[arg-type]
             assert queue.watched == bool(expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from manual_clock import ManualClock
 from iotmq import limits
 from iotmq.broker.filters.consumer_filters import ConsumerFilters
 from iotmq.broker.filters.subscription import decode_heartbeat
+from iotmq.broker.handlers.native import pull
 from iotmq.broker.handlers.native.parked_pulls import ParkedPulls
 from iotmq.broker.handlers.native.pull import PullHandler
 from iotmq.broker.parts import make_parts
@@ -19,6 +21,7 @@ from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig
 from iotmq.broker.tables.topics import TopicConfig
 from iotmq.errors import RequestError
+from iotmq.event_loop import LoopSlice
 from iotmq.message.hosts import encode_host
 from iotmq.message.records.record import encode_batch, iter_records
 from iotmq.remoting.codes import RequestCode
@@ -286,6 +289,75 @@ async def test_a_parked_pull_sleeps_through_records_its_filter_does_not_want(ben
     response = bench.connection.replies[0]
     assert bodies(response) == [b"b"]
     assert response.ext["nextBeginOffset"] == "2"
+
+
+@pytest.fixture
+def ten_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pull, "LoopSlice", lambda: LoopSlice(10, slice_s=60.0))
+
+
+@pytest.mark.usefixtures("ten_a_turn")
+async def test_very_many_parked_pulls_are_woken_over_several_turns(bench: Bench) -> None:
+    for _ in range(25):
+        assert bench.pull(WAITS) is None
+    other, bench.connection = bench.connection, FakeConnection()
+    assert bench.pull(WAITS, queueId="1") is None
+    bench.put(b"a")
+    assert len(other.replies) == 10
+    bench.put(b"b", queue_id=1)
+    await asyncio.sleep(0)
+    assert (len(other.replies), len(bench.connection.replies)) == (20, 0)
+    # A queue of very many keeps the others waiting for one turn.
+    await asyncio.sleep(0)
+    assert (len(other.replies), len(bench.connection.replies)) == (25, 1)
+    assert all(bodies(response) == [b"a"] for response in other.replies)
+    assert len(bench.parked_pulls) == 0
+
+
+@pytest.mark.usefixtures("ten_a_turn")
+async def test_what_comes_while_very_many_parked_pulls_are_woken_wakes_them_again(bench: Bench) -> None:
+    connections = []
+    for _ in range(25):
+        connections.append(bench.connection)
+        assert bench.pull(WAITS, subscription="TagB") is None
+        bench.connection = FakeConnection()
+    bench.put(b"a", tag="TagA")
+    # The first ten have been looked at, the last ten not yet.
+    bench.put(b"b", tag="TagB")
+    bench.handler.connection_lost(connections[-1])  # type: ignore[arg-type]
+    for _ in range(6):
+        await asyncio.sleep(0)
+    answers = [bodies(response) for connection in connections for response in connection.replies]
+    assert answers == [[b"b"]] * 24
+    assert len(bench.parked_pulls) == 0
+
+
+async def test_who_fails_at_the_waking_keeps_no_other_parked(bench: Bench) -> None:
+    class Failing(FakeConnection):
+        def reply(self, response: Command) -> None:
+            raise ValueError("cannot take it")
+
+    bench.connection = Failing()
+    assert bench.pull(WAITS) is None
+    bench.connection = FakeConnection()
+    assert bench.pull(WAITS) is None
+    with pytest.raises(ValueError, match="cannot take it"):
+        bench.put(b"a")
+    await asyncio.sleep(0)
+    assert [bodies(response) for response in bench.connection.replies] == [[b"a"]]
+
+
+@pytest.mark.usefixtures("ten_a_turn")
+async def test_very_many_parked_pulls_whose_time_is_over_end_over_several_turns(bench: Bench) -> None:
+    for _ in range(25):
+        assert bench.pull(WAITS) is None
+    bench.clock.advance(15.1)
+    bench.handler.expire()
+    assert len(bench.connection.replies) == 10
+    # The rest is due already, so the timer asks for it at once.
+    while len(bench.parked_pulls):  # noqa: ASYNC110 - a turn of the loop is what is waited for
+        await asyncio.sleep(0)
+    assert [response.code for response in bench.connection.replies] == [19] * 25
 
 
 async def test_readers_with_offsets_of_their_own_get_expired_records_too(tmp_path: Path) -> None:
