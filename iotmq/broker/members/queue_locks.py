@@ -155,9 +155,10 @@ class QueueLocks:
                 if queue_id in self._tables.get(key, ()):
                     yield self._copied((*key, queue_id))
 
-    def entries_of(self, keys: Iterable[_LockKey]) -> Iterator[CopiedLock]:
-        """Yield what holds now for the queues."""
-        return map(self._copied, keys)
+    def entries_of(self, keys: set[_LockKey]) -> Iterator[CopiedLock]:
+        """Yield what holds now for the queues, and take them out of `keys`."""
+        while keys:
+            yield self._copied(keys.pop())
 
     def new_copy(self) -> QueueLocks:
         return QueueLocks(self._clock, expiry_s=self._expiry_s, locks_max=self._locks_max)

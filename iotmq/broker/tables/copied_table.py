@@ -8,7 +8,7 @@ key is sent the same way whether it is part of a copy or a change.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -197,10 +197,10 @@ class ChangedKeys(Generic[K]):
             self.keys.clear()
             self._are_too_many = True
 
-    def take(self) -> Collection[K] | None:
+    def take(self) -> set[K] | None:
         """Return the keys, and note anew; None when there were too many."""
         if self.keys is None:
-            return ()
+            return set()
         taken, self.keys = self.keys, set()
         are_too_many, self._are_too_many = self._are_too_many, False
         return None if are_too_many else taken
@@ -214,8 +214,8 @@ class KeyedTable(Protocol[K, E, T]):
 
     changed: ChangedKeys[K]
 
-    def entries_of(self, keys: Iterable[K]) -> Iterator[E]:
-        """Yield what holds now for the keys."""
+    def entries_of(self, keys: set[K]) -> Iterator[E]:
+        """Yield what holds now for the keys; taken out one by one, because to free very many takes long."""
         ...
 
     def copied_entries(self) -> Iterator[E]:

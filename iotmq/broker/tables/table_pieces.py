@@ -16,7 +16,7 @@ from iotmq.broker.tables.config_files import DataVersion
 from iotmq.errors import TableCopyError
 
 # What a piece is filled up to: a millisecond of the loop.
-PIECE_BYTES: Final = 64 * 1024
+PIECE_BYTES: Final = 32 * 1024
 # In place of the number of a copy: the piece has what changed.
 CHANGED: Final = 0
 
@@ -65,7 +65,11 @@ def encode_bodies(entries: Iterable[object]) -> Iterator[tuple[bytes, bool]]:
     parts: list[bytes] = []
     size = 0
     for entry in entries:
-        data = encode(entry)
+        try:
+            data = encode(entry)
+        except UnicodeEncodeError:
+            # A client has named something with half a surrogate pair; it must not stop all of the others.
+            continue
         parts.append(data)
         size += len(data)
         if size >= PIECE_BYTES:
