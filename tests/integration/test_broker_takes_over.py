@@ -16,7 +16,9 @@ from eventually import soon
 from fake_gateway import RawClient, connect_packet
 from mqtt_site import Front, SessionDevice
 from replicated_brokers import Member, ReplicatedBrokers
+from session_bench import FrontEnd
 
+from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.client import (
     Admin,
     IotmqClient,
@@ -30,6 +32,7 @@ from iotmq.client import (
 from iotmq.errors import StoreError, TableCopyError
 from iotmq.message.records.record import iter_records
 from iotmq.mqtt.codec import packets
+from iotmq.ports.sessions import Will
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
@@ -170,6 +173,20 @@ async def test_kept_sessions_and_retained_messages_are_there(brokers: Replicated
     for device in (kept, late):
         await device.drop()
     await front.mqtt.stop()
+
+
+async def test_the_will_of_a_client_that_vanished_with_the_master_is_published(
+    brokers: ReplicatedBrokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("iotmq.broker.sessions.sessions.START_GRACE_S", 0.1)
+    brokers.broker.topics.ensure("T", queues=1)
+    front = FrontEnd(SimpleNamespace(broker=brokers.broker), "one")  # type: ignore[arg-type]
+    will = Will("T", 0, encode_element(b"left", b"MQTT_TOPIC\x01w\x02", 0), is_stored=True)
+    await front.open("device", expiry_s=30, will=will)
+    await brokers.level()
+    await brokers.take_over()
+    await soon(lambda: bodies(brokers.master, "T") == [b"left"], "the will is published")
+    assert brokers.broker.sessions.owner_of("device") is None
 
 
 async def test_a_message_of_qos_2_that_is_sent_again_is_stored_once(brokers: ReplicatedBrokers) -> None:
