@@ -121,8 +121,10 @@ class ReplicatedBrokers:
         follower = self.follower
         assert follower is not None
         await soon(
-            lambda: follower.store.confirmed_position == self.master.log.end
-            and follower.broker.table_copies.is_complete,
+            lambda: (
+                follower.store.confirmed_position == self.master.log.end
+                and follower.broker.table_copies.is_complete
+            ),
             "the follower is level",
         )
         self._copy_tables(follower)

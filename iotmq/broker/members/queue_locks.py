@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from iotmq import limits
+from iotmq.broker.tables.config_files import DataVersion
 from iotmq.broker.tables.copied_table import ChangedKeys
 from iotmq.clock import Clock
 from iotmq.errors import RefusedError
@@ -59,6 +60,8 @@ class QueueLocks:
         self._expiry_s = expiry_s
         self._locks_max = locks_max
         self._count = 0
+        # It has none.
+        self.version = DataVersion()
         # What followers have to be sent: a lock that is taken or renewed, and one that is gone.
         self.changed: ChangedKeys[_LockKey] = ChangedKeys(2 * locks_max)
         self._given_listeners: list[Callable[[], None]] = []

@@ -592,7 +592,7 @@ class Sessions:
             self._refused(error)
 
     def tidy(self) -> None:
-        """Drop what no session needs any more; called about once a second instead of `expire` before `start`."""
+        """Drop what no session needs any more; called about once a second before `start`."""
         try:
             self._projection.tidy()
         except StoreError as error:

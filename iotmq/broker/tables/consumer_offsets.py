@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from iotmq import limits
-from iotmq.broker.tables.config_files import DirtyTable
+from iotmq.broker.tables.config_files import DataVersion, DirtyTable
 from iotmq.broker.tables.copied_table import ChangedKeys
 from iotmq.errors import RefusedError
 from iotmq.metrics import Metric
@@ -34,6 +34,8 @@ class ConsumerOffsets(DirtyTable):
     def __init__(self, path: Path, *, pairs_max: int = limits.CONSUMER_OFFSET_PAIRS_MAX) -> None:
         super().__init__(path)
         self._pairs_max = pairs_max
+        # It has none.
+        self.version = DataVersion()
         # Pairs, as `topic@group`. One that is forgotten stays there until it is taken.
         self.changed: ChangedKeys[str] = ChangedKeys(2 * pairs_max)
         self._offsets = (self._file.read(ConsumerOffsetTable) or ConsumerOffsetTable()).offset_table
@@ -145,7 +147,7 @@ class ConsumerOffsets(DirtyTable):
     def apply(self, entries: Sequence[OffsetsOfPair], copy: dict[str, dict[int, int]] | None) -> None:
         """Change a copy, or the table. RequestError (1) past `pairs_max`, and then nothing has changed."""
         offsets = self._offsets if copy is None else copy
-        changed = dict(entries)
+        changed: dict[str, dict[int, int]] = dict(entries)
         gone = [key for key, queues in changed.items() if not queues]
         come_count = sum(key not in offsets for key in changed)
         if len(offsets) + come_count - len(gone) > self._pairs_max:
