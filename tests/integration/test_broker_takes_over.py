@@ -18,6 +18,7 @@ from mqtt_site import Front, SessionDevice
 from replicated_brokers import Member, ReplicatedBrokers
 from session_bench import FrontEnd
 
+from iotmq.broker.tables.topics import CopiedTopic
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.client import (
     Admin,
@@ -86,15 +87,18 @@ async def test_a_consumer_goes_on_at_its_offset(brokers: ReplicatedBrokers) -> N
     version = brokers.broker.topics.version
     await brokers.take_over()
     assert brokers.broker.topics.version.counter > version.counter
-    async with IotmqClient(brokers.client_settings) as client:
-        async with Producer(client) as producer, PullConsumer(client, "g") as consumer:
-            for body in sent[20:]:
-                await producer.send(Message("T", body))
-            (queue,) = await consumer.queues("T")
-            offset = await consumer.committed(queue)
-            assert offset == 12
-            await consumer.assign({queue: offset})
-            assert await poll(consumer, 18) == sent[12:]
+    async with (
+        IotmqClient(brokers.client_settings) as client,
+        Producer(client) as producer,
+        PullConsumer(client, "g") as consumer,
+    ):
+        for body in sent[20:]:
+            await producer.send(Message("T", body))
+        (queue,) = await consumer.queues("T")
+        offset = await consumer.committed(queue)
+        assert offset == 12
+        await consumer.assign({queue: offset})
+        assert await poll(consumer, 18) == sent[12:]
     assert bodies(brokers.master, "T") == sent
 
 
@@ -133,9 +137,11 @@ async def test_an_open_transaction_is_asked_about(brokers: ReplicatedBrokers) ->
             await brokers.level()
     assert asked == []
     await brokers.take_over()
-    async with IotmqClient(brokers.client_settings) as client:
-        async with TransactionProducer(client, "orders", check, topics=["T"]):
-            await soon(lambda: b"open" in bodies(brokers.master, "T"), "the transaction is committed")
+    async with (
+        IotmqClient(brokers.client_settings) as client,
+        TransactionProducer(client, "orders", check, topics=["T"]),
+    ):
+        await soon(lambda: b"open" in bodies(brokers.master, "T"), "the transaction is committed")
     assert asked == [b"open"]
     assert bodies(brokers.master, "T") == [b"ended", b"open"]
 
@@ -334,8 +340,7 @@ async def test_what_the_new_master_was_not_told_of_is_made_up_for(brokers: Repli
         await producer.send(Message("T", b"one"))
     await brokers.level()
     tables = follower.broker
-    others = [topic for topic in tables.topics.configs() if topic.topic_name != "T"]
-    tables.topics.replace(others, tables.topics.version)
+    tables.topics.apply([CopiedTopic("T", None)], None)
     tables.offsets.commit("ahead", "T", 0, 50)
     tables.offsets.commit("ahead", "T", 1, 50)
     await brokers.take_over()

@@ -130,7 +130,7 @@ class ReplicatedBrokers:
         self._copy_tables(follower)
 
     async def take_over(self) -> Member:
-        """Have the follower become the master as it is now; return the old one, of which nothing more comes."""
+        """Have the follower become the master as it is now; return the old one, which has stopped."""
         follower, old = self.follower, self.master
         assert follower is not None
         await self.end_copying()

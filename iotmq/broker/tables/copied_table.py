@@ -1,8 +1,8 @@
 """The two ways in which tables are copied to followers: whole after each change, or key by key.
 
-Tables that are small, or change seldom, go whole. Of the others only the keys that changed are sent, each with
-all that holds for it now: so it does not matter how often one changed, and a key is sent the same way whether
-it is part of a copy or a change.
+Tables that are small, or change seldom, go whole. Of the others only the keys that changed are sent, each
+with all that holds for it now: so it does not matter how often one changed, and a key is sent the same way
+whether it is part of a copy or a change.
 """
 
 from __future__ import annotations

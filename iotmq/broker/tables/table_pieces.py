@@ -52,7 +52,7 @@ def decode_piece(data: bytes | memoryview) -> TablePiece:
         )
     try:
         return msgspec.msgpack.decode(data, type=TablePiece)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise TableCopyError(f"this is no piece of a table: {error}") from None
 
 
@@ -87,7 +87,7 @@ def decode_body(piece: TablePiece, entry_type: type[E]) -> list[E]:
         )
     try:
         return msgspec.msgpack.decode(piece.body, type=list[entry_type])  # type: ignore[valid-type]
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise TableCopyError(f"a piece of the table {piece.table} cannot be read: {error}") from None
 
 
