@@ -235,10 +235,12 @@ class Broker:
         await self._registration.wait_registered(timeout_s)
 
     def follow(self) -> None:
-        """Have what `table_copies` takes written to the files, until `start` or `stop`."""
+        """Have what `table_copies` takes written to the files, and what is outdated dropped, until `start` or
+        `stop`."""
         self._work = [
             *(supervise("saving of tables", save) for save in self._files.follower_savers()),
             supervise("removal of topics", partial(repeat, _EXPIRY_SCAN_S, self._admin.clean)),
+            supervise("tidying of sessions", partial(repeat, _SESSION_SCAN_S, self._mqtt.tidy)),
         ]
 
     async def start(self, *, epoch: int = 0) -> None:

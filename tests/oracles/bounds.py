@@ -108,6 +108,20 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "tests/unit/broker/tables/test_consumer_offsets.py::test_the_maximum_of_pairs_is_kept",
     ),
     Bound(
+        "broker.tables.copied_table: changed keys that followers have not been sent",
+        "2 x TOPICS_MAX, GROUPS_MAX, CONSUMER_OFFSET_PAIRS_MAX and QUEUE_LOCKS_MAX",
+        "items x what each of them allows",
+        "tests/unit/broker/tables/test_table_copies.py"
+        "::test_past_the_maximum_of_changed_keys_the_table_is_copied",
+    ),
+    Bound(
+        "broker.tables.table_copies: tables that are not copied to their end",
+        "one of each table, of the maximum of its entries",
+        "items x TABLE_PIECE_BYTES_MAX for a piece",
+        "tests/unit/broker/tables/test_table_copies.py"
+        "::test_a_table_has_no_more_entries_than_there_may_be",
+    ),
+    Bound(
         "broker.members.queue_locks: locked queues",
         "QUEUE_LOCKS_MAX",
         "items x (TOPIC_BYTES_MAX + GROUP_BYTES_MAX + CLIENT_ID_BYTES_MAX + LOCKED_BROKER_NAME_BYTES_MAX)",

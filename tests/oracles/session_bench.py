@@ -182,6 +182,12 @@ class SessionBench:
         self.store_settings: dict[str, Any] = {"segment_bytes": 16 << 20}
 
     async def start(self) -> None:
+        self.make()
+        await self.broker.start()
+        self.broker.topics.ensure("T", queues=1)
+
+    def make(self) -> None:
+        """Open the store and make the broker, which is not started."""
         self.store = Store.open(
             self.directory / "data",
             StoreSettings(**self.store_settings),
@@ -195,8 +201,6 @@ class SessionBench:
             store_host=HOST,
             clock=self.clock,
         )
-        await self.broker.start()
-        self.broker.topics.ensure("T", queues=1)
 
     async def close(self) -> None:
         await self.broker.stop()

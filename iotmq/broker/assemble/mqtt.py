@@ -85,6 +85,14 @@ class MqttProcessors:
         """The log is about to take nothing more: it is told what only memory knows."""
         self.sessions.shares.finish()
 
+    def tidy(self) -> None:
+        """Drop from memory and database what nobody needs any more; called about once a second.
+
+        For a broker that follows: `expire` does it, too.
+        """
+        self.sessions.tidy()
+        self.retained.sweep()
+
     def expire(self) -> None:
         """Do what is due; called about once a second."""
         self.sessions.expire()

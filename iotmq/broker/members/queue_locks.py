@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from iotmq import limits
+from iotmq.broker.tables.config_files import DataVersion
 from iotmq.broker.tables.copied_table import ChangedKeys
 from iotmq.clock import Clock
 from iotmq.errors import RefusedError
@@ -59,6 +60,8 @@ class QueueLocks:
         self._expiry_s = expiry_s
         self._locks_max = locks_max
         self._count = 0
+        # It has none.
+        self.version = DataVersion()
         # What followers have to be sent: a lock that is taken or renewed, and one that is gone.
         self.changed: ChangedKeys[_LockKey] = ChangedKeys(2 * locks_max)
         self._given_listeners: list[Callable[[], None]] = []
@@ -155,9 +158,10 @@ class QueueLocks:
                 if queue_id in self._tables.get(key, ()):
                     yield self._copied((*key, queue_id))
 
-    def entries_of(self, keys: Iterable[_LockKey]) -> Iterator[CopiedLock]:
-        """Yield what holds now for the queues."""
-        return map(self._copied, keys)
+    def entries_of(self, keys: set[_LockKey]) -> Iterator[CopiedLock]:
+        """Yield what holds now for the queues, and take them out of `keys`."""
+        while keys:
+            yield self._copied(keys.pop())
 
     def new_copy(self) -> QueueLocks:
         return QueueLocks(self._clock, expiry_s=self._expiry_s, locks_max=self._locks_max)

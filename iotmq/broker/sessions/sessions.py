@@ -591,6 +591,13 @@ class Sessions:
             # A full disk: what is due stays due.
             self._refused(error)
 
+    def tidy(self) -> None:
+        """Drop what no session needs any more; called about once a second before `start`."""
+        try:
+            self._projection.tidy()
+        except StoreError as error:
+            self._refused(error)
+
     def _refused(self, error: StoreError) -> None:
         if not self._has_failed:
             self._has_failed = True

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from iotmq import limits
-from iotmq.broker.tables.config_files import DirtyTable
+from iotmq.broker.tables.config_files import DataVersion, DirtyTable
 from iotmq.broker.tables.copied_table import ChangedKeys
 from iotmq.errors import RefusedError
 from iotmq.metrics import Metric
@@ -34,6 +34,8 @@ class ConsumerOffsets(DirtyTable):
     def __init__(self, path: Path, *, pairs_max: int = limits.CONSUMER_OFFSET_PAIRS_MAX) -> None:
         super().__init__(path)
         self._pairs_max = pairs_max
+        # It has none.
+        self.version = DataVersion()
         # Pairs, as `topic@group`. One that is forgotten stays there until it is taken.
         self.changed: ChangedKeys[str] = ChangedKeys(2 * pairs_max)
         self._offsets = (self._file.read(ConsumerOffsetTable) or ConsumerOffsetTable()).offset_table
@@ -133,9 +135,10 @@ class ConsumerOffsets(DirtyTable):
             if queues is not None:
                 yield OffsetsOfPair(key, queues)
 
-    def entries_of(self, keys: Iterable[str]) -> Iterator[OffsetsOfPair]:
-        """Yield what the pairs have now."""
-        for key in keys:
+    def entries_of(self, keys: set[str]) -> Iterator[OffsetsOfPair]:
+        """Yield what the pairs have now, and take them out of `keys`."""
+        while keys:
+            key = keys.pop()
             yield OffsetsOfPair(key, self._offsets.get(key, {}))
 
     def new_copy(self) -> dict[str, dict[int, int]]:
@@ -144,17 +147,16 @@ class ConsumerOffsets(DirtyTable):
     def apply(self, entries: Sequence[OffsetsOfPair], copy: dict[str, dict[int, int]] | None) -> None:
         """Change a copy, or the table. RequestError (1) past `pairs_max`, and then nothing has changed."""
         offsets = self._offsets if copy is None else copy
-        gone = {key for key, queues in entries if not queues} & offsets.keys()
-        come = {key for key, queues in entries if queues} - offsets.keys()
-        if len(offsets) - len(gone) + len(come) > self._pairs_max:
+        changed: dict[str, dict[int, int]] = dict(entries)
+        gone = [key for key, queues in changed.items() if not queues]
+        come_count = sum(key not in offsets for key in changed)
+        if len(offsets) + come_count - len(gone) > self._pairs_max:
             raise RefusedError(
                 f"more than {self._pairs_max} pairs of topic and group, the maximum of this broker"
             )
-        for key, queues in entries:
-            if queues:
-                offsets[key] = queues
-            else:
-                offsets.pop(key, None)
+        offsets.update(changed)
+        for key in gone:
+            del offsets[key]
         self.is_dirty = self.is_dirty or copy is None
 
     def replace(self, copy: dict[str, dict[int, int]]) -> None:

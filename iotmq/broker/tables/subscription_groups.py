@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from iotmq import limits
 from iotmq.broker.tables.config_files import ConfigFile, DataVersion
+from iotmq.broker.tables.copied_table import ChangedKeys, apply_named
 from iotmq.broker.tables.topics import is_legal_name
 from iotmq.clock import Clock
 from iotmq.errors import RefusedError, RequestError
@@ -51,6 +53,13 @@ class SubscriptionGroupTable(msgspec.Struct, kw_only=True, rename="camel"):
     subscription_group_table: dict[str, SubscriptionGroupConfig] = {}
 
 
+class CopiedGroup(NamedTuple):
+    """A group of a master, None when there is none of that name any more."""
+
+    name: str
+    config: SubscriptionGroupConfig | None
+
+
 class SubscriptionGroups:
     """All configured groups of this broker; `on_change` listeners save the file."""
 
@@ -62,6 +71,8 @@ class SubscriptionGroups:
         self.may_create = may_create
         self._groups_max = groups_max
         self._listeners: list[Callable[[str], None]] = []
+        # Groups that were changed, and deleted.
+        self.changed: ChangedKeys[str] = ChangedKeys(2 * groups_max)
         stored = self._file.read(SubscriptionGroupTable) or SubscriptionGroupTable()
         self._groups = stored.subscription_group_table
         self.version = stored.data_version
@@ -95,18 +106,14 @@ class SubscriptionGroups:
                     f"group {name} cannot be made: this broker has its maximum of {self._groups_max} groups"
                 )
         self._groups[name] = config
-        self.version = self.version.next(self._clock.now_ms())
-        for listener in self._listeners:
-            listener(name)
+        self._changed(name)
         return config
 
     def delete(self, name: str) -> bool:
         """Forget a group's configuration; False when there was none. A live member makes it again."""
         if self._groups.pop(name, None) is None:
             return False
-        self.version = self.version.next(self._clock.now_ms())
-        for listener in self._listeners:
-            listener(name)
+        self._changed(name)
         return True
 
     def add_listener(self, listener: Callable[[str], None]) -> None:
@@ -116,25 +123,44 @@ class SubscriptionGroups:
         """Have another data version, for what a new master says from here on."""
         self.version = self.version.next(self._clock.now_ms())
 
-    # What followers are sent, and take (copied_table.WholeTable)
+    # What followers are sent, and take (copied_table.KeyedTable)
 
-    @property
-    def stamp(self) -> DataVersion:
-        """Return the data version: followers have the same, so that it grows whoever is the master."""
-        return self.version
+    def copied_entries(self) -> Iterator[CopiedGroup]:
+        """Yield the groups of this moment that are still there, as they are when they are asked for."""
+        for name in list(self._groups):
+            config = self._groups.get(name)
+            if config is not None:
+                yield CopiedGroup(name, config)
 
-    def copied_entries(self) -> list[SubscriptionGroupConfig]:
-        return list(self._groups.values())
+    def entries_of(self, keys: set[str]) -> Iterator[CopiedGroup]:
+        """Yield what the groups are now, and take them out of `keys`."""
+        while keys:
+            name = keys.pop()
+            yield CopiedGroup(name, self._groups.get(name))
 
-    def replace(self, groups: Sequence[SubscriptionGroupConfig], version: DataVersion) -> None:
-        """Hold exactly a master's groups, at its data version. Listeners are told nothing.
+    def new_copy(self) -> dict[str, SubscriptionGroupConfig]:
+        return {}
 
-        RequestError (1) for a name that cannot be, and then nothing has changed.
+    def apply(self, entries: Sequence[CopiedGroup], copy: dict[str, SubscriptionGroupConfig] | None) -> None:
+        """Change a copy, or the table. Listeners are told nothing.
+
+        RequestError (1) for what `put` would refuse, and then nothing has changed.
         """
-        for config in groups:
-            check_group_name(config.group_name)
-        self._groups = {config.group_name: config for config in groups}
-        self.version = version
+        for name, config in entries:
+            check_group_name(name)
+            if config is not None and config.group_name != name:
+                raise RefusedError(f"group {name} has the name {config.group_name!r}")
+        apply_named(self._groups if copy is None else copy, entries, self._groups_max, "groups")
+
+    def replace(self, copy: dict[str, SubscriptionGroupConfig]) -> None:
+        """Hold what a copy has."""
+        self._groups = copy
+
+    def _changed(self, name: str) -> None:
+        self.changed.note(name)
+        self.version = self.version.next(self._clock.now_ms())
+        for listener in self._listeners:
+            listener(name)
 
     def encode(self) -> bytes:
         return msgspec.json.encode(

@@ -94,7 +94,7 @@ class TableCopies:
                     copy=copy,
                     is_first=is_first,
                     is_last=is_last and is_whole,
-                    version=version,
+                    version=version(),
                     body=body,
                 )
                 is_first = False

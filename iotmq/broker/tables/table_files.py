@@ -16,10 +16,10 @@ from typing import Protocol
 from iotmq import limits
 from iotmq.broker.tables.changed_settings import CHANGEABLE, Change, ChangedSettings
 from iotmq.broker.tables.config_saver import ConfigSaver, Saved
-from iotmq.broker.tables.copied_table import CopiedTable, CopiedWhole
+from iotmq.broker.tables.copied_table import CopiedByKey, CopiedTable, CopiedWhole
 from iotmq.broker.tables.deleted_topics import DeletedTopic
-from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig, SubscriptionGroups
-from iotmq.broker.tables.topics import TopicConfig, TopicTable
+from iotmq.broker.tables.subscription_groups import CopiedGroup, SubscriptionGroups
+from iotmq.broker.tables.topics import CopiedTopic, TopicTable
 from iotmq.errors import StoreError
 from iotmq.metrics import Metric
 
@@ -61,22 +61,14 @@ class TableFiles:
                 entries_max=len(CHANGEABLE),
                 replaced=self._settings.changed,
             ),
-            CopiedWhole(
-                "topics", topics, TopicConfig, entries_max=limits.TOPICS_MAX, replaced=self._topics.changed
-            ),
+            CopiedByKey("topics", topics, CopiedTopic, replaced=self._topics.changed),
             CopiedWhole(
                 "deleted topics",
                 topics.deleted,
                 tuple[str, DeletedTopic],
                 entries_max=limits.DELETED_TOPICS_MAX,
             ),
-            CopiedWhole(
-                "groups",
-                groups,
-                SubscriptionGroupConfig,
-                entries_max=limits.GROUPS_MAX,
-                replaced=self._groups.changed,
-            ),
+            CopiedByKey("groups", groups, CopiedGroup, replaced=self._groups.changed),
         ]
 
     def add(self, tables: Iterable[SavedTable]) -> None:

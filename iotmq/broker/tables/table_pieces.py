@@ -16,7 +16,7 @@ from iotmq.broker.tables.config_files import DataVersion
 from iotmq.errors import TableCopyError
 
 # What a piece is filled up to: a millisecond of the loop.
-PIECE_BYTES: Final = 64 * 1024
+PIECE_BYTES: Final = 32 * 1024
 # In place of the number of a copy: the piece has what changed.
 CHANGED: Final = 0
 
@@ -52,7 +52,7 @@ def decode_piece(data: bytes | memoryview) -> TablePiece:
         )
     try:
         return msgspec.msgpack.decode(data, type=TablePiece)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise TableCopyError(f"this is no piece of a table: {error}") from None
 
 
@@ -65,7 +65,11 @@ def encode_bodies(entries: Iterable[object]) -> Iterator[tuple[bytes, bool]]:
     parts: list[bytes] = []
     size = 0
     for entry in entries:
-        data = encode(entry)
+        try:
+            data = encode(entry)
+        except UnicodeEncodeError:
+            # A client has named something with half a surrogate pair; it must not stop all of the others.
+            continue
         parts.append(data)
         size += len(data)
         if size >= PIECE_BYTES:
@@ -83,7 +87,7 @@ def decode_body(piece: TablePiece, entry_type: type[E]) -> list[E]:
         )
     try:
         return msgspec.msgpack.decode(piece.body, type=list[entry_type])  # type: ignore[valid-type]
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise TableCopyError(f"a piece of the table {piece.table} cannot be read: {error}") from None
 
 

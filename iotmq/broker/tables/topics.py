@@ -6,11 +6,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from iotmq import limits
 from iotmq.broker.tables.config_files import ConfigFile, DataVersion
+from iotmq.broker.tables.copied_table import ChangedKeys, apply_named
 from iotmq.broker.tables.deleted_topics import DeletedTopics
 from iotmq.clock import Clock
 from iotmq.errors import RefusedError, RequestError
@@ -121,6 +123,13 @@ class TopicConfigTable(msgspec.Struct, kw_only=True, rename="camel"):
     topic_config_table: dict[str, TopicConfig] = {}
 
 
+class CopiedTopic(NamedTuple):
+    """A topic of a master, None when there is none of that name any more."""
+
+    name: str
+    config: TopicConfig | None
+
+
 class TopicTable:
     """All topics of this broker.
 
@@ -137,6 +146,8 @@ class TopicTable:
         self._clock = clock
         self._topics_max = topics_max
         self._listeners: list[Callable[[str], None]] = []
+        # Topics that were changed, and deleted.
+        self.changed: ChangedKeys[str] = ChangedKeys(2 * topics_max)
         stored = self._file.read(TopicConfigTable) or TopicConfigTable()
         self._topics = stored.topic_config_table
         self.version = stored.data_version
@@ -228,30 +239,42 @@ class TopicTable:
             )
         )
 
-    # What followers are sent, and take (copied_table.WholeTable)
+    # What followers are sent, and take (copied_table.KeyedTable)
 
-    @property
-    def stamp(self) -> DataVersion:
-        """Return the data version: followers have the same, so that it grows whoever is the master."""
-        return self.version
+    def copied_entries(self) -> Iterator[CopiedTopic]:
+        """Yield the topics of this moment that are still there, as they are when they are asked for."""
+        for name in self.names():
+            config = self._topics.get(name)
+            if config is not None:
+                yield CopiedTopic(name, config)
 
-    def copied_entries(self) -> list[TopicConfig]:
-        return self.configs()
+    def entries_of(self, keys: set[str]) -> Iterator[CopiedTopic]:
+        """Yield what the topics are now, and take them out of `keys`."""
+        while keys:
+            name = keys.pop()
+            yield CopiedTopic(name, self._topics.get(name))
 
-    def replace(self, topics: Sequence[TopicConfig], version: DataVersion) -> None:
-        """Hold exactly a master's topics, at its data version. Listeners are told nothing.
+    def new_copy(self) -> dict[str, TopicConfig]:
+        return {}
+
+    def apply(self, entries: Sequence[CopiedTopic], copy: dict[str, TopicConfig] | None) -> None:
+        """Change a copy, or the table. Listeners are told nothing.
 
         RequestError (1) for what `put` would refuse, and then nothing has changed.
         """
-        for config in topics:
-            check_topic_name(config.topic_name)
-            if config.queue_count > limits.QUEUES_PER_TOPIC_MAX:
+        for name, config in entries:
+            check_topic_name(name)
+            if config is not None and config.topic_name != name:
+                raise RefusedError(f"topic {name} has the name {config.topic_name!r}")
+            if config is not None and config.queue_count > limits.QUEUES_PER_TOPIC_MAX:
                 raise RefusedError(
-                    f"topic {config.topic_name} has {config.queue_count} queues, "
-                    f"more than {limits.QUEUES_PER_TOPIC_MAX}"
+                    f"topic {name} has {config.queue_count} queues, more than {limits.QUEUES_PER_TOPIC_MAX}"
                 )
-        self._topics = {config.topic_name: config for config in topics}
-        self.version = version
+        apply_named(self._topics if copy is None else copy, entries, self._topics_max, "topics")
+
+    def replace(self, copy: dict[str, TopicConfig]) -> None:
+        """Hold what a copy has."""
+        self._topics = copy
 
     def encode(self) -> bytes:
         """Return the table as topics.json holds it."""
@@ -290,6 +313,7 @@ class TopicTable:
         )
 
     def _changed(self, name: str) -> None:
+        self.changed.note(name)
         self.version = self.version.next(self._clock.now_ms())
         for listener in self._listeners:
             listener(name)

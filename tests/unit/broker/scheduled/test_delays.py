@@ -5,19 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from eventually import soon
 from manual_clock import ManualClock
 
 from iotmq.broker.parts import make_parts
-from iotmq.broker.scheduled.scheduling import DelayDelivery, DelayLevels, without_properties
+from iotmq.broker.scheduled.delay_offsets import DelayOffsets
+from iotmq.broker.scheduled.scheduling import (
+    DelayDelivery,
+    DelayLevels,
+    DelayOffsetTable,
+    without_properties,
+)
 from iotmq.broker.scheduled.timers import TURN_TIMERS_MAX
+from iotmq.broker.scheduled.unflushed_deliveries import UnflushedDeliveries
 from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.tables.config_files import DataVersion
 from iotmq.broker.tables.topics import SCHEDULE_TOPIC
 from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
-from iotmq.errors import ConfigError, StoreFullError
+from iotmq.errors import ConfigError, RequestError, StoreFullError
 from iotmq.message.hosts import encode_host
 from iotmq.message.records.record import Record, iter_records
 from iotmq.store.settings import StoreSettings
@@ -177,6 +186,68 @@ async def test_a_file_of_java_and_offsets_past_the_end_are_understood(bench: Ben
     bench.path.parent.mkdir()
     bench.path.write_text('{\n\t"offsetTable":{1:99,3:2}\n}')
     assert bench.restarted().offsets.progress() == [(1, 1), (0, 0), (0, 0)]
+
+
+async def test_a_follower_knows_what_another_broker_delivered_before_its_master(bench: Bench) -> None:
+    bench.delivery.stop()
+    for body in (b"of the other", b"waits"):
+        bench.put(body, 1)
+    followed = DelayDelivery(bench.parts).offsets
+    # Before its start it writes what it was told, and nothing of its own.
+    assert not followed.is_dirty
+    assert followed.take_unsaved() is None
+    followed.replace([DelayOffsetTable(offset_table={1: 2}, taken_over={1: 1})], DataVersion())
+    assert followed.is_dirty
+    data = followed.take_unsaved()
+    assert data is not None
+    assert followed.take_unsaved() is None
+    followed.is_dirty = True
+    assert followed.take_unsaved() == data
+    followed.write(data)
+    assert json.loads(bench.path.read_text()) == {"offsetTable": {"1": 2}, "takenOver": {"1": 1}}
+    again = bench.restarted()
+    bench.clock.advance(1)
+    again.deliver()
+    assert bench.bodies() == [b"waits"]
+    again.stop()
+
+
+async def test_a_follower_of_a_broker_of_the_java_kind_counts_by_its_offsets(bench: Bench) -> None:
+    bench.delivery.stop()
+    for body in (b"of the other", b"waits"):
+        bench.put(body, 1)
+    follower = DelayDelivery(bench.parts)
+    follower.offsets.replace([DelayOffsetTable(offset_table={1: 1, 2: 99})], DataVersion())
+    data = follower.offsets.take_unsaved()
+    assert data is not None
+    assert json.loads(data) == {"offsetTable": {"1": 1, "2": 99}}
+    follower.start()
+    bench.clock.advance(1)
+    follower.deliver()
+    assert bench.bodies() == [b"waits"]
+    # From now on it counts itself.
+    assert json.loads(bench.path.read_text())["takenOver"] == {"1": 1, "2": 0}
+    follower.stop()
+
+
+def test_delay_offsets_are_one_table(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "delayOffset.json"
+    followed = DelayOffsets(store, DelayLevels("1s"), UnflushedDeliveries(store), path)
+    for count in (0, 2):
+        with pytest.raises(RequestError, match=f"{count} tables"):
+            followed.replace([DelayOffsetTable()] * count, DataVersion())
+    assert not followed.is_dirty
+
+
+def test_what_was_followed_counts_as_stored_by_others() -> None:
+    positions = SimpleNamespace(appended_position=5, flushed_position=5)
+    ended = UnflushedDeliveries(positions)  # type: ignore[arg-type]
+    positions.appended_position = 9
+    assert ended.is_former_flushed
+    ended.start()
+    assert not ended.is_former_flushed
+    positions.flushed_position = 9
+    assert ended.is_former_flushed
 
 
 async def test_many_due_at_once_are_delivered_in_portions(bench: Bench) -> None:

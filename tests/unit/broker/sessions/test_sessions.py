@@ -230,6 +230,25 @@ async def test_after_a_start_sessions_nobody_claims_count_as_left(bench: Session
     assert not (await FrontEnd(bench, "three").open("left")).is_present
 
 
+async def test_front_ends_have_their_time_from_the_start_of_the_broker_on(bench: SessionBench) -> None:
+    one = FrontEnd(bench, "one")
+    await one.open("c", expiry_s=30, will=will(b"left"))
+    bench.broker.sessions._owners.clear()  # as a kill leaves it
+    one.port._channel = None
+    await bench.close()
+    bench.make()
+    # It follows another broker for so long.
+    bench.clock.advance(5 * START_GRACE_S)
+    await bench.broker.start()
+    bench.pass_time(START_GRACE_S - 0.1)
+    await turns()
+    assert bench.stored() == []
+    bench.pass_time(0.2)
+    await turns()
+    bench.pass_time(1)
+    assert bench.stored() == [b"left"]
+
+
 @pytest.mark.parametrize(
     ("lives", "delay_s", "is_clean", "stored"),
     [

@@ -44,6 +44,7 @@ from iotmq.message.properties import decode_properties
 from iotmq.message.records.record import decode_record
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
+from iotmq.store.store import Store
 
 
 @pytest.fixture
@@ -682,6 +683,29 @@ async def test_cursors_move_past_what_has_ended_and_is_on_the_disk(tmp_path: Pat
     await bench.restart()
     assert [pending.offset for pending in bench.transactions.pending()] == [4]
     await bench.close()
+
+
+class _NotConfirmed:
+    """A store whose last bytes are on the disk, and at no other member."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.confirmed_position = store.appended_position - 1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+async def test_cursors_wait_for_the_other_members(bench: Bench) -> None:
+    bench.end(bench.prepare(), COMMIT)
+    flush(bench)
+    store: Any = _NotConfirmed(bench.store)
+    bench.transactions._store = store
+    move_cursors(bench)
+    assert cursors(bench) == (None, None)
+    store.confirmed_position += 1
+    move_cursors(bench)
+    assert cursors(bench) == (1, 1)
 
 
 async def test_the_places_of_the_op_cursor_stay_few(bench: Bench) -> None:
