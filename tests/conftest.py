@@ -16,6 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # The slow twins of the compiled modules: `from record_oracle import ...`.
 sys.path.insert(0, str(ROOT / "tests" / "oracles"))
+# A replicated broker of many processes.
+sys.path.insert(0, str(ROOT / "deploy" / "cluster"))
 
 # No deadline per example: how long one takes says more about the machine's other work than about ours.
 settings.register_profile("default", deadline=None)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import shutil
 import signal
 import statistics
@@ -81,11 +82,15 @@ class Load:
         self._loop.call_soon_threadsafe(self._publishing.set)
 
     def stop(self) -> None:
-        """End everything."""
+        """End everything. ClusterError when it has failed before."""
         assert self._loop is not None
         assert self._stopping is not None
-        self._loop.call_soon_threadsafe(self._stopping.set)
+        with contextlib.suppress(RuntimeError):
+            # The loop is closed when the load has failed.
+            self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join(30.0)
+        if self.failure is not None:
+            raise ClusterError("the load failed") from self.failure
 
     @property
     def received_count(self) -> int:
