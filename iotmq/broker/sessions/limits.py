@@ -27,7 +27,7 @@ from iotmq.broker.session_store.shares import is_share
 from iotmq.broker.sessions.queue_trim import Queue, Range, trimmed_ranges, waiting_count
 from iotmq.broker.settings import QueueLimits
 from iotmq.clock import Clock
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples_by
 from iotmq.ports.sessions import Refused
 from iotmq.store.queues.cold_steps import Steps
 from iotmq.store.store import Store
@@ -131,14 +131,12 @@ class SessionLimits:
         self._swept_after = client_ids[-1] if len(client_ids) == SWEEP_SESSIONS else None
 
     def metrics(self) -> Iterator[Metric]:
-        for reason, count in (("age", self.old_total), ("full", self.full_total)):
-            yield Metric(
-                "iotmq_broker_session_dropped_total",
-                "counter",
-                "Messages that kept sessions do not get because of the limits of their queues.",
-                count,
-                (("reason", reason),),
-            )
+        return samples_by(
+            "reason",
+            "iotmq_broker_session_dropped_total",
+            "Messages that kept sessions do not get because of the limits of their queues.",
+            {"age": self.old_total, "full": self.full_total},
+        )
 
     def _cursor(self, client_id: str, queue_id: int) -> Cursor:
         cursor = self._projection.cursor_of(queue_id, client_id)

@@ -10,7 +10,7 @@ import msgspec
 from iotmq import limits
 from iotmq.broker.tables.config_files import DirtyTable
 from iotmq.errors import RefusedError
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 
 
 class ConsumerOffsetTable(msgspec.Struct, kw_only=True, rename="camel"):
@@ -110,9 +110,5 @@ class ConsumerOffsets(DirtyTable):
         return msgspec.json.encode(ConsumerOffsetTable(offset_table=self._offsets))
 
     def metrics(self) -> Iterable[Metric]:
-        yield Metric(
-            "iotmq_broker_consumer_offset_pairs",
-            "gauge",
-            "Pairs of topic and group with a committed offset.",
-            len(self._offsets),
-        )
+        text = "Pairs of topic and group with a committed offset."
+        return samples(("iotmq_broker_consumer_offset_pairs", text, len(self._offsets)))

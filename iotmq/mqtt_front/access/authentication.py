@@ -19,7 +19,7 @@ from typing import Final
 
 from iotmq import limits
 from iotmq.clock import Clock
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples, samples_by
 from iotmq.mqtt.codec.packets import Auth, Connect
 from iotmq.mqtt.reason_codes import (
     BAD_USER_NAME_OR_PASSWORD,
@@ -161,28 +161,20 @@ class Authentication:
     def metrics(self) -> Iterable[Metric]:
         if self._authenticator is not None:
             yield from self._authenticator.metrics()
-            yield Metric(
-                "iotmq_mqtt_undecided_connections",
-                "gauge",
-                "Devices whose authentication is under way or waits.",
-                len(self._undecided),
-            )
-        for how, count in sorted(self._accepted.items()):
-            yield Metric(
-                "iotmq_mqtt_authenticated_total",
-                "counter",
-                "Devices that may connect, by how that was known.",
-                count,
-                (("how", how),),
-            )
-        for cause, count in sorted(self._refused.items()):
-            yield Metric(
-                "iotmq_mqtt_authentication_refused_total",
-                "counter",
-                "Devices that may not connect, by cause.",
-                count,
-                (("cause", cause),),
-            )
+            text = "Devices whose authentication is under way or waits."
+            yield from samples(("iotmq_mqtt_undecided_connections", text, len(self._undecided)))
+        yield from samples_by(
+            "how",
+            "iotmq_mqtt_authenticated_total",
+            "Devices that may connect, by how that was known.",
+            self._accepted,
+        )
+        yield from samples_by(
+            "cause",
+            "iotmq_mqtt_authentication_refused_total",
+            "Devices that may not connect, by cause.",
+            self._refused,
+        )
 
     def _check_certificate(self, device: Device, connect: Connect, identity: str) -> None:
         """The listener has verified the certificate; its name has to be one that a user could have."""
