@@ -20,7 +20,7 @@ from eventually import soon
 from mqtt_site import MqttSite, SessionDevice, open_site
 from session_oracle import RECORD_BYTES_MOST, Bounds, Expected
 
-from iotmq.broker.sessions.queue_trim import RECORD_BYTES_MIN, Queue, waiting_count
+from iotmq.broker.sessions.queue_trim import RECORD_BYTES_MIN, waiting_count
 from iotmq.broker.sessions.sessions import Sessions
 from iotmq.mqtt.topics.topics import matches
 
@@ -214,7 +214,7 @@ class Program:
                 (place.queue_id, broker.limits._cursor(client_id, place.queue_id))
                 for place in session.subscriptions.values()
             ]
-            return sum(waiting_count(broker.limits._reader, Queue("", *place)) for place in places)
+            return sum(waiting_count(broker.limits._reader, *place) for place in places)
 
         def are_within() -> bool:
             broker.limits.sweep()
