@@ -1,8 +1,9 @@
-"""Changes of sessions on their way into the log: many in one turn of the loop are one append."""
+"""Write changes of sessions to the log; all changes of one turn of the loop are one append."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -23,6 +24,14 @@ APPENDED_BYTES_PER_TURN: Final = 32 * 1024
 
 LoggedDone = Callable[[int | Refused], None]
 """Told the position of the record, once it is as durable as the broker promises, or why it is not stored."""
+
+logger = logging.getLogger(__name__)
+
+
+def log_refusal(result: int | Refused) -> None:
+    """Log a change that is not stored: the next start finds the session with its owner and repeats it."""
+    if isinstance(result, Refused):
+        logger.warning("a change of a session is not stored: %s", result.remark)
 
 
 class SessionLog:

@@ -1,7 +1,7 @@
 """Own sessions of clients: open, take over, close and expire them, also when a front end dies.
 
-Durable sessions are what SessionProjection has made of the log; here is what only lives while the broker
-does: which front end has which client, who waits for a session to be given up, whose will is due when.
+The stored part of sessions is in `session_store.projection`. Here is the part in memory: which front end owns
+which client, which takeovers wait for the former owner, and what is due when.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing_extensions import Buffer
 from iotmq import limits
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.session_store.channel import SessionChannel
-from iotmq.broker.session_store.log import LoggedDone, SessionLog
+from iotmq.broker.session_store.log import LoggedDone, SessionLog, log_refusal
 from iotmq.broker.session_store.projection import SessionProjection
 from iotmq.broker.session_store.queue_reader import QueueReader
 from iotmq.broker.session_store.records import Close, End, Open, Subscribe, Unsubscribe
@@ -77,13 +77,9 @@ _NOT_READY: Final = Refused(
 _LOST: Final = Refused(ResponseCode.SESSION_LOST, "the session belongs to somebody else now")
 
 
-def _ignore(result: int | Refused) -> None:
-    """Ignore a refusal: the next start finds the session with its owner and does it again."""
-    if isinstance(result, Refused):
-        logger.warning("a change of a session is not stored: %s", result.remark)
-
-
 class _Owner:
+    """Say which front end has a client, and what is attached to the front end's channel for it."""
+
     __slots__ = ("channel", "epoch", "generation", "is_durable", "queue_ids", "will")
 
     def __init__(self, channel: SessionChannel, epoch: int, will: Will | None, *, is_durable: bool) -> None:
@@ -91,8 +87,8 @@ class _Owner:
         self.epoch = epoch
         self.will = will
         self.is_durable = is_durable
-        # The queues its channel is attached to for it, as its front end knows them, in the order of its
-        # filters; and the generation of the queues in which these are their numbers.
+        # The light queues attached for it, in the order of its filters. Their numbers are those of one
+        # generation of the queues; -1 when nothing was attached yet.
         self.queue_ids: tuple[int, ...] = ()
         self.generation = -1
 
@@ -103,7 +99,7 @@ class _Owner:
 
 
 class _Request:
-    """Hold a request for a session that another front end has."""
+    """Hold an OpenRequest while another front end gives the session up."""
 
     __slots__ = ("channel", "done", "fence", "wanted")
 
@@ -141,7 +137,7 @@ class Sessions:
         self.limits = SessionLimits(
             parts.settings.session_limits, projection, reader, store, self._log, clock
         )
-        self._wills = Wills(projection, self._log, self._actions, publish=publish, ignore=_ignore)
+        self._wills = Wills(projection, self._log, self._actions, publish=publish)
         self.shares = Shares(parts, projection, reader, self._log, front_end_of=self.owner_of)
         self.front_ends = FrontEnds()
         self._owners: dict[str, _Owner] = {}
@@ -193,20 +189,20 @@ class Sessions:
         return channel
 
     def close_channel(self, channel: SessionChannel) -> None:
-        """The front end is gone: its clients count as gone when it is not back in OWNER_GRACE_S."""
+        """Close the channel of a front end; its clients count as gone unless it is back in OWNER_GRACE_S."""
         channel.is_open = False
         self.front_ends.remove(channel)
         self._projection.queues.close_channel(channel.light)
         self.shares.channel_closed(channel)
         orphans = [client_id for client_id, owner in self._owners.items() if owner.channel is channel]
         for request in [request for request in self._requests.values() if request.channel is channel]:
-            self._take_request(request.wanted.client_id)
+            self._pop_request(request.wanted.client_id)
         if orphans:
             self._actions.do_later(OWNER_GRACE_S, partial(self._drop_orphans, channel, orphans))
 
     def claim(self, channel: SessionChannel, client_id: str, epoch: int, will: Will | None) -> bool:
         """Take back a session that a returning front end says it has; False when it has lost it."""
-        stored = self._lasting(client_id) if epoch >= 0 else None
+        stored = self._unended(client_id) if epoch >= 0 else None
         self._wills.release(client_id, epoch)
         owner = self._owners.get(client_id)
         if owner is not None and (owner.epoch != epoch or owner.channel.is_open):
@@ -225,7 +221,7 @@ class Sessions:
         return True
 
     def queues_of(self, client_id: str) -> list[tuple[str, int]]:
-        """(filter, queue id) of a durable session; nothing when there is none."""
+        """Return (filter, queue id) for each filter of a durable session."""
         session = self._projection.session(client_id)
         if session is None:
             return []
@@ -242,12 +238,12 @@ class Sessions:
             self._open(request)
         except StoreError as error:
             if self._requests.get(wanted.client_id) is request:
-                self._take_request(wanted.client_id)
+                self._pop_request(wanted.client_id)
             done(_unreadable(error))
 
     def _open(self, request: _Request) -> None:
         client_id, channel = request.wanted.client_id, request.channel
-        former = self._take_request(client_id)
+        former = self._pop_request(client_id)
         if former is not None:
             former.done(_LOST)
         owner = self._owners.get(client_id)
@@ -260,11 +256,11 @@ class Sessions:
             # It knows what it does, and has seen to the will.
             self._close(client_id, expiry_s=None, drops_will=True)
             return
-        request.fence = self._actions.do_later(FENCE_TIMEOUT_S, partial(self._take, request))
+        request.fence = self._actions.do_later(FENCE_TIMEOUT_S, partial(self._take_over, request))
         if owner.channel.is_open:
             owner.channel.receiver.fenced(client_id, owner.epoch, "taken over")
         else:
-            self._take(request)
+            self._take_over(request)
 
     def subscribe(
         self,
@@ -314,7 +310,7 @@ class Sessions:
     def _subscribed(
         self, channel: SessionChannel, wanted: SubscribeRequest
     ) -> list[SessionSubscription] | Refused:
-        """The log has the filters; they are attached if the client, and its front end, is still there."""
+        """Attach filters that are stored now, if the client and its front end are still there."""
         client_id = wanted.client_id
         session = self._projection.session(client_id)
         owner = self._owners.get(client_id)
@@ -406,7 +402,7 @@ class Sessions:
         )
 
     def close_session(self, channel: SessionChannel, gone: CloseRequest) -> None:
-        """The client is gone."""
+        """Close the session of a client that has gone."""
         if not self._owns(channel, gone.client_id, gone.epoch):
             self.fenced_total += 1
             return
@@ -483,7 +479,7 @@ class Sessions:
         return self.shares.report(channel, reports)
 
     def read_queue(self, wanted: QueueRead, done: Callable[[QueueRecords | Refused], None]) -> None:
-        """Records of a light queue, at once when they are in memory; what the log has lost is left out."""
+        """Read records of a light queue: at once when they are in memory, without those that the log lost."""
         owner = self._owners.get(wanted.client_id)
         if owner is not None and owner.is_durable and not self._is_attached(owner):
             done(_NOT_READY)
@@ -502,18 +498,13 @@ class Sessions:
     # Operators
 
     def owner_of(self, client_id: str) -> str | None:
-        """The front end a client is connected to."""
+        """Return the front end that a client is connected to."""
         owner = self._owners.get(client_id)
         return None if owner is None else owner.channel.name
 
     def front_end_views(self) -> list[FrontEndView]:
-        """Front ends that are connected, and how many clients each has."""
+        """List the connected front ends and how many clients each has."""
         return self.front_ends.views(owner.channel.name for owner in self._owners.values())
-
-    @property
-    def wills_total(self) -> int:
-        """Wills published for vanished clients."""
-        return self._wills.sent_total
 
     @property
     def count(self) -> int:
@@ -634,32 +625,31 @@ class Sessions:
         owner = self._owners.get(client_id)
         return owner is not None and owner.channel is channel and owner.epoch == epoch
 
-    def _lasting(self, client_id: str) -> StoredSession | None:
-        """The session a client has, unless its end is on its way into the log."""
+    def _unended(self, client_id: str) -> StoredSession | None:
+        """Return the stored session of a client, unless its end is on its way into the log."""
         stored = self._projection.session(client_id)
         return None if stored is None or self._ending.get(client_id) == stored.epoch else stored
 
-    def _take_request(self, client_id: str) -> _Request | None:
-        """Take away and return the request that waits for a session."""
+    def _pop_request(self, client_id: str) -> _Request | None:
+        """Remove and return the request that waits for a session."""
         request = self._requests.pop(client_id, None)
         if request is not None and request.fence is not None:
             self._actions.cancel(request.fence)
         return request
 
-    def _take(self, request: _Request) -> None:
-        """The owner has had its time."""
+    def _take_over(self, request: _Request) -> None:
+        """Close the session of an owner that has had its time, which grants the request."""
         wanted = request.wanted
         if self._requests.get(wanted.client_id) is request:
             owner = self._owners.get(wanted.client_id)
             if owner is not None:
-                # Grants the request.
                 self._close(wanted.client_id, expiry_s=0 if wanted.is_clean else None, drops_will=False)
 
     def _grant(self, request: _Request) -> None:
         wanted, channel = request.wanted, request.channel
         client_id = wanted.client_id
         former = self._projection.session(client_id)
-        stored = self._lasting(client_id)
+        stored = self._unended(client_id)
         # A session that is about to end does not go on, and another one begins [MQTT-3.1.2-6].
         is_clean = wanted.is_clean or (former is not None and stored is None)
         is_present = stored is not None and not wanted.is_clean
@@ -687,7 +677,7 @@ class Sessions:
                     del self._owners[client_id]
                 if not isinstance(position, Refused):
                     # Nobody has what this record opens.
-                    self._log.write([Close(client_id, position, wanted.expiry_s, True)], _ignore)
+                    self._log.write([Close(client_id, position, wanted.expiry_s, True)], log_refusal)
             request.done(outcome)
 
         def logged(position: int | Refused) -> None:
@@ -732,7 +722,7 @@ class Sessions:
     def _open_steps(
         self, request: _Request, owner: _Owner, position: int, *, is_present: bool
     ) -> Generator[None, None, OpenedSession | Refused]:
-        """The record that opens a session for an owner is stored: find its places, and attach its queues."""
+        """Find the cursors of a session whose Open is stored, and attach its queues."""
         client_id = request.wanted.client_id
         found: list[SessionSubscription] = []
         while True:
@@ -763,7 +753,10 @@ class Sessions:
         return SessionSubscription(topic_filter, subscription.options, queue_id, *place)
 
     def _keep_left_will(self, client_id: str, stored: StoredSession, *, is_clean: bool) -> None:
-        """A client is back before it is settled whether the front end that had it outlived the start."""
+        """Hold back the will of a client whose former front end may still claim it after the start.
+
+        If it does not, the will is due, as for every client that nobody claims.
+        """
         is_settled = self._unclaimed_after is None or client_id in self._claimed
         if is_settled or stored.epoch >= self._start_position:
             return
@@ -862,24 +855,24 @@ class Sessions:
             if lasting_s == 0:
                 self._end(client_id, owner.epoch)
             else:
-                self._log.write([Close(client_id, owner.epoch, lasting_s, drops_will)], _ignore)
+                self._log.write([Close(client_id, owner.epoch, lasting_s, drops_will)], log_refusal)
             if will is not None and will.delay_s and lasting_s:
                 self._wills.delay(client_id, owner.epoch, will, min(will.delay_s, lasting_s))
                 will = None
         if will is not None:
             self._wills.send(client_id, owner.epoch, will, is_durable=owner.is_durable)
-        request = self._take_request(client_id)
+        request = self._pop_request(client_id)
         if request is not None:
             try:
                 self._grant(request)
             except StoreError as error:
                 request.done(_unreadable(error))
 
-    def _end(self, client_id: str, epoch: int, done: LoggedDone = _ignore) -> None:
+    def _end(self, client_id: str, epoch: int, done: LoggedDone = log_refusal) -> None:
         self._write_end(client_id, epoch, End(client_id, epoch), done)
 
     def _write_end(self, client_id: str, epoch: int, change: End | Open, done: LoggedDone) -> None:
-        """Store what ends a session; for who comes meanwhile it has ended."""
+        """Store what ends a session; requests that come meanwhile find it ended."""
         self._ending[client_id] = epoch
 
         def logged(position: int | Refused) -> None:
@@ -890,7 +883,7 @@ class Sessions:
         self._log.write([change], logged)
 
     def _drop_orphans(self, channel: SessionChannel, client_ids: list[str]) -> None:
-        """The front end did not come back: a part of its clients now, the rest in the next turn."""
+        """Close the sessions of a front end that did not come back, some in each turn."""
         turn = LoopSlice(PER_TURN)
         while client_ids and turn.take():
             owner = self._owners.get(client_ids[-1])
@@ -901,7 +894,7 @@ class Sessions:
             self._actions.do_later(0.0, partial(self._drop_orphans, channel, client_ids))
 
     def _close_unclaimed(self) -> None:
-        """Sessions that had an owner before the start, and nobody claims: their clients are gone."""
+        """Close sessions that had an owner before the start and that nobody has claimed."""
         unclaimed = self._projection.unsettled(after=self._unclaimed_after or None)
         turn = LoopSlice(PER_TURN)
         for client_id, session in unclaimed:
@@ -913,7 +906,7 @@ class Sessions:
             if was_claimed or session.epoch >= self._start_position:
                 continue
             if session.owner:
-                self._log.write([Close(client_id, session.epoch, session.expiry_s, False)], _ignore)
+                self._log.write([Close(client_id, session.epoch, session.expiry_s, False)], log_refusal)
             if session.will is not None:
                 self._wills.delay(client_id, session.epoch, session.will, session.will.delay_s)
         self._unclaimed_after = None
