@@ -15,7 +15,6 @@ import random
 from pathlib import Path
 
 import pytest
-import uvloop
 from eventually import soon
 from mqtt_site import MqttSite, SessionDevice, open_site
 from session_oracle import RECORD_BYTES_MOST, Bounds, Expected
@@ -24,6 +23,8 @@ from iotmq.broker.sessions.queue_trim import RECORD_BYTES_MIN, waiting_count
 from iotmq.broker.sessions.sessions import Sessions
 from iotmq.mqtt.topics.topics import matches
 
+pytestmark = pytest.mark.uvloop
+
 PROGRAMS = int(os.environ.get("IOTMQ_SESSION_PROGRAMS", "34"))
 SEED = int(os.environ.get("IOTMQ_SESSION_SEED", "1"))
 STEPS = 60
@@ -31,11 +32,6 @@ FRONTS = ("one", "two")
 FILTERS = ("t/0", "t/1", "t/+", "#", "u/#", "+/2")
 SESSION_EXPIRY_S = 3600
 TOPICS = ("t/0", "t/1", "t/2", "u/0", "u/2")
-
-
-@pytest.fixture
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy()
 
 
 def bounds_of(seed: int) -> Bounds:
