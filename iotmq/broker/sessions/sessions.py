@@ -26,6 +26,7 @@ from iotmq.broker.session_store.queue_reader import QueueReader
 from iotmq.broker.session_store.records import Close, End, Open, Subscribe, Unsubscribe
 from iotmq.broker.session_store.sessions import StoredSession
 from iotmq.broker.session_store.shares import is_share
+from iotmq.broker.sessions.attachments import OPENING, PER_TURN, Attachments, Owner, queue_ids_of
 from iotmq.broker.sessions.exclusives import Exclusives
 from iotmq.broker.sessions.front_ends import FrontEnds, FrontEndView
 from iotmq.broker.sessions.limits import SessionLimits
@@ -64,38 +65,13 @@ FENCE_TIMEOUT_S: Final = 1.0
 OWNER_GRACE_S: Final = 2.0
 # The same after a start of the broker, when front ends come back by and by.
 START_GRACE_S: Final = 10.0
-# Sessions ended, and owned ones looked at after a start, in one turn.
-PER_TURN: Final = 256
 # Filters of a session that is opened, in one step.
 _OPENED_AT_ONCE: Final = 64
-# In place of the epoch of a kept session that the log does not have yet.
-_OPENING: Final = -1
 _NOT_READY: Final = Refused(
     ResponseCode.SERVICE_NOT_AVAILABLE,
     "sessions are behind the log, see the broker's log; kv/ may have met a full disk",
 )
 _LOST: Final = Refused(ResponseCode.SESSION_LOST, "the session belongs to somebody else now")
-
-
-class _Owner:
-    """Say which front end has a client, and what is attached to the front end's channel for it."""
-
-    __slots__ = ("channel", "epoch", "generation", "is_durable", "queue_ids", "will")
-
-    def __init__(self, channel: SessionChannel, epoch: int, will: Will | None, *, is_durable: bool) -> None:
-        self.channel = channel
-        self.epoch = epoch
-        self.will = will
-        self.is_durable = is_durable
-        # The light queues attached for it, in the order of its filters. Their numbers are those of one
-        # generation of the queues; -1 when nothing was attached yet.
-        self.queue_ids: tuple[int, ...] = ()
-        self.generation = -1
-
-    @property
-    def is_granted(self) -> bool:
-        """Return False until the log has that a kept session was opened."""
-        return self.epoch != _OPENING
 
 
 class _Request:
@@ -140,7 +116,7 @@ class Sessions:
         self._wills = Wills(projection, self._log, self._actions, publish=publish)
         self.shares = Shares(parts, projection, reader, self._log, front_end_of=self.owner_of)
         self.front_ends = FrontEnds()
-        self._owners: dict[str, _Owner] = {}
+        self._owners: dict[str, Owner] = {}
         self.exclusives = Exclusives(
             projection,
             self._log,
@@ -151,10 +127,9 @@ class Sessions:
         self._requests: dict[str, _Request] = {}
         # Epochs of sessions whose end is on its way into the log.
         self._ending: dict[str, int] = {}
-        # In which generation of the queues those of all owners are attached; None while that is under way.
-        self._attached_generation: int | None = projection.queues.generation
+        self._attachments = Attachments(projection, store, self._owners, refused=self._refused)
         # Epochs of sessions that are not kept count down from here.
-        self._transient_epoch = _OPENING
+        self._transient_epoch = OPENING
         self._started_s = clock.monotonic_s()
         # Sessions opened from here on had their owner in this life of the broker, as those that were claimed.
         self._start_position = store.appended_position
@@ -210,14 +185,14 @@ class Sessions:
         if epoch < 0:
             # When the broker was started again it knows nothing of sessions that are not kept.
             self._transient_epoch = min(self._transient_epoch, epoch)
-            self._owners[client_id] = _Owner(channel, epoch, will, is_durable=False)
+            self._owners[client_id] = Owner(channel, epoch, will, is_durable=False)
             return True
         if stored is None or stored.epoch != epoch or stored.owner != channel.name:
             return False
         if owner is None and self._unclaimed_after is not None:
             self._claimed.add(client_id)
-        owner = self._owners[client_id] = _Owner(channel, epoch, will, is_durable=True)
-        self._attach(owner, _queue_ids(stored))
+        owner = self._owners[client_id] = Owner(channel, epoch, will, is_durable=True)
+        self._attachments.attach(owner, queue_ids_of(stored))
         return True
 
     def queues_of(self, client_id: str) -> list[tuple[str, int]]:
@@ -318,7 +293,7 @@ class Sessions:
             return _LOST
         if not self._owns(channel, client_id, wanted.epoch):
             return _LOST
-        if not self._is_attached(owner):
+        if not self._attachments.is_attached(owner):
             return _NOT_READY
         found = []
         for topic_filter, options in wanted.subscriptions:
@@ -327,7 +302,9 @@ class Sessions:
                 return _NOT_READY
             cursor, sent = self._projection.cursor(subscription.queue_id, client_id)
             found.append(SessionSubscription(topic_filter, options, subscription.queue_id, cursor, sent))
-        self._attach(owner, [entry.queue_id for entry in found if not is_share(entry.topic_filter)])
+        self._attachments.attach(
+            owner, [entry.queue_id for entry in found if not is_share(entry.topic_filter)]
+        )
         return found
 
     def unsubscribe(
@@ -355,7 +332,7 @@ class Sessions:
             return
         names = {name for name in unwanted.filters if not is_share(name)}
         known = names & session.subscriptions.keys()
-        self._detach(owner, [session.subscriptions[name].queue_id for name in known])
+        self._attachments.detach(owner, [session.subscriptions[name].queue_id for name in known])
 
         def logged(position: int | Refused) -> None:
             # When the database is opened again everything is attached anew.
@@ -366,15 +343,15 @@ class Sessions:
 
         self._log.write([Unsubscribe(client_id, epoch, unwanted.filters)], logged)
 
-    def _unsubscribed(self, client_id: str, owner: _Owner, names: set[str]) -> None:
+    def _unsubscribed(self, client_id: str, owner: Owner, names: set[str]) -> None:
         """Attach what the log still has (nothing was stored), detach what a subscribe attached meanwhile."""
         session = self._projection.session(client_id)
-        if session is None or session.epoch != owner.epoch or not self._is_attached(owner):
+        if session is None or session.epoch != owner.epoch or not self._attachments.is_attached(owner):
             return
         kept = names & session.subscriptions.keys()
-        self._attach(owner, [session.subscriptions[name].queue_id for name in kept])
+        self._attachments.attach(owner, [session.subscriptions[name].queue_id for name in kept])
         others = map(self._projection.queues.id_of, names - kept)
-        self._detach(owner, [queue_id for queue_id in others if queue_id is not None])
+        self._attachments.detach(owner, [queue_id for queue_id in others if queue_id is not None])
 
     def progress(
         self,
@@ -388,7 +365,7 @@ class Sessions:
         if not heard:
             done(None)
             return
-        if not all(self._is_attached(self._owners[change.client_id]) for change in heard):
+        if not all(self._attachments.is_attached(self._owners[change.client_id]) for change in heard):
             # The numbers of its queues may be those of others now.
             done(_NOT_READY)
             return
@@ -481,7 +458,7 @@ class Sessions:
     def read_queue(self, wanted: QueueRead, done: Callable[[QueueRecords | Refused], None]) -> None:
         """Read records of a light queue: at once when they are in memory, without those that the log lost."""
         owner = self._owners.get(wanted.client_id)
-        if owner is not None and owner.is_durable and not self._is_attached(owner):
+        if owner is not None and not self._attachments.is_attached(owner):
             done(_NOT_READY)
             return
 
@@ -545,7 +522,7 @@ class Sessions:
         self.kick(client_id)
         owner = self._owners.get(client_id)
         if owner is not None:
-            self._detach(owner, owner.queue_ids)
+            self._attachments.detach(owner, owner.queue_ids)
         self._wills.session_ends(client_id)
         self._end(
             client_id,
@@ -577,7 +554,7 @@ class Sessions:
             logger.warning("sessions wait for the key-value database: %s", error)
 
     def _look_after_sessions(self) -> None:
-        self._follow_projection()
+        self._attachments.follow_projection()
         for client_id, epoch in self._projection.due(self._clock.now_ms(), LoopSlice(PER_TURN)):
             if client_id not in self._owners and client_id not in self._ending:
                 self.expired_total += 1
@@ -664,16 +641,16 @@ class Sessions:
                 self._end(client_id, stored.epoch)
             self._transient_epoch -= 1
             epoch = self._transient_epoch
-            self._owners[client_id] = _Owner(channel, epoch, wanted.will, is_durable=False)
+            self._owners[client_id] = Owner(channel, epoch, wanted.will, is_durable=False)
             request.done(OpenedSession(epoch, False, [], [], []))
             return
         # From now on: what comes meanwhile for the same client waits for this owner.
-        owner = self._owners[client_id] = _Owner(channel, _OPENING, wanted.will, is_durable=True)
+        owner = self._owners[client_id] = Owner(channel, OPENING, wanted.will, is_durable=True)
 
         def opened(position: int | Refused, outcome: OpenedSession | Refused) -> None:
             if isinstance(outcome, Refused):
                 if self._owners.get(client_id) is owner:
-                    self._detach(owner, owner.queue_ids)
+                    self._attachments.detach(owner, owner.queue_ids)
                     del self._owners[client_id]
                 if not isinstance(position, Refused):
                     # Nobody has what this record opens.
@@ -720,7 +697,7 @@ class Sessions:
         done(outcome)
 
     def _open_steps(
-        self, request: _Request, owner: _Owner, position: int, *, is_present: bool
+        self, request: _Request, owner: Owner, position: int, *, is_present: bool
     ) -> Generator[None, None, OpenedSession | Refused]:
         """Find the cursors of a session whose Open is stored, and attach its queues."""
         client_id = request.wanted.client_id
@@ -731,16 +708,18 @@ class Sessions:
                 return _LOST
             if session is None or session.epoch != position:
                 return _NOT_READY
-            if not self._is_attached(owner):
+            if not self._attachments.is_attached(owner):
                 # At first, and when the queues have got other numbers meanwhile.
                 found.clear()
-                self._attach(owner, ())
+                self._attachments.attach(owner, ())
             names = islice(session.subscriptions, len(found), len(found) + _OPENED_AT_ONCE)
             some = [self._subscription(client_id, name, session) for name in names]
             if not some:
                 break
             found += some
-            self._attach(owner, [entry.queue_id for entry in some if not is_share(entry.topic_filter)])
+            self._attachments.attach(
+                owner, [entry.queue_id for entry in some if not is_share(entry.topic_filter)]
+            )
             yield
         owner.epoch = position
         self.limits.opened(client_id)
@@ -767,72 +746,6 @@ class Sessions:
         settled_s = self._started_s + START_GRACE_S - self._clock.monotonic_s()
         self._wills.hold(client_id, stored.epoch, will, for_s=max(0.0, settled_s))
 
-    # Queues whose records a front end is pushed for a session
-
-    def _is_attached(self, owner: _Owner) -> bool:
-        """False from when the queues were made again until they are attached again."""
-        return not owner.is_durable or owner.generation == self._projection.queues.generation
-
-    def _attach(self, owner: _Owner, queue_ids: Sequence[int]) -> None:
-        if not self._is_attached(owner):
-            owner.queue_ids = ()
-            owner.generation = self._projection.queues.generation
-        # Of thousands each would be looked for among thousands.
-        known = set(owner.queue_ids)
-        missing = [queue_id for queue_id in dict.fromkeys(queue_ids) if queue_id not in known]
-        for queue_id in missing:
-            self._projection.queues.attach(owner.channel.light, queue_id)
-        owner.queue_ids += tuple(missing)
-
-    def _detach(self, owner: _Owner, queue_ids: Sequence[int]) -> None:
-        unwanted = set(queue_ids).intersection(owner.queue_ids)
-        if self._is_attached(owner) and owner.channel.is_open:
-            for queue_id in unwanted:
-                self._projection.queues.detach(owner.channel.light, queue_id)
-        owner.queue_ids = tuple(queue_id for queue_id in owner.queue_ids if queue_id not in unwanted)
-
-    def _follow_projection(self) -> None:
-        """Attach all queues again after the database was reopened: they may have other numbers."""
-        generation = self._projection.queues.generation
-        is_level = self._projection.applied_position >= self._store.confirmed_position
-        if self._attached_generation not in (generation, None) and is_level:
-            self._attached_generation = None
-            self._attach_again(generation, list(self._owners))
-
-    def _attach_again(self, generation: int, client_ids: list[str]) -> None:
-        """Attach the queues of some of these owners, and those of the others in the turns that follow."""
-        if generation == self._projection.queues.generation:
-            try:
-                turn = LoopSlice(PER_TURN)
-                while client_ids and turn.take():
-                    self._attach_owner_again(client_ids[-1])
-                    client_ids.pop()
-            except StoreError as error:
-                self._refused(error)
-                generation = -1
-            else:
-                if client_ids:
-                    asyncio.get_running_loop().call_soon(self._attach_again, generation, client_ids)
-                    return
-        self._attached_generation = generation
-
-    def _attach_owner_again(self, client_id: str) -> None:
-        owner = self._owners.get(client_id)
-        if owner is None or not owner.is_durable or not owner.is_granted or self._is_attached(owner):
-            return
-        stored = self._projection.session(client_id)
-        known_ids = owner.queue_ids
-        is_same = stored is not None and stored.epoch == owner.epoch and _queue_ids(stored) == known_ids
-        if not owner.channel.is_open:
-            # It is looked at again when its front end is back and claims it.
-            return
-        self._attach(owner, known_ids if is_same else ())
-        if is_same:
-            owner.channel.receiver.missed(known_ids)
-        else:
-            # The client comes anew and learns of them.
-            owner.channel.receiver.fenced(client_id, owner.epoch, "its queues have changed")
-
     # Ends
 
     def _close(self, client_id: str, *, expiry_s: int | None, drops_will: bool) -> None:
@@ -845,7 +758,7 @@ class Sessions:
         del self._owners[client_id]
         self.shares.leave(client_id)
         self.limits.closed(client_id)
-        self._detach(owner, owner.queue_ids)
+        self._attachments.detach(owner, owner.queue_ids)
         # A will is one only when its CONNECT was accepted [MQTT-3.1.2-8].
         will = None if drops_will or not owner.is_granted else owner.will
         if not owner.is_durable:
@@ -932,15 +845,6 @@ class Sessions:
             assert request.fence is not None
             assert request.fence.action is not None
         self._wills._invariants()
-
-
-def _queue_ids(session: StoredSession) -> tuple[int, ...]:
-    """Return the light queues of a session's own, in the order of its filters."""
-    return tuple(
-        subscription.queue_id
-        for topic_filter, subscription in session.subscriptions.items()
-        if not is_share(topic_filter)
-    )
 
 
 def _pushed_queue_ids(pushes: bytes) -> list[int]:
