@@ -20,7 +20,7 @@ from typing_extensions import Buffer
 from iotmq import limits
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.session_store.channel import SessionChannel
-from iotmq.broker.session_store.log import LoggedDone, SessionLog, log_refusal
+from iotmq.broker.session_store.log import LoggedDone, SessionLog, log_refusal, refusal_of
 from iotmq.broker.session_store.projection import SessionProjection
 from iotmq.broker.session_store.queue_reader import QueueReader
 from iotmq.broker.session_store.records import Close, End, Open, Subscribe, Unsubscribe
@@ -334,12 +334,12 @@ class Sessions:
         known = names & session.subscriptions.keys()
         self._attachments.detach(owner, [session.subscriptions[name].queue_id for name in known])
 
-        def logged(position: int | Refused) -> None:
+        def logged(result: int | Refused) -> None:
             # When the database is opened again everything is attached anew.
             with suppress(StoreError):
                 if self._owners.get(client_id) is owner:
                     self._unsubscribed(client_id, owner, names)
-            done(position if isinstance(position, Refused) else None)
+            done(refusal_of(result))
 
         self._log.write([Unsubscribe(client_id, epoch, unwanted.filters)], logged)
 
@@ -524,11 +524,7 @@ class Sessions:
         if owner is not None:
             self._attachments.detach(owner, owner.queue_ids)
         self._wills.session_ends(client_id)
-        self._end(
-            client_id,
-            stored.epoch,
-            lambda position: done(position if isinstance(position, Refused) else None),
-        )
+        self._end(client_id, stored.epoch, lambda result: done(refusal_of(result)))
         return True
 
     def stop(self) -> None:
