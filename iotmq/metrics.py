@@ -1,19 +1,23 @@
-"""Report the numbers of a part: they are kept by the part, and read only when somebody asks."""
+"""Report the numbers of a part: the part counts, and nothing is made of it until somebody asks."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 logger = logging.getLogger(__name__)
+
+
+Kind: TypeAlias = Literal["counter", "gauge"]
+_Key = TypeVar("_Key")
 
 
 class Metric(NamedTuple):
     """One sample. Counters end in `_total`; names carry their unit (`_bytes`, `_seconds`)."""
 
     name: str
-    kind: Literal["counter", "gauge"]
+    kind: Kind
     help: str
     value: float
     labels: tuple[tuple[str, str], ...] = ()
@@ -47,7 +51,24 @@ class SourceReader:
 def samples(
     *rows: tuple[str, str, float], prefix: str = "", labels: tuple[tuple[str, str], ...] = ()
 ) -> Iterator[Metric]:
-    """The metrics of a table of (name, help, value); what ends in `_total` is a counter, all else a gauge."""
+    """Yield the samples of a table of (name, help, value)."""
     for name, text, value in rows:
-        kind: Literal["counter", "gauge"] = "counter" if name.endswith("_total") else "gauge"
-        yield Metric(prefix + name, kind, text, value, labels)
+        yield Metric(prefix + name, kind_of(name), text, value, labels)
+
+
+def samples_by(
+    label: str,
+    name: str,
+    text: str,
+    values: Mapping[_Key, float],
+    *,
+    labels: tuple[tuple[str, str], ...] = (),
+) -> Iterator[Metric]:
+    """Yield a sample of one metric for each key of `values`; the key is the value of `label`."""
+    for key, value in sorted((str(key), value) for key, value in values.items()):
+        yield from samples((name, text, value), labels=(*labels, (label, key)))
+
+
+def kind_of(name: str) -> Kind:
+    """Return the kind of a metric by its name."""
+    return "counter" if name.endswith("_total") else "gauge"

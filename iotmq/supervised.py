@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples_by
 
 logger = logging.getLogger(__name__)
 
@@ -39,14 +39,8 @@ class Failures:
 
     def metrics(self) -> Iterable[Metric]:
         """Report one sample for each kind of work that has failed."""
-        for name, count in sorted(self._count_of.items()):
-            yield Metric(
-                "iotmq_background_failures_total",
-                "counter",
-                "Unexpected exceptions in background work.",
-                count,
-                (("work", name),),
-            )
+        text = "Unexpected exceptions in background work."
+        return samples_by("work", "iotmq_background_failures_total", text, self._count_of)
 
 
 FAILURES: Final = Failures()

@@ -3,6 +3,7 @@ its source."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import uvloop
 from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,6 +38,13 @@ UNTRACED = frozenset(
 )
 
 _CIMPORT = re.compile(r"^\s*(?:from\s+([\w.]+)\s+cimport|cimport\s+([\w.]+))", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
+    """The loop of a module's tests: asyncio's own, or uvloop's where the module is marked for it."""
+    is_uvloop = request.node.get_closest_marker("uvloop") is not None
+    return uvloop.EventLoopPolicy() if is_uvloop else asyncio.get_event_loop_policy()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from iotmq.assembly import Process
 from iotmq.config.config import load_config
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, kind_of
 
 PACKAGE: Final = Path(__file__).resolve().parents[1] / "iotmq"
 
@@ -77,16 +77,16 @@ def tables(all_families: Iterable[Family]) -> str:
 
 
 def _in_the_code() -> Iterable[Family]:
-    """Calls of Metric and samples with names and texts that stand there."""
+    """Calls of samples and samples_by whose names and texts stand there; a process says the others."""
     for path in sorted(PACKAGE.rglob("*.py")):
         for function in ast.walk(ast.parse(path.read_text())):
             if isinstance(function, ast.FunctionDef):
                 texts = dict(_texts_of(function))
                 for node in ast.walk(function):
-                    if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Metric":
-                        yield from _family_of(node, texts)
-                    elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "samples":
+                    if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "samples":
                         yield from _families_of(node, texts)
+                    elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "samples_by":
+                        yield from _family_of(node, texts)
 
 
 def _texts_of(function: ast.FunctionDef) -> Iterable[tuple[str, str]]:
@@ -99,26 +99,23 @@ def _texts_of(function: ast.FunctionDef) -> Iterable[tuple[str, str]]:
 
 def _family_of(call: ast.Call, texts: Mapping[str, str]) -> Iterable[Family]:
     try:
-        name, kind, text = (_text(argument, texts) for argument in call.args[:3])
+        label, name, text = (_text(argument, texts) for argument in call.args[:3])
     except (KeyError, ValueError):
-        return  # made from a table: a process says it
-    given = [*call.args[4:], *(word.value for word in call.keywords if word.arg == "labels")]
-    yield Family(name, kind, tuple(_label_names(given)), text)
+        return
+    yield Family(name, kind_of(name), (*_label_names(call), label), text)
 
 
 def _families_of(call: ast.Call, texts: Mapping[str, str]) -> Iterable[Family]:
     """The rows of a table."""
-    words = {word.arg: word.value for word in call.keywords}
-    prefix = _text(words["prefix"], texts) if "prefix" in words else ""
-    labels = tuple(_label_names([words["labels"]])) if "labels" in words else ()
+    prefixes = [word.value for word in call.keywords if word.arg == "prefix"]
+    labels = tuple(_label_names(call))
     for row in call.args:
         if isinstance(row, ast.Tuple):
             try:
-                name, text = (_text(cell, texts) for cell in row.elts[:2])
+                *prefix, name, text = (_text(cell, texts) for cell in (*prefixes, *row.elts[:2]))
             except (KeyError, ValueError):
-                continue  # a process says it
-            kind = "counter" if name.endswith("_total") else "gauge"
-            yield Family(prefix + name, kind, labels, text)
+                continue
+            yield Family("".join((*prefix, name)), kind_of(name), labels, text)
 
 
 def _text(node: ast.expr, texts: Mapping[str, str]) -> str:
@@ -133,9 +130,9 @@ def _text(node: ast.expr, texts: Mapping[str, str]) -> str:
     raise ValueError(ast.unparse(node))
 
 
-def _label_names(given: Iterable[ast.expr]) -> Iterable[str]:
-    for labels in given:
-        for node in ast.walk(labels):
+def _label_names(call: ast.Call) -> Iterable[str]:
+    for word in call.keywords:
+        for node in ast.walk(word.value) if word.arg == "labels" else ():
             match node:
                 case ast.Tuple(elts=[ast.Constant(value=str(name)), _]):
                     yield name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
@@ -70,15 +71,12 @@ def first_at_or_after(
     Asks `stored_at_ms` about log2 of the queue's length offsets; None (deleted) counts as earlier.
     Store times of one queue do not run backwards, which makes halving possible.
     """
-    low, high = bounds
-    while low < high:
-        middle = (low + high) // 2
-        stored_ms = stored_at_ms(middle)
-        if stored_ms is None or stored_ms < timestamp_ms:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+
+    def is_late(offset: int) -> bool:
+        stored_ms = stored_at_ms(offset)
+        return stored_ms is not None and stored_ms >= timestamp_ms
+
+    return bounds.min_offset + bisect_left(range(*bounds), True, key=is_late)
 
 
 def _number(numbers: QueueNumbers, key: QueueKey, bounds: Mapping[QueueKey, QueueBounds]) -> int:

@@ -18,7 +18,7 @@ from typing import Final
 from iotmq.assembly import Process, run_process
 from iotmq.errors import IotmqError
 from iotmq.log_format import set_up_logging
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.supervised import surviving
 from iotmq.workers.channel import Ask, Begin, Failed, Listening, Status, frame, read_to_worker, status
 
@@ -39,16 +39,13 @@ class _OwnProcess:
 
     def metrics(self) -> Iterable[Metric]:
         used = resource.getrusage(resource.RUSAGE_SELF)
-        yield Metric(
-            "iotmq_mqtt_worker_cpu_seconds_total",
-            "counter",
-            "Processor time the worker has used.",
-            used.ru_utime + used.ru_stime,
-        )
         with open("/proc/self/statm", encoding="ascii") as statm:
             pages = int(statm.read().split()[1])
-        yield Metric(
-            "iotmq_mqtt_worker_resident_memory_bytes", "gauge", "Memory of the worker.", pages * _PAGE_BYTES
+        used_s = used.ru_utime + used.ru_stime
+        return samples(
+            ("cpu_seconds_total", "Processor time the worker has used.", used_s),
+            ("resident_memory_bytes", "Memory of the worker.", pages * _PAGE_BYTES),
+            prefix="iotmq_mqtt_worker_",
         )
 
 

@@ -254,7 +254,7 @@ class RemoteGateway:
 
     def metrics(self) -> Iterable[Metric]:
         yield from self._producer.metrics()
-        yield dropped_replies_metric(self._dropped_replies)
+        yield from dropped_replies_metric(self._dropped_replies)
         for channel in self._channels.values():
             labels = (("broker", channel.address),)
             yield from samples(

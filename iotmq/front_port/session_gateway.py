@@ -30,7 +30,7 @@ from iotmq.front_port.session_parts import (
     own_subscriptions,
     progress_pages,
 )
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.ports.sessions import (
     CloseRequest,
     DrainOrder,
@@ -107,12 +107,8 @@ class RemoteSessions:
 
     def metrics(self) -> Iterable[Metric]:
         yield from self._brokers.metrics()
-        yield Metric(
-            "iotmq_mqtt_renewed_sessions_total",
-            "counter",
-            "Devices asked to connect again because a broker that was away knows nothing of them.",
-            self.renewed_total,
-        )
+        text = "Devices asked to connect again because a broker that was away knows nothing of them."
+        yield from samples(("iotmq_mqtt_renewed_sessions_total", text, self.renewed_total))
 
     # Sessions
 

@@ -12,7 +12,7 @@ from functools import partial
 from iotmq.addresses import parse_address
 from iotmq.clock import Clock, SystemClock
 from iotmq.event_loop import happens_within
-from iotmq.metrics import Metric, samples
+from iotmq.metrics import Metric, samples, samples_by
 from iotmq.mqtt import reason_codes
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.server.connection_settings import ConnectionSettings
@@ -429,14 +429,8 @@ class MqttFront:
                 self._refused_total,
             ),
         )
-        for reason, count in sorted(self._closed_total.items()):
-            yield Metric(
-                "iotmq_mqtt_closed_total",
-                "counter",
-                "MQTT connections ended, by reason.",
-                count,
-                (("reason", reason),),
-            )
+        text = "MQTT connections ended, by reason."
+        yield from samples_by("reason", "iotmq_mqtt_closed_total", text, self._closed_total)
         if parts is not None:
             yield from samples(
                 ("iotmq_mqtt_sessions", "Connected sessions.", len(parts.sessions)),

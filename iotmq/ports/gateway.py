@@ -7,12 +7,12 @@ the native protocol (docs/reference/wire-protocol.md, codes from 30001). Nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from typing_extensions import Buffer
 
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 
 AppendDone = Callable[[int, str], None]
 """Told a response code (0 = as durable as promised) and a remark, once, possibly before `append` returns."""
@@ -118,11 +118,7 @@ class GatewayPort(Protocol):
         """Report the metrics of the channel."""
 
 
-def dropped_replies_metric(count: int) -> Metric:
+def dropped_replies_metric(count: int) -> Iterator[Metric]:
     """Make the metric of replies that were dropped."""
-    return Metric(
-        "iotmq_mqtt_dropped_replies_total",
-        "counter",
-        "Answers of devices to requests that could not be handed to their broker.",
-        count,
-    )
+    text = "Answers of devices to requests that could not be handed to their broker."
+    return samples(("iotmq_mqtt_dropped_replies_total", text, count))

@@ -19,7 +19,7 @@ from iotmq.limits import (
     REGISTRATIONS_WAITING_MAX,
     REGISTRY_NAME_BYTES_MAX,
 )
-from iotmq.metrics import Metric, samples
+from iotmq.metrics import Metric, samples, samples_by
 from iotmq.registry.changed_settings import ChangedSettingsFile, changed, setting_texts
 from iotmq.registry.kv import ORDER_TOPIC_NAMESPACE, KeyValueFile, KeyValues, check_texts
 from iotmq.registry.registration import Registration, decode_registration
@@ -168,30 +168,31 @@ class Registry:
 
     def metrics(self) -> Iterable[Metric]:
         yield from self._server.metrics()
-        prefix = "iotmq_registry_"
-        yield Metric(f"{prefix}brokers", "gauge", "Registered brokers.", self._routes.broker_count)
         text = "Topics of all brokers, each counted for each broker."
         yield from samples(
-            (f"{prefix}topics", text, self._routes.topic_count),
-            (f"{prefix}kv_entries", "Key-value settings.", self._values.count),
-            (f"{prefix}registrations_total", "Registrations taken.", self._registrations_count),
+            ("brokers", "Registered brokers.", self._routes.broker_count),
+            ("topics", text, self._routes.topic_count),
+            ("kv_entries", "Key-value settings.", self._values.count),
+            ("registrations_total", "Registrations taken.", self._registrations_count),
             (
-                f"{prefix}topics_refused_total",
+                "topics_refused_total",
                 "Topics left out of registrations for a bad name or bad numbers.",
                 self._topics_refused_count,
             ),
             (
-                f"{prefix}stale_registrations_total",
+                "stale_registrations_total",
                 "Registrations of masters refused because a later one is known.",
                 self._routes.stale_count,
             ),
-            (f"{prefix}master_watchers", "Clients that wait for another master.", self._watches.count),
+            ("master_watchers", "Clients that wait for another master.", self._watches.count),
+            prefix="iotmq_registry_",
         )
-        for reason, count in self._brokers_lost.items():
-            yield Metric(
-                f"{prefix}brokers_lost_total", "counter", "Brokers taken out of the routes.", count,
-                (("reason", reason),),
-            )  # fmt: skip
+        yield from samples_by(
+            "reason",
+            "iotmq_registry_brokers_lost_total",
+            "Brokers taken out of the routes.",
+            self._brokers_lost,
+        )
 
     def drop_silent_brokers(self) -> None:
         """Take brokers out of the routes that were silent too long; runs by itself."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from traceback import extract_tb
 from typing import Final
 
-from iotmq.metrics import Metric, samples
+from iotmq.metrics import Metric, samples, samples_by
 from iotmq.remoting.codes import request_name
 from iotmq.remoting.frames.frame import REASONS
 
@@ -65,33 +65,35 @@ class Traffic:
 
     def metrics(self, connections: int, labels: tuple[tuple[str, str], ...] = ()) -> Iterator[Metric]:
         """Yield the counters as samples; `connections` are those open now."""
-        prefix = "iotmq_remoting_"
+        timed_out = self.requests_timed_out
         yield from samples(
-            (f"{prefix}connections", "Open native connections.", connections),
-            (f"{prefix}unfinished_bytes", "Bytes of frames not whole yet.", self.unfinished_bytes),
+            ("connections", "Open native connections.", connections),
+            ("unfinished_bytes", "Bytes of frames not whole yet.", self.unfinished_bytes),
+            ("connections_opened_total", "Native connections accepted.", self.connections_opened),
+            ("tls_connections_total", "Native connections by TLS accepted.", self.tls_connections),
+            ("requests_total", "Requests received.", self.requests),
+            ("requests_refused_total", "Requests refused: too many in flight.", self.requests_refused),
+            ("requests_timed_out_total", "Requests to peers that got no answer in time.", timed_out),
+            ("request_errors_total", "Requests answered with an error code.", self.request_errors),
+            ("responses_unmatched_total", "Responses to no waiting request.", self.responses_unmatched),
+            ("handler_failures_total", "Requests that failed for a fault of iotmq.", self.handler_failures),
+            ("frames_ignored_total", "Frames with an empty header, skipped.", self.frames_ignored),
+            ("received_bytes_total", "Bytes received.", self.bytes_received),
+            ("sent_bytes_total", "Bytes sent.", self.bytes_sent),
+            prefix="iotmq_remoting_",
             labels=labels,
         )
-        for name, help_text, value in (
-            ("connections_opened", "Native connections accepted.", self.connections_opened),
-            ("tls_connections", "Native connections by TLS accepted.", self.tls_connections),
-            ("requests", "Requests received.", self.requests),
-            ("requests_refused", "Requests refused: too many in flight.", self.requests_refused),
-            ("requests_timed_out", "Requests to peers that got no answer in time.", self.requests_timed_out),
-            ("request_errors", "Requests answered with an error code.", self.request_errors),
-            ("responses_unmatched", "Responses to no waiting request.", self.responses_unmatched),
-            ("handler_failures", "Requests that failed for a fault of iotmq.", self.handler_failures),
-            ("frames_ignored", "Frames with an empty header, skipped.", self.frames_ignored),
-            ("received_bytes", "Bytes received.", self.bytes_received),
-            ("sent_bytes", "Bytes sent.", self.bytes_sent),
-        ):
-            yield Metric(f"{prefix}{name}_total", "counter", help_text, value, labels)
-        for reason, count in self.malformed.items():
-            yield Metric(
-                f"{prefix}malformed_frames_total", "counter", "Connections ended by malformed frames.",
-                count, (*labels, ("reason", reason)),
-            )  # fmt: skip
-        for close_reason, count in self.closed.items():
-            yield Metric(
-                f"{prefix}connections_closed_total", "counter", "Connections ended by this side.",
-                count, (*labels, ("reason", close_reason)),
-            )  # fmt: skip
+        yield from samples_by(
+            "reason",
+            "iotmq_remoting_malformed_frames_total",
+            "Connections ended by malformed frames.",
+            self.malformed,
+            labels=labels,
+        )
+        yield from samples_by(
+            "reason",
+            "iotmq_remoting_connections_closed_total",
+            "Connections ended by this side.",
+            self.closed,
+            labels=labels,
+        )

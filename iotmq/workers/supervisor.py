@@ -122,7 +122,7 @@ class WorkerSupervisor:
     def metrics(self) -> Iterable[Metric]:
         """Of the workers together, and all of each worker's with its number as a label."""
         running = sum(worker.is_running for worker in self._workers)
-        yield Metric("iotmq_mqtt_workers", "gauge", "Worker processes that run.", running)
+        yield from samples(("iotmq_mqtt_workers", "Worker processes that run.", running))
         for worker in self._workers:
             labels = (("worker", str(worker.number)),)
             yield from samples(

@@ -15,7 +15,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-import uvloop
 from eventually import STOP_S, WITHIN_S, soon
 
 from iotmq.assembly import Process, RoleName, StartError
@@ -30,18 +29,14 @@ from iotmq.message.hosts import encode_host
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
 
+pytestmark = pytest.mark.uvloop
+
 ROOT = Path(__file__).resolve().parents[2]
 ANY_PORTS = tuple(f"{section}.listen_port=0" for section in ("registry", "broker", "mqtt", "http"))
 CONNECT = b"\x10\x0d\x00\x04MQTT\x04\x02\x00\x3c\x00\x01d"
 PUBLISH = b"\x32\x0a\x00\x03a/b\x00\x07hey"  # QoS 1, packet id 7, topic a/b
 PUBACK = b"\x40\x02\x00\x07"
 SMALL_STORE = ("store.segment_bytes=16777216", "store.allocation_step_bytes=65536")
-
-
-@pytest.fixture(scope="module")
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    """The loop that `iotmq serve` runs on."""
-    return uvloop.EventLoopPolicy()
 
 
 def config_for(data: Path, *assignments: str) -> Config:

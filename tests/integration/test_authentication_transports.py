@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import uvloop
 from certificates import make_certificate, make_root
 from fake_gateway import RawClient, ScriptedGateway, connect_packet
 from mqtt_transports import Transport
@@ -22,12 +20,9 @@ from iotmq.mqtt_front.access.users_file import write_users
 from iotmq.mqtt_front.server import MqttFront
 from iotmq.mqtt_front.settings.authentication import AuthenticationSettings
 
+pytestmark = pytest.mark.uvloop
+
 ACCEPTED = (packets.CONNACK << 4, b"\0\0")
-
-
-@pytest.fixture
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy()
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import uvloop
 from eventually import soon
 
 from iotmq.assembly import Process
@@ -22,10 +21,7 @@ from iotmq.errors import MessageRefusedError
 from iotmq.limits import RECORD_BYTES_MAX
 from iotmq.message.records.record import decode_record, encode_record
 
-
-@pytest.fixture(scope="module")
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy()
+pytestmark = pytest.mark.uvloop
 
 
 @pytest.fixture

@@ -5,15 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import uvloop
 from mqtt_site import SessionDevice, open_site
 
+pytestmark = pytest.mark.uvloop
+
 WINDOW = 3
-
-
-@pytest.fixture
-def event_loop_policy() -> uvloop.EventLoopPolicy:
-    return uvloop.EventLoopPolicy()
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import uvloop
 from eventually import soon
 from mqtt_site import MqttSite, SessionDevice, open_site
 
@@ -15,10 +13,7 @@ from iotmq.message.properties import decode_properties
 from iotmq.message.records.record import iter_records
 from iotmq.mqtt.codec.packets import Will
 
-
-@pytest.fixture
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy()
+pytestmark = pytest.mark.uvloop
 
 
 @pytest.fixture(params=["in the broker's process", "in processes of their own"])

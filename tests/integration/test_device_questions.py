@@ -7,15 +7,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import uvloop
 from mqtt_site import MqttSite, SessionDevice, open_site
 
 from iotmq.client import ClientSettings, IotmqClient, Message, Requester
 
-
-@pytest.fixture
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy()
+pytestmark = pytest.mark.uvloop
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 from eventually import soon
 from mqtt5_device import Device5
 from mqtt5_reading import read_publish5
@@ -22,10 +21,7 @@ from iotmq.mqtt.codec.packets import Will
 from iotmq.mqtt.codec.properties import Properties
 from iotmq.mqtt_front.sessions import reports as session_reports
 
-
-@pytest.fixture
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy()
+pytestmark = pytest.mark.uvloop
 
 
 @pytest.fixture(params=["in the broker's process", "in processes of their own"])

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import uvloop
 from eventually import soon
 from fake_gateway import RawClient
 from mqtt_site import MqttSite, SessionDevice, open_site
@@ -17,12 +16,9 @@ from iotmq.broker.sessions.sessions import OWNER_GRACE_S
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.codec.properties import NO_PROPERTIES
 
+pytestmark = pytest.mark.uvloop
+
 TAKEN = [0x80]
-
-
-@pytest.fixture
-def event_loop_policy() -> uvloop.EventLoopPolicy:
-    return uvloop.EventLoopPolicy()
 
 
 @pytest.fixture(params=["local", "remote", "brokers"])

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 from eventually import soon
 from mqtt_site import MqttSite, SessionDevice, open_site
 
@@ -18,10 +17,7 @@ from iotmq.errors import ClientError
 from iotmq.front_port import session_link
 from iotmq.ports.sessions import DrainOrder
 
-
-@pytest.fixture
-def event_loop_policy() -> uvloop.EventLoopPolicy:
-    return uvloop.EventLoopPolicy()
+pytestmark = pytest.mark.uvloop
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 from eventually import STOP_S, WITHIN_S, soon
 from fake_gateway import RawClient
 
@@ -34,10 +33,7 @@ from iotmq.registry.settings import RegistrySettings
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
 
-
-@pytest.fixture
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy()
+pytestmark = pytest.mark.uvloop
 
 
 class Site:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
-import uvloop
 from eventually import soon
 from fake_gateway import RawClient, connect_packet
 from live_objects import forget_silent, leaving_nothing_behind
@@ -16,12 +14,9 @@ from mqtt_site import MqttSite, SessionDevice, open_site
 from iotmq.broker.sessions.sessions import OWNER_GRACE_S
 from iotmq.mqtt.codec import packets
 
+pytestmark = pytest.mark.uvloop
+
 ROUNDS = 8
-
-
-@pytest.fixture
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy()
 
 
 @pytest.fixture

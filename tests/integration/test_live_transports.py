@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 import pytest
-import uvloop
 from fake_gateway import RawClient, ScriptedGateway, connect_packet
 from live_objects import forget_silent, leaving_nothing_behind
 from mqtt_transports import Transport
 
 from iotmq.mqtt.codec import packets
 
+pytestmark = pytest.mark.uvloop
+
 CONNECTIONS = 8
-
-
-@pytest.fixture
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy()
 
 
 @pytest.mark.parametrize("end", [RawClient.close, RawClient.abort], ids=["closed", "cut off"])

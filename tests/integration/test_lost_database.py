@@ -6,7 +6,6 @@ copies of their own, so of these those come back whose records the log still has
 
 from __future__ import annotations
 
-import asyncio
 import random
 import shutil
 from collections.abc import AsyncIterator, Callable
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 from eventually import soon
 from mqtt_site import MqttSite, SessionDevice, open_site
 
@@ -24,17 +22,14 @@ from iotmq.message.records.record import decode_record
 from iotmq.store.kv.kv import KV_DIRECTORY
 from iotmq.store.tools.rebuild import rebuild
 
+pytestmark = pytest.mark.uvloop
+
 BACKLOG = [b"%d" % number for number in range(30)]
 FOR_THE_GROUP = b"for whoever of the group comes back"
 ALL_X = [*BACKLOG, FOR_THE_GROUP]
 GROUP = "$share/group/all/x"
 LONG_S = 1_000_000
 RETENTION_H = 1
-
-
-@pytest.fixture
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy()
 
 
 @pytest.fixture

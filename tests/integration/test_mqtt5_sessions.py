@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 from mqtt5_device import Device5
 from mqtt_site import MqttSite, open_site
 
@@ -16,13 +15,10 @@ from iotmq.mqtt.codec import packets
 from iotmq.mqtt.codec.packets import Will
 from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties
 
+pytestmark = pytest.mark.uvloop
+
 EXPIRY_S_MAX = 7 * 24 * 3600  # mqtt.session_expiry_s_max, by default
 NO_LOCAL, RETAIN_AS_PUBLISHED, IF_NEW, NEVER = 0x04, 0x08, 0x10, 0x20
-
-
-@pytest.fixture
-def event_loop_policy() -> uvloop.EventLoopPolicy:
-    return uvloop.EventLoopPolicy()
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
-import uvloop
 from fake_gateway import RawClient, ScriptedGateway
 from mqtt_cases import VERSIONS, Version, check_told
 from mqtt_core import feed
@@ -23,14 +22,11 @@ from iotmq.limits import MQTT_PACKET_BYTES_MAX
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt_front.server import MqttFront
 
+pytestmark = pytest.mark.uvloop
+
 CONNECTIONS_AT_ONCE = 32
 # Of what is made from tables every nth, where not everything is sent.
 MADE_STEP = 11
-
-
-@pytest.fixture
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy()
 
 
 @pytest.fixture

@@ -5,12 +5,10 @@ What each can take is bounded and counted, and nobody else notices.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import uvloop
 from eventually import soon
 from fake_gateway import RawClient
 from front_site import Site, running
@@ -24,13 +22,10 @@ from iotmq.mqtt.codec import packets
 from iotmq.mqtt.codec.packets import Connect, Will
 from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties
 
+pytestmark = pytest.mark.uvloop
+
 # Levels of the longest topic the protocol has room for.
 LEVELS = "/" * 65_535
-
-
-@pytest.fixture
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy()
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import uvloop
 from fake_gateway import RawClient, connect_packet
 from mqtt5_device import Device5
 from mqtt5_reading import read_publish5
@@ -16,13 +15,10 @@ from iotmq import limits
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties
 
+pytestmark = pytest.mark.uvloop
+
 RETAIN_AS_PUBLISHED, NEVER = 0x08, 0x20
 KEPT_OR_NOT = pytest.mark.parametrize("expiry_s", [None, 600])
-
-
-@pytest.fixture
-def event_loop_policy() -> uvloop.EventLoopPolicy:
-    return uvloop.EventLoopPolicy()
 
 
 @pytest.fixture(params=[False, True], ids=["one process", "own processes"])

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 from eventually import soon
 from fake_gateway import RawClient, connect_packet
 from mqtt5_device import Device5
@@ -21,10 +20,7 @@ from iotmq.mqtt.codec import packets
 from iotmq.mqtt.codec.packets import Will
 from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties
 
-
-@pytest.fixture
-def event_loop_policy() -> uvloop.EventLoopPolicy:
-    return uvloop.EventLoopPolicy()
+pytestmark = pytest.mark.uvloop
 
 
 @pytest.fixture

@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import uvloop
 from eventually import soon
 from fake_gateway import RawClient
 from mqtt_site import MqttSite, SessionDevice, open_site
 
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt_front.settings.topics import AutoSubscriptionSettings, RewriteSettings
+
+pytestmark = pytest.mark.uvloop
 
 MARKS = {
     "rewrites": (
@@ -25,11 +26,6 @@ MARKS = {
     ),
     "subscriptions_max": 4,
 }
-
-
-@pytest.fixture
-def event_loop_policy() -> uvloop.EventLoopPolicy:
-    return uvloop.EventLoopPolicy()
 
 
 @pytest.fixture(params=["local", "remote"])

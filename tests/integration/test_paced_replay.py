@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import uvloop
 from eventually import WITHIN_S, soon
 from fake_gateway import RawClient, connect_packet
 from mqtt_site import MqttSite, SessionDevice
 
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt_front.connection.replay_pace import BURST_S
+
+pytestmark = pytest.mark.uvloop
 
 PER_S = 100
 COUNT = 60
@@ -22,11 +23,6 @@ COUNT = 60
 def least_s(count: int) -> float:
     """What so many take at the pace: a burst may go at the start, and the last when its turn comes."""
     return (count - 2 * BURST_S * PER_S - 2) / PER_S
-
-
-@pytest.fixture
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy()
 
 
 @pytest.fixture(params=["in the broker's process", "in processes of their own"])

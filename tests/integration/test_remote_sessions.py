@@ -12,7 +12,6 @@ from typing import Any
 
 import mqtt_site
 import pytest
-import uvloop
 from eventually import soon
 from fake_gateway import RawClient, connect_packet
 from front_metrics import number_of
@@ -42,12 +41,9 @@ from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 from iotmq.store.store import Store
 
+pytestmark = pytest.mark.uvloop
+
 HOST = encode_host("127.0.0.1", 1)
-
-
-@pytest.fixture
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy()
 
 
 # One broker

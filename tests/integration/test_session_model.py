@@ -15,14 +15,15 @@ import random
 from pathlib import Path
 
 import pytest
-import uvloop
 from eventually import soon
 from mqtt_site import MqttSite, SessionDevice, open_site
 from session_oracle import RECORD_BYTES_MOST, Bounds, Expected
 
-from iotmq.broker.sessions.queue_trim import RECORD_BYTES_MIN, Queue, waiting_count
+from iotmq.broker.sessions.queue_trim import RECORD_BYTES_MIN, waiting_count
 from iotmq.broker.sessions.sessions import Sessions
 from iotmq.mqtt.topics.topics import matches
+
+pytestmark = pytest.mark.uvloop
 
 PROGRAMS = int(os.environ.get("IOTMQ_SESSION_PROGRAMS", "34"))
 SEED = int(os.environ.get("IOTMQ_SESSION_SEED", "1"))
@@ -31,11 +32,6 @@ FRONTS = ("one", "two")
 FILTERS = ("t/0", "t/1", "t/+", "#", "u/#", "+/2")
 SESSION_EXPIRY_S = 3600
 TOPICS = ("t/0", "t/1", "t/2", "u/0", "u/2")
-
-
-@pytest.fixture
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy()
 
 
 def bounds_of(seed: int) -> Bounds:
@@ -214,7 +210,7 @@ class Program:
                 (place.queue_id, broker.limits._cursor(client_id, place.queue_id))
                 for place in session.subscriptions.values()
             ]
-            return sum(waiting_count(broker.limits._reader, Queue("", *place)) for place in places)
+            return sum(waiting_count(broker.limits._reader, *place) for place in places)
 
         def are_within() -> bool:
             broker.limits.sweep()

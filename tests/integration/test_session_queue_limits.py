@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import uvloop
 from mqtt_site import MqttSite, SessionDevice
 
 from iotmq.broker.sessions.limits import CHECK_INTERVAL_S
 
-
-@pytest.fixture
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy()
+pytestmark = pytest.mark.uvloop
 
 
 @pytest.fixture(params=["in the broker's process", "in processes of their own"])

@@ -12,23 +12,19 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import uvloop
 from eventually import soon
 from mqtt_site import Front, MqttSite, SessionDevice, open_site
 
 from iotmq.broker.shares.share_group import Strategy
 from iotmq.broker.shares.shares import REJOIN_GRACE_S
 
+pytestmark = pytest.mark.uvloop
+
 PROGRAMS = int(os.environ.get("IOTMQ_SHARED_PROGRAMS", "1"))
 SEED = int(os.environ.get("IOTMQ_SHARED_SEED", "1"))
 STEPS = 50
 FRONTS = ("one", "two")
 SHARE = "$share/g/t/+"
-
-
-@pytest.fixture
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy()
 
 
 class Program:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import uvloop
 from eventually import soon
 from mqtt_site import MqttSite, SessionDevice, open_site
 
 from iotmq import limits
 from iotmq.broker.shares.shares import REJOIN_GRACE_S
 
+pytestmark = pytest.mark.uvloop
+
 SHARE = "$share/g/t/#"
-
-
-@pytest.fixture
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy()
 
 
 @pytest.fixture(params=["one process", "front ends of their own"])

@@ -8,7 +8,10 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable
 from typing import Self
 
+import pytest
 from aiohttp import web
+
+from iotmq.errors import ConsensusUnavailableError
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -71,3 +74,15 @@ async def stream(request: web.Request) -> web.StreamResponse:
     response.enable_chunked_encoding()
     await response.prepare(request)
     return response
+
+
+def patience_ms(fault: str | bytes) -> int:
+    """How long to wait: short for what never comes, and long for all else, on a busy machine."""
+    return 500 if fault == "hang" else 5_000
+
+
+async def fails(work: Awaitable[object]) -> str:
+    """What an operator reads of a request that failed."""
+    with pytest.raises(ConsensusUnavailableError) as caught:
+        await work
+    return str(caught.value)

@@ -33,7 +33,7 @@ from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.tables.topics import TRACE_TOPIC, reply_topic
 from iotmq.errors import ConfigError, RequestError
 from iotmq.message.records.record import decode_record, property_value
-from iotmq.metrics import Metric, samples
+from iotmq.metrics import Metric, samples, samples_by
 from iotmq.remoting.codes import ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.frames.frame import Run
@@ -180,11 +180,8 @@ class AccessControl:
         self._warn_when_open()
 
     def metrics(self) -> Iterable[Metric]:
-        for reason, count in self.refused.items():
-            yield Metric(
-                "iotmq_broker_acl_refused_total", "counter", "Requests refused by access control.", count,
-                (("reason", reason),),
-            )  # fmt: skip
+        text = "Requests refused by access control."
+        yield from samples_by("reason", "iotmq_broker_acl_refused_total", text, self.refused)
         yield from samples(
             ("iotmq_broker_acl_accounts", "Accounts of access control.", len(self._accounts.by_key)),
             ("iotmq_broker_acl_reloads_total", "Times changed accounts were read.", self.reloads_count),

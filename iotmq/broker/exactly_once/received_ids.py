@@ -1,17 +1,19 @@
-"""Packet ids of QoS 2 that devices with kept sessions have sent and not released, as the log has them.
+"""Keep the packet ids of QoS 2 messages that devices have sent and not released: a projection of the log.
 
-A message and its packet id are one record (properties.MQTT_PACKET_ID), and what is released is a record of
-RECEIVED_TOPIC: so whoever stores a message knows, after any death, whether it has it already.
+Only kept sessions have such ids. The packet id is a property of the stored message (MQTT_PACKET_ID), and a
+release (PUBREL) is a record of RECEIVED_TOPIC. So after any crash the log says which messages are stored.
 
-In the column family `received_ids`: 0x01 and the key (received_marks) -> position of the record 8, digest 8;
-0x02 and that position -> the key, for the oldest to be found; 0x03 -> how many there are 8, their bytes 8.
-Most are released before they are written.
+A message under an id that is not released is the stored one if topic and body are the same, with DUP or
+without [MQTT-4.3.3-10]. A different message takes the id over: its client has lost its state.
 
-What comes under an id that is not released is the message that is here when it has its topic and body, with
-DUP or without [MQTT-4.3.3-10]. Another one takes the id over: its client has lost what it knew.
+Column family `received_ids`; most ids are released before they are written to it:
 
-Body of a record of RECEIVED_TOPIC, and of a request that releases: for each, size of the client id 2 | client
-id | packet id 2; packet id 0 is all of the client's.
+    0x01 | key (received_marks)     position of the record 8 | digest 8
+    0x02 | position 8               key; finds the oldest id
+    0x03                            count 8 | size in bytes 8
+
+Body of a record of RECEIVED_TOPIC, and of a request that releases, for each id: size of the client id 2 |
+client id | packet id 2. Packet id 0 stands for all of the client's.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Entry(NamedTuple):
-    """A packet id in memory. `position` is None once it was released, `stored` is that in the database."""
+    """A packet id in memory: the position of its record, None once released, and the one in the database."""
 
     position: int | None
     digest: int
@@ -113,8 +115,8 @@ class _Changes:
 class ReceivedIds(CountedProjection):
     """The projection. For the store's thread alone.
 
-    It looks at stretches of the log alone that were said to have marked messages (`begin_append`), and at all
-    of them while it catches up at a start.
+    It reads only the stretches of the log that have marked messages, as announced by `begin_append`; while it
+    catches up at a start, it reads all.
     """
 
     totals_key = _TOTALS_KEY
@@ -132,8 +134,8 @@ class ReceivedIds(CountedProjection):
         self.forgotten_total = 0
         self.is_looking = True
         self._marked_until = _ALL_MARKS
-        # What was appended and is not applied yet: key -> (end of its batch, digest or None when it was
-        # released), and the same in order.
+        # What was appended and is not applied yet: key -> (end of its batch, digest; None for a release).
+        # And the same by batch, in order.
         self._recent: dict[bytes, tuple[int, int | None]] = {}
         self._recent_batches: deque[tuple[int, list[bytes]]] = deque()
         # What the database has of messages before it is released.
@@ -154,13 +156,14 @@ class ReceivedIds(CountedProjection):
     # What is appended
 
     def begin_append(self) -> None:
-        """Begin an append of marked messages or releases."""
+        """Announce an append of marked messages or releases."""
         self._marked_until = _ALL_MARKS
 
     def end_append(self, digests: Mapping[bytes, int | None], end_position: int) -> None:
-        """The log ends at `end_position` now, with a batch of these keys; without them nothing was stored.
+        """Note what was appended: the log ends at `end_position` now.
 
-        A key has the digest of its message, or None when it is released.
+        `digests` has the digest of each stored message by its key, None for a released key; it is empty when
+        nothing was stored.
         """
         self._marked_until = end_position
         if digests and self.applied_position < end_position:
@@ -168,7 +171,7 @@ class ReceivedIds(CountedProjection):
             self._recent_batches.append((end_position, list(digests)))
 
     def digest(self, key: bytes) -> int | None:
-        """Return the digest of the message stored under this packet id; None when none is, or no more."""
+        """Return the digest of the message stored under this packet id; None when there is none."""
         recent = self._recent.get(key)
         if recent is not None:
             return recent[1]
@@ -180,8 +183,7 @@ class ReceivedIds(CountedProjection):
     def new_elements(self, elements: Buffer) -> tuple[Buffer, dict[bytes, int | None]]:
         """Return the elements of a batch that are not stored yet, and the digests of those that are marked.
 
-        Another message under a packet id that is not released takes it over. Raises StoreError while that is
-        not known.
+        Raises StoreError while the ids are not known.
         """
         self._check_known()
         view = memoryview(elements)
@@ -200,9 +202,9 @@ class ReceivedIds(CountedProjection):
         return b"".join(parts), digests
 
     def known_releases(self, body: bytes) -> tuple[list[bytes], bytes]:
-        """Return the keys of what a release names and this broker has, and that part of it.
+        """Return the keys that a release names and this broker has, and a release of just these.
 
-        Raises ValueError for what is no release, and StoreError while that is not known.
+        Raises ValueError for a malformed release, and StoreError while the ids are not known.
         """
         self._check_known()
         found: list[bytes] = []
@@ -231,7 +233,7 @@ class ReceivedIds(CountedProjection):
             self._forget_oldest()
 
     def put(self, key: bytes, position: int, digest: int) -> None:
-        """Add a marked message; it takes the place of another with its packet id."""
+        """Add a marked message in place of any other with its packet id."""
         before = self._entry(key)
         if before is None or before.position is None:
             self.count += 1
@@ -248,9 +250,10 @@ class ReceivedIds(CountedProjection):
             logger.error("a record of packet ids cannot be read: %s", error)
 
     def trim(self, min_position: int) -> None:
-        """Forget what is before the start of the log: those devices have been away for as long.
+        """Forget ids whose messages retention has deleted: their devices have been away for that long.
 
-        It is unknown from now on, and released some at a time with what is applied next: it may be very much.
+        They are unknown from now on, and released some at a time with what is applied next: there may be very
+        many.
         """
         # All of it is in the database then.
         super().trim(min_position)
@@ -275,7 +278,7 @@ class ReceivedIds(CountedProjection):
         self._changes.release(key, entry.stored)
 
     def _forget_oldest(self) -> None:
-        """Release one, the one whose message is the oldest."""
+        """Release the id whose message is the oldest."""
         # Those before are in the database until the next write, and are not to be passed over one by one.
         start = _ORDER_TAG + _POSITION.pack(self._forgotten_until)
         for order_key, key in self._space.scan(start, _ORDER_END):
@@ -284,7 +287,7 @@ class ReceivedIds(CountedProjection):
                 self.forgotten_total += 1
                 self._release(key)
                 return
-        # What the database has is all released; what is in memory came in this order.
+        # Every id of the database is released; those in memory are in the order of the log.
         for key, entry in self._changes.entries.items():
             if entry.position is not None:
                 self.forgotten_total += 1
@@ -363,12 +366,12 @@ def key_of(client: bytes, packet_id: int) -> bytes:
 
 
 def encode_release(client: bytes, packet_id: int) -> bytes:
-    """Carry out one piece of a release."""
+    """Encode the release of one packet id, or of ALL."""
     return _U16.pack(len(client)) + client + _U16.pack(packet_id)
 
 
 def split_releases(body: bytes) -> Iterator[tuple[bytes, int]]:
-    """(client id, packet id) of each piece. Raises ValueError for what is no release."""
+    """Yield (client id, packet id) of each part of a release. Raises ValueError when it is malformed."""
     at = 0
     while at < len(body):
         if at + 2 > len(body):

@@ -1,12 +1,11 @@
-"""Packet ids of QoS 2 in batches and records: which device's, and of which message.
+"""Find the messages of QoS 2 that carry a packet id, in batches and in the log.
 
-Operations: a look at every message of a batch that has such, and at the records of a stretch of the log. Goals:
-nothing per message but finding that it has no mark; few objects for each that has. Plan: the property is looked for
-where the messages lie.
+A message of a kept session is marked: its property MQTT_PACKET_ID has the packet id in decimal. Its key is the client
+id, 0x00 and that packet id. Its digest tells it from other messages of the same id: CRC-32 of the body in the upper
+half, of the MQTT topic in the lower.
 
-A message of a kept session has MQTT_PACKET_ID: its packet id in decimal. Its key is the client id, 0x00 and the
-packet id in decimal. Its digest tells it from other messages under that id: the CRC-32 of the body, and below that
-of the MQTT topic.
+Operations: look at every message of a batch with marked ones, and at every record of a stretch of the log. Goals: an
+unmarked message costs one search for the property; a marked one few objects. Plan: search the bytes where they lie.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -53,7 +52,7 @@ cdef uint64_t digest_of(
 
 
 def marked_elements(elements):
-    """(key, digest, start, end) of each marked element of a batch; MessageFormatError."""
+    """Return (key, digest, start, end) of each marked element of a batch. Raises MessageFormatError."""
     cdef Py_buffer buffer
     cdef Element element
     cdef const uint8_t* at
@@ -81,10 +80,10 @@ def marked_elements(elements):
 
 
 def collect_received(view, on_received not None, on_released not None):
-    """Call `on_received(key, position, digest)` and `on_released(body)` for what a stretch of the log says, in order.
+    """Call `on_received(key, position, digest)` for each marked record, and `on_released(body)` for each release.
 
-    Copies that wait in a topic of the brokers' own were seen in their real topic, but for those that wait for their
-    time first. StoreCorruptError when `view` holds something else than whole records.
+    Records in the brokers' own topics are copies of records seen before, and are passed over. Those that wait for
+    their time are not: they come there first. Raises StoreCorruptError when `view` is not made of whole records.
     """
     cdef RecordWalk walk
     begin_walk(&walk, view)

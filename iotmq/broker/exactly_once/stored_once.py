@@ -1,9 +1,10 @@
-"""Keep messages from being stored twice: batches that are sent again, and packet ids of devices.
+"""Leave out of a batch what is stored already: repeated batches, and QoS 2 messages of known packet ids.
 
-A sender that lost its connection does not know whether its batch was stored. It sends it again and says so;
-then the batch is looked for by the first unique key in it, once everything appended so far is confirmed,
-because the key index has nothing sooner. What is found is compared message by message: of a batch that a
-power cut took the end of, the rest is stored, under the same key. Sends that do not say so cost nothing here.
+A sender that lost its connection does not know whether its batch was stored. It sends the batch again, marked
+as a repeat. The broker then waits until everything appended so far is confirmed, since the key index has
+nothing sooner, and looks the batch up by its first unique key. Messages are compared one by one: when a power
+cut took the end of the batch, only that end is stored, under the same key. Batches that are no repeats cost
+nothing here.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ Part: TypeAlias = tuple[bytes, bytes, int]
 
 
 class Append(Protocol):
-    """Stores elements as the writer does."""
+    """Append elements to a queue, as MessageWriter.append with its other arguments filled in."""
 
     def __call__(self, elements: Buffer, *, done: Done) -> None: ...
 
 
 class StoredOnce:
-    """Stores batches that may be there already. For the loop's thread."""
+    """Stores what is not stored yet of a batch. For the loop's thread."""
 
     def __init__(self, writer: MessageWriter, received: ReceivedIds, *, host: bytes) -> None:
         self._writer = writer
@@ -77,8 +78,8 @@ class StoredOnce:
     ) -> None:
         """Give `append` those messages of a batch that are not stored yet; `done` is called once.
 
-        `is_repeat`: the sender does not know whether it was stored, in the first of `topics`; it may
-        have gone on to another since. `has_packet_ids`: messages of it have MQTT_PACKET_ID.
+        `is_repeat`: the batch may have been stored in the first of `topics`, and its messages delivered
+        from there to the others. `has_packet_ids`: some of its messages have MQTT_PACKET_ID.
         """
         if has_packet_ids:
             append = partial(self._append_new, append)
@@ -96,21 +97,21 @@ class StoredOnce:
             done(RefusedBatch(ResponseCode.MESSAGE_ILLEGAL, str(error)))
             return
         except StoreError as error:
-            done(_not_known(str(error)))
+            done(_unknown(str(error)))
             return
         if known:
             self._release(keys, known, done, now_ms=now_ms)
         else:
-            self._writer.when_flushed(partial(_all_there, done))
+            self._writer.when_flushed(partial(_answer_stored, done))
 
     def forget(self, client_id: str, *, now_ms: int) -> None:
-        """A client begins a session: packet ids of the one before mean nothing any more.
+        """Forget the packet ids of a client that begins a new session.
 
-        Raises StoreError, with nothing done, while it is not known which those are.
+        Raises StoreError, with nothing done, while those ids are not known.
         """
         keys, known = self._received.known_releases(encode_release(client_id.encode(), ALL))
         if known:
-            self._release(keys, known, _forgotten, now_ms=now_ms)
+            self._release(keys, known, _log_refusal, now_ms=now_ms)
 
     def _release(self, keys: list[bytes], body: bytes, done: Done, *, now_ms: int) -> None:
         self._received.begin_append()
@@ -139,20 +140,20 @@ class StoredOnce:
         yield from self._received.metrics()
 
     def _append_new(self, append: Append, elements: Buffer, *, done: Done) -> None:
-        """Store the elements whose packet ids are not those of stored messages."""
+        """Append the elements whose packet ids are not those of stored messages."""
         try:
             new, digests = self._received.new_elements(elements)
         except MessageFormatError as error:
             done(RefusedBatch(ResponseCode.MESSAGE_ILLEGAL, str(error)))
             return
         except StoreError as error:
-            done(_not_known(str(error)))
+            done(_unknown(str(error)))
             return
         if not memoryview(new).nbytes:
-            self._writer.when_flushed(partial(_all_there, done))
+            self._writer.when_flushed(partial(_answer_stored, done))
             return
         if new is not elements:
-            new = _encoded(list(split_elements(new)), _key_of(split_elements(elements)))
+            new = _encode_rest(list(split_elements(new)), _key_of(split_elements(elements)))
         self._received.begin_append()
         before = self._store.appended_position
         append(new, done=done)
@@ -166,7 +167,7 @@ class StoredOnce:
         self, topics: tuple[str, ...], elements: Buffer, append: Append, done: Done, run: StoredRun
     ) -> None:
         if run.status != ResponseCode.SUCCESS:
-            done(_not_known("the disk takes too long"))
+            done(_unknown("the disk takes too long"))
             return
         try:
             parts = list(split_elements(elements))
@@ -175,16 +176,16 @@ class StoredOnce:
             done(RefusedBatch(ResponseCode.MESSAGE_ILLEGAL, str(error)))
             return
         except (StoreError, OSError) as error:
-            done(_not_known(str(error)))
+            done(_unknown(str(error)))
             return
         if not stored:
             append(elements, done=done)
             return
         self.found_total += 1
-        # What has come into its own topic meanwhile waited for its time, and was stored whole.
-        rest = _without(parts, stored) if stored[0].topic == topics[0] else []
+        # A batch found in another topic was delivered from the first one, where it was stored whole.
+        rest = _unstored(parts, stored) if stored[0].topic == topics[0] else []
         if rest:
-            append(_encoded(rest, _key_of(parts)), done=done)
+            append(_encode_rest(rest, _key_of(parts)), done=done)
         else:
             found = FoundBatch(
                 [record.position for record in stored],
@@ -204,7 +205,7 @@ class StoredOnce:
         identities = {_identity(body, properties) for body, properties, _ in parts}
         keys = {_key_in(properties) for _, properties, _ in parts} | {b""}
         for topic in topics:
-            # Several views when it was stored in pieces.
+            # The query finds several records when the batch was stored in pieces, each with the key.
             found: dict[int, Record] = {}
             for view in self._store.query(topic, key.decode("utf-8", "replace")):
                 first = decode_record(view)
@@ -222,7 +223,7 @@ class StoredOnce:
         return []
 
     def _run_from(self, record: Record) -> Iterator[Record]:
-        """Return a record and those behind it that may be of the same batch."""
+        """Yield a record and those right behind it with its topic, queue and store time."""
         batch = (record.topic, record.queue_id, record.store_timestamp_ms)
         while (record.topic, record.queue_id, record.store_timestamp_ms) == batch:
             yield record
@@ -235,7 +236,7 @@ class StoredOnce:
 
 
 def _key_of(parts: Iterable[Part]) -> bytes:
-    """Return the unique key that a batch is known by: its first one; empty when it has none."""
+    """Return the first unique key in a batch, by which it is looked up; empty when it has none."""
     return next((key for _, properties, _ in parts if (key := _key_in(properties))), b"")
 
 
@@ -244,7 +245,7 @@ def _key_in(properties: bytes) -> bytes:
 
 
 class _Identity(NamedTuple):
-    """Identify the messages of one batch."""
+    """Tell the messages of one batch apart; copies of one message are equal."""
 
     body: bytes
     packet_id: bytes | None
@@ -256,8 +257,8 @@ def _identity(body: bytes, properties: bytes) -> _Identity:
     return _Identity(body, packet_id, packet_id and property_value(properties, _CLIENT_ID))
 
 
-def _without(parts: list[Part], stored: list[Record]) -> list[Part]:
-    """Return the elements that have no record. Those with the same packet id and body are one message."""
+def _unstored(parts: list[Part], stored: list[Record]) -> list[Part]:
+    """Return the elements that have no record; all with the same packet id and body are one message."""
     there = Counter(_identity(record.body, record.properties) for record in stored)
     rest = []
     for part in parts:
@@ -269,8 +270,8 @@ def _without(parts: list[Part], stored: list[Record]) -> list[Part]:
     return rest
 
 
-def _encoded(parts: list[Part], key: bytes) -> bytes:
-    """Return the elements that are left of a batch, the first with its key: it is looked up by that."""
+def _encode_rest(parts: list[Part], key: bytes) -> bytes:
+    """Encode what is left of a batch; its first element gets the batch's key if it has none of its own."""
     if key and _key_of(parts) != key:
         body, properties, flag = parts[0]
         separator = b"" if not properties or properties.endswith(b"\x02") else b"\x02"
@@ -278,20 +279,20 @@ def _encoded(parts: list[Part], key: bytes) -> bytes:
     return b"".join(encode_element(*part) for part in parts)
 
 
-def _not_known(why: str) -> RefusedBatch:
+def _unknown(why: str) -> RefusedBatch:
     return RefusedBatch(
         ResponseCode.SERVICE_NOT_AVAILABLE, f"whether the message is stored is not known yet: {why}"
     )
 
 
-def _forgotten(result: StoredBatch | RefusedBatch) -> None:
+def _log_refusal(result: StoredBatch | RefusedBatch) -> None:
     if isinstance(result, RefusedBatch):
         logger.warning("packet ids of a session that is over stay: %s", result.remark)
 
 
-def _all_there(done: Done, run: StoredRun) -> None:
-    """Everything was stored before; it is as durable as promised unless the disk takes too long."""
+def _answer_stored(done: Done, run: StoredRun) -> None:
+    """Answer for a batch that was stored before, once all is flushed or that has taken too long."""
     if run.status == ResponseCode.SUCCESS:
         done(StoredBatch(FoundBatch([], run.end_position), 0))
     else:
-        done(_not_known("the disk takes too long"))
+        done(_unknown("the disk takes too long"))

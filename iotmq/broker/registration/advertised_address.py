@@ -17,7 +17,7 @@ from iotmq.addresses import address_text, is_loopback
 from iotmq.broker.settings import BrokerSettings
 from iotmq.errors import ConnectionClosedError, IotmqError
 from iotmq.message.hosts import encode_host
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
@@ -66,12 +66,8 @@ class AdvertisedAddress:
             logger.warning("%s (broker.advertised_host, broker.advertised_port)", problem)
 
     def metrics(self) -> Iterable[Metric]:
-        yield Metric(
-            "iotmq_broker_advertised_address_problems",
-            "gauge",
-            "Problems with the advertised address at the start; the log names them.",
-            len(self.problems),
-        )
+        text = "Problems with the advertised address at the start; the log names them."
+        return samples(("iotmq_broker_advertised_address_problems", text, len(self.problems)))
 
     def _look(self) -> list[str]:
         """Look up problems that the address itself shows. May wait for a name server."""

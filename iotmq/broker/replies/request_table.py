@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol, TypeAlias
 
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, request_name
 from iotmq.remoting.command import Command
 from iotmq.remoting.frames.frame import Run
@@ -123,6 +123,6 @@ class RequestTable:
                 name = "UNKNOWN" if code < 0 else request_name(code)
                 if name == "UNKNOWN" and code > 0:
                     name = str(code)
-                yield Metric(
-                    "iotmq_broker_requests_total", "counter", "Requests by code.", count, (("code", name),)
+                yield from samples(
+                    ("iotmq_broker_requests_total", "Requests by code.", count), labels=(("code", name),)
                 )

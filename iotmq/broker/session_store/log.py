@@ -1,8 +1,9 @@
-"""Changes of sessions on their way into the log: many in one turn of the loop are one append."""
+"""Write changes of sessions to the log; all changes of one turn of the loop are one append."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -23,6 +24,19 @@ APPENDED_BYTES_PER_TURN: Final = 32 * 1024
 
 LoggedDone = Callable[[int | Refused], None]
 """Told the position of the record, once it is as durable as the broker promises, or why it is not stored."""
+
+logger = logging.getLogger(__name__)
+
+
+def refusal_of(result: int | Refused) -> Refused | None:
+    """Return why changes are not stored; None when they are."""
+    return result if isinstance(result, Refused) else None
+
+
+def log_refusal(result: int | Refused) -> None:
+    """Log a change that is not stored: the next start finds the session with its owner and repeats it."""
+    if isinstance(result, Refused):
+        logger.warning("a change of a session is not stored: %s", result.remark)
 
 
 class SessionLog:
@@ -52,12 +66,12 @@ class SessionLog:
     def write_apart(self, changes: Sequence[Change], done: Callable[[Refused | None], None]) -> None:
         """Store changes that have nothing to do with each other: one that is too large takes none along."""
         if len(changes) == 1 or len(encode_changes(changes)) <= limits.SESSION_RECORD_BYTES_MAX:
-            self.write(changes, lambda position: done(position if isinstance(position, Refused) else None))
+            self.write(changes, lambda result: done(refusal_of(result)))
             return
         refusals: list[Refused | None] = []
 
-        def stored(position: int | Refused) -> None:
-            refusals.append(position if isinstance(position, Refused) else None)
+        def stored(result: int | Refused) -> None:
+            refusals.append(refusal_of(result))
             if len(refusals) == len(changes):
                 done(next((refusal for refusal in refusals if refusal is not None), None))
 

@@ -24,10 +24,10 @@ from iotmq.broker.session_store.queue_reader import QueueReader
 from iotmq.broker.session_store.records import Skip
 from iotmq.broker.session_store.sessions import StoredSession
 from iotmq.broker.session_store.shares import is_share
-from iotmq.broker.sessions.queue_trim import Queue, Range, trimmed_ranges, waiting_count
+from iotmq.broker.sessions.queue_trim import SessionQueue, Trimmed, Trimmer, waiting_count
 from iotmq.broker.settings import QueueLimits
 from iotmq.clock import Clock
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples_by
 from iotmq.ports.sessions import Refused
 from iotmq.store.queues.cold_steps import Steps
 from iotmq.store.store import Store
@@ -58,7 +58,7 @@ class SessionLimits:
         self._log = log
         self._clock = clock
         # Client id -> what was decided and is not in the log yet.
-        self._deciding: dict[str, list[Range]] = {}
+        self._deciding: dict[str, list[Trimmed]] = {}
         # Sessions that belong to a front end and have not read yet.
         self._opened: set[str] = set()
         # Client id -> when it was looked at, of about the last CHECK_INTERVAL_S.
@@ -107,7 +107,7 @@ class SessionLimits:
     def waiting(self, client_id: str, queue_id: int) -> int:
         """Return how many messages of a queue a session is not done with and still gets."""
         cursor = self._cursor(client_id, queue_id)
-        return waiting_count(self._reader, Queue("", queue_id, cursor._replace(sent=cursor.position)))
+        return waiting_count(self._reader, queue_id, cursor._replace(sent=cursor.position))
 
     def enforce(self, client_id: str) -> None:
         """Cut off what a client that is away has past its limits; one that is there is held to them by
@@ -131,14 +131,12 @@ class SessionLimits:
         self._swept_after = client_ids[-1] if len(client_ids) == SWEEP_SESSIONS else None
 
     def metrics(self) -> Iterator[Metric]:
-        for reason, count in (("age", self.old_total), ("full", self.full_total)):
-            yield Metric(
-                "iotmq_broker_session_dropped_total",
-                "counter",
-                "Messages that kept sessions do not get because of the limits of their queues.",
-                count,
-                (("reason", reason),),
-            )
+        return samples_by(
+            "reason",
+            "iotmq_broker_session_dropped_total",
+            "Messages that kept sessions do not get because of the limits of their queues.",
+            {"age": self.old_total, "full": self.full_total},
+        )
 
     def _cursor(self, client_id: str, queue_id: int) -> Cursor:
         cursor = self._projection.cursor_of(queue_id, client_id)
@@ -156,15 +154,14 @@ class SessionLimits:
                 return
             queues = self._queues_of(client_id, session, reading)
             try:
-                ranges = yield from trimmed_ranges(
-                    self._limits, self._projection, self._store, list(queues), now_ms=self._clock.now_ms()
-                )
+                trimmer = Trimmer(self._limits, self._projection, self._store, list(queues))
+                trimmed = yield from trimmer.trim(self._clock.now_ms())
             except KeyError:
                 # A filter was unsubscribed while the disk was waited for: the next look is at the others.
                 return
             if reading is not None:
-                ranges = [cut for cut in ranges if cut.queue_id == reading[0]]
-            if not ranges:
+                trimmed = [cut for cut in trimmed if cut.queue_id == reading[0]]
+            if not trimmed:
                 return
             # While the disk was waited for it may have been taken, or cut off by somebody else.
             now = self._projection.session(client_id)
@@ -175,21 +172,21 @@ class SessionLimits:
                 and self._queues_of(client_id, now, reading) == queues
             ):
                 break
-        self._deciding[client_id] = ranges
+        self._deciding[client_id] = trimmed
 
         def logged(position: int | Refused) -> None:
             del self._deciding[client_id]
             # When it cannot be stored, all of it waits again, and is cut off again.
             if not isinstance(position, Refused):
-                self.old_total += sum(cut.messages for cut in ranges if cut.is_old)
-                self.full_total += sum(cut.messages for cut in ranges if not cut.is_old)
+                self.old_total += sum(cut.messages for cut in trimmed if cut.is_old)
+                self.full_total += sum(cut.messages for cut in trimmed if not cut.is_old)
 
-        named = [(cut.topic_filter, cut.start, cut.end) for cut in ranges]
-        self._log.write([Skip(client_id, session.epoch, named, sum(cut.messages for cut in ranges))], logged)
+        named = [(cut.topic_filter, cut.start, cut.end) for cut in trimmed]
+        self._log.write([Skip(client_id, session.epoch, named, sum(cut.messages for cut in trimmed))], logged)
 
     def _queues_of(
         self, client_id: str, session: StoredSession, reading: tuple[int, int] | None
-    ) -> list[Queue]:
+    ) -> list[SessionQueue]:
         """Return the queues of a session that are held to its limits."""
         queues = []
         for topic_filter, subscription in session.subscriptions.items():
@@ -200,7 +197,7 @@ class SessionLimits:
             cursor = self._projection.cursor_of(subscription.queue_id, client_id)
             if reading is not None and subscription.queue_id == reading[0]:
                 cursor = cursor._replace(sent=max(cursor.sent, reading[1]))
-            queues.append(Queue(topic_filter, subscription.queue_id, cursor))
+            queues.append(SessionQueue(topic_filter, subscription.queue_id, cursor))
         return queues
 
     def _forget_old(self, now_s: float) -> None:

@@ -1,9 +1,10 @@
-"""Trim the queue of a session past its limits: find where by searching positions, not by counting."""
+"""Decide which waiting messages a session past its queue limits loses, by searching positions of the log."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Iterator
 from typing import Final, NamedTuple, Protocol
 
 from iotmq.broker.session_store.cursor import Cursor
@@ -17,8 +18,8 @@ from iotmq.store.store import Store
 RECORD_BYTES_MIN: Final = 91
 
 
-class Queue(NamedTuple):
-    """One filter of a session and how far it has come with it."""
+class SessionQueue(NamedTuple):
+    """One filter of a session, and how far the session has come with it."""
 
     topic_filter: str
     queue_id: int
@@ -31,60 +32,56 @@ class Backlogs(Protocol):
     def backlog(self, queue_id: int, position: int) -> int: ...
 
 
-class Range(NamedTuple):
-    """Describe messages of a queue, from one position to before another, that a session does not get."""
+class Trimmed(NamedTuple):
+    """The messages of a queue in [start, end) that a session does not get."""
 
     topic_filter: str
     queue_id: int
     start: int
     end: int
     messages: int
-    # They have waited too long; else there are too many.
+    # True when they have waited too long, False when there are too many.
     is_old: bool
 
 
-def trimmed_ranges(
-    limits: QueueLimits, projection: SessionProjection, store: Store, queues: list[Queue], *, now_ms: int
-) -> Steps[list[Range]]:
-    """Hold what waits in the queues of one session to the limits; how old it is may stand on the disk."""
-    return _Trimmer(limits, projection, store, queues).ranges(now_ms)
-
-
-def waiting_count(queues: Backlogs, queue: Queue, position: int = 0) -> int:
+def waiting_count(queues: Backlogs, queue_id: int, cursor: Cursor, position: int = 0) -> int:
     """Return how many messages from `position` on a session was not sent yet."""
     count = 0
-    for start, end in queue.cursor.waiting():
+    for start, end in cursor.waiting():
         first = max(start, position)
         if end is None:
-            count += queues.backlog(queue.queue_id, first)
+            count += queues.backlog(queue_id, first)
         elif first < end:
-            count += queues.backlog(queue.queue_id, first) - queues.backlog(queue.queue_id, end)
+            count += queues.backlog(queue_id, first) - queues.backlog(queue_id, end)
     return count
 
 
-class _Trimmer:
+class Trimmer:
+    """Holds what waits in the queues of one session to the limits."""
+
     def __init__(
-        self, limits: QueueLimits, projection: SessionProjection, store: Store, queues: list[Queue]
+        self, limits: QueueLimits, projection: SessionProjection, store: Store, queues: list[SessionQueue]
     ) -> None:
         self._limits = limits
         self._projection = projection
         self._store = store
         self._queues = queues
         self._end = projection.applied_position
-        self._ranges: list[Range] = []
+        self._trimmed: list[Trimmed] = []
 
-    def ranges(self, now_ms: int) -> Steps[list[Range]]:
+    def trim(self, now_ms: int) -> Steps[list[Trimmed]]:
+        """Yield what the session loses; how old a message is may stand on the disk."""
         if self._limits.age_s_max:
             for number in range(len(self._queues)):
                 yield from self._trim_old(number, now_ms - self._limits.age_s_max * 1000)
         if self._limits.messages_max or self._limits.bytes_max:
             # Empty ones would be looked at in every step.
-            self._queues = [queue for queue in self._queues if waiting_count(self._projection, queue)]
+            self._queues = [queue for queue in self._queues if self._waiting(queue)]
             if self._limits.policy == "drop-oldest":
                 self._drop_oldest()
             else:
                 self._refuse_new()
-        return self._ranges
+        return self._trimmed
 
     # By age
 
@@ -101,9 +98,8 @@ class _Trimmer:
                 end = middle
             else:
                 low = middle + 1
-        before = waiting_count(self._projection, queue)
         rest = self._queues[number] = queue._replace(cursor=queue.cursor.skipping(start, end))
-        self._skip(queue, start, end, before - waiting_count(self._projection, rest), is_old=True)
+        self._skip(queue, start, end, self._waiting(queue) - self._waiting(rest), is_old=True)
 
     def _is_young(self, queue_id: int, position: int, oldest_ms: int) -> Steps[bool]:
         """Yield whether the next message from a position on is young enough, or there is none."""
@@ -132,7 +128,7 @@ class _Trimmer:
                     start = position + 1
                     break
         for queue in self._queues:
-            count = waiting_count(self._projection, queue) - waiting_count(self._projection, queue, start)
+            count = self._waiting(queue) - self._waiting(queue, start)
             if count:
                 self._skip(queue, queue.cursor.waiting()[0][0], start, count)
 
@@ -151,39 +147,32 @@ class _Trimmer:
                     start = position
                     break
         for queue in self._queues:
-            count = waiting_count(self._projection, queue, start)
+            count = self._waiting(queue, start)
             if count:
                 self._skip(queue, max(start, queue.cursor.waiting()[0][0]), self._end, count)
 
+    def _waiting(self, queue: SessionQueue, position: int = 0) -> int:
+        return waiting_count(self._projection, queue.queue_id, queue.cursor, position)
+
     def _count(self, position: int) -> int:
-        return sum(waiting_count(self._projection, queue, position) for queue in self._queues)
+        return sum(self._waiting(queue, position) for queue in self._queues)
 
     def _first_with_at_most(self, count_max: int) -> int:
         """Return the first position from which on no more than `count_max` messages wait."""
         lowest = min(queue.cursor.waiting()[0][0] for queue in self._queues)
-        return _first(lowest, self._end, lambda place: self._count(place) <= count_max)
+        positions = range(lowest, self._end)
+        return lowest + bisect_left(positions, True, key=lambda position: self._count(position) <= count_max)
 
     def _entries(self, position: int) -> Iterator[tuple[int, int]]:
         """(position, size) of all that waits from a position on, in the order of the log."""
         return heapq.merge(*(self._entries_of(queue, position) for queue in self._queues))
 
-    def _entries_of(self, queue: Queue, position: int) -> Iterator[tuple[int, int]]:
+    def _entries_of(self, queue: SessionQueue, position: int) -> Iterator[tuple[int, int]]:
         for start, end in queue.cursor.waiting():
             for place, size in self._projection.entries(queue.queue_id, max(start, position)):
                 if end is not None and place >= end:
                     break
                 yield place, size
 
-    def _skip(self, queue: Queue, start: int, end: int, count: int, *, is_old: bool = False) -> None:
-        self._ranges.append(Range(queue.topic_filter, queue.queue_id, start, end, count, is_old))
-
-
-def _first(low: int, high: int, is_true: Callable[[int], bool]) -> int:
-    """The first number from `low` on for which it is true, as it is from there on; `high` when none is."""
-    while low < high:
-        middle = (low + high) // 2
-        if is_true(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    def _skip(self, queue: SessionQueue, start: int, end: int, count: int, *, is_old: bool = False) -> None:
+        self._trimmed.append(Trimmed(queue.topic_filter, queue.queue_id, start, end, count, is_old))

@@ -1,7 +1,7 @@
 """Own sessions of clients: open, take over, close and expire them, also when a front end dies.
 
-Durable sessions are what SessionProjection has made of the log; here is what only lives while the broker
-does: which front end has which client, who waits for a session to be given up, whose will is due when.
+The stored part of sessions is in `session_store.projection`. Here is the part in memory: which front end owns
+which client, which takeovers wait for the former owner, and what is due when.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from typing_extensions import Buffer
 from iotmq import limits
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.session_store.channel import SessionChannel
-from iotmq.broker.session_store.log import LoggedDone, SessionLog
+from iotmq.broker.session_store.log import LoggedDone, SessionLog, log_refusal, refusal_of
 from iotmq.broker.session_store.projection import SessionProjection
 from iotmq.broker.session_store.queue_reader import QueueReader
 from iotmq.broker.session_store.records import Close, End, Open, Subscribe, Unsubscribe
 from iotmq.broker.session_store.sessions import StoredSession
 from iotmq.broker.session_store.shares import is_share
+from iotmq.broker.sessions.attachments import OPENING, PER_TURN, Attachments, Owner, queue_ids_of
 from iotmq.broker.sessions.exclusives import Exclusives
 from iotmq.broker.sessions.front_ends import FrontEnds, FrontEndView
 from iotmq.broker.sessions.limits import SessionLimits
@@ -64,12 +65,8 @@ FENCE_TIMEOUT_S: Final = 1.0
 OWNER_GRACE_S: Final = 2.0
 # The same after a start of the broker, when front ends come back by and by.
 START_GRACE_S: Final = 10.0
-# Sessions ended, and owned ones looked at after a start, in one turn.
-PER_TURN: Final = 256
 # Filters of a session that is opened, in one step.
 _OPENED_AT_ONCE: Final = 64
-# In place of the epoch of a kept session that the log does not have yet.
-_OPENING: Final = -1
 _NOT_READY: Final = Refused(
     ResponseCode.SERVICE_NOT_AVAILABLE,
     "sessions are behind the log, see the broker's log; kv/ may have met a full disk",
@@ -77,33 +74,8 @@ _NOT_READY: Final = Refused(
 _LOST: Final = Refused(ResponseCode.SESSION_LOST, "the session belongs to somebody else now")
 
 
-def _ignore(result: int | Refused) -> None:
-    """Ignore a refusal: the next start finds the session with its owner and does it again."""
-    if isinstance(result, Refused):
-        logger.warning("a change of a session is not stored: %s", result.remark)
-
-
-class _Owner:
-    __slots__ = ("channel", "epoch", "generation", "is_durable", "queue_ids", "will")
-
-    def __init__(self, channel: SessionChannel, epoch: int, will: Will | None, *, is_durable: bool) -> None:
-        self.channel = channel
-        self.epoch = epoch
-        self.will = will
-        self.is_durable = is_durable
-        # The queues its channel is attached to for it, as its front end knows them, in the order of its
-        # filters; and the generation of the queues in which these are their numbers.
-        self.queue_ids: tuple[int, ...] = ()
-        self.generation = -1
-
-    @property
-    def is_granted(self) -> bool:
-        """Return False until the log has that a kept session was opened."""
-        return self.epoch != _OPENING
-
-
 class _Request:
-    """Hold a request for a session that another front end has."""
+    """Hold an OpenRequest while another front end gives the session up."""
 
     __slots__ = ("channel", "done", "fence", "wanted")
 
@@ -141,10 +113,10 @@ class Sessions:
         self.limits = SessionLimits(
             parts.settings.session_limits, projection, reader, store, self._log, clock
         )
-        self._wills = Wills(projection, self._log, self._actions, publish=publish, ignore=_ignore)
+        self._wills = Wills(projection, self._log, self._actions, publish=publish)
         self.shares = Shares(parts, projection, reader, self._log, front_end_of=self.owner_of)
         self.front_ends = FrontEnds()
-        self._owners: dict[str, _Owner] = {}
+        self._owners: dict[str, Owner] = {}
         self.exclusives = Exclusives(
             projection,
             self._log,
@@ -155,10 +127,9 @@ class Sessions:
         self._requests: dict[str, _Request] = {}
         # Epochs of sessions whose end is on its way into the log.
         self._ending: dict[str, int] = {}
-        # In which generation of the queues those of all owners are attached; None while that is under way.
-        self._attached_generation: int | None = projection.queues.generation
+        self._attachments = Attachments(projection, store, self._owners, refused=self._refused)
         # Epochs of sessions that are not kept count down from here.
-        self._transient_epoch = _OPENING
+        self._transient_epoch = OPENING
         self._started_s = clock.monotonic_s()
         # Sessions opened from here on had their owner in this life of the broker, as those that were claimed.
         self._start_position = store.appended_position
@@ -204,20 +175,20 @@ class Sessions:
         return channel
 
     def close_channel(self, channel: SessionChannel) -> None:
-        """The front end is gone: its clients count as gone when it is not back in OWNER_GRACE_S."""
+        """Close the channel of a front end; its clients count as gone unless it is back in OWNER_GRACE_S."""
         channel.is_open = False
         self.front_ends.remove(channel)
         self._projection.queues.close_channel(channel.light)
         self.shares.channel_closed(channel)
         orphans = [client_id for client_id, owner in self._owners.items() if owner.channel is channel]
         for request in [request for request in self._requests.values() if request.channel is channel]:
-            self._take_request(request.wanted.client_id)
+            self._pop_request(request.wanted.client_id)
         if orphans:
             self._actions.do_later(OWNER_GRACE_S, partial(self._drop_orphans, channel, orphans))
 
     def claim(self, channel: SessionChannel, client_id: str, epoch: int, will: Will | None) -> bool:
         """Take back a session that a returning front end says it has; False when it has lost it."""
-        stored = self._lasting(client_id) if epoch >= 0 else None
+        stored = self._unended(client_id) if epoch >= 0 else None
         self._wills.release(client_id, epoch)
         owner = self._owners.get(client_id)
         if owner is not None and (owner.epoch != epoch or owner.channel.is_open):
@@ -225,18 +196,18 @@ class Sessions:
         if epoch < 0:
             # When the broker was started again it knows nothing of sessions that are not kept.
             self._transient_epoch = min(self._transient_epoch, epoch)
-            self._owners[client_id] = _Owner(channel, epoch, will, is_durable=False)
+            self._owners[client_id] = Owner(channel, epoch, will, is_durable=False)
             return True
         if stored is None or stored.epoch != epoch or stored.owner != channel.name:
             return False
         if owner is None and self._unclaimed_after is not None:
             self._claimed.add(client_id)
-        owner = self._owners[client_id] = _Owner(channel, epoch, will, is_durable=True)
-        self._attach(owner, _queue_ids(stored))
+        owner = self._owners[client_id] = Owner(channel, epoch, will, is_durable=True)
+        self._attachments.attach(owner, queue_ids_of(stored))
         return True
 
     def queues_of(self, client_id: str) -> list[tuple[str, int]]:
-        """(filter, queue id) of a durable session; nothing when there is none."""
+        """Return (filter, queue id) for each filter of a durable session."""
         session = self._projection.session(client_id)
         if session is None:
             return []
@@ -253,12 +224,12 @@ class Sessions:
             self._open(request)
         except StoreError as error:
             if self._requests.get(wanted.client_id) is request:
-                self._take_request(wanted.client_id)
+                self._pop_request(wanted.client_id)
             done(_unreadable(error))
 
     def _open(self, request: _Request) -> None:
         client_id, channel = request.wanted.client_id, request.channel
-        former = self._take_request(client_id)
+        former = self._pop_request(client_id)
         if former is not None:
             former.done(_LOST)
         owner = self._owners.get(client_id)
@@ -271,11 +242,11 @@ class Sessions:
             # It knows what it does, and has seen to the will.
             self._close(client_id, expiry_s=None, drops_will=True)
             return
-        request.fence = self._actions.do_later(FENCE_TIMEOUT_S, partial(self._take, request))
+        request.fence = self._actions.do_later(FENCE_TIMEOUT_S, partial(self._take_over, request))
         if owner.channel.is_open:
             owner.channel.receiver.fenced(client_id, owner.epoch, "taken over")
         else:
-            self._take(request)
+            self._take_over(request)
 
     def subscribe(
         self,
@@ -325,7 +296,7 @@ class Sessions:
     def _subscribed(
         self, channel: SessionChannel, wanted: SubscribeRequest
     ) -> list[SessionSubscription] | Refused:
-        """The log has the filters; they are attached if the client, and its front end, is still there."""
+        """Attach filters that are stored now, if the client and its front end are still there."""
         client_id = wanted.client_id
         session = self._projection.session(client_id)
         owner = self._owners.get(client_id)
@@ -333,7 +304,7 @@ class Sessions:
             return _LOST
         if not self._owns(channel, client_id, wanted.epoch):
             return _LOST
-        if not self._is_attached(owner):
+        if not self._attachments.is_attached(owner):
             return _NOT_READY
         found = []
         for topic_filter, options in wanted.subscriptions:
@@ -342,7 +313,9 @@ class Sessions:
                 return _NOT_READY
             cursor, sent = self._projection.cursor(subscription.queue_id, client_id)
             found.append(SessionSubscription(topic_filter, options, subscription.queue_id, cursor, sent))
-        self._attach(owner, [entry.queue_id for entry in found if not is_share(entry.topic_filter)])
+        self._attachments.attach(
+            owner, [entry.queue_id for entry in found if not is_share(entry.topic_filter)]
+        )
         return found
 
     def unsubscribe(
@@ -370,26 +343,26 @@ class Sessions:
             return
         names = {name for name in unwanted.filters if not is_share(name)}
         known = names & session.subscriptions.keys()
-        self._detach(owner, [session.subscriptions[name].queue_id for name in known])
+        self._attachments.detach(owner, [session.subscriptions[name].queue_id for name in known])
 
-        def logged(position: int | Refused) -> None:
+        def logged(result: int | Refused) -> None:
             # When the database is opened again everything is attached anew.
             with suppress(StoreError):
                 if self._owners.get(client_id) is owner:
                     self._unsubscribed(client_id, owner, names)
-            done(position if isinstance(position, Refused) else None)
+            done(refusal_of(result))
 
         self._log.write([Unsubscribe(client_id, epoch, unwanted.filters)], logged)
 
-    def _unsubscribed(self, client_id: str, owner: _Owner, names: set[str]) -> None:
+    def _unsubscribed(self, client_id: str, owner: Owner, names: set[str]) -> None:
         """Attach what the log still has (nothing was stored), detach what a subscribe attached meanwhile."""
         session = self._projection.session(client_id)
-        if session is None or session.epoch != owner.epoch or not self._is_attached(owner):
+        if session is None or session.epoch != owner.epoch or not self._attachments.is_attached(owner):
             return
         kept = names & session.subscriptions.keys()
-        self._attach(owner, [session.subscriptions[name].queue_id for name in kept])
+        self._attachments.attach(owner, [session.subscriptions[name].queue_id for name in kept])
         others = map(self._projection.queues.id_of, names - kept)
-        self._detach(owner, [queue_id for queue_id in others if queue_id is not None])
+        self._attachments.detach(owner, [queue_id for queue_id in others if queue_id is not None])
 
     def progress(
         self,
@@ -403,7 +376,7 @@ class Sessions:
         if not heard:
             done(None)
             return
-        if not all(self._is_attached(self._owners[change.client_id]) for change in heard):
+        if not all(self._attachments.is_attached(self._owners[change.client_id]) for change in heard):
             # The numbers of its queues may be those of others now.
             done(_NOT_READY)
             return
@@ -417,7 +390,7 @@ class Sessions:
         )
 
     def close_session(self, channel: SessionChannel, gone: CloseRequest) -> None:
-        """The client is gone."""
+        """Close the session of a client that has gone."""
         if not self._owns(channel, gone.client_id, gone.epoch):
             self.fenced_total += 1
             return
@@ -494,9 +467,9 @@ class Sessions:
         return self.shares.report(channel, reports)
 
     def read_queue(self, wanted: QueueRead, done: Callable[[QueueRecords | Refused], None]) -> None:
-        """Records of a light queue, at once when they are in memory; what the log has lost is left out."""
+        """Read records of a light queue: at once when they are in memory, without those that the log lost."""
         owner = self._owners.get(wanted.client_id)
-        if owner is not None and owner.is_durable and not self._is_attached(owner):
+        if owner is not None and not self._attachments.is_attached(owner):
             done(_NOT_READY)
             return
 
@@ -513,18 +486,13 @@ class Sessions:
     # Operators
 
     def owner_of(self, client_id: str) -> str | None:
-        """The front end a client is connected to."""
+        """Return the front end that a client is connected to."""
         owner = self._owners.get(client_id)
         return None if owner is None else owner.channel.name
 
     def front_end_views(self) -> list[FrontEndView]:
-        """Front ends that are connected, and how many clients each has."""
+        """List the connected front ends and how many clients each has."""
         return self.front_ends.views(owner.channel.name for owner in self._owners.values())
-
-    @property
-    def wills_total(self) -> int:
-        """Wills published for vanished clients."""
-        return self._wills.sent_total
 
     @property
     def count(self) -> int:
@@ -565,13 +533,9 @@ class Sessions:
         self.kick(client_id)
         owner = self._owners.get(client_id)
         if owner is not None:
-            self._detach(owner, owner.queue_ids)
+            self._attachments.detach(owner, owner.queue_ids)
         self._wills.session_ends(client_id)
-        self._end(
-            client_id,
-            stored.epoch,
-            lambda position: done(position if isinstance(position, Refused) else None),
-        )
+        self._end(client_id, stored.epoch, lambda result: done(refusal_of(result)))
         return True
 
     def stop(self) -> None:
@@ -604,7 +568,7 @@ class Sessions:
             logger.warning("sessions wait for the key-value database: %s", error)
 
     def _look_after_sessions(self) -> None:
-        self._follow_projection()
+        self._attachments.follow_projection()
         for client_id, epoch in self._projection.due(self._clock.now_ms(), LoopSlice(PER_TURN)):
             if client_id not in self._owners and client_id not in self._ending:
                 self.expired_total += 1
@@ -652,32 +616,31 @@ class Sessions:
         owner = self._owners.get(client_id)
         return owner is not None and owner.channel is channel and owner.epoch == epoch
 
-    def _lasting(self, client_id: str) -> StoredSession | None:
-        """The session a client has, unless its end is on its way into the log."""
+    def _unended(self, client_id: str) -> StoredSession | None:
+        """Return the stored session of a client, unless its end is on its way into the log."""
         stored = self._projection.session(client_id)
         return None if stored is None or self._ending.get(client_id) == stored.epoch else stored
 
-    def _take_request(self, client_id: str) -> _Request | None:
-        """Take away and return the request that waits for a session."""
+    def _pop_request(self, client_id: str) -> _Request | None:
+        """Remove and return the request that waits for a session."""
         request = self._requests.pop(client_id, None)
         if request is not None and request.fence is not None:
             self._actions.cancel(request.fence)
         return request
 
-    def _take(self, request: _Request) -> None:
-        """The owner has had its time."""
+    def _take_over(self, request: _Request) -> None:
+        """Close the session of an owner that has had its time, which grants the request."""
         wanted = request.wanted
         if self._requests.get(wanted.client_id) is request:
             owner = self._owners.get(wanted.client_id)
             if owner is not None:
-                # Grants the request.
                 self._close(wanted.client_id, expiry_s=0 if wanted.is_clean else None, drops_will=False)
 
     def _grant(self, request: _Request) -> None:
         wanted, channel = request.wanted, request.channel
         client_id = wanted.client_id
         former = self._projection.session(client_id)
-        stored = self._lasting(client_id)
+        stored = self._unended(client_id)
         # A session that is about to end does not go on, and another one begins [MQTT-3.1.2-6].
         is_clean = wanted.is_clean or (former is not None and stored is None)
         is_present = stored is not None and not wanted.is_clean
@@ -692,20 +655,20 @@ class Sessions:
                 self._end(client_id, stored.epoch)
             self._transient_epoch -= 1
             epoch = self._transient_epoch
-            self._owners[client_id] = _Owner(channel, epoch, wanted.will, is_durable=False)
+            self._owners[client_id] = Owner(channel, epoch, wanted.will, is_durable=False)
             request.done(OpenedSession(epoch, False, [], [], []))
             return
         # From now on: what comes meanwhile for the same client waits for this owner.
-        owner = self._owners[client_id] = _Owner(channel, _OPENING, wanted.will, is_durable=True)
+        owner = self._owners[client_id] = Owner(channel, OPENING, wanted.will, is_durable=True)
 
         def opened(position: int | Refused, outcome: OpenedSession | Refused) -> None:
             if isinstance(outcome, Refused):
                 if self._owners.get(client_id) is owner:
-                    self._detach(owner, owner.queue_ids)
+                    self._attachments.detach(owner, owner.queue_ids)
                     del self._owners[client_id]
                 if not isinstance(position, Refused):
                     # Nobody has what this record opens.
-                    self._log.write([Close(client_id, position, wanted.expiry_s, True)], _ignore)
+                    self._log.write([Close(client_id, position, wanted.expiry_s, True)], log_refusal)
             request.done(outcome)
             if client_id not in self._owners:
                 self._grant_waiting(client_id)
@@ -750,9 +713,9 @@ class Sessions:
         done(outcome)
 
     def _open_steps(
-        self, request: _Request, owner: _Owner, position: int, *, is_present: bool
+        self, request: _Request, owner: Owner, position: int, *, is_present: bool
     ) -> Generator[None, None, OpenedSession | Refused]:
-        """The record that opens a session for an owner is stored: find its places, and attach its queues."""
+        """Find the cursors of a session whose Open is stored, and attach its queues."""
         client_id = request.wanted.client_id
         found: list[SessionSubscription] = []
         while True:
@@ -761,16 +724,18 @@ class Sessions:
                 return _LOST
             if session is None or session.epoch != position:
                 return _NOT_READY
-            if not self._is_attached(owner):
+            if not self._attachments.is_attached(owner):
                 # At first, and when the queues have got other numbers meanwhile.
                 found.clear()
-                self._attach(owner, ())
+                self._attachments.attach(owner, ())
             names = islice(session.subscriptions, len(found), len(found) + _OPENED_AT_ONCE)
             some = [self._subscription(client_id, name, session) for name in names]
             if not some:
                 break
             found += some
-            self._attach(owner, [entry.queue_id for entry in some if not is_share(entry.topic_filter)])
+            self._attachments.attach(
+                owner, [entry.queue_id for entry in some if not is_share(entry.topic_filter)]
+            )
             yield
         owner.epoch = position
         self.limits.opened(client_id)
@@ -783,7 +748,10 @@ class Sessions:
         return SessionSubscription(topic_filter, subscription.options, queue_id, *place)
 
     def _keep_left_will(self, client_id: str, stored: StoredSession, *, is_clean: bool) -> None:
-        """A client is back before it is settled whether the front end that had it outlived the start."""
+        """Hold back the will of a client whose former front end may still claim it after the start.
+
+        If it does not, the will is due, as for every client that nobody claims.
+        """
         is_settled = self._unclaimed_after is None or client_id in self._claimed
         if is_settled or stored.epoch >= self._start_position:
             return
@@ -793,72 +761,6 @@ class Sessions:
             return
         settled_s = self._started_s + START_GRACE_S - self._clock.monotonic_s()
         self._wills.hold(client_id, stored.epoch, will, for_s=max(0.0, settled_s))
-
-    # Queues whose records a front end is pushed for a session
-
-    def _is_attached(self, owner: _Owner) -> bool:
-        """False from when the queues were made again until they are attached again."""
-        return not owner.is_durable or owner.generation == self._projection.queues.generation
-
-    def _attach(self, owner: _Owner, queue_ids: Sequence[int]) -> None:
-        if not self._is_attached(owner):
-            owner.queue_ids = ()
-            owner.generation = self._projection.queues.generation
-        # Of thousands each would be looked for among thousands.
-        known = set(owner.queue_ids)
-        missing = [queue_id for queue_id in dict.fromkeys(queue_ids) if queue_id not in known]
-        for queue_id in missing:
-            self._projection.queues.attach(owner.channel.light, queue_id)
-        owner.queue_ids += tuple(missing)
-
-    def _detach(self, owner: _Owner, queue_ids: Sequence[int]) -> None:
-        unwanted = set(queue_ids).intersection(owner.queue_ids)
-        if self._is_attached(owner) and owner.channel.is_open:
-            for queue_id in unwanted:
-                self._projection.queues.detach(owner.channel.light, queue_id)
-        owner.queue_ids = tuple(queue_id for queue_id in owner.queue_ids if queue_id not in unwanted)
-
-    def _follow_projection(self) -> None:
-        """Attach all queues again after the database was reopened: they may have other numbers."""
-        generation = self._projection.queues.generation
-        is_level = self._projection.applied_position >= self._store.confirmed_position
-        if self._attached_generation not in (generation, None) and is_level:
-            self._attached_generation = None
-            self._attach_again(generation, list(self._owners))
-
-    def _attach_again(self, generation: int, client_ids: list[str]) -> None:
-        """Attach the queues of some of these owners, and those of the others in the turns that follow."""
-        if generation == self._projection.queues.generation:
-            try:
-                turn = LoopSlice(PER_TURN)
-                while client_ids and turn.take():
-                    self._attach_owner_again(client_ids[-1])
-                    client_ids.pop()
-            except StoreError as error:
-                self._refused(error)
-                generation = -1
-            else:
-                if client_ids:
-                    asyncio.get_running_loop().call_soon(self._attach_again, generation, client_ids)
-                    return
-        self._attached_generation = generation
-
-    def _attach_owner_again(self, client_id: str) -> None:
-        owner = self._owners.get(client_id)
-        if owner is None or not owner.is_durable or not owner.is_granted or self._is_attached(owner):
-            return
-        stored = self._projection.session(client_id)
-        known_ids = owner.queue_ids
-        is_same = stored is not None and stored.epoch == owner.epoch and _queue_ids(stored) == known_ids
-        if not owner.channel.is_open:
-            # It is looked at again when its front end is back and claims it.
-            return
-        self._attach(owner, known_ids if is_same else ())
-        if is_same:
-            owner.channel.receiver.missed(known_ids)
-        else:
-            # The client comes anew and learns of them.
-            owner.channel.receiver.fenced(client_id, owner.epoch, "its queues have changed")
 
     # Ends
 
@@ -872,7 +774,7 @@ class Sessions:
         del self._owners[client_id]
         self.shares.leave(client_id)
         self.limits.closed(client_id)
-        self._detach(owner, owner.queue_ids)
+        self._attachments.detach(owner, owner.queue_ids)
         # A will is one only when its CONNECT was accepted [MQTT-3.1.2-8].
         will = None if drops_will or not owner.is_granted else owner.will
         if not owner.is_durable:
@@ -882,7 +784,7 @@ class Sessions:
             if lasting_s == 0:
                 self._end(client_id, owner.epoch)
             else:
-                self._log.write([Close(client_id, owner.epoch, lasting_s, drops_will)], _ignore)
+                self._log.write([Close(client_id, owner.epoch, lasting_s, drops_will)], log_refusal)
             if will is not None and will.delay_s and lasting_s:
                 self._wills.delay(client_id, owner.epoch, will, min(will.delay_s, lasting_s))
                 will = None
@@ -892,18 +794,18 @@ class Sessions:
 
     def _grant_waiting(self, client_id: str) -> None:
         """The session has no owner any more: it is for the request that waits for it, if one does."""
-        request = self._take_request(client_id)
+        request = self._pop_request(client_id)
         if request is not None:
             try:
                 self._grant(request)
             except StoreError as error:
                 request.done(_unreadable(error))
 
-    def _end(self, client_id: str, epoch: int, done: LoggedDone = _ignore) -> None:
+    def _end(self, client_id: str, epoch: int, done: LoggedDone = log_refusal) -> None:
         self._write_end(client_id, epoch, End(client_id, epoch), done)
 
     def _write_end(self, client_id: str, epoch: int, change: End | Open, done: LoggedDone) -> None:
-        """Store what ends a session; for who comes meanwhile it has ended."""
+        """Store what ends a session; requests that come meanwhile find it ended."""
         self._ending[client_id] = epoch
 
         def logged(position: int | Refused) -> None:
@@ -914,7 +816,7 @@ class Sessions:
         self._log.write([change], logged)
 
     def _drop_orphans(self, channel: SessionChannel, client_ids: list[str]) -> None:
-        """The front end did not come back: a part of its clients now, the rest in the next turn."""
+        """Close the sessions of a front end that did not come back, some in each turn."""
         turn = LoopSlice(PER_TURN)
         while client_ids and turn.take():
             owner = self._owners.get(client_ids[-1])
@@ -925,7 +827,7 @@ class Sessions:
             self._actions.do_later(0.0, partial(self._drop_orphans, channel, client_ids))
 
     def _close_unclaimed(self) -> None:
-        """Sessions that had an owner before the start, and nobody claims: their clients are gone."""
+        """Close sessions that had an owner before the start and that nobody has claimed."""
         unclaimed = self._projection.unsettled(after=self._unclaimed_after or None)
         turn = LoopSlice(PER_TURN)
         for client_id, session in unclaimed:
@@ -937,7 +839,7 @@ class Sessions:
             if was_claimed or session.epoch >= self._start_position:
                 continue
             if session.owner:
-                self._log.write([Close(client_id, session.epoch, session.expiry_s, False)], _ignore)
+                self._log.write([Close(client_id, session.epoch, session.expiry_s, False)], log_refusal)
             if session.will is not None:
                 self._wills.delay(client_id, session.epoch, session.will, session.will.delay_s)
         self._unclaimed_after = None
@@ -963,15 +865,6 @@ class Sessions:
             assert request.fence is not None
             assert request.fence.action is not None
         self._wills._invariants()
-
-
-def _queue_ids(session: StoredSession) -> tuple[int, ...]:
-    """Return the light queues of a session's own, in the order of its filters."""
-    return tuple(
-        subscription.queue_id
-        for topic_filter, subscription in session.subscriptions.items()
-        if not is_share(topic_filter)
-    )
 
 
 def _pushed_queue_ids(pushes: bytes) -> list[int]:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
 
-from iotmq.broker.session_store.log import SessionLog
+from iotmq.broker.session_store.log import SessionLog, log_refusal
 from iotmq.broker.session_store.projection import SessionProjection
 from iotmq.broker.session_store.records import WillSent
 from iotmq.event_loop import DueAction, DueActions
-from iotmq.ports.sessions import Refused, Will
+from iotmq.ports.sessions import Will
 
 # What wills that wait keep in memory, all of them; others are looked up in their sessions when they are due.
 WAITING_BYTES_MAX: Final = 16 << 20
@@ -39,14 +39,12 @@ class Wills:
         actions: DueActions,
         *,
         publish: Callable[[Will], None],
-        ignore: Callable[[int | Refused], None],
     ) -> None:
-        """`publish` stores, or delivers, a will; `ignore` hears what the log said of its record."""
+        """`publish` stores, or delivers, a will."""
         self._projection = projection
         self._log = log
         self._actions = actions
         self._publish = publish
-        self._ignore = ignore
         # By client id; a client has one at most, however often it comes and goes.
         self._waiting: dict[str, _Waiting] = {}
         self._waiting_bytes = 0
@@ -61,7 +59,7 @@ class Wills:
             if stored is not None and stored.epoch != epoch:
                 return
             if stored is not None:
-                self._log.write([WillSent(client_id, epoch)], self._ignore)
+                self._log.write([WillSent(client_id, epoch)], log_refusal)
         self.sent_total += 1
         self._publish(will)
 

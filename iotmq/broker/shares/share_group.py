@@ -3,7 +3,7 @@
 Operations: take messages of a light queue in their order, hand each to one member that has credit, forget it
 once a member has acknowledged it, hand it out again when its member is lost or too slow. Goals: a message is
 at one member at a time; what is acknowledged is never handed out again; strategies that promise an order keep
-it per key; a member that does not take its messages holds nobody up. Plan: `undone` messages are those read
+it per key; a member that does not take its messages delays no other. Plan: `undone` messages are those read
 and not acknowledged, each held by a member or waiting. Without an order the waiting ones are one heap. With
 one they are a *lane* per key, and all of a lane's messages under way are at one member, its owner; a lane
 that waits for its owner's credit stands at that owner, so that no grant looks at more lanes than it can
@@ -57,7 +57,7 @@ class Handout(NamedTuple):
 
 
 class Holder:
-    """Bound the bytes that one client holds as a member of all its groups at a broker."""
+    """Limits the bytes that one client holds as a member of all its groups at a broker."""
 
     __slots__ = ("_room_again", "client_id", "held_bytes")
 
@@ -72,7 +72,7 @@ class Holder:
         """Return whether it may be handed one message more, however large that is."""
         return self.held_bytes < limits.SHARE_CLIENT_BYTES_MAX
 
-    def take(self, size: int) -> None:
+    def hold(self, size: int) -> None:
         """Count a message handed to the client."""
         self.held_bytes += size
 
@@ -194,11 +194,11 @@ class ShareGroup:
 
     @property
     def in_flight_count(self) -> int:
-        """Messages that members hold."""
+        """Return the number of messages that members hold."""
         return len(self._held)
 
     def members(self) -> Iterator[tuple[str, str, int, int, bool]]:
-        """(client id, front end, in flight, credit left, is slow) of each member."""
+        """Yield (client id, front end, in flight, credit left, is slow) of each member."""
         for member in self._members.values():
             credit = max(0, member.limit - member.handed)
             yield member.client_id, member.place, len(member.held), credit, member.is_slow
@@ -206,7 +206,7 @@ class ShareGroup:
     def join(
         self, member_id: int, holder: Holder, place: str, *, limit: int, held: Sequence[int], now_s: float
     ) -> None:
-        """A member comes, or comes back: it may be handed `limit` more messages, and has those of `held`."""
+        """Add a member, or take one back: it may be handed `limit` more messages, and has those of `held`."""
         member = self._members.get(member_id)
         kept = set(held)
         if member is None:
@@ -232,7 +232,7 @@ class ShareGroup:
         self._can_take(member)
 
     def leave(self, member_id: int) -> None:
-        """A member is gone; what it holds is for others."""
+        """Remove a member; what it holds is for others."""
         member = self._members.pop(member_id, None)
         if member is None:
             return
@@ -250,7 +250,7 @@ class ShareGroup:
         self._members_changed()
 
     def away(self, *member_ids: int) -> None:
-        """The front end of members is not connected: they keep what they hold until it is back, or leave."""
+        """Pass over members whose front end is away; they keep what they hold until `back` or `leave`."""
         found = [self._members[member_id] for member_id in member_ids if member_id in self._members]
         for member in found:
             member.is_away = True
@@ -259,7 +259,7 @@ class ShareGroup:
             self._members_changed()
 
     def back(self, *member_ids: int) -> None:
-        """Note that a member is connected again, and that nothing was lost."""
+        """Hand out to members again that were `away`, and have lost nothing."""
         members = [self._members[member_id] for member_id in member_ids if member_id in self._members]
         found = [member for member in members if member.is_away]
         for member in found:
@@ -270,20 +270,20 @@ class ShareGroup:
             self._can_take(member)
 
     def room_again(self, member_id: int) -> None:
-        """A member's client had no room for what it may be handed, and has some."""
+        """Go on with a member whose client has room again."""
         member = self._members.get(member_id)
         if member is not None:
             self._can_take(member)
 
     def grant(self, member_id: int, limit: int) -> None:
-        """A member may be handed `limit` messages in all since it joined."""
+        """Let a member be handed `limit` messages in all since it joined."""
         member = self._members.get(member_id)
         if member is not None and limit > member.limit:
             member.limit = limit
             self._can_take(member)
 
     def acknowledge(self, member_id: int, position: int) -> bool:
-        """A member is done with a message, and so is the group; False when it was before, or is unknown."""
+        """Finish a message that a member is done with; False when it was before, or is unknown."""
         member = self._members.get(member_id)
         if member is None:
             return False
@@ -321,13 +321,13 @@ class ShareGroup:
         return 0 if self.strategy.is_ordered else max(0, min(room, credit - self._waiting_count))
 
     def unread(self, count_max: int) -> list[int]:
-        """Positions before `next_position` to offer first, oldest first; for those that are lost `gone`."""
+        """Return positions before `next_position` to offer first, oldest first; call `gone` for lost ones."""
         while self._unread and self._unread[0] not in self._unread_set:
             self._unread.popleft()
         return [position for position in islice(self._unread, count_max) if position in self._unread_set]
 
     def offer(self, position: int, size: int, key: str, *, now_s: float) -> None:
-        """A message of the queue, with the key the strategy asks for; each once, in the queue's order."""
+        """Add a message of the queue, with the key the strategy asks for; each once, in the queue's order."""
         assert position not in self._undone
         if position in self._unread_set:
             self._forget_unread(position, is_done=False)
@@ -343,7 +343,7 @@ class ShareGroup:
             self._wait(message)
 
     def advance(self, next_position: int) -> None:
-        """Everything before was offered."""
+        """Note that everything before a position was offered."""
         assert next_position >= self.next_position
         self.next_position = next_position
         for position in self._early and [
@@ -355,7 +355,7 @@ class ShareGroup:
             del self._early[position]
 
     def gone(self, position: int) -> None:
-        """The log has lost a message: nobody can be handed it any more."""
+        """Drop a message that the log has lost."""
         message = self._undone.get(position)
         if message is not None:
             self._finish(message)
@@ -388,7 +388,7 @@ class ShareGroup:
         return None
 
     def expire(self, now_s: float) -> list[tuple[int, int]]:
-        """Take back what was held too long, where others can have it: (member id, position) of that."""
+        """Take back what was held too long, if others can have it; return (member id, position) of each."""
         taken: list[tuple[int, int]] = []
         # Counted here once: a thousand members may be late together, each with several messages.
         active_count = len(self._active())
@@ -431,7 +431,7 @@ class ShareGroup:
         return is_dirty
 
     def held_bytes(self, member_id: int) -> int:
-        """Bytes of what a member holds, counted one by one."""
+        """Add up the bytes of the messages that a member holds."""
         return sum(message.size for message in self._members[member_id].held.values())
 
     def _invariants(self) -> None:
@@ -490,7 +490,7 @@ class ShareGroup:
             self._free_lanes(member)
 
     def _can_take(self, member: _Member) -> None:
-        """A member may be able to take more than before."""
+        """Look again at a member that may be able to take more than before."""
         if not member.has_credit:
             return
         self._free_lanes(member)
@@ -601,7 +601,7 @@ class ShareGroup:
             self._queue_lane(lane)
 
     def _take_from_waiting(self, message: _Message) -> None:
-        """A waiting message is somebody's after all, or done."""
+        """Remove a message from those that wait: a member has it after all, or it is done."""
         if not self.strategy.is_ordered:
             # Its place in the heap is passed over.
             self._waiting_count -= 1
@@ -634,7 +634,7 @@ class ShareGroup:
         message.last_client_id = member.client_id
         message.due_s = now_s + self._timeout_s
         member.held[message.position] = message
-        member.holder.take(message.size)
+        member.holder.hold(message.size)
         self._held[message.position] = message
 
     def _let_go(self, message: _Message) -> None:
@@ -692,7 +692,7 @@ class ShareGroup:
         return [held for held in member.held.values() if held.key == message.key]
 
     def _forget_claims(self, member: _Member) -> None:
-        """A member holds nothing any more of what was not read."""
+        """Forget which messages, not read yet, a member said it holds."""
         for position in member.claimed:
             claims = self._early.get(position)
             if claims is not None and member.member_id in claims:

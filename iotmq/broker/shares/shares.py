@@ -1,7 +1,7 @@
-"""Shared subscriptions while somebody takes part: their groups, who hands out what, and what is told the log.
+"""Serve the shared subscriptions that have members: read queues, hand messages out, log the progress.
 
-The group itself is `share_group.ShareGroup`; here are the light queues its messages come from, the front ends
-its members are at, and the records that say how far it has come.
+`share_group.ShareGroup` decides which member gets a message. Here are the light queues that the messages come
+from, the front ends that the members are at, and the records that say how far each group has come.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class _Client:
 
 
 class _Live:
-    """A group somebody takes part in."""
+    """A group with members, now or since the start, and how far its queue was read."""
 
     __slots__ = ("fresh", "generation", "group", "handouts", "is_current", "is_loading", "loads", "members",
                  "queue_id", "search", "share", "since")  # fmt: skip
@@ -208,9 +208,9 @@ class Shares:
         is_there: Callable[[], bool],
         done: Callable[[Refused | None], None],
     ) -> None:
-        """A client takes part; `is_kept`: its session, which is kept, has subscribed already.
+        """Make a client a member; `is_kept`: its session is kept, and has subscribed already.
 
-        `is_there()` says whether it is still the channel's.
+        `is_there()` tells whether the client is still the channel's.
         """
         share = wanted.topic_filter
         live = self._live.get(share)
@@ -262,7 +262,7 @@ class Shares:
         return None
 
     def leave(self, client_id: str, filters: Iterable[str] | None = None) -> None:
-        """A client has gone, or does not want these filters any more: what it held is for others."""
+        """Remove a client from these groups, or from all; what it held is for others."""
         client = self._clients.get(client_id)
         if client is None:
             return
@@ -273,7 +273,7 @@ class Shares:
             self._clients.pop(client_id, None)
 
     def channel_closed(self, channel: SessionChannel) -> None:
-        """A front end is not connected: its members may be back soon, with what they hold."""
+        """Pass over the members of a lost front end, which may be back soon with what they hold."""
         for live, member_ids in self._members_at(channel).items():
             live.group.away(*member_ids)
             self._wake(live)
@@ -281,13 +281,13 @@ class Shares:
             del self._by_number[key]
 
     def _drained(self, channel: SessionChannel) -> None:
-        """A front end takes again what it is sent."""
+        """Hand out to a front end again that takes what it is sent."""
         for live, member_ids in self._members_at(channel).items():
             live.group.back(*member_ids)
             self._wake(live)
 
     def _members_at(self, channel: SessionChannel) -> dict[_Live, list[int]]:
-        """The members at a front end, by group: one change for all of them costs what one for each would."""
+        """Return the members at a front end by group: one change for all costs as much as one for each."""
         found: dict[_Live, list[int]] = {}
         for (place, _), member in self._by_number.items():
             if place is channel:
@@ -615,7 +615,7 @@ class Shares:
                 self._congested(channel)
 
     def _congested(self, channel: SessionChannel) -> None:
-        """A front end does not take what it is sent: others first, until it does."""
+        """Pass over the members of a front end that does not take what it is sent, until it does."""
         for live, member_ids in self._members_at(channel).items():
             live.group.away(*member_ids)
         channel.shares.call_when_drained(lambda: self._drained(channel))
@@ -677,7 +677,7 @@ class Shares:
             self._save_timer = asyncio.get_running_loop().call_later(PROGRESS_INTERVAL_S, self.save)
 
     def save(self) -> None:
-        """Have the log know how far groups have come; a timer does it anyway."""
+        """Write to the log how far groups have come; a timer does it anyway."""
         if self._save_timer is not None:
             self._save_timer.cancel()
             self._save_timer = None
@@ -691,7 +691,7 @@ class Shares:
                 )
 
     def finish(self) -> None:
-        """The log takes nothing after this."""
+        """Write the progress of all groups; the log takes nothing after this."""
         self.save()
         self._log.flush()
         self._is_finished = True
@@ -756,7 +756,7 @@ class Shares:
         )
 
     def metrics(self) -> Iterable[Metric]:
-        """Groups, members, and what was handed to them."""
+        """Report groups, members, and what was handed to them."""
         groups = [live.group for live in self._live.values()]
         totals = list(self._past)
         for group in groups:

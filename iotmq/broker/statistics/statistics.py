@@ -15,7 +15,7 @@ from iotmq.broker.statistics.latencies import Latencies
 from iotmq.broker.statistics.latency_window import LatencyWindow
 from iotmq.broker.statistics.windows import StatisticsWindows
 from iotmq.clock import Clock
-from iotmq.metrics import Metric, samples
+from iotmq.metrics import Metric, samples, samples_by
 
 WINDOWS: Final = ("minute", "hour", "day")
 
@@ -174,12 +174,7 @@ class Statistics:
                 ),
                 labels=labels,
             )
+        text = "What this share of the last minute's batches (put) or pulls with records (get) took."
         for side, window in (("put", self.put_window), ("get", self.get_window)):
-            for share, text in ((0.5, "0.5"), (0.99, "0.99"), (0.999, "0.999")):
-                yield Metric(
-                    f"iotmq_broker_{side}_latency_seconds",
-                    "gauge",
-                    "What this share of the last minute's batches (put) or pulls with records (get) took.",
-                    window.percentile_ms(share) / 1_000,
-                    (("quantile", text),),
-                )
+            latencies_s = {str(share): window.percentile_ms(share) / 1_000 for share in (0.5, 0.99, 0.999)}
+            yield from samples_by("quantile", f"iotmq_broker_{side}_latency_seconds", text, latencies_s)

@@ -12,7 +12,7 @@ from iotmq import limits
 from iotmq.broker.tables.config_files import DataVersion, DirtyTable
 from iotmq.broker.tables.copied_table import ChangedKeys
 from iotmq.errors import RefusedError
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 
 
 class ConsumerOffsetTable(msgspec.Struct, kw_only=True, rename="camel"):
@@ -169,9 +169,5 @@ class ConsumerOffsets(DirtyTable):
         return msgspec.json.encode(ConsumerOffsetTable(offset_table=self._offsets))
 
     def metrics(self) -> Iterable[Metric]:
-        yield Metric(
-            "iotmq_broker_consumer_offset_pairs",
-            "gauge",
-            "Pairs of topic and group with a committed offset.",
-            len(self._offsets),
-        )
+        text = "Pairs of topic and group with a committed offset."
+        return samples(("iotmq_broker_consumer_offset_pairs", text, len(self._offsets)))

@@ -15,7 +15,7 @@ from iotmq.broker.tables.copied_table import ChangedKeys, apply_named
 from iotmq.broker.tables.topics import is_legal_name
 from iotmq.clock import Clock
 from iotmq.errors import RefusedError, RequestError
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import ResponseCode
 from iotmq.remoting.command import Command
 
@@ -183,9 +183,7 @@ class SubscriptionGroups:
             check_group_name(name)
 
     def metrics(self) -> Iterable[Metric]:
-        yield Metric(
-            "iotmq_broker_subscription_groups", "gauge", "Consumer groups configured.", len(self._groups)
-        )
+        return samples(("iotmq_broker_subscription_groups", "Consumer groups configured.", len(self._groups)))
 
 
 def known_group(groups: SubscriptionGroups, name: str, field: str) -> SubscriptionGroupConfig:

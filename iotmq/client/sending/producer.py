@@ -137,7 +137,7 @@ class Producer(Lifetime):
         sends: list[PendingSend] = []
         for topic, of_topic in by_topic(messages).items():
             route = await self._tries.route(topic)
-            for target, of_queue in self._by_queue(topic, of_topic, route, queue).items():
+            for target, of_queue in self._by_queue(of_topic, route, queue).items():
                 sends += [
                     self._encoded(topic, target, *part, timeout_ms=timeout_ms)
                     for part in batch_bodies(
@@ -311,11 +311,9 @@ class Producer(Lifetime):
         self._room.remove(send.size)
 
     def _by_queue(
-        self, topic: str, messages: list[Message], route: TopicRoute, queue: MessageQueue | None
+        self, messages: list[Message], route: TopicRoute, queue: MessageQueue | None
     ) -> dict[MessageQueue, list[Message]]:
         if queue is not None:
-            if queue.topic != topic:
-                raise MessageRefusedError(f"queue {queue} is not one of topic {topic}")
             return {queue: messages}
         groups: dict[MessageQueue, list[Message]] = {}
         by_turn: MessageQueue | None = None

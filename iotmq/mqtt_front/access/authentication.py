@@ -19,7 +19,7 @@ from typing import Final
 
 from iotmq import limits
 from iotmq.clock import Clock
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples, samples_by
 from iotmq.mqtt.codec.packets import Auth, Connect
 from iotmq.mqtt.reason_codes import (
     BAD_USER_NAME_OR_PASSWORD,
@@ -29,17 +29,10 @@ from iotmq.mqtt.reason_codes import (
     SERVER_BUSY,
     SERVER_UNAVAILABLE,
 )
-from iotmq.mqtt_front.access.authenticator import (
-    Accepted,
-    Authenticator,
-    Credentials,
-    Exchange,
-    Question,
-    Refused,
-)
 from iotmq.mqtt_front.access.failed_attempts import FailedAttempts
-from iotmq.mqtt_front.access.file_authenticator import FileAuthenticator
+from iotmq.mqtt_front.access.file_authenticator import Exchange, FileAuthenticator
 from iotmq.mqtt_front.access.undecided import Undecided
+from iotmq.mqtt_front.access.verdicts import Accepted, Credentials, Question, Refused
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 
@@ -79,7 +72,7 @@ class Authentication:
 
     def __init__(
         self,
-        authenticator: Authenticator | None,
+        authenticator: FileAuthenticator | None,
         opens: Callable[[Device, Connect], None],
         clock: Clock,
         *,
@@ -115,12 +108,11 @@ class Authentication:
     def connect(self, device: Device, connect: Connect) -> None:
         """A CONNECT came."""
         authenticator = self._authenticator
-        method = connect.properties.authentication_method
-        if method is not None:
+        if connect.properties.authentication_method is not None:
             assert authenticator is not None, "the connection core takes no method that there is not"
             asked = _credentials(device, connect)
             if self._may_ask(device, connect, asked):
-                running = self._begin(authenticator, method, connect, asked)
+                running = self._begin(authenticator, connect, asked)
                 self._step(device, running, connect.properties.authentication_data)
         elif device.peer.is_certificate_user and device.peer.certificate_identity is not None:
             self._check_certificate(device, connect, device.peer.certificate_identity)
@@ -139,7 +131,7 @@ class Authentication:
             asked = _credentials(device, None)
             if not self._may_ask(device, None, asked):
                 return
-            running = self._begin(self._authenticator, auth.method, None, asked)
+            running = self._begin(self._authenticator, None, asked)
         self._step(device, running, auth.data)
 
     def lost(self, device: Device) -> None:
@@ -161,28 +153,20 @@ class Authentication:
     def metrics(self) -> Iterable[Metric]:
         if self._authenticator is not None:
             yield from self._authenticator.metrics()
-            yield Metric(
-                "iotmq_mqtt_undecided_connections",
-                "gauge",
-                "Devices whose authentication is under way or waits.",
-                len(self._undecided),
-            )
-        for how, count in sorted(self._accepted.items()):
-            yield Metric(
-                "iotmq_mqtt_authenticated_total",
-                "counter",
-                "Devices that may connect, by how that was known.",
-                count,
-                (("how", how),),
-            )
-        for cause, count in sorted(self._refused.items()):
-            yield Metric(
-                "iotmq_mqtt_authentication_refused_total",
-                "counter",
-                "Devices that may not connect, by cause.",
-                count,
-                (("cause", cause),),
-            )
+            text = "Devices whose authentication is under way or waits."
+            yield from samples(("iotmq_mqtt_undecided_connections", text, len(self._undecided)))
+        yield from samples_by(
+            "how",
+            "iotmq_mqtt_authenticated_total",
+            "Devices that may connect, by how that was known.",
+            self._accepted,
+        )
+        yield from samples_by(
+            "cause",
+            "iotmq_mqtt_authentication_refused_total",
+            "Devices that may not connect, by cause.",
+            self._refused,
+        )
 
     def _check_certificate(self, device: Device, connect: Connect, identity: str) -> None:
         """The listener has verified the certificate; its name has to be one that a user could have."""
@@ -196,7 +180,7 @@ class Authentication:
 
     # Passwords
 
-    def _check_password(self, authenticator: Authenticator, device: Device, connect: Connect) -> None:
+    def _check_password(self, authenticator: FileAuthenticator, device: Device, connect: Connect) -> None:
         asked = _credentials(device, connect)
         if connect.user_name is None:
             if connect.password is not None:
@@ -237,10 +221,10 @@ class Authentication:
     # Exchanges
 
     def _begin(
-        self, authenticator: Authenticator, method: str, connect: Connect | None, asked: Credentials
+        self, authenticator: FileAuthenticator, connect: Connect | None, asked: Credentials
     ) -> _Running:
         deadline_s = self._clock.monotonic_s() + self._exchange_timeout_s
-        return _Running(authenticator.exchange(method), connect, asked, deadline_s)
+        return _Running(authenticator.exchange(), connect, asked, deadline_s)
 
     def _step(self, device: Device, running: _Running, data: bytes | None) -> None:
         verdict = running.exchange.step(data)

@@ -17,9 +17,9 @@ from iotmq.mqtt.auth.saslprep import saslprep
 from iotmq.mqtt.auth.scram import METHOD
 from iotmq.mqtt.reason_codes import BAD_USER_NAME_OR_PASSWORD, NOT_AUTHORIZED, SERVER_BUSY
 from iotmq.mqtt_front.access import scram, users_file
-from iotmq.mqtt_front.access.authenticator import Accepted, Credentials, Question, Refused
 from iotmq.mqtt_front.access.password_checks import PasswordChecks
 from iotmq.mqtt_front.access.users_file import UsersFileError
+from iotmq.mqtt_front.access.verdicts import Accepted, Credentials, Question, Refused
 from iotmq.mqtt_front.settings.authentication import AuthenticationSettings
 from iotmq.supervised import supervise
 from iotmq.watched_file import WatchedFiles
@@ -28,7 +28,7 @@ _log: Final = logging.getLogger("iotmq.mqtt")
 
 
 class FileAuthenticator:
-    """The users in force (authenticator.Authenticator)."""
+    """Decides by the users in a file, which is read again when it changes. On the loop."""
 
     methods: Final = (METHOD,)
 
@@ -58,18 +58,18 @@ class FileAuthenticator:
         self.reloads_count = 0
         self.failed_reloads_count = 0
 
-    # authenticator.Authenticator
-
     def start(self) -> None:
+        """Begin to look for changes of the file."""
         self._reloading = supervise("reading of users", self._reload_repeatedly)
 
     def close(self) -> None:
+        """Stop; nobody needs an answer any more."""
         if self._reloading is not None:
             self._reloading.cancel()
         self._checks.close()
 
     def known(self, asked: Credentials) -> Accepted | None:
-        """Without hashing: the user's password as it was before."""
+        """Return the answer when it costs no hashing, because the same password was right before."""
         name = self._name(asked)
         verifier = None if name is None else self._users.verifier(name)
         if name is None or verifier is None or asked.password is None:
@@ -83,7 +83,10 @@ class FileAuthenticator:
         is_wanted: Callable[[], bool],
         done: Callable[[Accepted | Refused], None],
     ) -> None:
-        """A name that is not there takes as long as one that is."""
+        """Call `done` once, at once or later, unless `is_wanted` has become false.
+
+        An unknown name takes as long as a known one.
+        """
         name = self._name(asked)
         if name is None or asked.password is None:
             done(Refused(BAD_USER_NAME_OR_PASSWORD, "credentials", "no name and password of a user's form"))
@@ -99,9 +102,9 @@ class FileAuthenticator:
             detail = f"mqtt.authentication.waiting_max is {self._settings.waiting_max}"
             done(Refused(SERVER_BUSY, "busy", detail))
 
-    def exchange(self, method: str) -> _Exchange:
-        assert method == METHOD, "there is one method"
-        return _Exchange(self)
+    def exchange(self) -> Exchange:
+        """Begin an exchange by the one method there is."""
+        return Exchange(self)
 
     def metrics(self) -> Iterable[Metric]:
         yield from samples(
@@ -187,7 +190,7 @@ class FileAuthenticator:
             done(Refused(BAD_USER_NAME_OR_PASSWORD, "password", "the password is wrong"))
 
 
-class _Exchange:
+class Exchange:
     """One exchange by SCRAM-SHA-256. It begins with the client's message, for which it asks if it has to."""
 
     def __init__(self, owner: FileAuthenticator) -> None:
@@ -196,6 +199,7 @@ class _Exchange:
         self._is_asked = False
 
     def step(self, data: bytes | None) -> Question | Accepted | Refused:
+        """Take the data of the device's CONNECT or AUTH."""
         try:
             if self._scram.user is not None:
                 final = self._scram.final(data or b"")

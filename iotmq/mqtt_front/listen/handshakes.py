@@ -22,7 +22,7 @@ from typing import Any, Final, TypeAlias, cast
 
 from iotmq import limits
 from iotmq.event_loop import NextTurn
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples, samples_by
 from iotmq.mqtt_front.connection.peer import Peer
 from iotmq.mqtt_front.listen.proxy_header import NO_HEADER, ProxyHeader, ProxyHeaderError, ProxyHeaderReader
 from iotmq.mqtt_front.listen.tls import certificate_identity, has_expired, listener_tls
@@ -75,9 +75,7 @@ class Handshakes:
         self._loop = asyncio.get_running_loop()
         self._tls = listener_tls(settings)
         self._reloads = (
-            None
-            if self._tls is None
-            else supervise("reading of certificates", self._tls.reload_repeatedly)
+            None if self._tls is None else supervise("reading of certificates", self._tls.reload_repeatedly)
         )
         # Those whose next bytes are waited for, and those whose handshake may begin.
         self._waiting: set[_Arrival] = set()
@@ -108,24 +106,30 @@ class Handshakes:
 
     def metrics(self, labels: tuple[tuple[str, str], ...]) -> Iterable[Metric]:
         """Report the metrics of arriving connections."""
-        prefix = "iotmq_mqtt_listener"
-        yield Metric(f"{prefix}_arriving", "gauge", "Connections that are not MQTT yet.", self.count, labels)
-        for reason, count in self._ended.items():
-            yield Metric(
-                f"{prefix}_not_arrived_total", "counter", "Connections that ended before they were MQTT.",
-                count, (*labels, ("reason", reason)),
-            )  # fmt: skip
+        yield from samples(
+            ("iotmq_mqtt_listener_arriving", "Connections that are not MQTT yet.", self.count), labels=labels
+        )
+        yield from samples_by(
+            "reason",
+            "iotmq_mqtt_listener_not_arrived_total",
+            "Connections that ended before they were MQTT.",
+            self._ended,
+            labels=labels,
+        )
         if self._tls is None:
             return
-        yield Metric(
-            f"{prefix}_handshakes", "gauge", "Handshakes of TLS under way.", self._handshakes_count, labels
+        yield from samples(
+            ("iotmq_mqtt_listener_handshakes", "Handshakes of TLS under way.", self._handshakes_count),
+            labels=labels,
         )
-        for is_resumed in (False, True):
-            yield Metric(
-                f"{prefix}_handshakes_total", "counter", "Handshakes of TLS that were completed.",
-                self._handshakes[is_resumed], (*labels, ("resumed", str(is_resumed).lower())),
-            )  # fmt: skip
-        yield from self._tls.metrics(labels, prefix=f"{prefix}_tls")
+        yield from samples_by(
+            "resumed",
+            "iotmq_mqtt_listener_handshakes_total",
+            "Handshakes of TLS that were completed.",
+            {"false": self._handshakes[False], "true": self._handshakes[True]},
+            labels=labels,
+        )
+        yield from self._tls.metrics(labels, prefix="iotmq_mqtt_listener_tls")
 
     @property
     def _handshakes_count(self) -> int:

@@ -17,7 +17,7 @@ import uvloop
 
 from iotmq.addresses import address_text
 from iotmq.errors import ConfigError
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.connection.peer import Peer
 from iotmq.mqtt_front.listen.handshakes import Handshakes
@@ -136,12 +136,10 @@ class Listeners:
         """Open connections by listener, and what comes before them."""
         for settings in self._settings:
             labels = (("listener", settings.name),)
-            yield Metric(
-                "iotmq_mqtt_listener_connections",
-                "gauge",
-                "Open MQTT connections of a listener.",
-                self._connections[settings.name],
-                labels,
+            count = self._connections[settings.name]
+            yield from samples(
+                ("iotmq_mqtt_listener_connections", "Open MQTT connections of a listener.", count),
+                labels=labels,
             )
             if settings.name in self._handshakes:
                 yield from self._handshakes[settings.name].metrics(labels)

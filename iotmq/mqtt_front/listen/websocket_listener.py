@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples_by
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.connection.peer import Peer
 from iotmq.mqtt_front.listen.websocket import WebSocketCounts, WebSocketProtocol
@@ -32,19 +32,17 @@ class WebSocketListener:
 
     def metrics(self) -> Iterable[Metric]:
         """Report refusals and closures for breaking the rules of WebSocket."""
-        for status, count in sorted(self._counts.refused.items()):
-            yield Metric(
-                "iotmq_mqtt_websocket_refused_total",
-                "counter",
-                "Requests for a WebSocket that were refused, by HTTP status.",
-                count,
-                (("listener", self._name), ("status", str(status))),
-            )
-        for code, count in sorted(self._counts.errors.items()):
-            yield Metric(
-                "iotmq_mqtt_websocket_errors_total",
-                "counter",
-                "WebSockets closed for breaking their rules, by close code.",
-                count,
-                (("listener", self._name), ("code", str(code))),
-            )
+        yield from samples_by(
+            "status",
+            "iotmq_mqtt_websocket_refused_total",
+            "Requests for a WebSocket that were refused, by HTTP status.",
+            self._counts.refused,
+            labels=(("listener", self._name),),
+        )
+        yield from samples_by(
+            "code",
+            "iotmq_mqtt_websocket_errors_total",
+            "WebSockets closed for breaking their rules, by close code.",
+            self._counts.errors,
+            labels=(("listener", self._name),),
+        )

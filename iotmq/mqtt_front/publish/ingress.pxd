@@ -110,7 +110,7 @@ cdef class Ingress(PublishSink):
     cdef readonly uint64_t bridge_notifications  # messages of bridges about themselves, which go nowhere
     cdef readonly uint64_t rewrites_refused     # messages whose topic has no name after rewriting
 
-    cdef int _reply(self, Device device, const Publication* publication) except -1
+    cdef int _reply(self, Device device, bytes topic, const Publication* publication) except -1
     cdef int _take_will_properties(self, object will) except -1
     cdef Target* _will_target(self, Device device, bytes topic) except NULL
     cdef Target* _target_of(self, Device device, const uint8_t* topic, Py_ssize_t size) except NULL
@@ -120,7 +120,7 @@ cdef class Ingress(PublishSink):
             object names) except NULL
     cdef Target* _remember(self, const uint8_t* key, Py_ssize_t size, TargetKind kind, bytes properties,
             uint32_t lane) except NULL
-    cdef int _pass_over_notification(self, Device device, const Publication* publication) except -1
+    cdef int _pass_over_notification(self, Device device, bytes topic, const Publication* publication) except -1
     cdef int _refuse_rewritten(self, Device device, const Publication* publication) except -1
     cdef int add(self, Target* target, Device device, const uint8_t* payload, Py_ssize_t payload_size, int qos,
             bint retain, bint is_waiting, uint32_t sequence) except -1

@@ -13,7 +13,7 @@ from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memcpy
 
 from iotmq.message.records.layout cimport ELEMENT_FIXED_BYTES, RECORD_FIXED_BYTES, put_u16, put_u32
 from iotmq.mqtt.codec.byte_buffer cimport append
@@ -63,9 +63,9 @@ cdef enum:
     SETTLED_PER_TURN = 8            # SUBSCRIBE and UNSUBSCRIBE that waited for one batch, some 30 us each
     NEW_TOPICS_PER_TURN = 256       # some 10 us each, and more at brokers: who has more waits for the next turn
     SPARE_BYTES = 128               # what brokers add to the properties of a record
-    REPLY_PREFIX_BYTES = 7
     UNIQUE_KEY_BYTES = 72           # and what finds a batch again to its first message
     DELAYED_SPARE_BYTES = 384       # and to those of one that waits: where it goes, and when
+    RECORD_AND_TOPIC_BYTES = RECORD_FIXED_BYTES + 127   # a record without body and properties, at the longest topic
 
 # What a packet id that is being released counts as among what waits for brokers, with a client id of the usual size.
 cdef enum:
@@ -77,15 +77,10 @@ cdef bytes _UNIQUE_KEY = UNIQ_KEY.encode() + b"\x01"
 cdef uint32_t BATCH_RECORDS_MAX = limits.BATCH_RECORDS_MAX
 cdef Py_ssize_t PROPERTIES_BYTES_MAX = limits.PROPERTIES_BYTES_MAX
 
-# The broker understood and will say no again; anything else may be over in a moment.
 cdef bytes _REPLY_PREFIX = REPLY_PREFIX.encode()
-cdef const char* _reply_prefix = _REPLY_PREFIX
 cdef bytes _BRIDGE_PREFIX = BRIDGE_PREFIX.encode()
-cdef const uint8_t* _bridge_prefix = _BRIDGE_PREFIX
-cdef Py_ssize_t _bridge_prefix_size = len(_BRIDGE_PREFIX)
-if len(_REPLY_PREFIX) != REPLY_PREFIX_BYTES:
-    raise ImportError("REPLY_PREFIX_BYTES is not the size of REPLY_PREFIX")
 
+# The broker understood and will say no again; anything else may be over in a moment.
 cdef frozenset _FINAL_CODES = frozenset({
     ResponseCode.MESSAGE_ILLEGAL, ResponseCode.NO_PERMISSION, ResponseCode.TOO_MANY_WAITING
 })
@@ -384,18 +379,14 @@ cdef class Ingress(PublishSink):
 
     cdef int on_publish(self, object connection, const Publication* publication) except -1:
         cdef Target* target = <Target*>self._targets.find(publication.topic, publication.topic_size)
+        cdef bytes topic
         if target == NULL:
             self._count_new(<Device>connection)
-            if (
-                publication.topic_size >= REPLY_PREFIX_BYTES
-                and memcmp(publication.topic, _reply_prefix, REPLY_PREFIX_BYTES) == 0
-            ):
-                return self._reply(<Device>connection, publication)
-            if (
-                publication.topic_size >= _bridge_prefix_size
-                and memcmp(publication.topic, _bridge_prefix, _bridge_prefix_size) == 0
-            ):
-                return self._pass_over_notification(<Device>connection, publication)
+            topic = publication.topic[:publication.topic_size]
+            if topic.startswith(_REPLY_PREFIX):
+                return self._reply(<Device>connection, topic, publication)
+            if topic.startswith(_BRIDGE_PREFIX):
+                return self._pass_over_notification(<Device>connection, topic, publication)
             target = self._resolve(publication.topic, publication.topic_size)
         if target.kind != TARGET_RESOLVED:
             target = self._target_of(<Device>connection, publication.topic, publication.topic_size)
@@ -412,14 +403,14 @@ cdef class Ingress(PublishSink):
         )
 
     cdef int _count_new(self, Device device) except -1:
-        """A topic that is looked up in Python; what the device sends behind it may have to wait."""
+        """Count a topic that has to be resolved in Python; past the turn's share the device waits."""
         self._new_topics_left -= 1
         if self._new_topics_left <= 0:
             device.wait_for_turn()
         return 0
 
     cdef int _mark(self, Lane lane, const Publication* publication) except -1:
-        """Give a message of QoS 2, whose session is kept, its packet id, and have its batch say so."""
+        """Add the packet id to a stored message of QoS 2 from a kept session, and have its batch say so."""
         cdef bytes mark
         if not lane.is_stored:
             return 0
@@ -475,7 +466,7 @@ cdef class Ingress(PublishSink):
         if self._own_properties.size:
             properties += self._own_properties.data[:self._own_properties.size]
         if (
-            len(will.payload) + len(properties) + RECORD_FIXED_BYTES + 127 + lane.spare_bytes > self._record_bytes_max
+            len(will.payload) + len(properties) + RECORD_AND_TOPIC_BYTES + lane.spare_bytes > self._record_bytes_max
             or len(properties) + lane.spare_bytes > PROPERTIES_BYTES_MAX
         ):
             raise MqttProtocolError(
@@ -515,7 +506,7 @@ cdef class Ingress(PublishSink):
         cdef bint is_marked = self._is_marked
         self._is_marked = False
         if (
-            size + RECORD_FIXED_BYTES + 127 + lane.spare_bytes > self._record_bytes_max
+            size + RECORD_AND_TOPIC_BYTES + lane.spare_bytes > self._record_bytes_max
             or properties_size + lane.spare_bytes > PROPERTIES_BYTES_MAX
         ):
             raise MqttProtocolError(
@@ -569,11 +560,11 @@ cdef class Ingress(PublishSink):
             lane.send()     # last, because its answer may come at once and change anything, `target` included
         return 0
 
-    cdef int _reply(self, Device device, const Publication* publication) except -1:
-        """An answer to a request: for one client, now or never, so nothing is waited for."""
-        name = decode_topic_name(publication.topic[:publication.topic_size])
+    cdef int _reply(self, Device device, bytes topic, const Publication* publication) except -1:
+        """Hand on an answer to a request: it is for one client, now or never, so nothing is waited for."""
+        name = decode_topic_name(topic)
         address = read_reply_topic(name)
-        cdef Py_ssize_t size = publication.payload_size + RECORD_FIXED_BYTES + 127 + SPARE_BYTES
+        cdef Py_ssize_t size = publication.payload_size + RECORD_AND_TOPIC_BYTES + SPARE_BYTES
         if size + 2 * publication.topic_size > self._record_bytes_max:
             raise MqttProtocolError(
                 PACKET_TOO_LARGE,
@@ -587,16 +578,16 @@ cdef class Ingress(PublishSink):
             device.acknowledge(publication.sequence, 1)
         return 0
 
-    cdef int _pass_over_notification(self, Device device, const Publication* publication) except -1:
-        """A bridge says that it is connected, which is nobody's business here and no reason to end it."""
-        decode_topic_name(publication.topic[:publication.topic_size])
+    cdef int _pass_over_notification(self, Device device, bytes topic, const Publication* publication) except -1:
+        """Acknowledge and drop what a bridge says about its own connection: nobody here needs it."""
+        decode_topic_name(topic)
         self.bridge_notifications += 1
         if publication.qos:
             device.acknowledge(publication.sequence, 1)
         return 0
 
     cdef int _refuse_rewritten(self, Device device, const Publication* publication) except -1:
-        """The topic's new name is none, which is not the device's fault."""
+        """Refuse a message whose topic has no valid name after rewriting."""
         self.rewrites_refused += 1
         if not publication.qos:
             return 0
@@ -605,7 +596,7 @@ cdef class Ingress(PublishSink):
         return device.refuse_published(publication.sequence, 1, TOPIC_NAME_INVALID.v5_code)
 
     cdef Target* _target_of(self, Device device, const uint8_t* topic, Py_ssize_t size) except NULL:
-        """Return where what the device publishes to a topic goes; TARGET_RESOLVED or TARGET_REFUSED."""
+        """Find the target of a device's topic: TARGET_RESOLVED or TARGET_REFUSED, never TARGET_PERSONAL."""
         cdef Target* target = <Target*>self._targets.find(topic, size)
         if target == NULL:
             target = self._resolve(topic, size)
@@ -832,7 +823,7 @@ cdef class Ingress(PublishSink):
 
 
 def _settled(loop, waiting):
-    """A batch is done that these have waited for: some go on in each turn of the loop, as they came in."""
+    """Count down those who waited for a batch that is done, some in each turn of the loop, as they came in."""
     cdef Settling settling
     for _ in range(min(SETTLED_PER_TURN, len(waiting))):
         settling = waiting.popleft()

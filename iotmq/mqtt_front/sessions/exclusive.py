@@ -106,7 +106,8 @@ class ExclusiveSubscriptions:
         unwanted = list(filters)
         if unwanted and self._port is not None and device.client_id is not None:
             self._port.unsubscribe(
-                UnsubscribeRequest(client_id=device.client_id, epoch=device.epoch, filters=unwanted), _ignore
+                UnsubscribeRequest(client_id=device.client_id, epoch=device.epoch, filters=unwanted),
+                _log_refusal,
             )
 
     def metrics(self) -> Iterable[Metric]:
@@ -157,7 +158,7 @@ def _renamed(event: packets.Subscribe, names: Mapping[str, str]) -> packets.Subs
     )
 
 
-def _ignore(refused: Refused | None) -> None:
-    """The broker finds what nobody has any more."""
+def _log_refusal(refused: Refused | None) -> None:
+    """Log a release that failed: the broker finds by itself what nobody has any more."""
     if refused is not None:
         _log.debug("an exclusive subscription is not given back", extra={"detail": refused.remark})

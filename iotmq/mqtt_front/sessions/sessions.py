@@ -74,11 +74,11 @@ class ConnectedSessions:
         yield from list(self._without_session)
 
     def add(self, device: Device) -> None:
-        """A connection came; its CONNECT is to follow."""
+        """Add a connection whose CONNECT is to follow."""
         self._without_session.add(device)
 
     def open(self, device: Device, connect: packets.Connect) -> None:
-        """A CONNECT came."""
+        """Open or take over the session of a device whose CONNECT has come."""
         client_id = connect.client_id or f"iotmq-{secrets.token_hex(8)}"
         former = self._devices.get(client_id)
         self._without_session.discard(device)
@@ -144,7 +144,7 @@ class ConnectedSessions:
         return _LAST_EXPIRY_S
 
     def lost(self, device: Device) -> None:
-        """A connection is over: the will is due unless it was dropped, a session that is not kept ends."""
+        """End a connection: its will is due unless dropped, and a session that is not kept ends."""
         if not self._is_will_delayed(device):
             will, device.will = device.will, None
             if will is not None:
@@ -157,14 +157,14 @@ class ConnectedSessions:
             del self._devices[device.client_id]
 
     def disconnected(self, device: Device, event: packets.Disconnect) -> None:
-        """A DISCONNECT came: a regular one drops the will, and it may change how long the session is kept."""
+        """Apply a DISCONNECT: a regular one drops the will; it may change how long the session is kept."""
         if event.reason_code == 0:  # [MQTT-3.14.4-3]
             device.will = None
         if event.session_expiry_s is not None:
             device.expiry_s = min(event.session_expiry_s, self._settings.session_expiry_s_max)
 
     def session_fenced(self, client_id: str, epoch: int, reason: str) -> None:
-        """The session is for another front end, or an operator ends it (durable.SessionHandler)."""
+        """Give up a session that another front end takes, or an operator ends (durable.SessionHandler)."""
         device = self._devices.get(client_id)
         if device is not None and device.has_session and device.epoch == epoch:
             del self._devices[client_id]
@@ -191,7 +191,7 @@ class ConnectedSessions:
         *,
         is_kept: bool,
     ) -> None:
-        """The broker has answered a CONNECT, or will not."""
+        """Go on with a CONNECT when the broker has answered, or will not."""
         assert self._port is not None
         if isinstance(opened, Refused):
             if device.close_reason is None:
@@ -242,7 +242,7 @@ class ConnectedSessions:
             expiry_s = device.expiry_s
             progress = device.session.end()
             if progress is not None:
-                self._port.progress([progress], _ignore)
+                self._port.progress([progress], _log_refusal)
         self._port.close_session(
             CloseRequest(
                 client_id=device.client_id, epoch=device.epoch, expiry_s=expiry_s, drops_will=drops_will
@@ -275,7 +275,7 @@ def asked_expiry_s(connect: packets.Connect) -> int:
     return 0 if connect.clean_session else NEVER_EXPIRES_S
 
 
-def _ignore(refused: Refused | None) -> None:
-    """A session that cannot say how far it came gets some messages again."""
+def _log_refusal(refused: Refused | None) -> None:
+    """Log progress that is not stored: the session gets some messages again."""
     if refused is not None:
         _log.warning("the progress of a session is not stored", extra={"detail": refused.remark})

@@ -89,7 +89,8 @@ class SharedSubscriptions:
         self._egress.leave(device, shared)
         if not isinstance(device.session, DurableSession) and device.client_id is not None:
             self._port.unsubscribe(
-                UnsubscribeRequest(client_id=device.client_id, epoch=device.epoch, filters=shared), _ignore
+                UnsubscribeRequest(client_id=device.client_id, epoch=device.epoch, filters=shared),
+                _log_refusal,
             )
 
     def leave(self, device: Device) -> None:
@@ -148,7 +149,7 @@ class SharedSubscriptions:
                     UnsubscribeRequest(
                         client_id=session.client_id, epoch=session.epoch, filters=list(refused)
                     ),
-                    _ignore,
+                    _log_refusal,
                 )
             done(codes)
 
@@ -179,7 +180,7 @@ def _kept_options(options: int) -> int:
     return options & ~QOS | min(options & QOS, _KEPT_QOS_MAX)
 
 
-def _ignore(refused: Refused | None) -> None:
-    """A broker that is away hears it when the session ends."""
+def _log_refusal(refused: Refused | None) -> None:
+    """Log an unsubscribe that failed: a broker that is away hears of it when the session ends."""
     if refused is not None:
         _log.debug("a shared subscription is not taken back", extra={"detail": refused.remark})

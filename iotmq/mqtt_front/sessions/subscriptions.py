@@ -133,7 +133,7 @@ class Subscriptions:
         self.exclusive.claim(device, event, partial(self._claimed, device))
 
     def _claimed(self, device: Device, event: packets.Subscribe) -> None:
-        """A broker has said which filters the device may have alone."""
+        """Go on with a SUBSCRIBE when a broker has said which filters the device may have alone."""
         if device.close_reason is None:
             self._subscribe(device, event)
             device.after_answer()
@@ -293,33 +293,33 @@ class Subscriptions:
         device.send_unsuback(event.packet_id, codes)  # also when nothing was subscribed [MQTT-3.10.4-5]
 
     def take_over(self, device: Device, found: Iterable[SessionSubscription]) -> None:
-        """A session that was kept is the device's: it has its filters already."""
+        """Take the filters of a kept session that is the device's now."""
         device.subscriptions = {entry.topic_filter: entry.options for entry in found}
         self.count += len(device.subscriptions)
         if self._sys_topics is not None:
             self._sys_topics.resume(device, device.subscriptions.items())
 
     def resume_shared(self, device: Device, found: Iterable[SessionSubscription]) -> None:
-        """The CONNECT of such a device is answered: it takes part in its groups again."""
+        """Join the groups of a kept session again, once its CONNECT is answered."""
         found = list(found)
         if self._shared is not None:
             self._shared.resume(device, found)
         self.exclusive.resume(device, found, self._lost)
 
     def _lost(self, device: Device, filters: list[str]) -> None:
-        """Another session has these of a kept one's filters to itself."""
+        """Drop filters of a kept session that another session has to itself now."""
         if isinstance(device.session, DurableSession):
             self._unsubscribe_durably(device, device.session, packets.Unsubscribe(_UNASKED, tuple(filters)))
 
     def leave_shared(self, device: Device) -> None:
-        """A device is about to leave its session: brokers hear first what it has done."""
+        """Tell brokers what a device has done in its groups, before it leaves its session."""
         if self._shared is not None:
             self._shared.leave(device)
 
     def drop_all(self, device: Device) -> None:
-        """The connection is over. A session that is kept has its filters at the broker.
+        """Forget the filters of a lost connection; those of a kept session stay at the broker.
 
-        Others lose theirs some in each turn of the loop, because everybody would wait for thousands.
+        Without a kept session they go some in each turn of the loop: thousands would make everybody wait.
         """
         if self._retained is not None:
             self._retained.forget(device)

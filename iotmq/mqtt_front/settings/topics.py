@@ -9,8 +9,6 @@ from msgspec import Meta
 
 from iotmq import limits
 
-_NAMES_TEXT = "%c is the device's client id, %u its user name"
-
 
 class RewriteSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Other names for topics and filters; the last rule whose filter matches decides, and is applied once."""

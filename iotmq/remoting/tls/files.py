@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from iotmq import limits
 from iotmq.errors import ConfigError
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.remoting.tls.context import (
     CertificateFiles,
     ContextSettings,
@@ -132,18 +132,20 @@ class ServerTls:
         self, labels: tuple[tuple[str, str], ...], *, prefix: str = "iotmq_remoting_tls"
     ) -> Iterable[Metric]:
         if self.expires_s is not None:
-            yield Metric(
-                f"{prefix}_certificate_expires_seconds", "gauge",
-                "When the certificate expires, in seconds since 1970.", self.expires_s, labels,
-            )  # fmt: skip
-        yield Metric(
-            f"{prefix}_reloads_total", "counter", "Times a changed certificate was read.",
-            self.reloads_count, labels,
-        )  # fmt: skip
-        yield Metric(
-            f"{prefix}_failed_reloads_total", "counter", "Changed certificates that could not be loaded.",
-            self.failed_reloads_count, labels,
-        )  # fmt: skip
+            text = "When the certificate expires, in seconds since 1970."
+            yield from samples(
+                ("_certificate_expires_seconds", text, self.expires_s), prefix=prefix, labels=labels
+            )
+        yield from samples(
+            ("_reloads_total", "Times a changed certificate was read.", self.reloads_count),
+            (
+                "_failed_reloads_total",
+                "Changed certificates that could not be loaded.",
+                self.failed_reloads_count,
+            ),
+            prefix=prefix,
+            labels=labels,
+        )
 
     def _look_at_expiry(self) -> float | None:
         expires: list[float] = []

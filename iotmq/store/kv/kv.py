@@ -37,7 +37,7 @@ from rocksdict import (
 )
 
 from iotmq.errors import StoreCorruptError, StoreError, StoreFullError
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 
 KV_DIRECTORY: Final = "kv"
 # Where a database that cannot be opened is put, for whoever wants to look at it; one is kept.
@@ -169,14 +169,12 @@ class KeyValueStore:
 
     def metrics(self) -> Iterable[Metric]:
         """Memory in use."""
-        yield Metric(
-            "iotmq_store_kv_cache_bytes", "gauge", "Cached blocks of the key-value database",
-            self._cache.get_usage(),
-        )  # fmt: skip
-        yield Metric(
-            "iotmq_store_kv_write_buffer_bytes", "gauge", "Writes of the key-value database in memory",
-            sum(space.buffered_bytes for space in self._spaces.values()),
-        )  # fmt: skip
+        buffered_bytes = sum(space.buffered_bytes for space in self._spaces.values())
+        return samples(
+            ("cache_bytes", "Cached blocks of the key-value database", self._cache.get_usage()),
+            ("write_buffer_bytes", "Writes of the key-value database in memory", buffered_bytes),
+            prefix="iotmq_store_kv_",
+        )
 
     def _start_over_after(self, error: Exception) -> None:
         """Raise the error being handled if the machine caused it; any other means damage."""

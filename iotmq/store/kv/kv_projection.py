@@ -74,7 +74,7 @@ class KeyValueProjection:
         self._format_version = format_version
         self._collector = collector
         # Set while the database refuses writes: when it may be opened again, in monotonic seconds.
-        self._reopen_s: float | None
+        self._reopen_s: float | None = None
         # How far the log had been applied before the database was opened again.
         self._known_until = 0
         self._load()
@@ -100,7 +100,6 @@ class KeyValueProjection:
         self._flushing_position: int | None = None
         # What of the database all of this belongs to.
         self._generation = self._key_values.generation
-        self._reopen_s = None
 
     def apply(self, view: memoryview, start_position: int, end_position: int) -> None:
         """Take in the records of [start_position, end_position); StoreError when the database is full."""
@@ -211,6 +210,7 @@ class KeyValueProjection:
         if self._key_values.generation != self._generation:
             self._known_until = max(self._known_until, self.applied_position)
             self._load()
+            self._reopen_s = None
             # The caller has a later range in hand; the next time it begins where we are.
             raise StoreError(f"projection {self.name} goes on from {self.applied_position}")
 

@@ -1,4 +1,5 @@
-"""Open a store: find the good bytes, and deal with the others.
+"""Open a store after a clean stop or a crash: check its log, repair damage, and take the queues back to it.
 
-Start with `opening`, then `recovery`. `write_state` says whether the store takes messages at all.
+Start with `opening`, then `recovery`, which decides where the log ends; `damage` repairs what is before that
+end. `write_state` knows whether the store takes records.
 """

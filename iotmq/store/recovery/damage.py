@@ -1,12 +1,11 @@
-"""Repair a damaged log: keep the bytes, report the loss, and make the log one to walk over.
+"""Repair a damaged log: keep a copy of the bad bytes, report which records are lost, write markers over them.
 
-What is found goes to `commitlog.damage/` beside the log: for every range a file `START-END.bin` with the
-bytes as they were found and a `START-END.json` that says what they were. The directory is bounded; what has
-no room any more is still logged. Then markers are written over the range (`log_cover.pyx`).
+`commitlog.damage/` beside the log has two files for every damaged range: `START-END.bin` with a copy of its
+bytes, and `START-END.json` with the report. The directory is bounded; ranges past its limits are only logged.
+The markers (`log_cover.pyx`) are records themselves, so readers of the log pass over the range.
 
-Cut short anywhere by a power cut, the next start finds the rest of the range still damaged and does the
-same again. The queues are not touched: entries of lost records lead to markers, which no reader takes for
-the record.
+A repair that a power cut ends early is repeated by the next start, which finds the rest of the range still
+damaged. Queue files stay as they are: their entries of lost records point to markers, which readers skip.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ if TYPE_CHECKING:
     from iotmq.store.projections.catch_up import CatchUpProgress
     from iotmq.store.queues.consume_queue import ConsumeQueue
 
-# The log is checked in pieces of about this size where somebody goes through it afterwards.
+# The log is checked in pieces of about this size.
 CHECKED_PIECE_BYTES = 8 << 20
-# Compared with zeros at a time.
+# So much is compared with zeros at a time.
 PIECE_BYTES = 65_536
 _ZEROS = bytes(PIECE_BYTES)
-# Of one range; of the whole directory; and how many ranges are written down one by one.
+# Limits of the directory: bytes kept of one range and of all, and the number of ranges with a report.
 KEPT_BYTES_MAX = 16 << 20
 KEPT_BYTES_TOTAL_MAX = 256 << 20
 KEPT_RANGES_MAX = 1000
-# Lost offsets named in one report.
+# Losses, a range of offsets each, in one report and in one log line.
 LOSSES_MAX = 1000
 LOSSES_LOGGED_MAX = 20
 
@@ -58,12 +57,12 @@ class Loss(msgspec.Struct, frozen=True, order=True):
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """A range of the log that holds no records any more, or never held some that were numbered.
+    """A range of the log whose records are lost.
 
-    `kind`: "damaged" for bytes that were on the disk and are no records any more, "torn" for a tail that was
-    cut off, "gap" for offsets without a record where no bytes are damaged. Nobody knows more about what is
-    lost than `lost` says. `kept` is the file with the first `kept_bytes` of the range, relative to the data
-    directory.
+    `kind`: "damaged" for bytes that were on the disk and are not valid records now, "torn" for an end of the
+    log that was cut off, "gap" for queue offsets that are missing though no bytes are damaged. `lost` has
+    what is known of the lost records; there may be more. `kept` is the file with the first `kept_bytes` of
+    the range, relative to the data directory.
     """
 
     kind: str
@@ -75,7 +74,7 @@ class Damage(msgspec.Struct, frozen=True):
 
 
 class DamageRepair:
-    """Finds what is damaged in a log, and repairs it. On the thread that owns the log."""
+    """Finds damaged ranges of a log and repairs them. On the thread that owns the log."""
 
     def __init__(
         self,
@@ -89,15 +88,15 @@ class DamageRepair:
         self._keeper = keeper
         self._sync_file = sync_file
         self._found: list[Damage] = []
-        # Below the log's `checked_position`: checked on behalf of a projection that catches up.
+        # What `verify` has checked last below the log's `checked_position`.
         self._checked_from = self._checked_to = -1
 
     def found(self) -> tuple[Damage, ...]:
-        """Return the lost records in the order of the log."""
+        """Return all damage found, in the order of the log."""
         return tuple(sorted(self._found, key=lambda damage: (damage.start_position, damage.end_position)))
 
     def check(self, start_position: int, stop_position: int, progress: CatchUpProgress | None = None) -> int:
-        """Check and repair [start_position, stop_position), all of which was on the disk once.
+        """Check and repair [start_position, stop_position), all of which was flushed once.
 
         Returns where the next record starts; raises OSError.
         """
@@ -112,9 +111,9 @@ class DamageRepair:
         return position
 
     def verify(self, position: int) -> int:
-        """Have a piece checked for somebody who goes through the log from `position` on; where that ends.
+        """Check and repair the next piece of the log for a reader at `position`; return where the piece ends.
 
-        For positions below the log's `checked_position`; raises OSError.
+        For readers below the log's `checked_position`, such as projections that catch up. Raises OSError.
         """
         log = self._log
         if not self._checked_from <= position < self._checked_to:
@@ -137,21 +136,15 @@ class DamageRepair:
         return reached
 
     def ensure(self, position: int) -> None:
-        """Have everything from `position` on checked; raises OSError."""
+        """Check and repair everything from `position` on; raises OSError."""
         while position < self._log.checked_position:
             position = self.verify(position)
 
     def cover(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Keep the bytes of damaged ranges, report them, write markers over them; raises OSError."""
+        """Repair damaged ranges: keep their bytes, report them, write markers over them. Raises OSError."""
         for start_position, end_position in ranges:
-            data = self._log.bytes_between(start_position, end_position)
-            damage = msgspec.structs.replace(
-                self._keeper.keep("damaged", data, start_position, end_position),
-                lost=self._losses_between(start_position, end_position),
-            )
-            data.release()
-            self._keeper.report(damage)
-            self._found.append(damage)
+            with self._log.bytes_between(start_position, end_position) as data:
+                damage = self._keep("damaged", data, start_position, end_position)
             cover(
                 self._log,
                 start_position,
@@ -165,45 +158,38 @@ class DamageRepair:
                 segment.sync(self._sync_file)
 
     def keep_tail(self, end_position: int) -> None:
-        """Keep and report what is about to be cut off behind the end of the log."""
+        """Keep and report the bytes behind the end of the log, which are about to be cut off."""
         for segment in self._log.segments_between(end_position, 1 << 62):
             start_position = max(end_position, segment.start_position)
-            data = self._log.bytes_between(start_position, segment.end_position)
-            if is_blank(data):
-                continue
-            damage = msgspec.structs.replace(
-                self._keeper.keep("torn", data, start_position, segment.end_position),
-                lost=self._losses_between(start_position, segment.end_position),
-            )
-            data.release()
-            self._keeper.report(damage)
-            self._found.append(damage)
+            with self._log.bytes_between(start_position, segment.end_position) as data:
+                if not is_blank(data):
+                    self._keep("torn", data, start_position, segment.end_position)
 
     def take_gaps(self) -> None:
-        """Report what the numbering of the records, now that projections have seen them, says is missing."""
+        """Report queue offsets that the queues, now level with the log, found missing."""
         for topic, queue_id, first, end, start_position, end_position in self._queues.take_gaps():
             loss = Loss(topic, queue_id, first, end - 1)
-            number = next(
-                (
-                    number
-                    for number, damage in enumerate(self._found)
-                    if damage.kind == "damaged"
-                    and start_position < damage.end_position
-                    and damage.start_position < end_position
-                ),
-                -1,
-            )
-            if number < 0:
-                damage = Damage("gap", start_position, end_position, (loss,))
-                self._found.append(damage)
+            for number, damage in enumerate(self._found):
+                is_there = start_position < damage.end_position and damage.start_position < end_position
+                if is_there and damage.kind == "damaged":
+                    lost = tuple(sorted({*damage.lost, loss}))
+                    found = self._found[number] = msgspec.structs.replace(damage, lost=lost)
+                    break
             else:
-                damage = self._found[number]
-                damage = msgspec.structs.replace(damage, lost=tuple(sorted({*damage.lost, loss})))
-                self._found[number] = damage
-            self._keeper.report(damage)
+                found = Damage("gap", start_position, end_position, (loss,))
+                self._found.append(found)
+            self._keeper.report(found)
+
+    def _keep(self, kind: str, data: memoryview, start_position: int, end_position: int) -> Damage:
+        """Keep and report a range, with its lost records as the queues have them."""
+        kept = self._keeper.keep(kind, data, start_position, end_position)
+        damage = msgspec.structs.replace(kept, lost=self._losses_between(start_position, end_position))
+        self._keeper.report(damage)
+        self._found.append(damage)
+        return damage
 
     def _losses_between(self, start_position: int, end_position: int) -> tuple[Loss, ...]:
-        """Find the records of a lost range by the entries of the queues."""
+        """Find the lost records of a range by the entries of the queues."""
         losses = []
         for queue in self._queues.queues():
             first, end = queue.found_between(start_position, end_position)
@@ -213,18 +199,18 @@ class DamageRepair:
 
 
 class DamageKeeper:
-    """Puts damaged bytes aside and writes the reports, below `directory`."""
+    """Keeps copies of damaged bytes and writes the reports, below `directory`."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        # What the directory holds; counted when it is first needed.
+        # The content of the directory: bytes, -1 until they are first needed, and reports.
         self._bytes = -1
         self._count = 0
 
     def keep(self, kind: str, data: memoryview, start_position: int, end_position: int) -> Damage:
-        """Copy the bytes of a range aside, as far as there is room; a failure is logged and nothing else."""
+        """Write a copy of a range as far as there is room; a failure is only logged."""
         self._measure()
-        # Trailing zeros tell nobody anything.
+        # Trailing zeros say nothing about what was lost.
         kept = bytes(data[: max(0, min(KEPT_BYTES_MAX, KEPT_BYTES_TOTAL_MAX - self._bytes))]).rstrip(b"\0")
         if not kept or self._count >= KEPT_RANGES_MAX:
             return Damage(kind, start_position, end_position)

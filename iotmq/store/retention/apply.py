@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iotmq.errors import StoreError
-from iotmq.metrics import Metric, samples
+from iotmq.metrics import Metric, samples, samples_by
 from iotmq.store.projections.projection import DurableProjection, Projection, TrimmableProjection
 from iotmq.store.queues.queue_begins import QueueBegins
 from iotmq.store.retention.decide import (
@@ -196,14 +196,9 @@ class Trimmer:
                 float(self._is_refusing),
             ),
         )
-        for usage in self._usages:
-            yield Metric(
-                "iotmq_store_disk_used_ratio",
-                "gauge",
-                "Part of the disk in use, 1 for all of it.",
-                usage.ratio,
-                (("path", usage.path),),
-            )
+        ratios = {usage.path: usage.ratio for usage in self._usages}
+        text = "Part of the disk in use, 1 for all of it."
+        yield from samples_by("path", "iotmq_store_disk_used_ratio", text, ratios)
 
     def _decide(self, safe_position: int, consumed_position: Callable[[], int | None] | None) -> Decision:
         now_ms = self._clock.now_ms()

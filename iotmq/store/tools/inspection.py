@@ -10,7 +10,7 @@ import errno
 import mmap
 import os
 import struct
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -127,28 +127,16 @@ class QueueFiles:
     def end_offset(self) -> int:
         """Return the offset behind the last entry: entries are the front of the last file that has any."""
         for file in reversed(self.files):
-            low, high = file.first_offset, file.first_offset + file.entry_count
-            while low < high:
-                middle = (low + high) // 2
-                if self.entry(middle) is None:
-                    high = middle
-                else:
-                    low = middle + 1
-            if low > file.first_offset:
-                return low
+            offsets = range(file.first_offset, file.first_offset + file.entry_count)
+            count = bisect_left(offsets, True, key=lambda offset: self.entry(offset) is None)
+            if count:
+                return file.first_offset + count
         return self.files[0].first_offset if self.files else 0
 
     def first_offset_at(self, min_position: int) -> int:
         """Return the first offset of a record at or past `min_position`: what a reader may ask for."""
         low = self.files[0].first_offset if self.files else 0
-        high = self.end_offset()
-        while low < high:
-            middle = (low + high) // 2
-            if self._position_up_to(middle) < min_position:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return low + bisect_left(range(low, self.end_offset()), min_position, key=self._position_up_to)
 
     def close(self) -> None:
         """Forget the mappings."""

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import uvloop
 from eventually import STOP_S, soon
 from fake_gateway import RawClient, connect_packet, split_output
 from front_site import Site, running, tick_quickly
@@ -25,11 +24,6 @@ from iotmq.mqtt_front.sessions.subscriptions import _Granted
 from iotmq.mqtt_front.settings.mqtt import RouteSettings
 from iotmq.remoting.codes import ResponseCode
 from iotmq.supervised import FAILURES
-
-
-@pytest.fixture
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy()
 
 
 @pytest.fixture(autouse=True)

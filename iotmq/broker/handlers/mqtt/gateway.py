@@ -205,7 +205,7 @@ class LocalGateway:
             self._delivery.detach(self._channel, filter_ids)
 
     def metrics(self) -> Iterable[Metric]:
-        yield dropped_replies_metric(self._dropped_replies)
+        yield from dropped_replies_metric(self._dropped_replies)
 
     def _topic_changed(self, topic: str) -> None:
         if topic in self._queue_counts:

@@ -17,10 +17,11 @@ from iotmq import limits
 from iotmq.broker.delivery.retained import RetainedProjection
 from iotmq.broker.delivery.retained_expiry import SWEEP_PAUSE_S, SWEEP_RECORDS_MAX
 from iotmq.broker.delivery.retained_reads import RetainedReads
-from iotmq.errors import StoreError
+from iotmq.errors import StoreError, StoreFullError
 from iotmq.message.records.record import decode_record, encode_batch
 from iotmq.mqtt.topics.topics import matches
 from iotmq.ports.sessions import Refused, RetainedRead, RetainedRecords
+from iotmq.store.kv import kv_projection
 from iotmq.store.store import Store
 
 
@@ -102,6 +103,27 @@ def test_the_last_message_with_the_flag_is_kept_and_an_empty_one_takes_it_away(b
     broker.restart()
     assert (broker.projection.count, broker.projection.size_bytes) == (0, 0)
     assert broker.find("#") == []
+
+
+def test_a_write_that_is_refused_while_records_are_applied_has_the_database_opened_again(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RocksDB takes no more writes after one that met a full disk, until it is opened again."""
+    monkeypatch.setattr(kv_projection, "REOPEN_S", 0.0)
+    monkeypatch.setattr(kv_projection, "PENDING_KEYS_MAX", 1)
+    generation = broker.store.key_values().generation
+    broker.publish(("a", b"1"))
+
+    def refuse(*_arguments: object, **_more: object) -> None:
+        raise StoreFullError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(broker.projection._space, "write", refuse)
+        broker.publish(("b", b"2"))
+    broker.publish(("c", b"3"))
+    assert broker.store.key_values().generation == generation + 1
+    broker.publish(("d", b"4"))
+    assert sorted(broker.find("#")) == [b"1", b"2", b"3", b"4"]
 
 
 def test_a_database_that_starts_again_finds_nothing_until_it_has_caught_up(broker: Broker) -> None:

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import uvloop
 from front_site import tick_quickly
 from users_site import Site, file_of_all, running
-
-
-@pytest.fixture
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy()
 
 
 @pytest.fixture(autouse=True)

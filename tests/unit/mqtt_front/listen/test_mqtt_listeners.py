@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import stat
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 from eventually import soon
 from fake_gateway import RawClient, connect_packet
 from listener_site import config, directory_for_sockets, running
@@ -23,11 +21,6 @@ from iotmq.mqtt.codec import packets
 from iotmq.mqtt_front.server import MqttFront
 
 CONNACK = (packets.CONNACK << 4, b"\0\0")
-
-
-@pytest.fixture
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy()
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 from certificates import Certificate, make_certificate, make_root
 from eventually import soon
 from fake_gateway import RawClient, connect_packet
@@ -43,11 +42,6 @@ def block(*rest: bytes, command: int = 0x21, kind: int = 0x11) -> bytes:
 
 
 VERIFIED = tlv(0x20, struct.pack(">BI", 7, 0) + tlv(0x22, b"device-7"))
-
-
-@pytest.fixture
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy()
 
 
 @pytest.fixture(scope="module")

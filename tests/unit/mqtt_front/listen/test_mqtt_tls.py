@@ -14,7 +14,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import uvloop
 from certificates import Certificate, make_certificate, make_revocation_list, make_root
 from eventually import soon
 from fake_gateway import RawClient, ScriptedGateway, connect_packet
@@ -61,11 +60,6 @@ class Files:
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     return Files(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy()
 
 
 def table(certificate: Certificate) -> dict[str, str]:

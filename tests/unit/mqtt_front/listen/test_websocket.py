@@ -9,7 +9,6 @@ from http import HTTPStatus
 from typing import Any
 
 import pytest
-import uvloop
 from eventually import soon
 from fake_gateway import connect_packet
 from front_site import Site, running, tick_quickly
@@ -26,11 +25,6 @@ from iotmq.mqtt_front.settings.listeners import ListenerSettings
 CONNACK = bytes([packets.CONNACK << 4, 2, 0, 0])
 PINGRESP = bytes([packets.PINGRESP << 4, 0])
 CONNECT = connect_packet("d")
-
-
-@pytest.fixture
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy()
 
 
 @pytest.fixture(autouse=True)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import uvloop
 from fake_gateway import Front, connect_packet
 from picows.picows import WSProtocol
 from websocket_peer import frame, request
@@ -20,11 +18,6 @@ from iotmq.mqtt_front.listen.websocket import WebSocketCounts, WebSocketProtocol
 from iotmq.mqtt_front.listen.websocket_upgrade import UpgradeRules
 
 RULES = UpgradeRules("/mqtt", frozenset(), is_subprotocol_required=True)
-
-
-@pytest.fixture
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy()
 
 
 class Transport:

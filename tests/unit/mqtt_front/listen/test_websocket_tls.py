@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import uvloop
 from certificates import make_certificate, make_root
 from eventually import soon
 from fake_gateway import RawClient, connect_packet
@@ -20,11 +19,6 @@ from iotmq.mqtt.codec import packets
 from iotmq.mqtt_front.settings.listeners import CertificateSettings, ListenerSettings
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command is not there")
-
-
-@pytest.fixture
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy()
 
 
 @pytest.fixture(autouse=True)

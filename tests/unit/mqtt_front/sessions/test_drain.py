@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-import uvloop
 from eventually import soon
 from fake_gateway import RawClient, connect_packet
 from front_site import Site, running
@@ -18,11 +17,6 @@ from iotmq.mqtt_front.sessions.drain import Drain
 from iotmq.ports.sessions import DrainOrder
 
 ELSEWHERE = "other.example:1883"
-
-
-@pytest.fixture
-def event_loop_policy() -> uvloop.EventLoopPolicy:
-    return uvloop.EventLoopPolicy()
 
 
 @pytest.fixture

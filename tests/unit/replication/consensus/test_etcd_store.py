@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -13,10 +13,11 @@ from certificates import make_certificate, make_root
 from eventually import soon
 from fake_etcd import FakeEtcd, FakeEtcdData
 from gateway_process import free_port
+from http_faults import fails, patience_ms
 from manual_clock import ManualClock
 
 from iotmq import limits
-from iotmq.errors import ConfigError, ConsensusUnavailableError
+from iotmq.errors import ConfigError
 from iotmq.replication.consensus import http
 from iotmq.replication.consensus.etcd import EtcdStore
 from iotmq.replication.consensus.opening import open_consensus_store
@@ -63,18 +64,6 @@ async def make(data: FakeEtcdData) -> AsyncIterator[MakeStore]:
     yield make
     for store in stores:
         await store.close()
-
-
-def patience_ms(fault: str | bytes) -> int:
-    """How long to wait: short for what never comes, and long for all else, on a busy machine."""
-    return 500 if fault == "hang" else 5_000
-
-
-async def fails(work: Awaitable[object]) -> str:
-    """What an operator reads of a request that failed."""
-    with pytest.raises(ConsensusUnavailableError) as caught:
-        await work
-    return str(caught.value)
 
 
 async def test_a_state_is_created_once_and_replaced_by_its_version(make: MakeStore, node: FakeEtcd) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,11 @@ import pytest
 from eventually import soon
 from fake_kubernetes import LEASES, FakeKubernetes
 from gateway_process import free_port
+from http_faults import fails, patience_ms
 from manual_clock import ManualClock
 
 from iotmq import limits
-from iotmq.errors import ConfigError, ConsensusUnavailableError
+from iotmq.errors import ConfigError
 from iotmq.replication.consensus import http
 from iotmq.replication.consensus.kubernetes import KubernetesStore, lease_name
 from iotmq.replication.consensus.opening import open_consensus_store
@@ -64,18 +65,6 @@ async def make(server: FakeKubernetes, clock: ManualClock, account: Path) -> Asy
     yield make
     for store in stores:
         await store.close()
-
-
-def patience_ms(fault: str | bytes) -> int:
-    """How long to wait: short for what never comes, and long for all else, on a busy machine."""
-    return 500 if fault == "hang" else 5_000
-
-
-async def fails(work: Awaitable[object]) -> str:
-    """What an operator reads of a request that failed."""
-    with pytest.raises(ConsensusUnavailableError) as caught:
-        await work
-    return str(caught.value)
 
 
 def test_names_of_objects_are_valid_and_different() -> None:
