@@ -266,6 +266,7 @@ class Broker:
             # What registries and tools know of a former master is older, whatever it had in its tables last.
             self.topics.count_up_to(self.topics.version.counter + 1)
             self.subscription_groups.count_up()
+            self._files.groups_changed()
         make_system_topics(self.topics, settings)
         if self._store.is_replicated or not self._store.recovery.was_clean:
             recall_topics(self._store, self.topics, default_topic_queues=settings.default_topic_queues)

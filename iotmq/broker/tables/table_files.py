@@ -83,6 +83,10 @@ class TableFiles:
         """Write the topics as they are at the start; `savers` write what changes from then on."""
         self._topics.save()
 
+    def groups_changed(self) -> None:
+        """Have the groups written, whose data version has changed and nothing else."""
+        self._groups.changed()
+
     @property
     def is_behind(self) -> bool:
         """Return whether a change of topics, groups or settings is not on the disk yet."""

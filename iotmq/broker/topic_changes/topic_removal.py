@@ -78,10 +78,14 @@ class TopicRemoval:
         passed = [name for name, deleted in self._topics.deleted.items() if deleted.position <= gone_position]
         made_again = {name for name in passed if self._topics.find(name) is not None}
         gone = [name for name in passed if name not in made_again][:_CLEANED_MAX]
-        try:
-            removed = self._store.remove_queues(gone) if gone else set()
-        except StoreError as error:
-            logger.warning("%s", error)
-            removed = set()
+        removed = set(gone)
+        # Members cannot forget a queue all at the same place of the log, and a topic that is made again would
+        # begin at offset 0 for some of them: empty queues stay.
+        if gone and not self._store.is_replicated:
+            try:
+                removed = self._store.remove_queues(gone)
+            except StoreError as error:
+                logger.warning("%s", error)
+                removed = set()
         for name in made_again | removed:
             self._topics.deleted.forget(name)

@@ -772,6 +772,29 @@ async def test_what_is_handed_out_again_waits_for_the_disk_off_the_loop(
     assert front.handed[3:].count(("abc".index(last), first)) == 1
 
 
+async def test_members_have_their_time_from_the_start_of_the_broker_on(make: MakeBench) -> None:
+    bench = await make()
+    front = FrontEnd(bench, "one")
+    opened = await kept(front, "k")
+    assert await front.join("k", opened.epoch, SHARE, 1) is None
+    bench.publish("t/1", b"held")
+    await turns(5)
+    assert bodies_of(front, 1) == [b"held"]
+    await bench.close()
+    bench.make()
+    # It follows another broker for so long.
+    bench.clock.advance(50 * shares.REJOIN_GRACE_S)
+    await bench.broker.start()
+    other = FrontEnd(bench, "two")
+    assert await other.join("o", await transient(other, "o"), SHARE, 1) is None
+    bench.pass_time(shares.REJOIN_GRACE_S - 0.1)
+    await turns(5)
+    assert other.handed == [], "who has it may be back"
+    bench.pass_time(0.2)
+    await turns(5)
+    assert bodies_of(other, 1) == [b"held"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("is_restarted", [False, True])
 @pytest.mark.parametrize("strategy", ["round_robin", "hash_topic"])
