@@ -136,7 +136,10 @@ class LocalCluster:
         front_ends: int = 2,
         more: str = "",
     ) -> None:
-        """Ports from `port` on are used; `more` is TOML at the end of every member's file."""
+        """Ports from `port` on are used; `more` is TOML at the end of every member's file.
+
+        With one member the broker is not replicated.
+        """
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         program = shutil.which("etcd")
@@ -172,7 +175,7 @@ class LocalCluster:
                 f"member-{number}", "broker", port + 40 + number,
                 f'[broker]\nname = "{BROKER}"\nlisten_port = {each}\nregistries = {texts}\n\n'
                 f"[store]\nsegment_bytes = {SEGMENT_BYTES}\n\n"
-                f'[replication]\nmode = "elected"\nmember = {number}\n'
+                f'[replication]\nmode = "{"elected" if members > 1 else "off"}"\nmember = {number}\n'
                 f"members = {json.dumps(self.member_texts)}\n\n"
                 f'[replication.etcd]\nendpoints = ["{self.etcd_url}"]\n{more}',
             )
@@ -199,7 +202,10 @@ class LocalCluster:
                 part.start()
             for part in self.registry_parts:
                 part.wait_ready()
-            self.wait_for_master()
+            if len(self.members) > 1:
+                self.wait_for_master()
+            else:
+                self.members[1].wait_ready()
             for part in self.front_ends:
                 part.start()
             for part in self.front_ends:
