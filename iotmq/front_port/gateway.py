@@ -370,11 +370,13 @@ class RemoteGateway:
         forgotten = [name for name, since_s in self._unnamed_since_s.items() if now_s - since_s >= FORGET_S]
         for name in forgotten:
             del self._unnamed_since_s[name]
-        await asyncio.gather(*(self._channels.pop(name).stop() for name in forgotten))
+        stopping = [self._channels.pop(name).stop() for name in forgotten]
+        # Before anything is waited for: a master may move meanwhile.
         if masters != self._masters:
             self._masters = masters
             for call in self._masters_changed:
                 call()
+        await asyncio.gather(*stopping)
 
     def _master_moved(self, name: str, former: str, address: str) -> None:
         if name in self._channels:
