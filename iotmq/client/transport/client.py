@@ -14,7 +14,7 @@ from typing import Final, Protocol, TypeAlias
 from iotmq.addresses import parse_address
 from iotmq.client.transport.connections import ConnectionCallbacks, Connections
 from iotmq.client.transport.lifetime import Lifetime
-from iotmq.client.transport.master_watch import MasterWatch, OnBack, OnMoved
+from iotmq.client.transport.master_watch import MasterCallbacks, MasterWatch, OnBack, OnMoved
 from iotmq.client.transport.registries import Registries, Routes
 from iotmq.client.transport.routes import MASTER_ID
 from iotmq.client.transport.settings import ClientSettings
@@ -88,8 +88,7 @@ class IotmqClient(Lifetime):
             clock=self.clock,
             timeout_s=self.request_timeout_s,
             ask=self.registries.cluster,
-            moved=self._master_moved,
-            back=self._master_back,
+            callbacks=MasterCallbacks(moved=self._master_moved, back=self._master_back),
         )
         """Follows the masters of the brokers in use."""
         self._moved_listeners: list[OnMoved] = []

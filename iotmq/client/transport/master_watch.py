@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Final, TypeAlias
 
+import msgspec
+
 from iotmq.backoff import Backoff
 from iotmq.client.transport.connections import Connections
 from iotmq.client.transport.masters import AWAITED_S, Master, Masters, Returned, parse_masters
@@ -48,6 +50,13 @@ OnBack: TypeAlias = Callable[[str, bool], None]
 """Told a broker name whose master is back where it was, and whether it is one of a later epoch."""
 
 
+class MasterCallbacks(msgspec.Struct, frozen=True, kw_only=True):
+    """Functions that `MasterWatch` calls."""
+
+    moved: OnMoved
+    back: OnBack
+
+
 class MasterWatch:
     """One watch at each registry, and what follows from it.
 
@@ -62,8 +71,7 @@ class MasterWatch:
         clock: Clock,
         timeout_s: float,
         ask: Callable[[], Awaitable[dict[str, dict[int, str]]]],
-        moved: OnMoved,
-        back: OnBack,
+        callbacks: MasterCallbacks,
     ) -> None:
         """`ask` returns all brokers as a registry knows them: broker name -> broker id -> HOST:PORT."""
         self._registries = registries
@@ -71,8 +79,7 @@ class MasterWatch:
         self._clock = clock
         self._timeout_s = timeout_s
         self._ask = ask
-        self._on_moved = moved
-        self._on_back = back
+        self._callbacks = callbacks
         self._masters = Masters()
         self._watchers: list[asyncio.Task[None]] = []
         self._visits: dict[tuple[str, Master], asyncio.Task[None]] = {}
@@ -167,10 +174,10 @@ class MasterWatch:
         """Have masters that are back tried again at once."""
         for name in returned.renewed:
             self._connections.drop(self._masters.address(name) or "")
-            self._on_back(name, True)
+            self._callbacks.back(name, True)
         for name in returned.back:
             self._connections.hasten(self._masters.address(name) or "")
-            self._on_back(name, False)
+            self._callbacks.back(name, False)
         if returned.renewed or returned.back:
             self._wake()
 
@@ -243,5 +250,5 @@ class MasterWatch:
         assert former is not None, "only masters of names in use are gone to"
         self._masters.adopt(name, master, now_s=self._clock.monotonic_s())
         _log.info("the master of %s is %s now (epoch %d)", name, master.address, master.epoch)
-        self._on_moved(name, former, master.address)
+        self._callbacks.moved(name, former, master.address)
         self._wake()
