@@ -121,7 +121,9 @@ async def test_a_producer_and_a_consumer_follow_and_keep_the_order(tmp_path: Pat
 
 async def test_a_pull_that_is_parked_at_a_silent_host_is_asked_again_elsewhere(tmp_path: Path) -> None:
     arrived = asyncio.Event()
-    async with MovingMaster(tmp_path) as site, IotmqClient(site.client_settings()) as client:
+    # The pauses behind lost connections would be too long.
+    pauses = {"reconnect_ms_min": 20_000, "reconnect_ms_max": 60_000}
+    async with MovingMaster(tmp_path) as site, IotmqClient(site.client_settings(**pauses)) as client:
         consumer = PushConsumer(client, "g", lambda _: arrived.set())
         await consumer.subscribe("T")
         async with consumer:

@@ -193,6 +193,9 @@ async def test_a_connection_to_a_registry_that_is_lost_is_made_again() -> None:
         await registry.restart()
         registry.tell(**{"broker-a": Master(present.address, 1)})
         await soon(lambda: master_of(client) == present.address, "the move")
+        # Also one that has nothing new to tell is to tell it again.
+        await registry.restart()
+        await soon(lambda: client.masters._masters.are_told, "an answer", within_s=5)
 
 
 async def test_a_client_that_stops_watches_no_more() -> None:
