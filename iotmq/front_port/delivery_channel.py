@@ -76,7 +76,11 @@ class DeliveryChannel:
         if address == self.address:
             return
         self.address = address
-        if self._stay is not None and not self._stay.expired():
+        self.retry(is_renewed=True)
+
+    def retry(self, *, is_renewed: bool) -> None:
+        """Connect at once where there is no connection; `is_renewed`: and instead of one that is there."""
+        if (is_renewed or not self.is_open) and self._stay is not None and not self._stay.expired():
             self._stay.reschedule(asyncio.get_running_loop().time())
 
     async def stop(self) -> None:

@@ -14,6 +14,7 @@ from iotmq import limits
 from iotmq.backoff import Backoff
 from iotmq.client.sending.producer import Producer
 from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.master_watch import OnBack
 from iotmq.client.transport.message import SendResult, SendStatus
 from iotmq.client.transport.routes import MASTER_ID, MessageQueue
 from iotmq.client.transport.settings import ClientSettings, ProducerSettings
@@ -83,6 +84,7 @@ class RemoteGateway:
         self._replies_in_flight = 0
         self._dropped_replies = 0
         self._masters_changed: list[Callable[[], None]] = []
+        self._back_listeners: list[OnBack] = []
 
     @property
     def masters(self) -> dict[str, str]:
@@ -92,6 +94,10 @@ class RemoteGateway:
     def on_masters_changed(self, call: Callable[[], None]) -> None:
         """Call `action` whenever `masters` changes."""
         self._masters_changed.append(call)
+
+    def on_master_back(self, call: OnBack) -> None:
+        """Call with a broker's name when its master is back where it was, and whether its epoch is later."""
+        self._back_listeners.append(call)
 
     @property
     def not_ready_reason(self) -> str | None:
@@ -125,6 +131,7 @@ class RemoteGateway:
         self._limits_changed = queues_changed
         await self._follow_brokers(receiver)
         self._client.on_master_moved(self._master_moved)
+        self._client.on_master_back(self._master_back)
         self._not_ready = None
         self._refresher = supervise(
             "following of brokers", partial(self._refresh_forever, receiver, queues_changed)
@@ -376,11 +383,13 @@ class RemoteGateway:
         forgotten = [name for name, since_s in self._unnamed_since_s.items() if now_s - since_s >= FORGET_S]
         for name in forgotten:
             del self._unnamed_since_s[name]
-        await asyncio.gather(*(self._channels.pop(name).stop() for name in forgotten))
+        stopping = [self._channels.pop(name).stop() for name in forgotten]
+        # Before anything is waited for: a master may move meanwhile.
         if masters != self._masters:
             self._masters = masters
             for call in self._masters_changed:
                 call()
+        await asyncio.gather(*stopping)
 
     def _master_moved(self, name: str, former: str, address: str) -> None:
         if name in self._channels:
@@ -389,6 +398,12 @@ class RemoteGateway:
             self._masters = {**self._masters, name: address}
             for call in self._masters_changed:
                 call()
+
+    def _master_back(self, name: str, is_renewed: bool) -> None:
+        if name in self._channels:
+            self._channels[name].retry(is_renewed=is_renewed)
+        for call in self._back_listeners:
+            call(name, is_renewed)
 
     def _channel_opened(self) -> None:
         """A broker has said how large a record it takes: a message that is too large for any is nobody's."""

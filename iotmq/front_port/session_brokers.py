@@ -52,6 +52,7 @@ class SessionBrokers:
     def follow(self) -> None:
         """Have a link to every broker of the front end's topics, now and whenever they change."""
         self._gateway.on_masters_changed(self._follow_masters)
+        self._gateway.on_master_back(self._master_back)
         self._follow_masters()
 
     async def stop(self) -> None:
@@ -144,6 +145,11 @@ class SessionBrokers:
         for broker_name, link in known.items():
             if broker_name not in masters and link not in self._unnamed:
                 self._unnamed[link] = loop.call_later(FORGET_S, self._forget, link)
+
+    def _master_back(self, broker_name: str, is_renewed: bool) -> None:
+        for link in self.links:
+            if link.broker_name == broker_name:
+                link.retry(is_renewed=is_renewed)
 
     def _add_link(self, broker_name: str, address: str) -> None:
         settings = self._gateway.settings

@@ -195,7 +195,11 @@ class SessionLink:
         if address == self.address:
             return
         self.address = address
-        if self._stay is not None and not self._stay.expired():
+        self.retry(is_renewed=True)
+
+    def retry(self, *, is_renewed: bool) -> None:
+        """Connect at once where there is no connection; `is_renewed`: and instead of one that is there."""
+        if (is_renewed or not self.is_ready) and self._stay is not None and not self._stay.expired():
             self._stay.reschedule(self._loop.time())
 
     async def stop(self) -> None:

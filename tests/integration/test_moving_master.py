@@ -121,7 +121,9 @@ async def test_a_producer_and_a_consumer_follow_and_keep_the_order(tmp_path: Pat
 
 async def test_a_pull_that_is_parked_at_a_silent_host_is_asked_again_elsewhere(tmp_path: Path) -> None:
     arrived = asyncio.Event()
-    async with MovingMaster(tmp_path) as site, IotmqClient(site.client_settings()) as client:
+    # The pauses behind lost connections would be too long.
+    pauses = {"reconnect_ms_min": 20_000, "reconnect_ms_max": 60_000}
+    async with MovingMaster(tmp_path) as site, IotmqClient(site.client_settings(**pauses)) as client:
         consumer = PushConsumer(client, "g", lambda _: arrived.set())
         await consumer.subscribe("T")
         async with consumer:
@@ -151,6 +153,32 @@ async def test_offsets_are_committed_and_heartbeats_sent_at_the_next_master(tmp_
             await soon(lambda: site.broker.groups.consumer_group("g") is not None, "a heartbeat")
             await producer.send(Message("T", b"2"), queue=queue)
             await soon(lambda: site.broker.offsets.find("g", "T", 0) == 2, "a commit")
+
+
+async def test_an_address_that_follows_the_master_is_connected_anew(tmp_path: Path) -> None:
+    async with (
+        MovingMaster(tmp_path) as site,
+        IotmqClient(site.client_settings()) as client,
+        Producer(client) as producer,
+        front_end(site) as front,
+    ):
+        device = await front.device("d")
+        await producer.send(Message("T", b"1"))
+        await device.stored(device.publish("t", b"1"))
+        before = client.connections.ready(site.master.address)
+        await site.master.end(is_silent=True)
+        # The connections of before stay, and nobody answers on them.
+        send = producer.send_nowait(Message("T", b"2"))
+        number = device.publish("t", b"2")
+        registered_s = await site.start_next(epoch=2, keeps_address=True)
+        async with asyncio.timeout(FOLLOW_S_MAX):
+            await send
+        assert await device.stored(number) - registered_s < FOLLOW_S_MAX
+        assert before is not None
+        assert before.is_closed
+        await soon(lambda: front.sessions.not_ready_reason is None, "sessions", within_s=FOLLOW_S_MAX)
+        await soon(lambda: front.gateway.not_ready_reason is None, "deliveries", within_s=FOLLOW_S_MAX)
+        assert device.disconnects == 0
 
 
 # Several registries

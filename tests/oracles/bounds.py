@@ -733,6 +733,12 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "::test_of_too_many_the_one_known_longest_goes_and_is_asked_for_again",
     ),
     Bound(
+        "client.transport.masters: broker names in use",
+        "BROKERS_MAX",
+        "items x one name and address",
+        "tests/unit/client/transport/test_masters.py::test_so_many_names_are_followed_and_no_more",
+    ),
+    Bound(
         "client.transport.connections: addresses",
         "ADDRESSES_KNOWN_MAX",
         "items x one address",

@@ -47,7 +47,9 @@ class Gate:
         self.port = self._server.sockets[0].getsockname()[1]
 
     def lead_to(self, port: int) -> None:
+        """Carry new connections to another port; those that were silenced stay so."""
         self._target = port
+        self._is_silent = False
 
     def silence(self) -> None:
         """Carry nothing any more: connections stay, new ones are accepted, and nobody answers."""
@@ -93,26 +95,26 @@ class OneMaster:
     def __init__(self, broker: Broker, store: Store, door: Gate, ways: Sequence[Gate]) -> None:
         self.broker = broker
         self._store = store
-        self._door = door
+        self.door = door
         self._ways = ways
         self._is_over = False
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self._door.port}"
+        return f"127.0.0.1:{self.door.port}"
 
     async def end(self, *, is_silent: bool) -> None:
         """Be gone for the others, without a word or with the ends of its connections; frees the data."""
         if self._is_over:
             return
         self._is_over = True
-        for gate in (self._door, *self._ways):
+        for gate in (self.door, *self._ways):
             gate.silence() if is_silent else gate.cut()
         await self.broker.stop()
         self._store.close()
 
     def cut(self) -> None:
-        for gate in (self._door, *self._ways):
+        for gate in (self.door, *self._ways):
             gate.cut()
 
 
@@ -176,29 +178,46 @@ class MovingMaster:
         return None if found is None else Master(found.address, found.epoch)
 
     async def take_over(
-        self, *, is_silent: bool, epoch: int | None = None, registries: Sequence[Registry] | None = None
+        self,
+        *,
+        is_silent: bool,
+        epoch: int | None = None,
+        registries: Sequence[Registry] | None = None,
+        keeps_address: bool = False,
     ) -> float:
         """End the master, and start the next at another address; returns when a registry knows it.
 
-        It registers with some registries only, if told so.
+        It registers with some registries only, if told so. An address that follows the master, as a virtual
+        one does, is kept.
         """
         self._epoch += 1
         await self.master.end(is_silent=is_silent)
-        return await self.start_next(epoch=epoch, registries=registries)
+        return await self.start_next(epoch=epoch, registries=registries, keeps_address=keeps_address)
 
     async def start_next(
-        self, *, epoch: int | None = None, registries: Sequence[Registry] | None = None
+        self,
+        *,
+        epoch: int | None = None,
+        registries: Sequence[Registry] | None = None,
+        keeps_address: bool = False,
     ) -> float:
         """Start the next master, where the former one has ended."""
         await self._start_master(
-            self._epoch if epoch is None else epoch, self.registries if registries is None else registries
+            self._epoch if epoch is None else epoch,
+            self.registries if registries is None else registries,
+            door=self.master.door if keeps_address else None,
         )
         return time.monotonic()
 
-    async def _start_master(self, epoch: int, registries: Sequence[Registry]) -> None:
-        door, *ways = gates = [Gate() for _ in range(1 + len(registries))]
-        for gate in gates:
+    async def _start_master(
+        self, epoch: int, registries: Sequence[Registry], *, door: Gate | None = None
+    ) -> None:
+        ways = [Gate() for _ in registries]
+        for gate in ways:
             await gate.open()
+        if door is None:
+            door = Gate()
+            await door.open()
         port = free_port()
         door.lead_to(port)
         for way, registry in zip(ways, registries, strict=True):

@@ -14,7 +14,7 @@ from typing import Final, Protocol, TypeAlias
 from iotmq.addresses import parse_address
 from iotmq.client.transport.connections import ConnectionCallbacks, Connections
 from iotmq.client.transport.lifetime import Lifetime
-from iotmq.client.transport.master_watch import MasterWatch, OnMoved
+from iotmq.client.transport.master_watch import MasterCallbacks, MasterWatch, OnBack, OnMoved
 from iotmq.client.transport.registries import Registries, Routes
 from iotmq.client.transport.routes import MASTER_ID
 from iotmq.client.transport.settings import ClientSettings
@@ -88,10 +88,11 @@ class IotmqClient(Lifetime):
             clock=self.clock,
             timeout_s=self.request_timeout_s,
             ask=self.registries.cluster,
-            moved=self._master_moved,
+            callbacks=MasterCallbacks(moved=self._master_moved, back=self._master_back),
         )
         """Follows the masters of the brokers in use."""
         self._moved_listeners: list[OnMoved] = []
+        self._back_listeners: list[OnBack] = []
         self.routes = Routes(
             self.registries,
             refresh_s=self.settings.route_refresh_ms / 1000,
@@ -195,6 +196,10 @@ class IotmqClient(Lifetime):
         """Call with a broker's name, former and present address when its master is another one."""
         self._moved_listeners.append(call)
 
+    def on_master_back(self, call: OnBack) -> None:
+        """Call with a broker's name when its master is back where it was, and whether its epoch is later."""
+        self._back_listeners.append(call)
+
     async def heartbeat(self) -> None:
         """Tell every broker in use now; returns when each has answered or failed."""
         await asyncio.gather(*(self._heartbeat_to(address) for address in self._heartbeat_addresses()))
@@ -273,7 +278,10 @@ class IotmqClient(Lifetime):
         self._introduced.pop(address, None)
         if self._is_running:
             self.masters.lost(address)
-        if not self._is_running or not self._is_asked or address in self._recoveries:
+            self._connect_again(address)
+
+    def _connect_again(self, address: str) -> None:
+        if not self._is_asked or address in self._recoveries:
             return
         if address in self._broker_addresses():
             task = asyncio.ensure_future(self._recover(address))
@@ -283,7 +291,7 @@ class IotmqClient(Lifetime):
     async def _recover(self, address: str) -> None:
         """Reconnect a lost connection while consumers or request handlers depend on it."""
         while self._is_asked and address in self._broker_addresses():
-            await asyncio.sleep(self.connections.rest_s(address) + 0.001)
+            await self.masters.moved_within(self.connections.rest_s(address) + 0.001)
             try:
                 await self.connections.get(address)
                 return
@@ -311,6 +319,14 @@ class IotmqClient(Lifetime):
                 consumer.route_changed(topic)
         for call in self._moved_listeners:
             call(name, former, address)
+
+    def _master_back(self, name: str, is_renewed: bool) -> None:
+        """Connect again to a master that is back."""
+        for address in {route.master(name) or "" for route in self.routes.all_known()}:
+            if self.connections.ready(address) is None:
+                self._connect_again(address)
+        for call in self._back_listeners:
+            call(name, is_renewed)
 
     def _introduce_where_new(self) -> None:
         # The connection may be older than the route: that of a client which asked as an operator before.

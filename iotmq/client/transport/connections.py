@@ -122,14 +122,26 @@ class Connections:
             raise ConnectionClosedError(f"{address} is not tried any more") from None
 
     def drop(self, address: str) -> None:
-        """End the connection to HOST:PORT at once, or the try to make one: all that waits for it fails."""
+        """End the connection to HOST:PORT at once, or the try to make one: all that waits for it fails.
+
+        A new one may be made at once, and `lost` is not told.
+        """
         known = self._addresses.get(address)
         if known is None:
             return
         if known.connecting is not None:
             known.connecting.cancel()
-        if known.connection is not None:
-            known.connection.abort("dropped")
+        connection, known.connection = known.connection, None
+        if connection is not None:
+            connection.abort("dropped")
+        self.hasten(address)
+
+    def hasten(self, address: str) -> None:
+        """Allow a new try of HOST:PORT at once."""
+        known = self._addresses.get(address)
+        if known is not None:
+            known.not_before_s = 0.0
+            known.backoff.reset()
 
     def rest_s(self, address: str) -> float:
         """Return the seconds until a new try of HOST:PORT is allowed; 0 when it is."""

@@ -8,9 +8,11 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Final, TypeAlias
 
+import msgspec
+
 from iotmq.backoff import Backoff
 from iotmq.client.transport.connections import Connections
-from iotmq.client.transport.masters import AWAITED_S, Master, Masters, parse_masters
+from iotmq.client.transport.masters import AWAITED_S, Master, Masters, Returned, parse_masters
 from iotmq.client.transport.routes import MASTER_ID, TopicRoute
 from iotmq.clock import Clock
 from iotmq.errors import (
@@ -44,6 +46,15 @@ _PARKED_S_MIN: Final = 0.1
 
 OnMoved: TypeAlias = Callable[[str, str, str], None]
 """Told a broker name whose master in use is another: the name, its former and its present address."""
+OnBack: TypeAlias = Callable[[str, bool], None]
+"""Told a broker name whose master is back where it was, and whether it is one of a later epoch."""
+
+
+class MasterCallbacks(msgspec.Struct, frozen=True, kw_only=True):
+    """Functions that `MasterWatch` calls."""
+
+    moved: OnMoved
+    back: OnBack
 
 
 class MasterWatch:
@@ -60,7 +71,7 @@ class MasterWatch:
         clock: Clock,
         timeout_s: float,
         ask: Callable[[], Awaitable[dict[str, dict[int, str]]]],
-        moved: OnMoved,
+        callbacks: MasterCallbacks,
     ) -> None:
         """`ask` returns all brokers as a registry knows them: broker name -> broker id -> HOST:PORT."""
         self._registries = registries
@@ -68,7 +79,7 @@ class MasterWatch:
         self._clock = clock
         self._timeout_s = timeout_s
         self._ask = ask
-        self._on_moved = moved
+        self._callbacks = callbacks
         self._masters = Masters()
         self._watchers: list[asyncio.Task[None]] = []
         self._visits: dict[tuple[str, Master], asyncio.Task[None]] = {}
@@ -76,7 +87,7 @@ class MasterWatch:
         self._searches: dict[str, asyncio.Task[None]] = {}
         """Broker name -> the task that looks for its master, where no registry tells it."""
         self._next_move = asyncio.Event()
-        """Set, and replaced, when a master is another."""
+        """Set, and replaced, when a master is another, or is back."""
 
     def start(self) -> None:
         """Begin to watch."""
@@ -99,7 +110,7 @@ class MasterWatch:
         return self._masters.present(name, address)
 
     async def moved_within(self, timeout_s: float) -> bool:
-        """Wait until the master of some broker is another; False when none is after so long."""
+        """Wait until the master of some broker is another, or is back; False when none is after so long."""
         return await happens_within(self._next_move, timeout_s)
 
     def lost(self, address: str) -> None:
@@ -128,7 +139,7 @@ class MasterWatch:
                 # It is to say at once what holds.
                 version = ""
                 continue
-            self._masters.tell(registry, masters, now_s=self._clock.monotonic_s())
+            self._welcome(self._masters.tell(registry, masters, now_s=self._clock.monotonic_s()))
             self._visit_later(self._masters.names)
             if version == former and loop.time() - asked_s < _PARKED_S_MIN:
                 # It says the same again and again, and parks no request.
@@ -158,6 +169,21 @@ class MasterWatch:
         if response.code != ResponseCode.SUCCESS:
             raise BrokerError(response.code, response.remark or "the registry gave no reason")
         return parse_masters(response.body_bytes())
+
+    def _welcome(self, returned: Returned) -> None:
+        """Have masters that are back tried again at once."""
+        for name in returned.renewed:
+            self._connections.drop(self._masters.address(name) or "")
+            self._callbacks.back(name, True)
+        for name in returned.back:
+            self._connections.hasten(self._masters.address(name) or "")
+            self._callbacks.back(name, False)
+        if returned.renewed or returned.back:
+            self._wake()
+
+    def _wake(self) -> None:
+        self._next_move.set()
+        self._next_move = asyncio.Event()
 
     # --- masters ------------------------------------------------------------------------------------
 
@@ -224,6 +250,5 @@ class MasterWatch:
         assert former is not None, "only masters of names in use are gone to"
         self._masters.adopt(name, master, now_s=self._clock.monotonic_s())
         _log.info("the master of %s is %s now (epoch %d)", name, master.address, master.epoch)
-        self._on_moved(name, former, master.address)
-        self._next_move.set()
-        self._next_move = asyncio.Event()
+        self._callbacks.moved(name, former, master.address)
+        self._wake()

@@ -31,6 +31,15 @@ class Master(NamedTuple):
     epoch: int
 
 
+class Returned(NamedTuple):
+    """Broker names whose master is another one, or is back, at the address in use."""
+
+    renewed: list[str]
+    """The epoch is a later one: what is in flight was for another process."""
+    back: list[str]
+    """A registry that did not name the master does again."""
+
+
 class _MasterData(msgspec.Struct):
     address: str
     epoch: Annotated[int, Meta(ge=0, le=EPOCH_MAX)]
@@ -107,18 +116,22 @@ class Masters:
 
     # What registries say
 
-    def tell(self, registry: str, masters: dict[str, Master], *, now_s: float) -> None:
-        """Take what a registry says."""
+    def tell(self, registry: str, masters: dict[str, Master], *, now_s: float) -> Returned:
+        """Take what a registry says; returns what that means for addresses in use."""
         self._note_said(registry, now_s)
+        former = self._said.get(registry)
         self._said[registry] = masters
+        returned = Returned([], [])
         for name, followed in self._followed.items():
             said = masters.get(name)
-            if (
-                said is not None
-                and said.address == followed.master.address
-                and said.epoch > followed.master.epoch
-            ):
-                followed.master = said
+            if said is None or said.address != followed.master.address:
+                continue
+            in_use, followed.master = followed.master, max(followed.master, said)
+            if 0 < in_use.epoch < said.epoch:
+                returned.renewed.append(name)
+            elif former is not None and name not in former:
+                returned.back.append(name)
+        return returned
 
     def withdraw(self, registry: str, *, now_s: float) -> None:
         """Forget what a registry said, because it does not answer."""
@@ -144,7 +157,7 @@ class Masters:
 
     def adopt(self, name: str, master: Master, *, now_s: float) -> None:
         """Use a master from now on."""
-        self._followed[name] = _Followed(master, now_s)
+        self._followed[name] = _Followed(max(master, self._named(name, master.address)), now_s)
 
     # Routes
 
@@ -171,14 +184,18 @@ class Masters:
         followed = self._followed.pop(name, None)
         if followed is None and len(self._followed) >= self._names_max:
             del self._followed[next(iter(self._followed))]
-        epochs = [
-            said[name].epoch for said in self._said.values() if name in said and said[name].address == address
-        ]
-        named = Master(address, max(epochs, default=0))
+        named = self._named(name, address)
         if followed is None or self._counts(name, named, followed, now_s):
             followed = _Followed(named, now_s)
         self._followed[name] = followed
         return followed.master.address
+
+    def _named(self, name: str, address: str) -> Master:
+        """Return the master at an address, with the highest epoch that a registry gives it."""
+        epochs = [
+            said[name].epoch for said in self._said.values() if name in said and said[name].address == address
+        ]
+        return Master(address, max(epochs, default=0))
 
     def _counts(self, name: str, named: Master, followed: _Followed, now_s: float) -> bool:
         """Return whether a master that a route has replaces the one in use."""

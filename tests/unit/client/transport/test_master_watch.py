@@ -193,6 +193,9 @@ async def test_a_connection_to_a_registry_that_is_lost_is_made_again() -> None:
         await registry.restart()
         registry.tell(**{"broker-a": Master(present.address, 1)})
         await soon(lambda: master_of(client) == present.address, "the move")
+        # Also one that has nothing new to tell is to tell it again.
+        await registry.restart()
+        await soon(lambda: client.masters._masters.are_told, "an answer", within_s=5)
 
 
 async def test_a_client_that_stops_watches_no_more() -> None:
@@ -205,3 +208,41 @@ async def test_a_client_that_stops_watches_no_more() -> None:
             await soon(lambda: client.masters._visits, "a try")
         assert not client.masters._visits
         assert all(task.done() for task in client.masters._watchers)
+
+
+async def test_a_master_that_is_back_at_its_address_is_tried_at_once() -> None:
+    former, _ = two_brokers()
+    registry = WatchedRegistry(former)
+    pauses = {"reconnect_ms_min": 20_000, "reconnect_ms_max": 60_000}
+    async with running(former, registry), sending(registry, **pauses) as (client, producer):
+        known = {"broker-a": Master(former.address, 1)}
+        registry.tell(**known)
+        await soon(lambda: client.masters.present("broker-a", "") == former.address, "the epoch")
+        await former.stop()
+        await soon(lambda: client.connections.rest_s(former.address) > 5, "the loss")
+        registry.tell()
+        send = producer.send_nowait(Message("T", b"second"))
+        await former.restart()
+        registry.tell(**known)
+        async with asyncio.timeout(5):
+            await send
+
+
+async def test_a_later_master_at_the_same_address_is_connected_anew() -> None:
+    former, _ = two_brokers()
+    registry = WatchedRegistry(former)
+    async with running(former, registry), sending(registry) as (client, producer):
+        registry.tell(**{"broker-a": Master(former.address, 1)})
+        await soon(lambda: client.masters.present("broker-a", "") == former.address, "the epoch")
+        connection = client.connections.ready(former.address)
+        assert connection is not None, "an epoch that is learnt is no reason"
+        former.script[RequestCode.SEND_MESSAGE_V2].append(SILENT)
+        send = producer.send_nowait(Message("T", b"second"))
+        await soon(lambda: len(former.seen(RequestCode.SEND_MESSAGE_V2)) == 2, "the send")
+        told: list[tuple[str, bool]] = []
+        client.on_master_back(lambda *back: told.append(back))
+        registry.tell(**{"broker-a": Master(former.address, 2)})
+        async with asyncio.timeout(5):
+            await send
+        assert connection.is_closed
+        assert told == [("broker-a", True)]

@@ -118,6 +118,20 @@ def test_a_higher_epoch_at_the_same_address_counts_at_once() -> None:
     assert in_use(masters) == A
 
 
+def test_a_master_that_is_another_or_back_at_its_address_is_told() -> None:
+    masters = Masters()
+    masters.review(route_to(a=A, b=B), None, now_s=0.0)
+    assert masters.tell("one", {"a": Master(A, 3), "b": Master(B, 0)}, now_s=0.0) == ([], [])
+    assert masters.tell("one", {"a": Master(A, 3), "c": Master(C, 1)}, now_s=0.0) == ([], [])
+    assert masters.tell("one", {"a": Master(A, 4), "b": Master(B, 0)}, now_s=0.0) == (["a"], ["b"])
+    assert masters.tell("one", {}, now_s=0.0) == ([], [])
+    assert masters.tell("one", {"a": Master(A, 3), "b": Master(C, 0)}, now_s=0.0) == ([], ["a"])
+    # A registry that answers for the first time, or again, tells nothing new by that.
+    assert masters.tell("two", {"a": Master(A, 4)}, now_s=0.0) == ([], [])
+    masters.withdraw("two", now_s=0.0)
+    assert masters.tell("two", {"a": Master(A, 4)}, now_s=0.0) == ([], [])
+
+
 @pytest.mark.parametrize("epoch", [0, 4])
 def test_of_equal_epochs_the_one_in_use_stays_while_a_registry_names_it(epoch: int) -> None:
     masters = Masters()
