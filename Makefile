@@ -34,7 +34,7 @@ serve:  ## The gateway on its default ports, data in ./data
 
 cluster:  ## A replicated broker on this machine: three members, two registries, two front ends, etcd
 	@tools/setup.sh dev
-	@exec $(PYTHON_ENV) deploy/cluster/local_cluster.py $(ARGS)
+	@exec $(PYTHON_ENV) deploy/cluster/replicated_cluster.py $(ARGS)
 
 cluster-kill:  ## Kill its masters under load and count what is lost; ARGS="--how stop --rounds 20"
 	@tools/setup.sh dev

@@ -3,8 +3,8 @@
     .venv/bin/python -m benchmarks.replication [--rounds 5] [--quick]
 
 Each side has a registry, a front end and, as processes of their own, one broker or three members with an etcd.
-The load generator shares the cores with all of them, so three members have a third of the processor that one
-has: the number by the processor second of the master is what a machine per member would see.
+The load generator shares the cores with all of them, so three members have a third of the processor that
+one has: the number by the processor second of the master is what a machine per member would see.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, Final
 from benchmarks import _swarm, machine
 
 sys.path.insert(0, str(machine.ROOT / "deploy" / "cluster"))
-from local_cluster import LocalCluster, Part
+from replicated_cluster import Part, ReplicatedCluster
 
 PORT: Final = 22_000
 SIDES: Final = {"one broker": 1, "three members": 3}
@@ -35,7 +35,7 @@ def cpu_s(part: Part) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
-def throughput(cluster: LocalCluster, master: Part, seconds: float) -> dict[str, float]:
+def throughput(cluster: ReplicatedCluster, master: Part, seconds: float) -> dict[str, float]:
     """QoS 1 from 100 devices with window 100."""
     before_s = cpu_s(master)
     report = publish(cluster, seconds, "--window", "100")
@@ -46,14 +46,14 @@ def throughput(cluster: LocalCluster, master: Part, seconds: float) -> dict[str,
     }
 
 
-def latency(cluster: LocalCluster, master: Part, seconds: float) -> dict[str, float]:
+def latency(cluster: ReplicatedCluster, master: Part, seconds: float) -> dict[str, float]:
     """PUBACK at 5,000 messages/s from 100 devices."""
     report = publish(cluster, seconds, "--rate", "5000")
     summary = report["latencies"]["acknowledgement"]
     return {"PUBACK p50 us": summary["p50_ns"] / 1e3, "PUBACK p99 us": summary["p99_ns"] / 1e3}
 
 
-def publish(cluster: LocalCluster, seconds: float, *more: str) -> dict[str, Any]:
+def publish(cluster: ReplicatedCluster, seconds: float, *more: str) -> dict[str, Any]:
     """One run of 100 devices."""
     words = ("--publishers", "100", "--qos", "1", "--seconds", str(seconds), "--warmup", "1.0", *more)
     return _swarm.publish(cluster.mqtt_ports[0], *words, timeout_s=seconds + 60)
@@ -63,12 +63,12 @@ def one_round(members: int, seconds: float, number: int) -> dict[str, float]:
     """Start a cluster, measure, and end it."""
     directory = machine.ROOT / "build" / "benchmarks" / f"replication-{os.getpid()}-{number}"
     try:
-        with LocalCluster(directory, port=PORT, members=members, front_ends=1) as cluster:
+        with ReplicatedCluster(directory, port=PORT, members=members, front_ends=1) as cluster:
             if members > 1:
                 cluster.wait_in_sync()
             master = cluster.members[(cluster.master() or 1) if members > 1 else 1]
             found: dict[str, float] = {}
-            works: tuple[Callable[[LocalCluster, Part, float], dict[str, float]], ...] = (latency, throughput)
+            works: tuple[Callable[[ReplicatedCluster, Part, float], dict[str, float]], ...] = (latency, throughput)
             for work in works:
                 found |= work(cluster, master, seconds)
                 time.sleep(1.0)
@@ -91,7 +91,8 @@ def main() -> int:
             results[side].append(one_round(members, seconds, number))
             print(f"round {number + 1}, {side}: {results[side][-1]}", flush=True)
     medians = {
-        side: {name: median(found[name] for found in each) for name in each[0]} for side, each in results.items()
+        side: {name: median(found[name] for found in each) for name in each[0]}
+        for side, each in results.items()
     }
     one, three = medians.values()
     for name in one:

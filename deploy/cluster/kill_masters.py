@@ -25,7 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from local_cluster import ROOT, ClusterError, LocalCluster, eventually
+from replicated_cluster import ROOT, ClusterError, ReplicatedCluster, eventually
 
 from iotmq.client import ClientSettings, IotmqClient, PushConsumer, PushConsumerSettings, ReceivedMessage
 from iotmq.errors import IotmqError
@@ -53,7 +53,7 @@ class Acknowledgement(NamedTuple):
 class Load:
     """Devices and a consumer on an event loop in a thread of its own."""
 
-    def __init__(self, cluster: LocalCluster, devices: int, pause_s: float) -> None:
+    def __init__(self, cluster: ReplicatedCluster, devices: int, pause_s: float) -> None:
         self._cluster = cluster
         self._count = devices
         self._pause_s = pause_s
@@ -161,7 +161,7 @@ def gap_s(acknowledged: list[Acknowledgement], begun_s: float, end_s: float) -> 
     return max(after - before for before, after in pairwise(times))
 
 
-def hand_over(cluster: LocalCluster, master: int) -> None:
+def hand_over(cluster: ReplicatedCluster, master: int) -> None:
     """Have another member made master; again where a member had not everything in time."""
 
     async def ask() -> None:
@@ -178,7 +178,7 @@ def hand_over(cluster: LocalCluster, master: int) -> None:
     eventually(is_done, "the master hands over")
 
 
-def play(cluster: LocalCluster, load: Load, how: str, rounds: int) -> list[float]:
+def play(cluster: ReplicatedCluster, load: Load, how: str, rounds: int) -> list[float]:
     """Change the master in each round; how long nothing was acknowledged in each."""
     gaps = []
     for number in range(1, rounds + 1):
@@ -250,7 +250,7 @@ def main() -> int:
     options = parser.parse_args()
     shutil.rmtree(options.directory, ignore_errors=True)
     try:
-        with LocalCluster(options.directory, port=options.port) as cluster:
+        with ReplicatedCluster(options.directory, port=options.port) as cluster:
             load = Load(cluster, options.devices, options.pause_ms / 1000)
             load.start()
             gaps = play(cluster, load, options.how, options.rounds)

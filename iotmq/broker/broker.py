@@ -242,6 +242,8 @@ class Broker:
             supervise("removal of topics", partial(repeat, _EXPIRY_SCAN_S, self._admin.clean)),
             supervise("tidying of sessions", partial(repeat, _SESSION_SCAN_S, self._mqtt.tidy)),
         ]
+        if self.access is not None:
+            self._work.append(supervise("accounts", self._reload_accounts))
 
     async def start(self, *, epoch: int = 0) -> None:
         """Listen and register. OSError when the port is taken, StoreError when a config file is broken.
@@ -356,8 +358,11 @@ class Broker:
         yield "expiry of sessions", partial(repeat, _SESSION_SCAN_S, self._mqtt.expire)
         yield "delayed messages", partial(repeat, _RETENTION_SCAN_S, self._native.delays.roll)
         if self.access is not None:
-            interval_s = self.parts.settings.acl_reload_interval_s
-            yield "accounts", partial(self.access.reload_repeatedly, interval_s)
+            yield "accounts", self._reload_accounts
+
+    async def _reload_accounts(self) -> None:
+        assert self.access is not None
+        await self.access.reload_repeatedly(self.parts.settings.acl_reload_interval_s)
 
     def _expire(self) -> None:
         self._native.expire_members()

@@ -308,7 +308,15 @@ class _Run:
     # Requests of other members and operators.
 
     def handle(self, connection: ServerConnection, request: Command) -> Command | None:
-        """Answer a request about the replication."""
+        """Answer a request about the replication. RequestError, also where access control refuses it."""
+        access = self.broker.access
+        # What comes on a connection that was opened as a follower's is from the same member.
+        if access is not None and (
+            request.code != RequestCode.MEMBER_MESSAGE or request.ext.get("kind") == "open"
+        ):
+            account = access.authenticated(request, connection.peer[0])
+            if account is not None:
+                access.check_permitted(account, request)
         if request.code == RequestCode.MEMBER_MESSAGE:
             try:
                 self.driver.handle_message(connection, request)

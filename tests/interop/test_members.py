@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from eventually import eventually
 from kill_masters import Load, check, play
-from local_cluster import ROOT, LocalCluster
+from replicated_cluster import ROOT, ReplicatedCluster
 
 pytestmark = [
     pytest.mark.interop,
@@ -28,12 +28,12 @@ PAUSE_S = 0.01
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
-    with LocalCluster(tmp_path / "cluster", port=PORT) as cluster:
+def cluster(tmp_path: Path) -> Iterator[ReplicatedCluster]:
+    with ReplicatedCluster(tmp_path / "cluster", port=PORT) as cluster:
         yield cluster
 
 
-def command(cluster: LocalCluster, *words: str) -> subprocess.CompletedProcess[str]:
+def command(cluster: ReplicatedCluster, *words: str) -> subprocess.CompletedProcess[str]:
     file = cluster.directory / "member-1.toml"
     return subprocess.run(
         [sys.executable, "-m", "iotmq", "replication", *words, "--config", str(file)],
@@ -42,7 +42,7 @@ def command(cluster: LocalCluster, *words: str) -> subprocess.CompletedProcess[s
 
 
 @pytest.mark.parametrize(("how", "rounds"), [("kill", 3), ("hand-over", 3), ("stop", 1)])
-def test_nothing_is_lost_when_the_master_changes(cluster: LocalCluster, how: str, rounds: int) -> None:
+def test_nothing_is_lost_when_the_master_changes(cluster: ReplicatedCluster, how: str, rounds: int) -> None:
     load = Load(cluster, DEVICES, PAUSE_S)
     load.start()
     try:
@@ -61,7 +61,7 @@ def test_nothing_is_lost_when_the_master_changes(cluster: LocalCluster, how: str
     assert load.disconnects == 0
 
 
-def test_all_members_begin_again_with_what_they_had(cluster: LocalCluster) -> None:
+def test_all_members_begin_again_with_what_they_had(cluster: ReplicatedCluster) -> None:
     load = Load(cluster, DEVICES, PAUSE_S)
     load.start()
     try:
@@ -85,7 +85,7 @@ def test_all_members_begin_again_with_what_they_had(cluster: LocalCluster) -> No
     assert check(load)
 
 
-def test_operators_see_and_change_the_master(cluster: LocalCluster) -> None:
+def test_operators_see_and_change_the_master(cluster: ReplicatedCluster) -> None:
     cluster.wait_in_sync()
     shown = command(cluster, "status")
     assert shown.returncode == 0, shown.stderr
@@ -107,7 +107,7 @@ def test_operators_see_and_change_the_master(cluster: LocalCluster) -> None:
     assert "does not answer" in gone.stdout
 
 
-def test_the_state_is_written_anew_when_the_consensus_store_has_lost_it(cluster: LocalCluster) -> None:
+def test_the_state_is_written_anew_when_the_consensus_store_has_lost_it(cluster: ReplicatedCluster) -> None:
     cluster.wait_in_sync()
     master = cluster.master()
     assert master is not None

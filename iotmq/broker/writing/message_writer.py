@@ -237,13 +237,19 @@ class MessageWriter:
         await happens_within(finished, _DRAIN_S)
 
     def finish(self) -> None:
-        """Answer everything that still waits as stored but not known to be flushed. The last call."""
+        """Answer everything that still waits as stored but not known to be flushed. The last call.
+
+        In a replicated log nobody knows whether it stays there: then the end of their connections tells the
+        senders as much.
+        """
         self._timer.cancel()
         # Of a disk that does not take the queues' files: a stop has more to save than these.
         with surviving("confirmation at the stop"):
             # The loop may not have come to confirming what the last flush covered.
             self.confirm()
             self.write_out()
+        if self._store.is_replicated:
+            self._waiting.clear()
         while self._waiting:
             self._time_out(self._waiting.popleft())
 

@@ -67,6 +67,9 @@ def piece_end(CommitLog log not None, int64_t position, int64_t bytes_max):
     cdef int64_t size
     cdef Py_ssize_t room
     cdef const uint8_t* at
+    if log.appended_position <= segment.end_position and log.appended_position - position <= bytes_max:
+        # All that is left, which is what a follower that keeps up is sent.
+        return log.appended_position
     while position < min(segment.end_position, log.appended_position):
         at = log.record_at(position, log.appended_position, &room)
         size = get_u32(at + AT_SIZE) if room >= BLANK_BYTES else 0

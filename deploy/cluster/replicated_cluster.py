@@ -1,6 +1,6 @@
 """A replicated broker on one machine: etcd, two registries, three members, two front ends, on loopback.
 
-    python deploy/cluster/local_cluster.py [--directory build/cluster] [--port 21000]
+    python deploy/cluster/replicated_cluster.py [--directory build/cluster] [--port 21000]
 
 Writes a settings file for each process, starts them, and ends them with Ctrl-C. The files are what three
 machines would have, but for the addresses.
@@ -124,7 +124,7 @@ class Part:
                 self.signal(signal.SIGKILL)
 
 
-class LocalCluster:
+class ReplicatedCluster:
     """`with` starts and ends all processes. Settings files, logs and data are in `directory`."""
 
     def __init__(
@@ -277,7 +277,7 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=21_000, help="the first port (default: %(default)s)")
     options = parser.parse_args()
     try:
-        with LocalCluster(options.directory, port=options.port) as cluster:
+        with ReplicatedCluster(options.directory, port=options.port) as cluster:
             print(f"members (native port): {', '.join(cluster.member_texts)}; master: {cluster.master()}")
             print(f"registries: {', '.join(cluster.registries)}")
             print(f"MQTT: {', '.join(f'127.0.0.1:{port}' for port in cluster.mqtt_ports)}")
