@@ -2,9 +2,9 @@
 
     .venv/bin/python -m benchmarks.replication [--rounds 5] [--quick]
 
-Each side has a registry, a front end and, as processes of their own, one broker or three members with an etcd.
-The load generator shares the cores with all of them, so three members have a third of the processor that
-one has: the number by the processor second of the master is what a machine per member would see.
+Each side has a registry, a front end and, as processes of their own, one broker or three members with an
+etcd. The load generator shares the cores with all of them, so three members have a third of the processor
+that one has: the number by the processor second of the master is what a machine per member would see.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from benchmarks import _swarm, machine
 
@@ -26,6 +26,8 @@ from replicated_cluster import Part, ReplicatedCluster
 
 PORT: Final = 22_000
 SIDES: Final = {"one broker": 1, "three members": 3}
+Work: TypeAlias = Callable[[ReplicatedCluster, Part, float], dict[str, float]]
+
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -53,6 +55,9 @@ def latency(cluster: ReplicatedCluster, master: Part, seconds: float) -> dict[st
     return {"PUBACK p50 us": summary["p50_ns"] / 1e3, "PUBACK p99 us": summary["p99_ns"] / 1e3}
 
 
+WORKS: Final[tuple[Work, ...]] = (latency, throughput)
+
+
 def publish(cluster: ReplicatedCluster, seconds: float, *more: str) -> dict[str, Any]:
     """One run of 100 devices."""
     words = ("--publishers", "100", "--qos", "1", "--seconds", str(seconds), "--warmup", "1.0", *more)
@@ -68,8 +73,7 @@ def one_round(members: int, seconds: float, number: int) -> dict[str, float]:
                 cluster.wait_in_sync()
             master = cluster.members[(cluster.master() or 1) if members > 1 else 1]
             found: dict[str, float] = {}
-            works: tuple[Callable[[ReplicatedCluster, Part, float], dict[str, float]], ...] = (latency, throughput)
-            for work in works:
+            for work in WORKS:
                 found |= work(cluster, master, seconds)
                 time.sleep(1.0)
             return found

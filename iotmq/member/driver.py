@@ -173,6 +173,7 @@ class MemberDriver:
 
         store.on_flushed = flushed
         self._events.tables.add_listener(self._tables_changed)
+        self._spawn(self._label_pod(is_master=False))
         with self._ending():
             self.member.start(self._now_s())
         self._work = [
@@ -422,6 +423,7 @@ class MemberDriver:
             )
         elif isinstance(action, Lead):
             logger.warning("this member is master", extra={"epoch": action.epoch})
+            self._spawn(self._label_pod(is_master=True))
             self._events.lead(action.epoch)
         elif isinstance(action, Resign):
             logger.warning("this member is master no more", extra={"epoch": action.epoch})
@@ -687,6 +689,10 @@ class MemberDriver:
                 with self._ending():
                     self.member.state_replaced(action.number, version, self._now_s())
                 self._tick()
+
+    async def _label_pod(self, *, is_master: bool) -> None:
+        with self._asking():
+            await self._consensus.label_pod(is_master=is_master)
 
     async def _watch(self) -> None:
         await self._consensus.watch(self._poked)

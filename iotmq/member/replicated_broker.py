@@ -19,7 +19,7 @@ from iotmq.addresses import address_text
 from iotmq.broker.broker import Broker
 from iotmq.broker.registration.advertised_address import resolve_store_host
 from iotmq.clock import Clock
-from iotmq.errors import RequestError, StoreError
+from iotmq.errors import IotmqError, RequestError
 from iotmq.event_loop import happens_within
 from iotmq.member.driver import MemberDriver
 from iotmq.member.listener import MemberListener
@@ -111,14 +111,23 @@ class ReplicatedBroker:
         return run.not_ready_reason
 
     async def start(self) -> None:
-        """Listen, and begin. OSError when the port is taken."""
+        """Open the log, listen, and begin.
+
+        OSError when the port is taken, StoreError when the log cannot be opened, ConfigError.
+        """
         self._consensus = open_consensus_store(
             self._replication.etcd if self._replication.consensus == "etcd" else self._replication.kubernetes,
             cluster=self._settings.cluster,
             broker=self._settings.name,
             clock=self._clock,
         )
-        await self._listener.start()
+        try:
+            self._run = await self._make_run()
+            await self._listener.start()
+        except BaseException:
+            await self._close_run()
+            await self._consensus.close()
+            raise
         self._work = supervise("a member's runs", self._run_repeatedly)
 
     async def stop(self) -> None:
@@ -151,28 +160,32 @@ class ReplicatedBroker:
 
     async def _run_repeatedly(self) -> None:
         while not self._stop_asked.is_set():
-            self._runs_count += 1
             try:
-                await self._run_once()
-            except StoreError as error:
+                if self._run is None:
+                    self._run = await self._make_run()
+                self._runs_count += 1
+                try:
+                    await self._run.run()
+                finally:
+                    await self._close_run()
+            except IotmqError as error:
                 logger.error("this member cannot run: %s", error)
                 await happens_within(self._stop_asked, _AGAIN_S)
 
-    async def _run_once(self) -> None:
+    async def _make_run(self) -> _Run:
+        assert self._consensus is not None
         self._listener.refusal = lambda: "this member opens its log"
         opened = await asyncio.to_thread(self._open)
         try:
-            assert self._consensus is not None
-            run = _Run(self, opened, self._consensus)
+            return _Run(self, opened, self._consensus)
         except BaseException:
             await asyncio.to_thread(opened.close)
             raise
-        self._run = run
-        try:
-            await run.run()
-        finally:
-            self._run = None
-            await asyncio.to_thread(opened.close)
+
+    async def _close_run(self) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            await asyncio.to_thread(run.opened.close)
 
     def _open(self) -> MemberStore:
         return open_member_store(

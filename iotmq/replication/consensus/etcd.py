@@ -237,6 +237,9 @@ class EtcdStore:
             if error.code != _NOT_FOUND:
                 raise
 
+    async def label_pod(self, *, is_master: bool) -> None:
+        """Do nothing: etcd knows no pods."""
+
     async def close(self) -> None:
         await self._nodes.close()
 

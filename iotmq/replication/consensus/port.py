@@ -62,6 +62,9 @@ class ConsensusStore(Protocol):
     async def withdraw(self, member: int) -> None:
         """Remove the sign of life of a member that stops, so that nobody waits for it."""
 
+    async def label_pod(self, *, is_master: bool) -> None:
+        """Let a service of the cluster find the master, where that goes by a label; else do nothing."""
+
     async def close(self) -> None:
         """Close the connections. Signs of life stay until they are too old."""
 
