@@ -74,6 +74,8 @@ _BEAT_S: Final = 0.5
 _SAVE_S: Final = 1.0
 _CONNECT_S: Final = 1.0
 _ASK_S: Final = 0.5
+_PROBES: Final = 5
+_PROBE_S: Final = 0.02
 # Members that begin together are all there before one of them makes the first state.
 _FRESH_S: Final = 1.5
 # Requests to the consensus store that have not been answered yet.
@@ -569,11 +571,17 @@ class MemberDriver:
 
     async def _probe(self, number: int, *, is_outgoing: bool) -> None:
         """See whether a member whose connection has ended is gone: then nothing listens any more."""
-        if not await self._connector.is_refused(number, timeout_s=_CONNECT_S):
-            return
-        is_back = self._master_link is not None if is_outgoing else number in self._follower_links
-        if not is_back:
-            self._link_closed(number, is_outgoing=is_outgoing, is_refused=True)
+        for _ in range(_PROBES):
+            if not self._is_running:
+                return
+            is_refused = await self._connector.is_refused(number, timeout_s=_CONNECT_S)
+            if self._master_link is not None if is_outgoing else number in self._follower_links:
+                return
+            if is_refused:
+                self._link_closed(number, is_outgoing=is_outgoing, is_refused=True)
+                return
+            # The end of a process takes its connections first, and what it listens with a moment later.
+            await asyncio.sleep(_PROBE_S)
 
     # The master.
 
