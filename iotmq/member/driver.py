@@ -112,7 +112,7 @@ class BeatValue(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: str
     address: str
     leads: int
-    """The epoch it is master of; 0 for none."""
+    """The epoch it can acknowledge something in; 0 for none."""
     end: int
     confirmed: int
     promised: int
@@ -714,11 +714,11 @@ class MemberDriver:
             await asyncio.sleep(_BEAT_S)
 
     def _beat_value(self) -> BeatValue:
-        leading, file = self.member.leading, self._opened.file
+        file = self._opened.file
         return BeatValue(
             incarnation=self._own.incarnation,
             address=address_text(*self._connector.members[self._own.member]),
-            leads=0 if leading is None else leading.epoch,
+            leads=self.member.leads,
             end=self._opened.log.end,
             confirmed=file.confirmed,
             promised=file.promised_epoch,

@@ -68,7 +68,7 @@ class Beat(NamedTuple):
     end: int
     """The end of its log then."""
     leads: int
-    """The epoch it was master of; 0 for none."""
+    """The epoch it was master of; 0 for none, and for a master that can acknowledge nothing."""
 
 
 class Member:
@@ -105,6 +105,16 @@ class Member:
     def state(self) -> ClusterState | None:
         """Return the state of the consensus store, as far as is known."""
         return None if self._change is None else self._change.state
+
+    @property
+    def leads(self) -> int:
+        """Return the epoch it may acknowledge something in; 0 for none.
+
+        A master without enough members in sync goes on, but is no reason for others not to stand: perhaps
+        they are well, and only its own network is not.
+        """
+        leading = self.leading
+        return 0 if leading is None or leading.has_few else leading.epoch
 
     # What happens.
 
@@ -457,7 +467,8 @@ class Member:
     def _suspects(self, state: ClusterState, now_s: float) -> bool:
         """Return whether this member should try to become master."""
         following, settings = self._following, self.settings
-        if self._file.identity not in state.in_sync and any(map(self._is_heard_of, state.in_sync)):
+        first = [identity for identity in state.in_sync if identity.member != state.master]
+        if self._file.identity not in state.in_sync and any(map(self._is_heard_of, first)):
             return False
         if following.is_released or (following.is_refused and not following.is_linked):
             return True

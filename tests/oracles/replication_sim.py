@@ -342,8 +342,8 @@ class Engine:
     def beat(self, node: Node) -> None:
         def apply() -> Callable[[], None]:
             now_s = self.cluster.now_s
-            leading = None if node.member is None else node.member.leading
-            self.beats[node.file.identity] = (now_s, node.log.end, 0 if leading is None else leading.epoch)
+            leads = 0 if node.member is None else node.member.leads
+            self.beats[node.file.identity] = (now_s, node.log.end, leads)
             beats = {
                 identity: Beat(now_s - at_s, end, leads)
                 for identity, (at_s, end, leads) in self.beats.items()
