@@ -327,8 +327,9 @@ class Member:
         """
         assert self._change is not None
         following = self._following
-        # A beat may be younger than what is known better.
-        self._is_master_gone = following.is_refused or following.is_released
+        # A beat may be younger than what is known better, or that of a master that can acknowledge nothing.
+        is_led = self._is_led(self._change.state)
+        self._is_master_gone = following.is_refused or following.is_released or not is_led
         self._become(Role.CANDIDATE)
         self._stands_for = max(self._file.promised_epoch, self._change.state.epoch) + 1
         self._file.promise(self._stands_for)
@@ -491,7 +492,11 @@ class Member:
         if now_s - following.others_heard_s < settings.suspect_s / 2:
             return False
         is_known = now_s - self._beats_s < settings.beat_stale_s
-        return is_known and not any(
+        return is_known and not self._is_led(state)
+
+    def _is_led(self, state: ClusterState) -> bool:
+        """Return whether a member says in the consensus store that it leads the epoch of the state."""
+        return any(
             beat.leads == state.epoch and self._is_heard_of(identity)
             for identity, beat in self._beats.items()
         )
