@@ -209,7 +209,7 @@ class MemberDriver:
             return None
         if leading.has_few:
             return (
-                f"{len(leading.state.in_sync)} members are in sync, and replication.in_sync_min is "
+                f"{leading.in_sync_count} members are in sync, and replication.in_sync_min is "
                 f"{self._settings.in_sync_min}"
             )
         return "another member is about to be master"
@@ -511,8 +511,14 @@ class MemberDriver:
             refusal = f"two members have the number {number}: correct replication.member of one of them"
         elif number not in self._connector.members:
             refusal = f"replication.members of member {self._own.member} does not name member {number}"
+        elif self._is_heard(number, other_than=connection):
+            # Or the two would take the place of each other again and again.
+            refusal = (
+                f"member {number} follows already, by another connection: does a second process have that "
+                "number? Correct replication.member of one of them"
+            )
         if refusal is not None:
-            logger.error("%s", refusal)
+            self._alarm(refusal)
             connection.send_oneway(encode_refusal(refusal))
             connection.close("refused")
             return
@@ -529,6 +535,14 @@ class MemberDriver:
             # Nothing is confirmed without it.
             self._follow(connection, number, message)
             self._spawn(self._send_tables(connection))
+
+    def _is_heard(self, number: int, *, other_than: ServerConnection) -> bool:
+        """Return whether a follower was heard just now on a connection that stands."""
+        link, leading = self._follower_links.get(number), self.member.leading
+        if link is None or link is other_than or leading is None or number not in leading.followers:
+            return False
+        follower = leading.followers[number]
+        return follower.is_connected and self._now_s() - follower.heard_s < self._settings.beat_stale_s
 
     def _follow(self, connection: ServerConnection, number: int, message: Open) -> None:
         if self._is_running and self._follower_links.get(number) is connection:
@@ -735,7 +749,9 @@ class MemberDriver:
         with self._ending():
             self.member.beaten(
                 {
-                    Identity(number, value.incarnation): Beat(beat.age_s, value.end, value.leads)
+                    Identity(number, value.incarnation): Beat(
+                        beat.age_s, value.end, value.leads, value.confirmed
+                    )
                     for number, (beat, value) in others.items()
                 },
                 self._now_s(),

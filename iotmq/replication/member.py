@@ -69,6 +69,8 @@ class Beat(NamedTuple):
     """The end of its log then."""
     leads: int
     """The epoch it was master of; 0 for none, and for a master that can acknowledge nothing."""
+    confirmed: int
+    """Its confirmed position then."""
 
 
 class Member:
@@ -341,6 +343,22 @@ class Member:
         if not state.has_everything(own):
             # R6. The master has gone on without this member.
             self._follow(state.master, state.epoch, now_s)
+            return
+        if self._beats_s == float("-inf"):
+            # It is asked for again when the signs of life are known.
+            return
+        ahead = [i for i in state.in_sync if i in self._beats and self._beats[i].confirmed > self._log.end]
+        if ahead:
+            # A member in sync has what any of them has confirmed.
+            self._do(
+                Alarm(
+                    f"the log of member {self.number} ends at {self._log.end}, and member "
+                    f"{ahead[0].member} has confirmed {self._beats[ahead[0]].confirmed}: was an older copy "
+                    "of its data directory put back? To have it follow, stop it, delete its file "
+                    "`replication` and start it"
+                )
+            )
+            self._become(Role.HELD)
             return
         in_sync = {own, *(identity for identity in state.in_sync if self._is_heard_of(identity))}
         if self._is_master_gone:

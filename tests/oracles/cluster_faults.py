@@ -12,7 +12,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -55,7 +57,9 @@ class Faults:
         found = [
             "kill_master", "kill_follower", "stop_master_shortly", "stop_master", "stop_follower",
             "stop_two", "kill_two", "kill_all", "end_all", "hand_over", "stop_etcd", "kill_etcd",
-            "stop_etcd_and_kill_master", "kill_twice",
+            "stop_etcd_and_kill_master", "kill_twice", "number_twice", "masters_number_twice",
+            "older_copy", "older_copies",
+            "older_copy_and_kill_master", "directory_of_another_cluster", "older_etcd",
         ]  # fmt: skip
         if self._cluster.network.has_namespaces:
             found += [
@@ -148,6 +152,104 @@ class Faults:
         self._cluster.kill(master)
         time.sleep(_SHORT_S)
 
+    def older_etcd(self) -> None:
+        """Put an older copy of the data of etcd back, and do what the documentation says then."""
+        cluster = self._cluster
+        self._master()
+        copies = []
+        for part in cluster.etcd:
+            part.signal(signal.SIGKILL)
+        for part in cluster.etcd:
+            copies.append(put_aside(cluster.directory / part.name, is_copy=True))
+            part.start()
+        for part in cluster.etcd:
+            part.wait_ready()
+        # Two more epochs.
+        for _ in range(2):
+            master = self._master()
+            cluster.kill(master)
+            cluster.start(master)
+        self._master()
+        for part in cluster.etcd:
+            part.signal(signal.SIGKILL)
+        for part, copy in zip(cluster.etcd, copies, strict=True):
+            shutil.rmtree(cluster.directory / part.name)
+            copy.rename(cluster.directory / part.name)
+            part.start()
+        for part in cluster.etcd:
+            part.wait_ready()
+        time.sleep(_LONG_S)
+        cluster.kill(1, 2, 3)
+        cluster.start(1, 2, 3)
+        cluster.adopt()
+
+    # Data directories and numbers
+
+    def _number_twice(self, number: int) -> None:
+        """Somebody starts a process with the settings of a member that runs, and an empty directory."""
+        twin = self._cluster.twin(number)
+        twin.start()
+        time.sleep(2 * _LONG_S)
+        twin.end()
+
+    def number_twice(self) -> None:
+        self._number_twice(self._follower())
+
+    def masters_number_twice(self) -> None:
+        self._number_twice(self._master())
+
+    def older_copy(self) -> None:
+        """Put an older copy of a follower's directory back."""
+        self._older_copies(1)
+
+    def older_copy_and_kill_master(self) -> None:
+        """The same, and the master never comes back to notice it: the other follower has to be master."""
+        self._older_copies(1, kills_master=True)
+
+    def older_copies(self) -> None:
+        """The same with both followers."""
+        self._older_copies(2)
+
+    def _older_copies(self, count: int, *, kills_master: bool = False) -> None:
+        cluster = self._cluster
+        master = self._master()
+        chosen = self._source.sample(cluster.followers(), count)
+        copies = {}
+        for number in chosen:
+            cluster.kill(number)
+            copies[number] = put_aside(cluster.directory / f"member-{number}", is_copy=True)
+            cluster.start(number)
+        self._master()
+        time.sleep(_SHORT_S)
+        # At once, so that nobody has recorded that they are gone.
+        cluster.pause(master)
+        for number in chosen:
+            cluster.kill(number)
+            put_back(copies[number], cluster.directory / f"member-{number}")
+            cluster.start(number)
+        if kills_master:
+            cluster.kill(master)
+            time.sleep(_LONG_S)
+        else:
+            cluster.go_on(master)
+            time.sleep(_SHORT_S)
+
+    def directory_of_another_cluster(self) -> None:
+        """Start a follower over a directory of another cluster, then over its own again."""
+        cluster = self._cluster
+        number = self._follower()
+        directory = cluster.directory / f"member-{number}"
+        cluster.kill(number)
+        own = put_aside(directory, is_copy=False)
+        cluster.make_foreign(number)
+        cluster.start(number)
+        time.sleep(_LONG_S)
+        text = json.dumps(cluster.status(number))
+        cluster.kill(number)
+        put_back(own, directory)
+        if "in_sync" in text:
+            raise ClusterError(f"member {number} takes part with a directory of another cluster: {text}")
+
     # The network
 
     def cut_master(self) -> None:
@@ -201,6 +303,30 @@ class Faults:
         if master is not None:
             self._cluster.kill(master)
         time.sleep(_LONG_S)
+
+
+def put_aside(directory: Path, *, is_copy: bool) -> Path:
+    """Copy or move what is in a directory to one beside it."""
+    aside = directory.with_name(f"{directory.name}.aside")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
+    for each in directory.iterdir():
+        if not is_copy:
+            shutil.move(each, aside / each.name)
+        elif each.is_dir():
+            shutil.copytree(each, aside / each.name)
+        else:
+            shutil.copy2(each, aside / each.name)
+    return aside
+
+
+def put_back(aside: Path, directory: Path) -> None:
+    """Replace what is in a directory, which may be a mounted one, by what was put aside."""
+    for each in directory.iterdir():
+        shutil.rmtree(each) if each.is_dir() else each.unlink()
+    for each in aside.iterdir():
+        shutil.move(each, directory / each.name)
+    aside.rmdir()
 
 
 class Strangers:

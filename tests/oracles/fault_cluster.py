@@ -26,6 +26,7 @@ from iotmq.errors import IotmqError
 from iotmq.member.peers import PeerConnector
 from iotmq.member.wire import Introduction
 from iotmq.remoting.codes import RequestCode
+from iotmq.replicated.member_file import open_member_file
 from iotmq.replication.settings import ReplicationSettings
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -160,6 +161,9 @@ class FaultCluster:
         self.directory = directory
         self.network = network
         self.is_all_in_one = is_all_in_one
+        self._port = port
+        self.said: list[str] = []
+        """What commands printed."""
         directory.mkdir(parents=True, exist_ok=True)
         self.etcd = self._etcd(port, etcd_nodes)
         hosts = {number: network.add(f"member-{number}") for number in (1, 2, 3)}
@@ -308,6 +312,41 @@ class FaultCluster:
             with contextlib.suppress(IotmqError):
                 asyncio.run(self.connector.request(master, RequestCode.HAND_OVER, timeout_s=5.0))
 
+    def twin(self, number: int) -> Any:
+        """Return a process with the number of a member and an empty directory, which is not started."""
+        directory = self.directory / f"twin-{number}"
+        shutil.rmtree(directory, ignore_errors=True)
+        return self._member(number, self._port, directory.name, 40 + number, native=self._port + 70 + number)
+
+    def make_foreign(self, number: int) -> None:
+        """Make a member's directory one of another cluster."""
+        open_member_file(
+            self.directory / f"member-{number}",
+            cluster="another",
+            broker=BROKER,
+            member=number,
+            keeps_acknowledged=True,
+        ).close()
+
+    def adopt(self) -> None:
+        """Have the state of the consensus store written anew, as an operator does."""
+        eventually(lambda: len(self.statuses()) == 3, "all members answer", within_s=HEALED_S)
+
+        def is_done() -> bool:
+            if self.master() is not None:
+                return True
+            words = [sys.executable, "-m", "iotmq", "replication", "adopt", "--yes"]
+            words += ["--config", str(self.directory / "member-1.toml")]
+            prefix = self.network.prefix("member-1")
+            done = subprocess.run([*prefix, *words], capture_output=True, text=True, timeout=60, check=False)
+            self.said.append(f"adopt: {done.returncode}: {done.stdout}{done.stderr}")
+            return done.returncode == 0
+
+        try:
+            eventually(is_done, "the state is adopted", within_s=30.0)
+        except ClusterError as error:
+            raise ClusterError(f"{error}\n{self.said[-1:]}\n{self.statuses()}") from None
+
     def fill_disk(self, number: int) -> None:
         """Leave no room on the disk of a member."""
         filler = self.directory / f"member-{number}" / "filler"
@@ -358,8 +397,9 @@ class FaultCluster:
     def _registries(self) -> str:
         return f"registries = {json.dumps(list(self.registries))}\n"
 
-    def _member(self, number: int, port: int, name: str, directory_number: int) -> Any:
-        host, native = self.addresses[number]
+    def _member(self, number: int, port: int, name: str, directory_number: int, *, native: int = 0) -> Any:
+        host, own = self.addresses[number]
+        native = native or own
         store = "".join(f"{key} = {value}\n" for key, value in STORE.items())
         settings = (
             f'[broker]\nname = "{BROKER}"\nlisten_host = "{host}"\nadvertised_host = "{host}"\n'
