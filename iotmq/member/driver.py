@@ -116,6 +116,8 @@ class BeatValue(msgspec.Struct, frozen=True, kw_only=True):
     end: int
     confirmed: int
     promised: int
+    takes_records: bool = True
+    """False while its disk is full or broken."""
 
 
 class MemberDriver:
@@ -245,8 +247,11 @@ class MemberDriver:
         is_held = self.member.role is Role.HELD
         return [text for text, said_s in self._alarms.items() if is_held or now_s - said_s < _ALARM_S]
 
-    def hand_over(self, number: int = 0) -> bool:
-        """Begin to make a follower master, the best one for 0; return whether there is such a follower."""
+    def hand_over(self, number: int = 0, *, must_take_records: bool = False) -> bool:
+        """Begin to make a follower master, the best one for 0; return whether there is such a follower.
+
+        With `must_take_records` only one that has said of late that its disk is well.
+        """
         leading = self.member.leading
         if leading is None:
             return False
@@ -256,6 +261,13 @@ class MemberDriver:
             for member, follower in leading.followers.items()
             if follower.is_connected and member in in_sync and number in (0, member)
         ]
+        if must_take_records:
+            well = {
+                Identity(member, value.incarnation)
+                for member, (beat, value) in self._others.items()
+                if value.takes_records and beat.age_s < self._settings.beat_stale_s
+            }
+            fit = [follower for follower in fit if follower.identity in well]
         if not fit:
             return False
         best = max(fit, key=lambda follower: follower.acked or 0)
@@ -263,6 +275,14 @@ class MemberDriver:
             self.member.hand_over(best.identity.member, self._now_s())
         self._tick()
         return self.is_handing_over or self.member.leading is None
+
+    def _look_at_disk(self) -> None:
+        """Have a member whose disk is well made master where this one's is full or broken."""
+        reason = self._opened.store.append_refusal
+        if reason is None or self.member.role is not Role.LEADING or self.is_handing_over:
+            return
+        if self.hand_over(must_take_records=True):
+            logger.error("another member is to be master, because no records are taken here: %s", reason)
 
     # Requests of other members, from the listener.
 
@@ -393,6 +413,8 @@ class MemberDriver:
             error or type(error).__name__,
             exc_info=None if is_expected else error,
         )
+        # Followers need not wait until they miss this master.
+        self.member.release()
         self._end_run(str(error) or type(error).__name__)
 
     def _end_run(self, reason: str) -> None:
@@ -484,6 +506,7 @@ class MemberDriver:
                 with self._ending():
                     self._opened.file.save()
                     self._send_table_changes()
+                self._look_at_disk()
             await asyncio.sleep(_TICK_S)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -736,6 +759,7 @@ class MemberDriver:
             end=self._opened.log.end,
             confirmed=file.confirmed,
             promised=file.promised_epoch,
+            takes_records=self._opened.store.append_refusal is None,
         )
 
     def _beaten(self, beats: Mapping[int, SignOfLife]) -> None:

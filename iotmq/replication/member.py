@@ -528,7 +528,7 @@ class Member:
         own = (-self._log.end, self.number)
         return sum(
             (-self._beats[identity].end, identity.member) < own
-            for identity in state.in_sync
+            for identity in (*state.in_sync, *state.eligible)
             if identity.member not in (state.master, self.number) and self._is_heard_of(identity)
         )
 

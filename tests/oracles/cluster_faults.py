@@ -65,6 +65,7 @@ class Faults:
             found += [
                 "cut_master", "cut_follower", "master_is_not_heard", "master_hears_nobody",
                 "cut_master_from_etcd", "cut_follower_from_etcd", "cut_two_followers_apart", "fill_disk",
+                "fill_disk_of_master",
                 "fill_disk_and_kill_master",
             ]  # fmt: skip
         return found
@@ -296,6 +297,14 @@ class Faults:
         self._cluster.fill_disk(3)
         time.sleep(_LONG_S)
 
+    def fill_disk_of_master(self) -> None:
+        for _ in range(20):
+            if self._master() == 3:
+                break
+            self._cluster.hand_over(3)
+        self._cluster.fill_disk(3)
+        time.sleep(_LONG_S)
+
     def fill_disk_and_kill_master(self) -> None:
         self._cluster.fill_disk(3)
         time.sleep(_SHORT_S)
@@ -383,7 +392,7 @@ async def run(options: argparse.Namespace, cluster: FaultCluster) -> bool:
                     if time.monotonic() > deadline_s:
                         break
                     if not turns:
-                        turns = options.only or faults.names()
+                        turns = list(options.only or faults.names())
                         source.shuffle(turns)
                     await play(cluster, load, faults, turns.pop(), number)
         except* (ClusterError, AssertionError, IotmqError) as errors:

@@ -71,7 +71,7 @@ class Network:
         if shutil.which("unshare") is None or shutil.which("ip") is None or os.geteuid():
             return False
         words = (
-            "ip link add br0 type bridge && ip link add a type veth peer name b && mount -t tmpfs none /mnt"
+            "ip link add br0 type bridge && ip link add va type veth peer name vb && mount -t tmpfs none /mnt"
         )
         done = subprocess.run(
             ["unshare", "--net", "--mount", "sh", "-c", words], capture_output=True, timeout=30, check=False
@@ -260,6 +260,9 @@ class FaultCluster:
         """Wait until a member is master and all are in sync; return its number."""
 
         def find() -> int | None:
+            for part in self.members.values():
+                if not part.is_running:
+                    raise ClusterError(f"{part.name} has ended:\n{part.log.read_text()[-2_000:]}")
             master = self.master()
             status = None if master is None else self.status(master)
             # An epoch of another master may still be recorded as its own by a member that was stopped.
@@ -305,12 +308,13 @@ class FaultCluster:
             if not self.members[number].is_running:
                 self.members[number].start()
 
-    def hand_over(self) -> None:
-        """Ask the master to hand over, once."""
+    def hand_over(self, number: int = 0) -> None:
+        """Ask the master to hand over, once; 0 for anybody."""
         master = self.master()
         if master is not None:
+            fields = {"member": str(number)}
             with contextlib.suppress(IotmqError):
-                asyncio.run(self.connector.request(master, RequestCode.HAND_OVER, timeout_s=5.0))
+                asyncio.run(self.connector.request(master, RequestCode.HAND_OVER, fields, timeout_s=5.0))
 
     def twin(self, number: int) -> Any:
         """Return a process with the number of a member and an empty directory, which is not started."""
