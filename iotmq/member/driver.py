@@ -159,6 +159,8 @@ class MemberDriver:
         self._others: Mapping[int, tuple[SignOfLife, BeatValue]] = {}
         # Sentences for the operator, with the time they were said last.
         self._alarms: dict[str, float] = {}
+        # What was asked to be recorded last, for the log.
+        self._asked_for = ""
         self.consensus_failures_count = 0
         self._is_consensus_away = False
 
@@ -434,6 +436,12 @@ class MemberDriver:
         elif isinstance(action, ReadState):
             self._spawn(self._read(action.number))
         elif isinstance(action, ReplaceState):
+            state = action.state
+            in_sync = ", ".join(str(identity.member) for identity in state.in_sync)
+            # Asked for again until it is answered, so not with each request.
+            if (text := f"{state.reason}: in sync are {in_sync}") != self._asked_for:
+                self._asked_for = text
+                logger.info("%s", text, extra={"epoch": state.epoch, "master": state.master})
             self._spawn(self._replace(action))
         elif isinstance(action, AskOthers):
             for number in action.members:

@@ -211,7 +211,9 @@ class Leading:
         if gone:
             self._propose(set(self.state.in_sync) - set(gone), f"not in sync: {_names(gone)}", now_s)
             return
-        new = [follower.identity for follower in self.followers.values() if self._has_caught_up(follower)]
+        new = [
+            follower.identity for follower in self.followers.values() if self._has_caught_up(follower, now_s)
+        ]
         if new:
             self._propose({*self.state.in_sync, *new}, f"caught up: {_names(new)}", now_s)
 
@@ -250,9 +252,12 @@ class Leading:
             return True
         return now_s - min(follower.heard_s, follower.progress_s) > limit_s
 
-    def _has_caught_up(self, follower: Follower) -> bool:
+    def _has_caught_up(self, follower: Follower, now_s: float) -> bool:
+        # One that has everything and is silent would be recorded as in sync and as gone in turn, without end.
+        is_heard = now_s - min(follower.heard_s, follower.progress_s) <= self._settings.fall_behind_s / 2
         return (
-            follower.is_connected
+            is_heard
+            and follower.is_connected
             and follower.identity not in self.state.in_sync
             and follower.acked is not None
             and follower.acked >= max(self._file.confirmed, self.record_end)

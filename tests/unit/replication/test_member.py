@@ -211,6 +211,24 @@ def test_a_member_in_sync_that_has_lost_its_end_counts_only_when_it_has_caught_u
     assert not any(isinstance(action, ReplaceState) for action in bench.take())
 
 
+def test_a_silent_follower_is_not_taken_for_one_that_has_caught_up() -> None:
+    bench = Bench(in_sync_min=2, refuses_when_few=True)
+    bench.told(ClusterState(epoch=1, master=2, in_sync=(A, B)))
+    bench.member.received(1, Open(A, 0, 0, 0, 0, ()), 0.0)
+    bench.member.received(1, Ack(1, bench.log.end, bench.log.end), 0.0)
+    bench.take()
+    bench.member.tick(2.1)
+    (asked,) = [action for action in bench.take() if isinstance(action, ReplaceState)]
+    assert (asked.state.in_sync, asked.state.eligible) == ((B,), (A,))
+    bench.member.state_replaced(asked.number, 2, 2.1)
+    bench.member.tick(2.2)
+    assert not any(isinstance(action, ReplaceState) for action in bench.take()), "it has all, and is silent"
+    bench.member.received(1, Ack(1, bench.log.end, bench.log.end), 2.3)
+    bench.member.tick(2.3)
+    (asked,) = [action for action in bench.take() if isinstance(action, ReplaceState)]
+    assert asked.state.in_sync == (A, B)
+
+
 def test_a_candidate_whose_log_is_shorter_than_what_another_has_confirmed_waits() -> None:
     bench = Bench()
     bench.file.promised_epoch = 3
