@@ -1,7 +1,7 @@
 # Every target does its own set-up first; `make help` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo cluster cluster-kill test test-quick serve compile lint types bench crash fuzz simulate interop lock reference clean
+.PHONY: help demo cluster cluster-kill test test-quick serve compile lint types bench crash fuzz cluster-crash simulate interop lock reference clean
 
 PYTHON_ENV := .venv/bin/python
 # The tests start hundreds of processes: each would compile all modules anew where bytecode is not to be written.
@@ -10,6 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Extra words for the command of a target: make test ARGS="-k store", make serve ARGS="--set ..."
 ARGS ?=
 CRASH_ROUNDS ?= 50
+ROUNDS ?= 100
 CRASH_STATES ?= 3000
 FUZZ_SECONDS ?= 60
 REPLICATION_RUNS ?= 20000
@@ -70,6 +71,11 @@ crash:  ## Kills under load and power cuts (CRASH_ROUNDS=50, CRASH_STATES=3000);
 	@IOTMQ_CRASH_ROUNDS=$(CRASH_ROUNDS) IOTMQ_CRASH_STATES=$(CRASH_STATES) \
 		IOTMQ_CRASH_SEED=$${IOTMQ_CRASH_SEED:-$$RANDOM} \
 		$(PYTHON_ENV) -m pytest tests/crash $(ARGS)
+
+cluster-crash:  ## Faults of members, etcd, network and disks under load (ROUNDS=100 of each kind of cluster); IOTMQ_CRASH_SEED=N repeats
+	@tools/setup.sh dev
+	@IOTMQ_CLUSTER_ROUNDS=$(ROUNDS) IOTMQ_CRASH_SEED=$${IOTMQ_CRASH_SEED:-$$RANDOM} \
+		$(PYTHON_ENV) -m pytest tests/crash/test_cluster_faults.py -s $(ARGS)
 
 fuzz:  ## Mutated traffic on every port, every request and the MQTT core, damaged data directories (FUZZ_SECONDS=60 each), then the property tests for long
 	@tools/setup.sh dev

@@ -236,6 +236,9 @@ class Process:
         if broker is not None:
             port, sessions = broker.local_gateway(), broker.local_sessions("local")
         else:
+            if self._role == "serve":
+                # A member's front end finds the master where the members register.
+                settings = msgspec.structs.replace(settings, registries=self._registries_of_members())
             port = gateway = _remote_gateway(settings)
             sessions = remote = RemoteSessions(gateway, name=settings.name or _front_end_name())
             self._watch("mqtt_sessions", remote)
@@ -278,6 +281,12 @@ class Process:
         done, _ = await asyncio.wait((self._opening,), timeout=_OPEN_AT_ONCE_S)
         for opened in done:
             opened.result()
+
+    def _registries_of_members(self) -> tuple[str, ...]:
+        """Return the registries where the members of an all-in-one process register, and further ones."""
+        further = self._config.mqtt.registries
+        others = () if further == MqttSettings().registries else further
+        return tuple(dict.fromkeys((*self._registering(self._broker_settings).registries, *others)))
 
     def _registering(self, settings: BrokerSettings) -> BrokerSettings:
         """In the all-in-one process the broker registers with the registry beside it, whatever its port."""

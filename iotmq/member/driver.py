@@ -74,6 +74,8 @@ _BEAT_S: Final = 0.5
 _SAVE_S: Final = 1.0
 _CONNECT_S: Final = 1.0
 _ASK_S: Final = 0.5
+_PROBES: Final = 5
+_PROBE_S: Final = 0.02
 # Members that begin together are all there before one of them makes the first state.
 _FRESH_S: Final = 1.5
 # Requests to the consensus store that have not been answered yet.
@@ -110,10 +112,12 @@ class BeatValue(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: str
     address: str
     leads: int
-    """The epoch it is master of; 0 for none."""
+    """The epoch it can acknowledge something in; 0 for none."""
     end: int
     confirmed: int
     promised: int
+    takes_records: bool = True
+    """False while its disk is full or broken."""
 
 
 class MemberDriver:
@@ -155,6 +159,8 @@ class MemberDriver:
         self._others: Mapping[int, tuple[SignOfLife, BeatValue]] = {}
         # Sentences for the operator, with the time they were said last.
         self._alarms: dict[str, float] = {}
+        # What was asked to be recorded last, for the log.
+        self._asked_for = ""
         self.consensus_failures_count = 0
         self._is_consensus_away = False
 
@@ -208,7 +214,7 @@ class MemberDriver:
             return None
         if leading.has_few:
             return (
-                f"{len(leading.state.in_sync)} members are in sync, and replication.in_sync_min is "
+                f"{leading.in_sync_count} members are in sync, and replication.in_sync_min is "
                 f"{self._settings.in_sync_min}"
             )
         return "another member is about to be master"
@@ -244,8 +250,11 @@ class MemberDriver:
         is_held = self.member.role is Role.HELD
         return [text for text, said_s in self._alarms.items() if is_held or now_s - said_s < _ALARM_S]
 
-    def hand_over(self, number: int = 0) -> bool:
-        """Begin to make a follower master, the best one for 0; return whether there is such a follower."""
+    def hand_over(self, number: int = 0, *, must_take_records: bool = False) -> bool:
+        """Begin to make a follower master, the best one for 0; return whether there is such a follower.
+
+        With `must_take_records` only one that has said of late that its disk is well.
+        """
         leading = self.member.leading
         if leading is None:
             return False
@@ -255,6 +264,13 @@ class MemberDriver:
             for member, follower in leading.followers.items()
             if follower.is_connected and member in in_sync and number in (0, member)
         ]
+        if must_take_records:
+            well = {
+                Identity(member, value.incarnation)
+                for member, (beat, value) in self._others.items()
+                if value.takes_records and beat.age_s < self._settings.beat_stale_s
+            }
+            fit = [follower for follower in fit if follower.identity in well]
         if not fit:
             return False
         best = max(fit, key=lambda follower: follower.acked or 0)
@@ -262,6 +278,14 @@ class MemberDriver:
             self.member.hand_over(best.identity.member, self._now_s())
         self._tick()
         return self.is_handing_over or self.member.leading is None
+
+    def _look_at_disk(self) -> None:
+        """Have a member whose disk is well made master where this one's is full or broken."""
+        reason = self._opened.store.append_refusal
+        if reason is None or self.member.role is not Role.LEADING or self.is_handing_over:
+            return
+        if self.hand_over(must_take_records=True):
+            logger.error("another member is to be master, because no records are taken here: %s", reason)
 
     # Requests of other members, from the listener.
 
@@ -392,6 +416,8 @@ class MemberDriver:
             error or type(error).__name__,
             exc_info=None if is_expected else error,
         )
+        # Followers need not wait until they miss this master.
+        self.member.release()
         self._end_run(str(error) or type(error).__name__)
 
     def _end_run(self, reason: str) -> None:
@@ -411,6 +437,12 @@ class MemberDriver:
         elif isinstance(action, ReadState):
             self._spawn(self._read(action.number))
         elif isinstance(action, ReplaceState):
+            state = action.state
+            in_sync = ", ".join(str(identity.member) for identity in state.in_sync)
+            # Asked for again until it is answered, so not with each request.
+            if (text := f"{state.reason}: in sync are {in_sync}") != self._asked_for:
+                self._asked_for = text
+                logger.info("%s", text, extra={"epoch": state.epoch, "master": state.master})
             self._spawn(self._replace(action))
         elif isinstance(action, AskOthers):
             for number in action.members:
@@ -484,6 +516,7 @@ class MemberDriver:
                 with self._ending():
                     self._opened.file.save()
                     self._send_table_changes()
+                self._look_at_disk()
             await asyncio.sleep(_TICK_S)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -511,8 +544,14 @@ class MemberDriver:
             refusal = f"two members have the number {number}: correct replication.member of one of them"
         elif number not in self._connector.members:
             refusal = f"replication.members of member {self._own.member} does not name member {number}"
+        elif self._is_heard(number, other_than=connection):
+            # Or the two would take the place of each other again and again.
+            refusal = (
+                f"member {number} follows already, by another connection: does a second process have that "
+                "number? Correct replication.member of one of them"
+            )
         if refusal is not None:
-            logger.error("%s", refusal)
+            self._alarm(refusal)
             connection.send_oneway(encode_refusal(refusal))
             connection.close("refused")
             return
@@ -529,6 +568,14 @@ class MemberDriver:
             # Nothing is confirmed without it.
             self._follow(connection, number, message)
             self._spawn(self._send_tables(connection))
+
+    def _is_heard(self, number: int, *, other_than: ServerConnection) -> bool:
+        """Return whether a follower was heard just now on a connection that stands."""
+        link, leading = self._follower_links.get(number), self.member.leading
+        if link is None or link is other_than or leading is None or number not in leading.followers:
+            return False
+        follower = leading.followers[number]
+        return follower.is_connected and self._now_s() - follower.heard_s < self._settings.beat_stale_s
 
     def _follow(self, connection: ServerConnection, number: int, message: Open) -> None:
         if self._is_running and self._follower_links.get(number) is connection:
@@ -571,11 +618,17 @@ class MemberDriver:
 
     async def _probe(self, number: int, *, is_outgoing: bool) -> None:
         """See whether a member whose connection has ended is gone: then nothing listens any more."""
-        if not await self._connector.is_refused(number, timeout_s=_CONNECT_S):
-            return
-        is_back = self._master_link is not None if is_outgoing else number in self._follower_links
-        if not is_back:
-            self._link_closed(number, is_outgoing=is_outgoing, is_refused=True)
+        for _ in range(_PROBES):
+            if not self._is_running:
+                return
+            is_refused = await self._connector.is_refused(number, timeout_s=_CONNECT_S)
+            if self._master_link is not None if is_outgoing else number in self._follower_links:
+                return
+            if is_refused:
+                self._link_closed(number, is_outgoing=is_outgoing, is_refused=True)
+                return
+            # The end of a process takes its connections first, and what it listens with a moment later.
+            await asyncio.sleep(_PROBE_S)
 
     # The master.
 
@@ -712,14 +765,15 @@ class MemberDriver:
             await asyncio.sleep(_BEAT_S)
 
     def _beat_value(self) -> BeatValue:
-        leading, file = self.member.leading, self._opened.file
+        file = self._opened.file
         return BeatValue(
             incarnation=self._own.incarnation,
             address=address_text(*self._connector.members[self._own.member]),
-            leads=0 if leading is None else leading.epoch,
+            leads=self.member.leads,
             end=self._opened.log.end,
             confirmed=file.confirmed,
             promised=file.promised_epoch,
+            takes_records=self._opened.store.append_refusal is None,
         )
 
     def _beaten(self, beats: Mapping[int, SignOfLife]) -> None:
@@ -733,7 +787,9 @@ class MemberDriver:
         with self._ending():
             self.member.beaten(
                 {
-                    Identity(number, value.incarnation): Beat(beat.age_s, value.end, value.leads)
+                    Identity(number, value.incarnation): Beat(
+                        beat.age_s, value.end, value.leads, value.confirmed
+                    )
                     for number, (beat, value) in others.items()
                 },
                 self._now_s(),

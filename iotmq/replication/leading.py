@@ -15,6 +15,7 @@ from iotmq.replication.epochs import common_point
 from iotmq.replication.messages import (
     Ack,
     Action,
+    Alarm,
     Confirmed,
     CopyNeeded,
     Data,
@@ -35,6 +36,8 @@ class Follower:
         self.is_connected = True
         # Nothing listens where it was.
         self.is_refused = False
+        # It is recorded as in sync, and its log is shorter than it was.
+        self.has_lost = False
         # Up to where it was sent the log, once it is told where to follow from.
         self.sent: int | None = None
         # Up to where it has the log of this epoch.
@@ -104,9 +107,12 @@ class Leading:
     @property
     def has_few(self) -> bool:
         """Return whether too few members are in sync to acknowledge anything."""
-        return self._settings.refuses_when_few and any(
-            len(state.in_sync) < self._settings.in_sync_min for state in (self.state, *self._change.pending)
-        )
+        return self._settings.refuses_when_few and self.in_sync_count < self._settings.in_sync_min
+
+    @property
+    def in_sync_count(self) -> int:
+        """Return how many members are in sync: the fewer of what is recorded and what is being recorded."""
+        return min(len(state.in_sync) for state in (self.state, *self._change.pending))
 
     def opened(self, message: Open, now_s: float) -> None:
         """Tell a follower where its log and this one part."""
@@ -117,6 +123,16 @@ class Leading:
             follower = self.followers[member] = Follower(message.identity, now_s)
         follower.is_connected, follower.is_refused, follower.heard_s = True, False, now_s
         follower.sent = None
+        known = max(self._file.confirmed, follower.acked or 0)
+        if follower.identity in self.effective and message.end < known:
+            follower.has_lost, follower.acked = True, None
+            self._do(
+                Alarm(
+                    f"the log of member {member} ends at {message.end}, and had everything up to {known}: "
+                    "was an older copy of its data directory put back? It is in sync no more until it has "
+                    "caught up"
+                )
+            )
         point = common_point(log.epochs, log.end, message.epochs, message.end)
         if point is None and log.oldest == 0:
             point = 0
@@ -185,6 +201,8 @@ class Leading:
         for follower in self.followers.values():
             if follower.is_connected and now_s - follower.sent_s >= self._settings.heartbeat_s:
                 self._beat(follower, now_s)
+            # Once it is recorded as out of sync, it is like any other that comes.
+            follower.has_lost = follower.has_lost and follower.identity in self.effective
         if self._change.is_pending:
             return
         if self._hand_over_to is not None and self._may_hand_over(self._hand_over_to, now_s):
@@ -193,7 +211,9 @@ class Leading:
         if gone:
             self._propose(set(self.state.in_sync) - set(gone), f"not in sync: {_names(gone)}", now_s)
             return
-        new = [follower.identity for follower in self.followers.values() if self._has_caught_up(follower)]
+        new = [
+            follower.identity for follower in self.followers.values() if self._has_caught_up(follower, now_s)
+        ]
         if new:
             self._propose({*self.state.in_sync, *new}, f"caught up: {_names(new)}", now_s)
 
@@ -228,13 +248,16 @@ class Leading:
         follower = self.followers.get(identity.member)
         if follower is None:
             return now_s - self._began_s > limit_s
-        if follower.identity != identity or follower.is_refused:
+        if follower.identity != identity or follower.is_refused or follower.has_lost:
             return True
         return now_s - min(follower.heard_s, follower.progress_s) > limit_s
 
-    def _has_caught_up(self, follower: Follower) -> bool:
+    def _has_caught_up(self, follower: Follower, now_s: float) -> bool:
+        # One that has everything and is silent would be recorded as in sync and as gone in turn, without end.
+        is_heard = now_s - min(follower.heard_s, follower.progress_s) <= self._settings.fall_behind_s / 2
         return (
-            follower.is_connected
+            is_heard
+            and follower.is_connected
             and follower.identity not in self.state.in_sync
             and follower.acked is not None
             and follower.acked >= max(self._file.confirmed, self.record_end)

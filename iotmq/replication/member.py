@@ -68,7 +68,9 @@ class Beat(NamedTuple):
     end: int
     """The end of its log then."""
     leads: int
-    """The epoch it was master of; 0 for none."""
+    """The epoch it was master of; 0 for none, and for a master that can acknowledge nothing."""
+    confirmed: int
+    """Its confirmed position then."""
 
 
 class Member:
@@ -105,6 +107,16 @@ class Member:
     def state(self) -> ClusterState | None:
         """Return the state of the consensus store, as far as is known."""
         return None if self._change is None else self._change.state
+
+    @property
+    def leads(self) -> int:
+        """Return the epoch it may acknowledge something in; 0 for none.
+
+        A master without enough members in sync goes on, but is no reason for others not to stand: perhaps
+        they are well, and only its own network is not.
+        """
+        leading = self.leading
+        return 0 if leading is None or leading.has_few else leading.epoch
 
     # What happens.
 
@@ -317,8 +329,9 @@ class Member:
         """
         assert self._change is not None
         following = self._following
-        # A beat may be younger than what is known better.
-        self._is_master_gone = following.is_refused or following.is_released
+        # A beat may be younger than what is known better, or that of a master that can acknowledge nothing.
+        is_led = self._is_led(self._change.state)
+        self._is_master_gone = following.is_refused or following.is_released or not is_led
         self._become(Role.CANDIDATE)
         self._stands_for = max(self._file.promised_epoch, self._change.state.epoch) + 1
         self._file.promise(self._stands_for)
@@ -330,6 +343,22 @@ class Member:
         if not state.has_everything(own):
             # R6. The master has gone on without this member.
             self._follow(state.master, state.epoch, now_s)
+            return
+        if self._beats_s == float("-inf"):
+            # It is asked for again when the signs of life are known.
+            return
+        ahead = [i for i in state.in_sync if i in self._beats and self._beats[i].confirmed > self._log.end]
+        if ahead:
+            # A member in sync has what any of them has confirmed.
+            self._do(
+                Alarm(
+                    f"the log of member {self.number} ends at {self._log.end}, and member "
+                    f"{ahead[0].member} has confirmed {self._beats[ahead[0]].confirmed}: was an older copy "
+                    "of its data directory put back? To have it follow, stop it, delete its file "
+                    "`replication` and start it"
+                )
+            )
+            self._become(Role.HELD)
             return
         in_sync = {own, *(identity for identity in state.in_sync if self._is_heard_of(identity))}
         if self._is_master_gone:
@@ -457,7 +486,8 @@ class Member:
     def _suspects(self, state: ClusterState, now_s: float) -> bool:
         """Return whether this member should try to become master."""
         following, settings = self._following, self.settings
-        if self._file.identity not in state.in_sync and any(map(self._is_heard_of, state.in_sync)):
+        first = [identity for identity in state.in_sync if identity.member != state.master]
+        if self._file.identity not in state.in_sync and any(map(self._is_heard_of, first)):
             return False
         if following.is_released or (following.is_refused and not following.is_linked):
             return True
@@ -480,7 +510,11 @@ class Member:
         if now_s - following.others_heard_s < settings.suspect_s / 2:
             return False
         is_known = now_s - self._beats_s < settings.beat_stale_s
-        return is_known and not any(
+        return is_known and not self._is_led(state)
+
+    def _is_led(self, state: ClusterState) -> bool:
+        """Return whether a member says in the consensus store that it leads the epoch of the state."""
+        return any(
             beat.leads == state.epoch and self._is_heard_of(identity)
             for identity, beat in self._beats.items()
         )
@@ -494,7 +528,7 @@ class Member:
         own = (-self._log.end, self.number)
         return sum(
             (-self._beats[identity].end, identity.member) < own
-            for identity in state.in_sync
+            for identity in (*state.in_sync, *state.eligible)
             if identity.member not in (state.master, self.number) and self._is_heard_of(identity)
         )
 

@@ -226,6 +226,11 @@ class Store(StoreReader):
         """
         return self._trimmer.refusal
 
+    @property
+    def append_refusal(self) -> str | None:
+        """Return why no records are taken just now, for whatever reason; None while they are."""
+        return self._refusals.reason or self.refusal
+
     def queue(self, topic: str, queue_id: int) -> Queue:
         """The handle of a queue, made on first use and kept; StoreError for a name that cannot be stored."""
         return self._queues.queue(topic, queue_id)

@@ -284,7 +284,7 @@ class Engine:
         self.away_until_s = 0.0
         self.cut_off: set[int] = set()
         self.is_flaky = False
-        self.beats: dict[Identity, tuple[float, int, int]] = {}
+        self.beats: dict[Identity, tuple[float, int, int, int]] = {}
 
     def _reaches(self, node: Node) -> bool:
         return self.cluster.now_s >= self.away_until_s and node.number not in self.cut_off
@@ -342,11 +342,11 @@ class Engine:
     def beat(self, node: Node) -> None:
         def apply() -> Callable[[], None]:
             now_s = self.cluster.now_s
-            leading = None if node.member is None else node.member.leading
-            self.beats[node.file.identity] = (now_s, node.log.end, 0 if leading is None else leading.epoch)
+            leads = 0 if node.member is None else node.member.leads
+            self.beats[node.file.identity] = (now_s, node.log.end, leads, node.file.confirmed)
             beats = {
-                identity: Beat(now_s - at_s, end, leads)
-                for identity, (at_s, end, leads) in self.beats.items()
+                identity: Beat(now_s - at_s, end, leads, confirmed)
+                for identity, (at_s, end, leads, confirmed) in self.beats.items()
             }
             return lambda: node.member.beaten(beats, self.cluster.now_s)  # type: ignore[union-attr]
 

@@ -19,6 +19,7 @@ from iotmq.client.transport.routes import MASTER_ID, MessageQueue
 from iotmq.client.transport.settings import PullConsumerSettings
 from iotmq.client.transport.subscriptions import Subscription, parse_subscription
 from iotmq.errors import (
+    BrokerError,
     ClientClosedError,
     ClientError,
     ConnectionClosedError,
@@ -29,6 +30,7 @@ from iotmq.errors import (
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.records.columns import COLUMNS, Columns, decode_columns
 from iotmq.message.records.record import decode_record, iter_records
+from iotmq.remoting.codes import ResponseCode
 from iotmq.supervised import end, supervise
 
 _log = logging.getLogger(__name__)
@@ -41,6 +43,13 @@ _POLL_BACKOFF_S_MAX: Final = 0.5
 
 # Worth trying again without telling the application.
 _PASSING: Final = (ConnectionClosedError, RequestTimeoutError, RouteNotFoundError)
+
+
+def _is_passing(error: Exception) -> bool:
+    """Return whether the broker is away for a while, or not master any more."""
+    if isinstance(error, BrokerError):
+        return error.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    return isinstance(error, _PASSING)
 
 
 class PullConsumer(Lifetime):
@@ -374,11 +383,12 @@ class _Fetch:
             try:
                 await self._fetch_once()
                 self._pulls.failures.reset()
-            except _PASSING as error:
-                _log.debug("pull from %s waits: %s", self.queue, error)
-                self._pulls.broker_id = MASTER_ID
-                await self._pulls.rest()
             except Exception as error:
+                if _is_passing(error):
+                    _log.debug("pull from %s waits: %s", self.queue, error)
+                    self._pulls.broker_id = MASTER_ID
+                    await self._pulls.rest()
+                    continue
                 self.failure = error
                 self._list()
                 await self._pulls.rest()

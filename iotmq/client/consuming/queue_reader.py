@@ -20,6 +20,7 @@ from iotmq.client.transport.subscriptions import Subscription
 from iotmq.errors import BrokerError, IotmqError, PeerError
 from iotmq.message.records.columns import Columns, iter_columns
 from iotmq.message.records.record import iter_records
+from iotmq.remoting.codes import ResponseCode
 from iotmq.supervised import supervise, surviving
 
 _log = logging.getLogger(__name__)
@@ -164,7 +165,11 @@ class QueueReader:
                 _log.error("queue %s: the broker's answer cannot be read: %s", self.queue, error)
                 await self._pulls.rest()
             except IotmqError as error:
-                level = logging.WARNING if isinstance(error, BrokerError) else logging.DEBUG
+                # A broker that is not master any more is away for a while, like one that is not there.
+                is_refusal = (
+                    isinstance(error, BrokerError) and error.code != ResponseCode.SERVICE_NOT_AVAILABLE
+                )
+                level = logging.WARNING if is_refusal else logging.DEBUG
                 _log.log(level, "pull from %s waits: %s", self.queue, error)
                 self._pulls.broker_id = MASTER_ID
                 await self._pulls.rest()

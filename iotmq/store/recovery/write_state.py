@@ -49,6 +49,15 @@ class WriteState:
             return f"the disk gives no more blocks: {self._allocation_failure}"
         return None
 
+    @property
+    def reason(self) -> str | None:
+        """Return why the next append will be refused; None when it will be tried."""
+        if self.failure is not None:
+            return self.failure
+        if self.current is not None and self._clock.monotonic_s() < self.current[2]:
+            return self.current[1]
+        return None
+
     def check(self) -> None:
         """Raise the refusal that holds; forget it when its time is over."""
         failure = self.failure

@@ -192,6 +192,8 @@ class ClosedStore:
             # On a read-only disk nobody else can open it either.
             if error.errno not in (errno.EROFS, errno.EACCES):
                 raise StoreError(f"cannot lock {directory}: {error}") from error
+        # The file that iotmq.replicated keeps there.
+        self.is_replicated = (directory / "replication").exists()
         self.was_clean = not (directory / "abort").exists()
         self.segments = log_files(directory / "commitlog")
         self._views: dict[int, memoryview] = {}

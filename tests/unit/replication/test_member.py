@@ -6,7 +6,7 @@ import pytest
 from replication_sim import SimFile, SimLog
 
 from iotmq.replication.cluster_state import ClusterState, Identity, decode_state
-from iotmq.replication.member import Member, Role
+from iotmq.replication.member import Beat, Member, Role
 from iotmq.replication.messages import (
     Ack,
     Action,
@@ -39,10 +39,11 @@ class Bench:
         done, self.done[:] = list(self.done), []
         return done
 
-    def told(self, state: ClusterState, version: int = 1) -> None:
+    def told(self, state: ClusterState, version: int = 1, beats: dict[Identity, Beat] | None = None) -> None:
         self.member.start(0.0)
         (read,) = self.take()
         assert isinstance(read, ReadState)
+        self.member.beaten(beats or {}, 0.0)
         self.member.state_read(read.number, version, state, 0.0)
 
     def follow(self, epoch: int = 1, position: int = 0) -> None:
@@ -176,6 +177,109 @@ def test_a_follower_that_promised_more_makes_the_master_take_a_later_epoch() -> 
     bench.member.received(1, Open(A, 7, 0, 0, 0, ()), 0.0)
     assert bench.member.role is Role.CANDIDATE
     assert bench.file.promised_epoch == 8
+
+
+def test_a_member_in_sync_that_has_lost_its_end_counts_only_when_it_has_caught_up() -> None:
+    bench = Bench()
+    bench.told(ClusterState(epoch=1, master=2, in_sync=(A, B)))
+    record_end = bench.log.end
+    bench.member.received(1, Open(A, 0, 0, 0, 0, ()), 0.0)
+    bench.member.received(1, Ack(1, record_end, record_end), 0.0)
+    bench.log.append("message")
+    bench.member.log_grew(0.0)
+    bench.member.received(1, Ack(1, bench.log.end, bench.log.end), 0.0)
+    assert bench.file.confirmed == bench.log.end
+    bench.take()
+    bench.member.received(1, Open(A, 0, 0, 0, 0, ()), 0.1)
+    assert any(isinstance(action, Alarm) and "older copy" in action.text for action in bench.take())
+    bench.log.append("message")
+    bench.member.log_grew(0.1)
+    confirmed = bench.file.confirmed
+    bench.take()
+    bench.member.tick(0.1)
+    (asked,) = [action for action in bench.take() if isinstance(action, ReplaceState)]
+    assert asked.state.in_sync == (B,)
+    assert bench.file.confirmed == confirmed, "what it had acknowledged does not count"
+    bench.member.state_replaced(asked.number, 2, 0.1)
+    assert bench.file.confirmed == bench.log.end
+    bench.member.received(1, Ack(1, bench.log.end, bench.log.end), 0.2)
+    bench.member.tick(0.2)
+    (asked,) = [action for action in bench.take() if isinstance(action, ReplaceState)]
+    assert asked.state.in_sync == (A, B)
+    bench.member.state_replaced(asked.number, 3, 0.2)
+    bench.member.tick(0.3)
+    assert not any(isinstance(action, ReplaceState) for action in bench.take())
+
+
+def test_a_silent_follower_is_not_taken_for_one_that_has_caught_up() -> None:
+    bench = Bench(in_sync_min=2, refuses_when_few=True)
+    bench.told(ClusterState(epoch=1, master=2, in_sync=(A, B)))
+    bench.member.received(1, Open(A, 0, 0, 0, 0, ()), 0.0)
+    bench.member.received(1, Ack(1, bench.log.end, bench.log.end), 0.0)
+    bench.take()
+    bench.member.tick(2.1)
+    (asked,) = [action for action in bench.take() if isinstance(action, ReplaceState)]
+    assert (asked.state.in_sync, asked.state.eligible) == ((B,), (A,))
+    bench.member.state_replaced(asked.number, 2, 2.1)
+    bench.member.tick(2.2)
+    assert not any(isinstance(action, ReplaceState) for action in bench.take()), "it has all, and is silent"
+    bench.member.received(1, Ack(1, bench.log.end, bench.log.end), 2.3)
+    bench.member.tick(2.3)
+    (asked,) = [action for action in bench.take() if isinstance(action, ReplaceState)]
+    assert asked.state.in_sync == (A, B)
+
+
+def test_a_candidate_whose_log_is_shorter_than_what_another_has_confirmed_waits() -> None:
+    bench = Bench()
+    bench.file.promised_epoch = 3
+    state = ClusterState(epoch=3, master=2, in_sync=(A, B))
+    bench.told(state, beats={A: Beat(0.1, 9, 0, 7)})
+    (read,) = [action for action in bench.take() if isinstance(action, ReadState)]
+    bench.member.state_read(read.number, 1, state, 0.0)
+    assert bench.member.role is Role.HELD
+    (alarm,) = bench.take()
+    assert isinstance(alarm, Alarm)
+    assert "older copy" in alarm.text
+
+
+def test_nobody_asks_for_the_title_before_the_signs_of_life_are_known() -> None:
+    bench = Bench()
+    bench.file.promised_epoch = 3
+    state = ClusterState(epoch=3, master=2, in_sync=(A, B))
+    bench.member.start(0.0)
+    bench.member.state_read(1, 1, state, 0.0)
+    bench.member.state_read(2, 1, state, 0.0)
+    assert not any(isinstance(action, ReplaceState) for action in bench.take())
+    bench.member.beaten({}, 0.1)
+    bench.member.state_read(3, 1, state, 0.2)
+    (asked,) = bench.take()
+    assert isinstance(asked, ReplaceState)
+
+
+@pytest.mark.parametrize(("leads", "stands"), [(1, False), (0, True)])
+def test_a_master_that_can_acknowledge_nothing_keeps_nobody_from_standing(leads: int, stands: bool) -> None:
+    bench = Bench(in_sync_min=2, refuses_when_few=True)
+    state = ClusterState(epoch=1, master=1, in_sync=(A,), eligible=(B,))
+    beats = {A: Beat(0.1, 0, leads, 0)}
+    bench.told(state, beats=beats)
+    for step in range(1, 60):
+        bench.member.beaten(beats, step * 0.05)
+        bench.member.tick(step * 0.05)
+    assert (bench.member.role is Role.CANDIDATE) is stands
+    if stands:
+        reads = [action for action in bench.take() if isinstance(action, ReadState)]
+        bench.member.state_read(reads[-1].number, 1, state, 3.0)
+        (asked,) = [action for action in bench.take() if isinstance(action, ReplaceState)]
+        assert (asked.state.in_sync, asked.state.eligible) == ((B,), (A,)), "nothing waits for it"
+
+
+def test_a_master_with_too_few_in_sync_says_that_it_leads_nothing() -> None:
+    bench = Bench(in_sync_min=2, refuses_when_few=True)
+    bench.told(ClusterState(epoch=1, master=2, in_sync=(B,), eligible=(A,)))
+    assert (bench.member.leading is not None, bench.member.leads) == (True, 0)
+    bench = Bench()
+    bench.told(ClusterState(epoch=1, master=2, in_sync=(B,)))
+    assert bench.member.leads == 1
 
 
 def test_a_state_survives_its_encoding() -> None:

@@ -198,6 +198,15 @@ async def test_a_refusal_is_raised_and_then_tried_again() -> None:
         assert await bodies_until(consumer, 1) == [b"0"]
 
 
+async def test_a_broker_that_is_not_master_any_more_is_waited_for() -> None:
+    broker = broker_with(1)
+    broker.script[PULL].append(14)
+    async with consumer_of(broker) as consumer:
+        await consumer.assign([queue()])
+        assert await bodies_until(consumer, 1) == [b"0"]
+    assert not broker.script[PULL]
+
+
 async def test_brokers_that_come_back_are_waited_for() -> None:
     broker = broker_with(2)
     broker.script[PULL].append(CLOSE)
