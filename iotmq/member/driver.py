@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
@@ -79,6 +79,9 @@ class MemberEvents(Protocol):
     def ended(self, reason: str) -> None:
         """The run is over: the member is master no more, or something failed. It has to begin anew."""
 
+    def copy_needed(self, master: int) -> None:
+        """The log has to be replaced by a copy of the master's; `ended` follows."""
+
     def appends_changed(self) -> None:
         """Whether the master takes messages has changed: see `MemberDriver.hold_reason`."""
 
@@ -107,8 +110,12 @@ class MemberDriver:
         *,
         events: MemberEvents,
         clock: Clock,
+        standing_alarms: Callable[[], list[str]] = list,
     ) -> None:
-        """`connector` knows where the other members are, and how this one introduces itself."""
+        """`connector` knows where the other members are, and how this one introduces itself.
+
+        `standing_alarms` gives sentences for the operator that do not come from a run.
+        """
         self._opened = opened
         self._settings = settings
         self._connector = connector
@@ -116,6 +123,7 @@ class MemberDriver:
         self._introduction = connector.introduction
         self._events = events
         self._clock = clock
+        self._standing_alarms = standing_alarms
         self.member = Member(settings, opened.log, opened.file, self._do)
         self._own = opened.file.identity
         self._is_running = False
@@ -297,7 +305,7 @@ class MemberDriver:
             "followers": followers,
             "notReady": self.not_ready_reason,
             "holds": self.hold_reason,
-            "alarms": self.alarms,
+            "alarms": [*self._standing_alarms(), *self.alarms],
         }
 
     def metrics(self) -> Iterator[Metric]:
@@ -325,7 +333,11 @@ class MemberDriver:
                 "Requests to the consensus store without an answer.",
                 self.consensus_failures_count,
             ),
-            ("iotmq_replication_alarms", "Sentences for the operator now.", len(self.alarms)),
+            (
+                "iotmq_replication_alarms",
+                "Sentences for the operator now.",
+                len(self.alarms) + len(self._standing_alarms()),
+            ),
         )
         leading = member.leading
         for number, follower in () if leading is None else leading.followers.items():
@@ -387,11 +399,8 @@ class MemberDriver:
             for number in action.members:
                 self._spawn(self._ask(number))
         elif isinstance(action, CopyLog):
-            self._alarm(
-                f"the log of member {self._own.member} has nothing in common with that of member "
-                f"{action.member}, which begins at a later position: copy the data directory of another "
-                "member that is stopped, without its file `replication`"
-            )
+            self._events.copy_needed(action.member)
+            self._end_run(f"member {action.member} does not have what follows this log any more")
         elif isinstance(action, Lead):
             logger.warning("this member is master", extra={"epoch": action.epoch})
             self._events.lead(action.epoch)

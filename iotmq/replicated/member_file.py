@@ -151,6 +151,29 @@ def open_member_file(
     return file
 
 
+def write_file_of_copy(
+    path: Path, target: Path, *, confirmed: int, epochs: Iterable[EpochStart]
+) -> tuple[Identity, int]:
+    """Write the file of a member that takes a copy of another's log: its number and promise, a new incarnation.
+
+    `path` is its file until then; return what that says: who it was, and what it knew to be confirmed. Raises
+    StoreError, OSError.
+    """
+    content = _read(path)
+    if content is None:
+        raise StoreError(f"{path} is not there")
+    copied = msgspec.structs.replace(
+        content,
+        incarnation=_new_incarnation(),
+        # All of the copy is on the disk.
+        is_clean=True,
+        confirmed=confirmed,
+        epochs=tuple(epochs)[-EPOCHS_MAX:],
+    )
+    replace_file(target, sealed(msgspec.json.encode(copied)))
+    return Identity(content.member, content.incarnation), content.confirmed
+
+
 def _read(path: Path) -> _Content | None:
     try:
         data = unsealed(path.read_bytes())

@@ -258,7 +258,8 @@ class Leading:
 
     def _send(self, follower: Follower, position: int, end: int, now_s: float) -> None:
         follower.sent_s = now_s
-        data = Data(self.epoch, position, end, min(self._file.confirmed, end))
+        confirmed = min(self._file.confirmed, end)
+        data = Data(self.epoch, position, end, confirmed, oldest=self._log.oldest)
         self._do(Send(follower.identity.member, data))
 
 

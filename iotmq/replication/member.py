@@ -106,6 +106,11 @@ class Member:
         """Return the state of the consensus store, as far as is known."""
         return None if self._change is None else self._change.state
 
+    @property
+    def master_oldest(self) -> int:
+        """Return where the log of the master begins that is followed; 0 while that is not known."""
+        return self._following.master_oldest
+
     # What happens.
 
     def start(self, now_s: float) -> None:
@@ -419,6 +424,7 @@ class Member:
         if message.position != log.end:
             self._do(Disconnect(following.master, is_outgoing=True))
             return
+        following.master_oldest = message.oldest
         if message.end > message.position:
             log.append_copy(message.position, message.end, message.content)
         confirmed = min(message.confirmed, log.end)
@@ -508,6 +514,8 @@ class _Following:
         self.wanted_epoch = wanted_epoch
         # What the master has told it to follow; None before.
         self.epoch: int | None = None
+        # Where its log begins, as far as it has told.
+        self.master_oldest = 0
         self.is_linked = False
         self.linked_s = float("-inf")
         self.is_refused = False

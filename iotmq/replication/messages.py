@@ -45,6 +45,8 @@ class Data(NamedTuple):
     end: int
     confirmed: int
     content: object = None
+    oldest: int = 0
+    """Where the master's log begins: followers keep what it keeps."""
 
 
 class Ack(NamedTuple):
