@@ -416,7 +416,8 @@ class _Run:
         self.copies.connection_lost(connection)
 
     def _handle_copy(self, connection: ServerConnection, request: Command) -> Command | None:
-        if not self.is_serving:
+        # Perhaps it does not serve yet, because too few are in sync: a copy is what it waits for then.
+        if self.driver.member.leading is None:
             raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, self._refusal())
         access = self.broker.access
         if access is not None and (account := access.authenticated(request, connection.peer[0])) is not None:

@@ -111,12 +111,12 @@ class IncomingCopy:
     def install(self) -> Path | None:
         """Put it in the place of what is there, after the last piece. Return where that is now if it is kept.
 
-        It is when something in it was confirmed. Raises StoreError, OSError; after a crash see `finish_copy`.
+        It is when something in it may have been confirmed. Raises StoreError, OSError; after a crash see `finish_copy`.
         """
         while self._number < len(self.content.files):
             self._next_file()
         assert self.copied_bytes == self.total_bytes
-        identity, confirmed = write_file_of_copy(
+        identity, is_kept = write_file_of_copy(
             self._directory / FILE_NAME,
             self._copy / FILE_NAME,
             confirmed=self.content.confirmed,
@@ -126,7 +126,7 @@ class IncomingCopy:
             sync_path(self._copy / name)
         fail_points.reach("copy-whole")
         aside = (
-            f"{REPLACED_DIRECTORY}/{identity.incarnation}" if confirmed else f"{COPY_DIRECTORY}/{_OLD_NAME}"
+            f"{REPLACED_DIRECTORY}/{identity.incarnation}" if is_kept else f"{COPY_DIRECTORY}/{_OLD_NAME}"
         )
         _write_swap(self._copy, _Swap("out", aside))
         return _complete(self._directory)

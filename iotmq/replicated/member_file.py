@@ -153,11 +153,11 @@ def open_member_file(
 
 def write_file_of_copy(
     path: Path, target: Path, *, confirmed: int, epochs: Iterable[EpochStart]
-) -> tuple[Identity, int]:
+) -> tuple[Identity, bool]:
     """Write the file of a member that takes a copy of another's log: its number and promise, a new incarnation.
 
-    `path` is its file until then; return what that says: who it was, and what it knew to be confirmed. Raises
-    StoreError, OSError.
+    `path` is its file until then; return who it was, and whether something in its log may have been confirmed.
+    Raises StoreError, OSError.
     """
     content = _read(path)
     if content is None:
@@ -171,7 +171,8 @@ def write_file_of_copy(
         epochs=tuple(epochs)[-EPOCHS_MAX:],
     )
     replace_file(target, sealed(msgspec.json.encode(copied)))
-    return Identity(content.member, content.incarnation), content.confirmed
+    # After a crash it may not know what was confirmed, but always where epochs began.
+    return Identity(content.member, content.incarnation), bool(content.confirmed or content.epochs)
 
 
 def _read(path: Path) -> _Content | None:
