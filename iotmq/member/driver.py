@@ -40,6 +40,7 @@ from iotmq.replication.messages import (
     Data,
     Disconnect,
     Lead,
+    LoadLog,
     Message,
     Open,
     ReadState,
@@ -61,6 +62,9 @@ _ASK_S: Final = 0.5
 _FRESH_S: Final = 1.5
 # Requests to the consensus store that have not been answered yet.
 _REQUESTS_MAX: Final = 16
+# What is loaded for a follower at a time; some records are longer, which the first load tells.
+_LOAD_BYTES: Final = 1 << 20
+_LOADS_MAX: Final = 3
 _ALARMS_KEPT: Final = 16
 # What still holds is said again before.
 _ALARM_S: Final = 10.0
@@ -129,6 +133,8 @@ class MemberDriver:
         self._is_running = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._work: list[asyncio.Task[None]] = []
+        # Reads of the log from the disk, in threads.
+        self._loads: set[asyncio.Future[None]] = set()
         self._requests_count = 0
         # The connection to the master, and those of followers by their number.
         self._master_link: ClientConnection | None = None
@@ -173,6 +179,8 @@ class MemberDriver:
         self._is_running = False
         self._opened.store.on_appended = None
         await end([*self._work, *self._tasks])
+        if self._loads:
+            await asyncio.wait(self._loads)
         if self._master_link is not None:
             self._master_link.abort("stopped")
         for link in list(self._follower_links.values()):
@@ -398,6 +406,8 @@ class MemberDriver:
         elif isinstance(action, AskOthers):
             for number in action.members:
                 self._spawn(self._ask(number))
+        elif isinstance(action, LoadLog):
+            self._spawn(self._load(action))
         elif isinstance(action, CopyLog):
             self._events.copy_needed(action.member)
             self._end_run(f"member {action.member} does not have what follows this log any more")
@@ -433,6 +443,30 @@ class MemberDriver:
                 link.send_oneway(encode(message, view))
             else:
                 link.send_oneway(encode(message))
+
+    async def _load(self, action: LoadLog) -> None:
+        """Bring in what a follower that is far behind gets next; the loop goes on meanwhile."""
+        log, loads = self._opened.log, 0
+        while loads < _LOADS_MAX and self._is_running:
+            plan = log.cold_read(action.position, _LOAD_BYTES)
+            if plan is None:
+                break
+            # Not to be cancelled: the store is closed after it.
+            loading = asyncio.ensure_future(asyncio.to_thread(self._opened.store.load, plan))
+            self._loads.add(loading)
+            loading.add_done_callback(self._loads.discard)
+            try:
+                await asyncio.shield(loading)
+            except OSError as error:
+                # Of no concern to others: they go on with what is in memory.
+                self._alarm(f"the log cannot be read for member {action.member}: {error}")
+                if (link := self._follower_links.get(action.member)) is not None:
+                    link.close("the log cannot be read")
+                return
+            loads += 1
+        if self._is_running:
+            with self._ending():
+                self.member.log_loaded(action.member, action.position, self._now_s())
 
     def _report_growth(self) -> None:
         if self._is_running and self.member.leading is not None:

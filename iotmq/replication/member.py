@@ -208,6 +208,11 @@ class Member:
         self._following.connect_s = now_s
         self._do(Disconnect(self._following.master, is_outgoing=True))
 
+    def log_loaded(self, member: int, position: int, now_s: float) -> None:
+        """The log from a position on is at hand for a follower."""
+        if self.leading is not None:
+            self.leading.log_loaded(member, position, now_s)
+
     def log_grew(self, now_s: float) -> None:
         """The master has appended records."""
         assert self.leading is not None
