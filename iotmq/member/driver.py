@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
@@ -86,6 +86,9 @@ class MemberEvents(Protocol):
     def copy_needed(self, master: int) -> None:
         """The log has to be replaced by a copy of the master's; `ended` follows."""
 
+    def standing_alarms(self) -> list[str]:
+        """Return sentences for the operator that do not come from this run."""
+
     def appends_changed(self) -> None:
         """Whether the master takes messages has changed: see `MemberDriver.hold_reason`."""
 
@@ -114,12 +117,8 @@ class MemberDriver:
         *,
         events: MemberEvents,
         clock: Clock,
-        standing_alarms: Callable[[], list[str]] = list,
     ) -> None:
-        """`connector` knows where the other members are, and how this one introduces itself.
-
-        `standing_alarms` gives sentences for the operator that do not come from a run.
-        """
+        """`connector` knows where the other members are, and how this one introduces itself."""
         self._opened = opened
         self._settings = settings
         self._connector = connector
@@ -127,7 +126,6 @@ class MemberDriver:
         self._introduction = connector.introduction
         self._events = events
         self._clock = clock
-        self._standing_alarms = standing_alarms
         self.member = Member(settings, opened.log, opened.file, self._do)
         self._own = opened.file.identity
         self._is_running = False
@@ -313,7 +311,7 @@ class MemberDriver:
             "followers": followers,
             "notReady": self.not_ready_reason,
             "holds": self.hold_reason,
-            "alarms": [*self._standing_alarms(), *self.alarms],
+            "alarms": [*self._events.standing_alarms(), *self.alarms],
         }
 
     def metrics(self) -> Iterator[Metric]:
@@ -344,7 +342,7 @@ class MemberDriver:
             (
                 "iotmq_replication_alarms",
                 "Sentences for the operator now.",
-                len(self.alarms) + len(self._standing_alarms()),
+                len(self.alarms) + len(self._events.standing_alarms()),
             ),
         )
         leading = member.leading

@@ -229,7 +229,8 @@ class ReplicatedBroker:
             logger.warning("what copies of a former run have left cannot be deleted: %s", error)
         return opened
 
-    def _standing_alarms(self) -> list[str]:
+    def standing_alarms(self) -> list[str]:
+        """Return what operators should know as long as it holds: what copies have replaced takes room."""
         return [
             f"{path} has what this member's log was before it was replaced by a copy of the master's: delete "
             "it when nobody needs it"
@@ -258,7 +259,6 @@ class ReplicatedBroker:
             consensus,
             events=run,
             clock=self._clock,
-            standing_alarms=self._standing_alarms,
         )
 
     @property
@@ -359,6 +359,10 @@ class _Run:
     def copy_needed(self, master: int) -> None:
         """Take a copy of a member's data once this run has ended."""
         self.copy_from, self.last_status = master, self.driver.status()
+
+    def standing_alarms(self) -> list[str]:
+        """Return the sentences for the operator that do not come from this run."""
+        return self._owner.standing_alarms()
 
     def lead(self, epoch: int) -> None:
         """Start the broker."""

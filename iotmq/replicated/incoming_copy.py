@@ -42,7 +42,8 @@ _SWAP_NAME: Final = "swap"
 _OLD_NAME: Final = "old"
 # What a copy takes the place of. The member's file is the last: it says what the log is.
 _PARTS: Final = (
-    "abort", CHECKPOINT_NAME, "commitlog", "consumequeue", BEGINS_NAME, "index", "index.applied", "kv", FILE_NAME,
+    "abort", CHECKPOINT_NAME, "commitlog", "consumequeue", BEGINS_NAME, "index", "index.applied", "kv",
+    FILE_NAME,
 )  # fmt: skip
 _NAMES: Final = re.compile(
     rf"commitlog/\d{{20}}|kv/[A-Za-z0-9][A-Za-z0-9._-]*|config/[A-Za-z0-9]+\.json|{re.escape(BEGINS_NAME)}"
@@ -87,7 +88,7 @@ class IncomingCopy:
         fail_points.reach("copy-begun")
 
     def pieces(self, bytes_max: int = COPY_PIECE_BYTES_MAX) -> Iterator[tuple[int, int, int]]:
-        """Number of the file, place in it and size of all pieces, in the order in which `write` takes them."""
+        """Give number of the file, place in it and size of all pieces, in the order `write` takes them."""
         for number, file in enumerate(self.content.files):
             for at in range(0, file.size, bytes_max):
                 yield number, at, min(bytes_max, file.size - at)
@@ -111,7 +112,8 @@ class IncomingCopy:
     def install(self) -> Path | None:
         """Put it in the place of what is there, after the last piece. Return where that is now if it is kept.
 
-        It is when something in it may have been confirmed. Raises StoreError, OSError; after a crash see `finish_copy`.
+        It is when something in it may have been confirmed. Raises StoreError, OSError; after a crash see
+        `finish_copy`.
         """
         while self._number < len(self.content.files):
             self._next_file()
@@ -125,9 +127,7 @@ class IncomingCopy:
         for name in ("commitlog", "kv", "config", ""):
             sync_path(self._copy / name)
         fail_points.reach("copy-whole")
-        aside = (
-            f"{REPLACED_DIRECTORY}/{identity.incarnation}" if is_kept else f"{COPY_DIRECTORY}/{_OLD_NAME}"
-        )
+        aside = f"{REPLACED_DIRECTORY}/{identity.incarnation}" if is_kept else f"{COPY_DIRECTORY}/{_OLD_NAME}"
         _write_swap(self._copy, _Swap("out", aside))
         return _complete(self._directory)
 
@@ -162,14 +162,14 @@ class IncomingCopy:
         free_bytes = stat.f_bavail * stat.f_frsize
         if self.total_bytes + _SPARE_BYTES > free_bytes:
             raise StoreFullError(
-                f"a copy of the master's data has {self.total_bytes:,} bytes, and the disk of {self._directory} "
-                f"has room for {free_bytes:,}: give it room; {REPLACED_DIRECTORY}/ there has what copies have "
-                "replaced before"
+                f"a copy of the master's data has {self.total_bytes:,} bytes, and the disk of "
+                f"{self._directory} has room for {free_bytes:,}: give it room; {REPLACED_DIRECTORY}/ there "
+                "has what copies have replaced before"
             )
 
 
 def finish_copy(directory: Path) -> Path | None:
-    """Complete the copy that was being put in place when the last run ended, and delete one that was not whole.
+    """Complete the copy that was being put in place when a run ended; delete one that was not whole.
 
     At a start, before anything else of the directory is looked at. Return where what was there before is now,
     if it is kept. Raises StoreLockedError, StoreError.
@@ -254,7 +254,7 @@ def _write_swap(copy: Path, swap: _Swap) -> None:
 
 
 def _check(content: CopyList) -> None:
-    """Raise for a list that no master sends: its names must not lead out of the directory, or be there twice."""
+    """Raise StoreError for a list that no master sends: names must not lead out of the directory."""
     if content.format != FORMAT:
         raise StoreError(
             f"the copy has format {content.format}, not {FORMAT}: start the same version on all members"

@@ -154,10 +154,10 @@ def open_member_file(
 def write_file_of_copy(
     path: Path, target: Path, *, confirmed: int, epochs: Iterable[EpochStart]
 ) -> tuple[Identity, bool]:
-    """Write the file of a member that takes a copy of another's log: its number and promise, a new incarnation.
+    """Write the file of a member that takes a copy of another's log: of its own it keeps number and promise.
 
-    `path` is its file until then; return who it was, and whether something in its log may have been confirmed.
-    Raises StoreError, OSError.
+    `path` is its file until then; return who it was, and whether something in its log may have been
+    confirmed. Raises StoreError, OSError.
     """
     content = _read(path)
     if content is None:

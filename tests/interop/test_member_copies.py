@@ -42,7 +42,7 @@ pytestmark = [
 
 
 class Cluster(MemberCluster):
-    """A cluster whose log no longer begins at position 0, and the numbers of messages that were acknowledged."""
+    """A cluster whose log soon begins behind position 0, and how many messages were acknowledged."""
 
     def __init__(self, directory: Path, *assignments: str) -> None:
         super().__init__(directory, *RETENTION, *assignments, members=3, has_front=False)

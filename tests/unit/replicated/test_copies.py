@@ -371,7 +371,7 @@ def test_a_piece_that_changed_on_its_way_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     """The process ends here."""
 
 
@@ -384,7 +384,7 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, place: str, count: int) -> Callable
         if name == place:
             left -= 1
             if left == 0:
-                raise Stopped
+                raise StoppedError
 
     monkeypatch.setattr(incoming_copy.fail_points, "reach", reach)
     return lambda: left <= 0
@@ -413,7 +413,7 @@ def test_a_process_that_ends_anywhere_leaves_the_old_data_or_the_new(
             is_stopped = stop_at(patch, place, count)
             try:
                 copy_to(directory, master)
-            except Stopped:
+            except StoppedError:
                 pass
         if not is_stopped():
             break
