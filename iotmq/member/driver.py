@@ -436,9 +436,8 @@ class MemberDriver:
                 self._master_link.send_oneway(encode(message))
         elif (link := self._follower_links.get(number)) is not None:
             if isinstance(message, Data) and message.end > message.position:
-                size = message.end - message.position
-                view = self._opened.store.read_raw(message.position, size, end_position=message.end)
-                link.send_oneway(encode(message, view))
+                content = self._opened.log.read_piece(message.position, message.end)
+                link.send_oneway(encode(message, content))
             else:
                 link.send_oneway(encode(message))
 

@@ -92,6 +92,15 @@ class StoreLog:
         """Return where a piece of whole records ends that begins at `position`, in one file of the log."""
         return piece_end(self._store.log, position, bytes_max)
 
+    def read_piece(self, position: int, end: int) -> list[bytes | memoryview]:
+        """Return the bytes of a piece; the blank at a file's end, which has no disk blocks, comes in parts."""
+        views: list[bytes | memoryview] = []
+        while position < end:
+            view = self._store.read_raw(position, end - position, end_position=end)
+            views.append(view)
+            position += len(view)
+        return views
+
     def is_at_hand(self, position: int, bytes_max: int) -> bool:
         """Return whether the piece from there on can be had without waiting for the disk."""
         return self.cold_read(position, bytes_max) is None
