@@ -300,7 +300,7 @@ class _Run:
         self.copy_from = 0
         """The member whose data this one has to copy when the run has ended; 0 for none."""
         self.last_status: dict[str, Any] = {}
-        """What it said of itself then."""
+        """The status of this member at that time."""
         # A broker that does not serve does not retain either.
         self._broker_retains = False
         store = opened.store

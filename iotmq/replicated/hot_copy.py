@@ -35,15 +35,15 @@ class CopiedFile(msgspec.Struct, frozen=True, array_like=True):
     """One file of a copy."""
 
     name: str
-    """Its path in the data directory, with slashes."""
+    """The path in the data directory, with slashes."""
     size: int
     """Bytes to be copied, from the start of the file."""
     length: int
-    """Its length; what is behind `size` is zero."""
+    """The length of the file; what is behind `size` is zero."""
 
 
 class CopyList(msgspec.Struct, frozen=True, kw_only=True):
-    """What a copy has: the answer to the request that begins one."""
+    """List what a copy has: the answer to the request that begins one."""
 
     format: int = FORMAT
     oldest: int
