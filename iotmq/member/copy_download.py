@@ -22,7 +22,7 @@ from iotmq.errors import (
     RequestTimeoutError,
     StoreCorruptError,
 )
-from iotmq.limits import COPY_PIECE_BYTES_MAX
+from iotmq.limits import COPY_PIECE_BYTES_MAX, COPY_READS_MAX
 from iotmq.member.peers import PeerConnector
 from iotmq.member.wire import encode_begin_copy
 from iotmq.remoting.codes import RequestCode, ResponseCode
@@ -36,8 +36,9 @@ _CONNECT_S: Final = 3.0
 # The master's database is written to its disk first.
 _BEGIN_S: Final = 120.0
 _PIECE_S: Final = 30.0
-# Pieces asked for ahead of the one that is written.
-_AHEAD: Final = 8
+# Pieces asked for ahead of those that are written, and written at a time.
+_AHEAD: Final = COPY_READS_MAX
+_WRITTEN_MAX: Final = 8
 _SLOW_PIECE_BYTES_MIN: Final = 16 * 1024
 # What the rate of the remaining time is taken from at least.
 _RATE_S: Final = 1.0
@@ -172,20 +173,24 @@ class CopyDownload:
         size_max = (
             min(COPY_PIECE_BYTES_MAX, max(limit, _SLOW_PIECE_BYTES_MIN)) if limit else COPY_PIECE_BYTES_MAX
         )
-        pieces = incoming.pieces(size_max)
+        coming = incoming.pieces(size_max)
         wanted: deque[_Wanted] = deque()
         try:
             while True:
-                while len(wanted) < (1 if limit else _AHEAD) and (piece := next(pieces, None)) is not None:
+                while len(wanted) < (1 if limit else _AHEAD) and (piece := next(coming, None)) is not None:
                     fields = dict(zip(("file", "at", "size"), map(str, piece), strict=True))
                     answer = connection.request(Command.request(RequestCode.READ_COPY, fields), _PIECE_S)
                     wanted.append(_Wanted(*piece, answer))
                 if not wanted:
                     return
                 first = wanted[0]
-                answered = _successful(await first.answer)
-                wanted.popleft()
-                await in_thread(partial(_write, incoming, first, answered))
+                await first.answer
+                # What has come of the same file meanwhile is written with it: a call in a thread waits for
+                # this one to pause, and that can be longer than it takes to write.
+                pieces: list[bytes | memoryview] = []
+                while len(pieces) < _WRITTEN_MAX and wanted and _is_next(wanted[0], first.number):
+                    pieces.append(_checked(incoming, wanted.popleft()))
+                await in_thread(partial(incoming.write, first.number, first.at, pieces))
                 self.copied_bytes = incoming.copied_bytes
                 if limit:
                     ahead_s = self.copied_bytes / limit - (self._clock.monotonic_s() - began_s)
@@ -201,13 +206,19 @@ class _InThread(Protocol):
     async def __call__(self, call: Callable[[], T], /) -> T: ...
 
 
-def _write(incoming: IncomingCopy, wanted: _Wanted, answer: Command) -> None:
-    """Write one piece. Raises StoreCorruptError, OSError."""
+def _is_next(wanted: _Wanted, number: int) -> bool:
+    """Return whether a piece is there that is written to the same file."""
+    return wanted.number == number and wanted.answer.done()
+
+
+def _checked(incoming: IncomingCopy, wanted: _Wanted) -> bytes | memoryview:
+    """Return a piece that has come. Raises StoreCorruptError, and what the answer raises."""
+    answer = _successful(wanted.answer.result())
     data = answer.body if isinstance(answer.body, memoryview) else answer.body_bytes()
-    checksum = answer.integer("crc", minimum=0, maximum=2**32 - 1)
     if len(data) != wanted.size:
         raise StoreCorruptError(f"the master sends {len(data)} bytes of {wanted.size}")
-    incoming.write(wanted.number, wanted.at, data, checksum)
+    incoming.check(wanted.number, wanted.at, data, answer.integer("crc", minimum=0, maximum=2**32 - 1))
+    return data
 
 
 async def _ask(connection: ClientConnection, request: Command, timeout_s: float) -> Command:

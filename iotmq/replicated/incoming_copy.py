@@ -18,7 +18,10 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
@@ -50,6 +53,8 @@ _NAMES: Final = re.compile(
 )
 # The disk is not filled to the last byte: stores need room to be opened.
 _SPARE_BYTES: Final = 64 << 20
+_SYNC_BYTES: Final = 32 << 20
+_SYNCS_MAX: Final = 4
 
 logger = logging.getLogger("iotmq.replication")
 
@@ -85,6 +90,9 @@ class IncomingCopy:
         self._number = -1
         self._descriptor = -1
         self._written_bytes = 0
+        # Brings what is written to the disk while more is written; so many pieces of it may be on their way.
+        self._syncer = ThreadPoolExecutor(1, thread_name_prefix="iotmq-copy-sync")
+        self._syncs: deque[Future[None]] = deque()
         fail_points.reach("copy-begun")
 
     def pieces(self, bytes_max: int = COPY_PIECE_BYTES_MAX) -> Iterator[tuple[int, int, int]]:
@@ -93,19 +101,25 @@ class IncomingCopy:
             for at in range(0, file.size, bytes_max):
                 yield number, at, min(bytes_max, file.size - at)
 
-    def write(self, number: int, at: int, data: bytes | memoryview, checksum: int) -> None:
-        """Take the next piece. StoreCorruptError when its CRC-32 is another one; OSError."""
+    def check(self, number: int, at: int, data: bytes | memoryview, checksum: int) -> None:
+        """Check a piece; in any thread. StoreCorruptError when its CRC-32 is another one."""
         if zlib.crc32(data) != checksum:
             raise StoreCorruptError(
                 f"{self.content.files[number].name} did not arrive as it was sent, at {at}"
             )
+
+    def write(self, number: int, at: int, pieces: Sequence[bytes | memoryview]) -> None:
+        """Take the next pieces of a file, which follow each other; OSError."""
         while self._number < number:
             self._next_file()
         assert (self._number, self._written_bytes) == (number, at)
-        _write_all(self._descriptor, data, at)
-        self._written_bytes += len(data)
+        _write_all(self._descriptor, pieces, at)
+        size = sum(map(len, pieces))
+        self._written_bytes += size
+        if at // _SYNC_BYTES != self._written_bytes // _SYNC_BYTES:
+            self._sync(partial(os.fdatasync, self._descriptor))
         was_below = self.copied_bytes * 2 < self.total_bytes
-        self.copied_bytes += len(data)
+        self.copied_bytes += size
         if was_below and self.copied_bytes * 2 >= self.total_bytes:
             fail_points.reach("copy-half")
 
@@ -117,6 +131,7 @@ class IncomingCopy:
         """
         while self._number < len(self.content.files):
             self._next_file()
+        self._wait_for_syncs(0)
         assert self.copied_bytes == self.total_bytes
         identity, is_kept = write_file_of_copy(
             self._directory / FILE_NAME,
@@ -133,7 +148,11 @@ class IncomingCopy:
 
     def close(self) -> None:
         """Let go of it; what there is of it is deleted when it was not installed. Raises OSError."""
-        self._end_file()
+        try:
+            self._end_file()
+            self._wait_for_syncs(0)
+        finally:
+            self._syncer.shutdown()
         if self._copy.exists() and not (self._copy / _SWAP_NAME).exists():
             shutil.rmtree(self._copy)
 
@@ -147,15 +166,23 @@ class IncomingCopy:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._descriptor = os.open(self._copy / file.name, flags, 0o644)
         self._written_bytes = 0
+        if file.size:
+            # Blocks at once: finding them piece by piece costs more than writing them.
+            os.posix_fallocate(self._descriptor, 0, file.size)
         os.ftruncate(self._descriptor, file.length)
 
     def _end_file(self) -> None:
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            self._sync(partial(_sync_and_close, descriptor))
+
+    def _sync(self, call: Callable[[], None]) -> None:
+        self._syncs.append(self._syncer.submit(call))
+        self._wait_for_syncs(_SYNCS_MAX)
+
+    def _wait_for_syncs(self, left: int) -> None:
+        while len(self._syncs) > left:
+            self._syncs.popleft().result()
 
     def _check_room(self) -> None:
         stat = os.statvfs(self._directory)
@@ -294,8 +321,19 @@ def _is_whole(content: CopyList) -> bool:
     return end <= content.confirmed <= position
 
 
-def _write_all(descriptor: int, data: bytes | memoryview, at: int) -> None:
-    view = memoryview(data)
-    while view:
-        count = os.pwrite(descriptor, view, at)
-        view, at = view[count:], at + count
+def _sync_and_close(descriptor: int) -> None:
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_all(descriptor: int, pieces: Sequence[bytes | memoryview], at: int) -> None:
+    left = [memoryview(piece) for piece in pieces]
+    while left:
+        count = os.pwritev(descriptor, left, at)
+        at += count
+        while left and count >= len(left[0]):
+            count -= len(left.pop(0))
+        if count:
+            left[0] = left[0][count:]

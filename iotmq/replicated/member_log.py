@@ -93,7 +93,7 @@ class StoreLog:
         return piece_end(self._store.log, position, bytes_max)
 
     def read_piece(self, position: int, end: int) -> list[bytes | memoryview]:
-        """Return the bytes of a piece; the blank at a file's end, which has no disk blocks, comes in parts."""
+        """Return the bytes of a piece; the blank at a file's end, without disk blocks, comes in parts."""
         views: list[bytes | memoryview] = []
         while position < end:
             view = self._store.read_raw(position, end - position, end_position=end)
