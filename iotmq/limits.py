@@ -155,6 +155,12 @@ REPLICATION_MEMBER_MAX: Final = 127
 REPLICATION_MEMBERS_MAX: Final = 15
 REPLICATION_INCARNATION_CHARACTERS_MAX: Final = 64
 REPLICATION_EPOCHS_MAX: Final = 1_000
+# A copy of a member's data: how many a master makes at a time, the files of one, what one answer has of a
+# file, and the requests for pieces that may wait.
+REPLICATION_COPIES_MAX: Final = 2
+COPY_FILES_MAX: Final = 50_000
+COPY_PIECE_BYTES_MAX: Final = 1024 * 1024
+COPY_READS_MAX: Final = 16
 CONSENSUS_STATE_BYTES_MAX: Final = 64 * 1024
 CONSENSUS_BEAT_BYTES_MAX: Final = 1_024
 CONSENSUS_ANSWER_BYTES_MAX: Final = 1024 * 1024

@@ -57,6 +57,7 @@ from iotmq.replication.messages import (
     Data,
     Disconnect,
     Lead,
+    LoadLog,
     Message,
     Open,
     ReadState,
@@ -80,6 +81,9 @@ _PROBE_S: Final = 0.02
 _FRESH_S: Final = 1.5
 # Requests to the consensus store that have not been answered yet.
 _REQUESTS_MAX: Final = 16
+# What is loaded for a follower at a time; some records are longer, which the first load tells.
+_LOAD_BYTES: Final = 1 << 20
+_LOADS_MAX: Final = 3
 _ALARMS_KEPT: Final = 16
 # What still holds is said again before.
 _ALARM_S: Final = 10.0
@@ -101,6 +105,12 @@ class MemberEvents(Protocol):
 
     def ended(self, reason: str) -> None:
         """The run is over: the member is master no more, or something failed. It has to begin anew."""
+
+    def copy_needed(self, master: int) -> None:
+        """The log has to be replaced by a copy of the master's; `ended` follows."""
+
+    def standing_alarms(self) -> list[str]:
+        """Return sentences for the operator that do not come from this run."""
 
     def appends_changed(self) -> None:
         """Whether the master takes messages has changed: see `MemberDriver.hold_reason`."""
@@ -146,6 +156,8 @@ class MemberDriver:
         self._is_running = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._work: list[asyncio.Task[None]] = []
+        # Reads of the log from the disk, in threads.
+        self._loads: set[asyncio.Future[None]] = set()
         self._requests_count = 0
         # The connection to the master, and those of followers by their number.
         self._master_link: ClientConnection | None = None
@@ -196,6 +208,8 @@ class MemberDriver:
         self._is_running = False
         self._opened.store.on_appended = None
         await end([*self._work, *self._tasks])
+        if self._loads:
+            await asyncio.wait(self._loads)
         if self._master_link is not None:
             self._master_link.abort("stopped")
         for link in list(self._follower_links.values()):
@@ -350,7 +364,7 @@ class MemberDriver:
             "followers": followers,
             "notReady": self.not_ready_reason,
             "holds": self.hold_reason,
-            "alarms": self.alarms,
+            "alarms": [*self._events.standing_alarms(), *self.alarms],
         }
 
     def metrics(self) -> Iterator[Metric]:
@@ -378,7 +392,11 @@ class MemberDriver:
                 "Requests to the consensus store without an answer.",
                 self.consensus_failures_count,
             ),
-            ("iotmq_replication_alarms", "Sentences for the operator now.", len(self.alarms)),
+            (
+                "iotmq_replication_alarms",
+                "Sentences for the operator now.",
+                len(self.alarms) + len(self._events.standing_alarms()),
+            ),
         )
         leading = member.leading
         for number, follower in () if leading is None else leading.followers.items():
@@ -447,12 +465,11 @@ class MemberDriver:
         elif isinstance(action, AskOthers):
             for number in action.members:
                 self._spawn(self._ask(number))
+        elif isinstance(action, LoadLog):
+            self._spawn(self._load(action))
         elif isinstance(action, CopyLog):
-            self._alarm(
-                f"the log of member {self._own.member} has nothing in common with that of member "
-                f"{action.member}, which begins at a later position: copy the data directory of another "
-                "member that is stopped, without its file `replication`"
-            )
+            self._events.copy_needed(action.member)
+            self._end_run(f"member {action.member} does not have what follows this log any more")
         elif isinstance(action, Lead):
             logger.warning("this member is master", extra={"epoch": action.epoch})
             self._spawn(self._label_pod(is_master=True))
@@ -481,11 +498,34 @@ class MemberDriver:
                 self._master_link.send_oneway(encode(message))
         elif (link := self._follower_links.get(number)) is not None:
             if isinstance(message, Data) and message.end > message.position:
-                size = message.end - message.position
-                view = self._opened.store.read_raw(message.position, size, end_position=message.end)
-                link.send_oneway(encode(message, view))
+                content = self._opened.log.read_piece(message.position, message.end)
+                link.send_oneway(encode(message, content))
             else:
                 link.send_oneway(encode(message))
+
+    async def _load(self, action: LoadLog) -> None:
+        """Bring in what a follower that is far behind gets next; the loop goes on meanwhile."""
+        log, loads = self._opened.log, 0
+        while loads < _LOADS_MAX and self._is_running:
+            plan = log.cold_read(action.position, _LOAD_BYTES)
+            if plan is None:
+                break
+            # Not to be cancelled: the store is closed after it.
+            loading = asyncio.ensure_future(asyncio.to_thread(self._opened.store.load, plan))
+            self._loads.add(loading)
+            loading.add_done_callback(self._loads.discard)
+            try:
+                await asyncio.shield(loading)
+            except OSError as error:
+                # Of no concern to others: they go on with what is in memory.
+                self._alarm(f"the log cannot be read for member {action.member}: {error}")
+                if (link := self._follower_links.get(action.member)) is not None:
+                    link.close("the log cannot be read")
+                return
+            loads += 1
+        if self._is_running:
+            with self._ending():
+                self.member.log_loaded(action.member, action.position, self._now_s())
 
     def _report_growth(self) -> None:
         if self._is_running and self.member.leading is not None:

@@ -8,6 +8,7 @@ from typing import Final, Protocol
 
 from iotmq.errors import RequestError
 from iotmq.event_loop import happens_within
+from iotmq.member.copying import COPY_CODES
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
@@ -22,7 +23,7 @@ from iotmq.remoting.server import (
 from iotmq.remoting.tls.files import ServerTls
 
 MEMBER_CODES: Final = frozenset(
-    {RequestCode.MEMBER_MESSAGE, RequestCode.GET_MEMBER_STATUS, RequestCode.HAND_OVER}
+    {RequestCode.MEMBER_MESSAGE, RequestCode.GET_MEMBER_STATUS, RequestCode.HAND_OVER, *COPY_CODES}
 )
 # Clients of a master that stops have so long to take what was answered.
 _CLOSE_S: Final = 0.2

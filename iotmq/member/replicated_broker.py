@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -21,18 +22,23 @@ from iotmq.broker.registration.advertised_address import resolve_store_host
 from iotmq.clock import Clock
 from iotmq.errors import IotmqError, RequestError
 from iotmq.event_loop import happens_within
+from iotmq.member.copy_download import CopyDownload
+from iotmq.member.copying import COPY_CODES, Copies
+from iotmq.member.copying_member import Copying
 from iotmq.member.driver import MemberDriver
 from iotmq.member.listener import MemberListener
 from iotmq.member.peers import PeerConnector
-from iotmq.member.wire import Introduction
+from iotmq.member.wire import Introduction, decode_begin_copy
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import Listening, ServerConnection
 from iotmq.remoting.tls.files import server_tls
+from iotmq.replicated.hot_copy import remove_copies
+from iotmq.replicated.incoming_copy import finish_copy, kept_directories
 from iotmq.replicated.member_store import MemberStore, open_member_store
 from iotmq.replication.consensus.opening import open_consensus_store
-from iotmq.supervised import end, supervise
+from iotmq.supervised import end, repeat, supervise
 
 if TYPE_CHECKING:
     from iotmq.broker.settings import BrokerSettings
@@ -47,6 +53,7 @@ logger = logging.getLogger("iotmq.replication")
 _AGAIN_S: Final = 1.0
 # A planned stop of a master waits so long for another one.
 _HAND_OVER_S: Final = 1.2
+_RETENTION_SCAN_S: Final = 1.0
 
 
 class ReplicatedBroker:
@@ -90,6 +97,8 @@ class ReplicatedBroker:
         self._stop_asked = asyncio.Event()
         self._run: _Run | None = None
         self._runs_count = 0
+        # Set while this member takes a copy of the master's data, between two runs.
+        self._copying: Copying | None = None
 
     @property
     def port(self) -> int:
@@ -106,6 +115,8 @@ class ReplicatedBroker:
     def not_ready_reason(self) -> str | None:
         """Return None for a master that clients find and for a follower that its master feeds."""
         run = self._run
+        if self._copying is not None:
+            return self._copying.text
         if run is None:
             return "the log is being opened"
         return run.not_ready_reason
@@ -153,7 +164,10 @@ class ReplicatedBroker:
             self._runs_count,
         )
         run = self._run
+        if self._copying is not None:
+            yield from self._copying.metrics()
         if run is not None:
+            yield from run.copies.metrics()
             yield from run.opened.store.metrics()
             yield from run.driver.metrics()
             yield from run.broker.metrics()
@@ -163,11 +177,14 @@ class ReplicatedBroker:
             try:
                 if self._run is None:
                     self._run = await self._make_run()
+                run = self._run
                 self._runs_count += 1
                 try:
-                    await self._run.run()
+                    await run.run()
                 finally:
                     await self._close_run()
+                if run.copy_from and not self._stop_asked.is_set():
+                    await self._copy(run)
             except IotmqError as error:
                 logger.error("this member cannot run: %s", error)
                 await happens_within(self._stop_asked, _AGAIN_S)
@@ -187,8 +204,31 @@ class ReplicatedBroker:
         if run is not None:
             await asyncio.to_thread(run.opened.close)
 
+    async def _copy(self, run: _Run) -> None:
+        """Take a copy of the master's data. What comes of it is seen by the next run."""
+        download = CopyDownload(
+            self._connector,
+            self._directory,
+            run.copy_from,
+            run.opened.file.identity,
+            bytes_per_s=self._replication.copy_bytes_per_s,
+            clock=self._clock,
+        )
+        copying = self._copying = Copying(download, run.last_status)
+        self._listener.members = copying
+        self._listener.refusal = lambda: copying.text
+        try:
+            await copying.run(self._stop_asked)
+        finally:
+            self._listener.members = self._copying = None
+
     def _open(self) -> MemberStore:
-        return open_member_store(
+        kept = finish_copy(self._directory)
+        if kept is not None:
+            logger.warning(
+                "a copy of the master's data was put in place; what was there before is in %s", kept
+            )
+        opened = open_member_store(
             self._directory,
             self._store_settings,
             cluster=self._settings.cluster,
@@ -198,6 +238,19 @@ class ReplicatedBroker:
             store_host=resolve_store_host(self._settings),
             clock=self._clock,
         )
+        try:
+            remove_copies(self._directory)
+        except OSError as error:
+            logger.warning("what copies of a former run have left cannot be deleted: %s", error)
+        return opened
+
+    def standing_alarms(self) -> list[str]:
+        """Return what operators should know as long as it holds: what copies have replaced takes room."""
+        return [
+            f"{path} has what this member's log was before it was replaced by a copy of the master's: delete "
+            "it when nobody needs it"
+            for path in kept_directories(self._directory)
+        ]
 
     # What a run needs of it.
 
@@ -228,6 +281,20 @@ class ReplicatedBroker:
         """Return the port."""
         return self._listener
 
+    @property
+    def clock(self) -> Clock:
+        """Return the clock."""
+        return self._clock
+
+    def check_peer(self, introduction: Introduction, number: int) -> None:
+        """Raise RequestError when that cannot be another member of this broker."""
+        is_other = number in self._connector.members and number != self._replication.member
+        if introduction != self._connector.introduction or not is_other:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"member {number} of {introduction} is no other member of this broker",
+            )
+
     def master_address(self, number: int) -> str:
         """Return HOST:PORT of a member."""
         return address_text(*self._connector.members[number])
@@ -244,6 +311,18 @@ class _Run:
         self.is_over = asyncio.Event()
         self.is_serving = False
         self._leads: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.copies = Copies(opened, clock=owner.clock)
+        self.copy_from = 0
+        """The member whose data this one has to copy when the run has ended; 0 for none."""
+        self.last_status: dict[str, Any] = {}
+        """The status of this member at that time."""
+        # A broker that does not serve does not retain either.
+        self._broker_retains = False
+        store = opened.store
+        self._waiting_position, self._consumed_position = store.held_position, store.consumed_position
+        store.held_position = self._held_position
+        store.kept_position = self._kept_position
+        store.consumed_position = self._consumed
 
     async def run(self) -> None:
         """Follow, and serve once this member is master, until the run ends."""
@@ -255,17 +334,20 @@ class _Run:
             broker.follow()
             await driver.start()
             ending = asyncio.ensure_future(self.is_over.wait())
+            retaining = supervise("retention of a member", partial(repeat, _RETENTION_SCAN_S, self._retain))
             try:
                 await asyncio.wait((ending, self._leads), return_when=asyncio.FIRST_COMPLETED)
                 if self._leads.done() and not self.is_over.is_set():
+                    self._broker_retains = True
                     await broker.start(epoch=self._leads.result())
                     self.is_serving = True
                     self.appends_changed()
                     await ending
             finally:
-                await end([ending])
+                await end([ending, retaining])
         finally:
             self.is_serving = False
+            await self.copies.stop()
             await broker.stop()
             listener.members = None
             await driver.stop()
@@ -292,6 +374,14 @@ class _Run:
         """Show and acknowledge what is before `position`."""
         self.opened.store.raise_confirmed_limit(position)
         self.broker.writer.confirm()
+
+    def copy_needed(self, master: int) -> None:
+        """Take a copy of a member's data once this run has ended."""
+        self.copy_from, self.last_status = master, self.driver.status()
+
+    def standing_alarms(self) -> list[str]:
+        """Return the sentences for the operator that do not come from this run."""
+        return self._owner.standing_alarms()
 
     def lead(self, epoch: int) -> None:
         """Start the broker."""
@@ -341,6 +431,8 @@ class _Run:
         if request.code == RequestCode.GET_MEMBER_STATUS:
             body = msgspec.json.encode({**self.driver.status(), "isServing": self.is_serving})
             return request.reply(ResponseCode.SUCCESS, body=body)
+        if request.code in COPY_CODES:
+            return self._handle_copy(connection, request)
         number = request.integer("member", 0, minimum=0, maximum=127)
         if not self.driver.hand_over(number):
             raise RequestError(
@@ -352,3 +444,40 @@ class _Run:
     def connection_lost(self, connection: ServerConnection) -> None:
         """A connection has ended."""
         self.driver.connection_lost(connection)
+        self.copies.connection_lost(connection)
+
+    def _handle_copy(self, connection: ServerConnection, request: Command) -> Command | None:
+        # Perhaps it does not serve yet, because too few are in sync: a copy is what it waits for then.
+        if self.driver.member.leading is None:
+            raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, self._refusal())
+        access = self.broker.access
+        if access is not None and (account := access.authenticated(request, connection.peer[0])) is not None:
+            access.check_permitted(account, request)
+        member = 0
+        if request.code == RequestCode.BEGIN_COPY:
+            introduction, identity = decode_begin_copy(request)
+            member = identity.member
+            self._owner.check_peer(introduction, member)
+        return self.copies.handle(connection, request, member=member)
+
+    # Retention.
+
+    def _retain(self) -> None:
+        self.copies.expire()
+        if not self._broker_retains:
+            self.opened.store.retain()
+
+    def _held_position(self) -> int | None:
+        """Return from where on messages that wait, or copies, need the log."""
+        waiting = None if self._waiting_position is None else self._waiting_position()
+        return min((each for each in (waiting, self.copies.held_position) if each is not None), default=None)
+
+    def _kept_position(self) -> int | None:
+        """Return where the master's log begins: what it has deleted a follower may delete, too."""
+        member = self.driver.member
+        return member.master_oldest if member.leading is None else None
+
+    def _consumed(self) -> int | None:
+        """Return what groups have consumed, which only a master knows."""
+        is_known = self._consumed_position is not None and self.driver.member.leading is not None
+        return self._consumed_position() if is_known and self._consumed_position is not None else None

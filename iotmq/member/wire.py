@@ -1,4 +1,4 @@
-"""Messages between members as commands of the native protocol (requests 30090 to 30092).
+"""Messages between members as commands of the native protocol (requests 30090 to 30095).
 
 Every message is a oneway request MEMBER_MESSAGE. The field `kind` names it, its numbers are fields, the bytes
 of the log are the body; the body of `open` is JSON, because it has a list. A follower sends on the connection
@@ -54,6 +54,14 @@ class _Opening(msgspec.Struct, frozen=True, kw_only=True):
     epochs: tuple[EpochStart, ...]
 
 
+class _CopyWanted(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of the request that begins a copy."""
+
+    introduction: Introduction
+    identity: Identity
+
+
+_COPY_WANTED_DECODER: Final = msgspec.json.Decoder(_CopyWanted)
 _DECODER: Final = msgspec.json.Decoder(_Opening)
 
 
@@ -107,6 +115,21 @@ def encode_refusal(text: str) -> Command:
     return Command.request(RequestCode.MEMBER_MESSAGE, {"kind": "refused", "text": text})
 
 
+def encode_begin_copy(identity: Identity, introduction: Introduction) -> Command:
+    """Encode the request of a member that begins a copy."""
+    body = msgspec.json.encode(_CopyWanted(introduction=introduction, identity=identity))
+    return Command.request(RequestCode.BEGIN_COPY, None, body)
+
+
+def decode_begin_copy(request: Command) -> tuple[Introduction, Identity]:
+    """Decode the request that begins a copy. RequestError when it cannot be one."""
+    try:
+        wanted = _COPY_WANTED_DECODER.decode(request.body_bytes())
+    except msgspec.DecodeError as error:
+        raise RequestError(ResponseCode.SYSTEM_ERROR, f"invalid request for a copy: {error}") from None
+    return wanted.introduction, wanted.identity
+
+
 def encode(message: Message, content: Body = b"") -> Command:
     """Encode any other message; `content` are the bytes of the log of a Data."""
     if isinstance(message, Data):
@@ -116,6 +139,7 @@ def encode(message: Message, content: Body = b"") -> Command:
             "position": str(message.position),
             "end": str(message.end),
             "confirmed": str(message.confirmed),
+            "oldest": str(message.oldest),
         }
     elif isinstance(message, Ack):
         fields = {
@@ -154,7 +178,8 @@ def decode(request: Command) -> Message:
                 ResponseCode.SYSTEM_ERROR,
                 f"invalid data message: {len(content)} bytes from {position} to {end}",
             )
-        return Data(number, position, end, _number(request, "confirmed"), content)
+        oldest = request.integer("oldest", 0, minimum=0, maximum=2**62 - 1)
+        return Data(number, position, end, _number(request, "confirmed"), content, oldest)
     if kind == "ack":
         return Ack(number, _number(request, "received"), _number(request, "flushed"))
     if kind == "follow":

@@ -172,6 +172,30 @@ def open_member_file(
     return file
 
 
+def write_file_of_copy(
+    path: Path, target: Path, *, confirmed: int, epochs: Iterable[EpochStart]
+) -> tuple[Identity, bool]:
+    """Write the file of a member that takes a copy of another's log: of its own it keeps number and promise.
+
+    `path` is its file until then; return who it was, and whether something in its log may have been
+    confirmed. Raises StoreError, OSError.
+    """
+    content = _read(path)
+    if content is None:
+        raise StoreError(f"{path} is not there")
+    copied = msgspec.structs.replace(
+        content,
+        incarnation=_new_incarnation(),
+        # All of the copy is on the disk.
+        is_clean=True,
+        confirmed=confirmed,
+        epochs=tuple(epochs)[-EPOCHS_MAX:],
+    )
+    replace_file(target, sealed(msgspec.json.encode(copied)))
+    # After a crash it may not know what was confirmed, but always where epochs began.
+    return Identity(content.member, content.incarnation), bool(content.confirmed or content.epochs)
+
+
 def _read(path: Path) -> _Content | None:
     try:
         data = unsealed(path.read_bytes())

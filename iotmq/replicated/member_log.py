@@ -21,6 +21,7 @@ from iotmq.store.recovery.damage import DamageKeeper
 from iotmq.store.replication.tail import piece_end, positions_of
 
 if TYPE_CHECKING:
+    from iotmq.store.queues.residency import ColdRead
     from iotmq.store.store import Store
 
 EPOCH_TOPIC: Final = "rmq_sys_broker_epoch"
@@ -90,6 +91,30 @@ class StoreLog:
     def piece_end(self, position: int, bytes_max: int) -> int:
         """Return where a piece of whole records ends that begins at `position`, in one file of the log."""
         return piece_end(self._store.log, position, bytes_max)
+
+    def read_piece(self, position: int, end: int) -> list[bytes | memoryview]:
+        """Return the bytes of a piece; the blank at a file's end, without disk blocks, comes in parts."""
+        views: list[bytes | memoryview] = []
+        while position < end:
+            view = self._store.read_raw(position, end - position, end_position=end)
+            views.append(view)
+            position += len(view)
+        return views
+
+    def is_at_hand(self, position: int, bytes_max: int) -> bool:
+        """Return whether the piece from there on can be had without waiting for the disk."""
+        return self.cold_read(position, bytes_max) is None
+
+    def cold_read(self, position: int, bytes_max: int) -> ColdRead | None:
+        """Return what `Store.load` has to bring in for the piece from there on; None when nothing.
+
+        Ask again after the load: the first page of a record that is longer says how long.
+        """
+        store = self._store
+        plan = store.plan_raw(position, bytes_max)
+        if plan is None and (size := store.size_at(position)) > bytes_max:
+            plan = store.plan_raw(position, size)
+        return plan
 
     def append_copy(self, position: int, end: int, content: object) -> None:
         """Append what a master sent: a piece as `piece_end` has it. Raises StoreError."""

@@ -21,6 +21,7 @@ from iotmq.replication.messages import (
     Data,
     Disconnect,
     FollowFrom,
+    LoadLog,
     Open,
     Send,
 )
@@ -42,6 +43,8 @@ class Follower:
         self.sent: int | None = None
         # Up to where it has the log of this epoch.
         self.acked: int | None = None
+        # What it is sent next is being brought into memory.
+        self.is_loading = False
         # When it last had everything, or came nearer to that.
         self.progress_s = now_s
         self.heard_s = now_s
@@ -165,13 +168,20 @@ class Leading:
             if follower.is_connected:
                 follower.heard_s = now_s
             follower.is_connected, follower.is_refused = False, is_refused
-            follower.sent = None
+            follower.sent, follower.is_loading = None, False
 
     def log_grew(self, now_s: float) -> None:
         """Send what is new, and confirm what needs nobody else."""
         for follower in self.followers.values():
             self._feed(follower, now_s)
         self.confirm()
+
+    def log_loaded(self, member: int, position: int, now_s: float) -> None:
+        """Go on with a follower for whom the log was loaded from a position on."""
+        follower = self.followers.get(member)
+        if follower is not None and follower.is_loading:
+            follower.is_loading = False
+            self._feed(follower, now_s, is_loaded=follower.sent == position)
 
     def confirm(self) -> None:
         """Confirm what the effective set has (R1)."""
@@ -263,12 +273,24 @@ class Leading:
             and follower.acked >= max(self._file.confirmed, self.record_end)
         )
 
-    def _feed(self, follower: Follower, now_s: float) -> None:
-        """Send a follower what it may be sent ahead of its acknowledgements."""
+    def _feed(self, follower: Follower, now_s: float, *, is_loaded: bool = False) -> None:
+        """Send a follower what it may be sent ahead of its acknowledgements.
+
+        What would have to come from the disk is loaded first, unless that was just done (`is_loaded`).
+        """
         settings = self._settings
+        is_in_sync = follower.identity in self.state.in_sync
+        window_bytes = settings.window_bytes if is_in_sync else settings.catch_up_window_bytes
         while follower.is_connected and follower.sent is not None and follower.sent < self._log.end:
-            if follower.sent - (follower.acked or 0) >= settings.window_bytes and follower.acked is not None:
+            if follower.sent - (follower.acked or 0) >= window_bytes and follower.acked is not None:
                 return
+            if follower.is_loading:
+                return
+            if not is_loaded and not self._log.is_at_hand(follower.sent, settings.chunk_bytes):
+                follower.is_loading = True
+                self._do(LoadLog(follower.identity.member, follower.sent))
+                return
+            is_loaded = False
             if follower.acked is not None and follower.acked >= follower.sent:
                 follower.progress_s = now_s
             end = self._log.piece_end(follower.sent, settings.chunk_bytes)
@@ -281,7 +303,8 @@ class Leading:
 
     def _send(self, follower: Follower, position: int, end: int, now_s: float) -> None:
         follower.sent_s = now_s
-        data = Data(self.epoch, position, end, min(self._file.confirmed, end))
+        confirmed = min(self._file.confirmed, end)
+        data = Data(self.epoch, position, end, confirmed, oldest=self._log.oldest)
         self._do(Send(follower.identity.member, data))
 
 

@@ -70,7 +70,7 @@ class Beat(NamedTuple):
     leads: int
     """The epoch it was master of; 0 for none, and for a master that can acknowledge nothing."""
     confirmed: int
-    """Its confirmed position then."""
+    """The confirmed position it knew then."""
 
 
 class Member:
@@ -117,6 +117,11 @@ class Member:
         """
         leading = self.leading
         return 0 if leading is None or leading.has_few else leading.epoch
+
+    @property
+    def master_oldest(self) -> int:
+        """Return where the log of the master begins that is followed; 0 while that is not known."""
+        return self._following.master_oldest
 
     # What happens.
 
@@ -214,6 +219,11 @@ class Member:
         """The log is a copy of the master's now."""
         self._following.connect_s = now_s
         self._do(Disconnect(self._following.master, is_outgoing=True))
+
+    def log_loaded(self, member: int, position: int, now_s: float) -> None:
+        """The log from a position on is at hand for a follower."""
+        if self.leading is not None:
+            self.leading.log_loaded(member, position, now_s)
 
     def log_grew(self, now_s: float) -> None:
         """The master has appended records."""
@@ -450,6 +460,7 @@ class Member:
         if message.position != log.end:
             self._do(Disconnect(following.master, is_outgoing=True))
             return
+        following.master_oldest = message.oldest
         if message.end > message.position:
             log.append_copy(message.position, message.end, message.content)
         confirmed = min(message.confirmed, log.end)
@@ -544,6 +555,8 @@ class _Following:
         self.wanted_epoch = wanted_epoch
         # What the master has told it to follow; None before.
         self.epoch: int | None = None
+        # Where its log begins, as far as it has told.
+        self.master_oldest = 0
         self.is_linked = False
         self.linked_s = float("-inf")
         self.is_refused = False

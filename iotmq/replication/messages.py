@@ -45,6 +45,8 @@ class Data(NamedTuple):
     end: int
     confirmed: int
     content: object = None
+    oldest: int = 0
+    """Where the master's log begins: followers keep what it keeps."""
 
 
 class Ack(NamedTuple):
@@ -110,6 +112,13 @@ class AskOthers(NamedTuple):
     members: tuple[int, ...]
 
 
+class LoadLog(NamedTuple):
+    """Have the log from a position on at hand, for a follower; `log_loaded` follows."""
+
+    member: int
+    position: int
+
+
 class CopyLog(NamedTuple):
     """Replace the whole log by a copy of the master's; `log_copied` follows."""
 
@@ -147,6 +156,7 @@ Action: TypeAlias = (
     | ReadState
     | ReplaceState
     | AskOthers
+    | LoadLog
     | CopyLog
     | Confirmed
     | Lead

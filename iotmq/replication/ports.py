@@ -36,6 +36,9 @@ class MemberLog(Protocol):
     def piece_end(self, position: int, bytes_max: int) -> int:
         """Return the end of a piece of whole records from `position` on: `bytes_max`, or one record."""
 
+    def is_at_hand(self, position: int, bytes_max: int) -> bool:
+        """Return whether the piece from there on can be had without waiting for the disk."""
+
     def append_copy(self, position: int, end: int, content: object) -> None:
         """Append what a master sent."""
 
@@ -89,3 +92,6 @@ class MemberSettings(msgspec.Struct, frozen=True, kw_only=True):
     hand_over_s: float = 1.0
     chunk_bytes: int = 256 * 1024
     window_bytes: int = 8 * 1024 * 1024
+    """A follower is sent so much ahead of its acknowledgements."""
+    catch_up_window_bytes: int = 2 * 1024 * 1024
+    """One that is not in sync is sent less, so that those in sync do not wait behind it."""

@@ -50,6 +50,9 @@ class ReplicationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     fall_behind_ms: _ManyMs = 2_000
     """A member that has not acknowledged what it was sent for so many milliseconds is in sync no more. Sends
     wait for it until then."""
+    copy_bytes_per_s: Annotated[int, Meta(ge=0, le=2**40)] = 0
+    """Bytes a second at most for this member when it takes a copy of the master's data; 0 is as fast as it
+    goes."""
     access_key: AccountKey = ""
     """Account by which this member opens connections to the others; needed where `broker.acl_enabled` is
     set, and then it has to be an administrator's."""

@@ -45,6 +45,13 @@ NAMES = (
     "close-flushed",
     "close-before-abort-removal",
     "abort-removed",
+    "copy-begun",
+    "copy-half",
+    "copy-whole",
+    "copy-moving-out",
+    "copy-moved-out",
+    "copy-moving-in",
+    "copy-moved-in",
 )
 
 logger = logging.getLogger("iotmq.store")

@@ -100,6 +100,8 @@ class Store(StoreReader):
         self.consumed_position: Callable[[], int | None] | None = None
         # The position from which on the log must not be deleted, None for none; asked by `retain`.
         self.held_position: Callable[[], int | None] | None = None
+        # The position from which on the log is kept until a disk is too full, None for none.
+        self.kept_position: Callable[[], int | None] | None = None
         self._is_sync = settings.flush == "sync"
         # Nothing from there on is confirmed; None without replication.
         self._confirmed_limit = confirmed_limit
@@ -417,6 +419,7 @@ class Store(StoreReader):
             safe_position=min(self._flusher.flushed_position, self.confirmed_position),
             consumed_position=self.consumed_position,
             held_position=self.held_position,
+            kept_position=self.kept_position,
         )
         self._refusals.follow_disk(self._trimmer.refusal)
 
@@ -486,6 +489,10 @@ class Store(StoreReader):
             elif not self.confirms_later:
                 self._run_dispatch(end_position)
         return end_position
+
+    def queue_begins(self) -> QueueBegins:
+        """Return where the queues begin now: a copy of the log needs it for those without records in it."""
+        return QueueBegins(self.min_position, self._queues.begins())
 
     def start_at(self, position: int) -> None:
         """Let an empty log begin at `position`, where the oldest file of the log to be copied begins.

@@ -72,6 +72,9 @@ class SimLog:
     def piece_end(self, position: int, bytes_max: int) -> int:
         return min(position + bytes_max, self.end)
 
+    def is_at_hand(self, position: int, bytes_max: int) -> bool:
+        return True
+
     def append_copy(self, position: int, end: int, content: object) -> None:
         assert position == self.end
         assert isinstance(content, list)

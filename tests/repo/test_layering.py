@@ -208,8 +208,11 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "consensus", "rocketmq", "cluster_state", "epochs", "messages", "ports", "state_change", "leading",
         "member", "settings",
     ),
-    "member": ("wire", "peers", "driver", "listener", "replicated_broker"),
-    "replicated": ("member_file", "member_log", "member_store"),
+    "member": (
+        "wire", "peers", "copying", "copy_download", "copying_member", "driver", "listener",
+        "replicated_broker",
+    ),
+    "replicated": ("member_file", "member_log", "member_store", "hot_copy", "incoming_copy"),
     "registry": ("routes", "settings", "changed_settings", "kv", "registration", "watches", "server"),
     "front_port": (
         "delivery_channel", "request_turns", "session_answers", "gateway", "session_link", "exclusive_claims",

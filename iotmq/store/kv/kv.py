@@ -27,6 +27,7 @@ from rocksdict import (
     BlockBasedIndexType,
     BlockBasedOptions,
     Cache,
+    Checkpoint,
     ColumnFamily,
     DBCompressionType,
     Options,
@@ -151,6 +152,17 @@ class KeyValueStore:
         The spaces handed out are valid, and empty.
         """
         self._open_again(between=self._move_aside)
+
+    def write_copy(self, directory: Path) -> None:
+        """Make a copy of the database as it is now, by hard links, in a directory that is not there.
+
+        Each column family is in it as it was at some position, and no write waits. Takes as long as the disk,
+        so call it in a thread, and neither `close` nor `reopen` before it returns. Raises StoreError.
+        """
+        try:
+            Checkpoint(self._opened()).create_checkpoint(str(directory))
+        except Exception as error:
+            raise _translated(error, self.directory) from error
 
     def close(self) -> None:
         """Close the database, whatever its state. What was not flushed may be lost, as in a crash."""

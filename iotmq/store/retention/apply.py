@@ -108,12 +108,14 @@ class Trimmer:
         safe_position: int,
         consumed_position: Callable[[], int | None] | None = None,
         held_position: Callable[[], int | None] | None = None,
+        kept_position: Callable[[], int | None] | None = None,
     ) -> None:
         """Do what is due; costs next to nothing when nothing is.
 
         Nothing at or past `safe_position` is deleted. `consumed_position` gives the position before which
         everything was consumed by some group, None for all of it. `held_position` is asked when something
-        is to be deleted: from there on somebody still needs the log, whatever happens.
+        is to be deleted: from there on somebody still needs the log, whatever happens. From `kept_position`
+        on it stays, too, unless a disk is too full.
         """
         self._trim_derived()
         leaving = self.remover.leaving_paths
@@ -127,7 +129,7 @@ class Trimmer:
             return
         self._due_s = now_s + self._settings.retention_interval_ms / 1000
         self._refusal_due_s = now_s + SOON_S
-        decision = self._decide(safe_position, consumed_position)
+        decision = self._decide(safe_position, consumed_position, kept_position)
         self._take_state(decision)
         allowed = self._without_held(decision, held_position)
         is_done = allowed.delete_count == 0 or self._delete(allowed)
@@ -200,7 +202,13 @@ class Trimmer:
         text = "Part of the disk in use, 1 for all of it."
         yield from samples_by("path", "iotmq_store_disk_used_ratio", text, ratios)
 
-    def _decide(self, safe_position: int, consumed_position: Callable[[], int | None] | None) -> Decision:
+    def _decide(
+        self,
+        safe_position: int,
+        consumed_position: Callable[[], int | None] | None,
+        kept_position: Callable[[], int | None] | None,
+    ) -> Decision:
+        kept = None if kept_position is None else kept_position()
         now_ms = self._clock.now_ms()
         self._read_usages()
         segments = self._log.segment_list()
@@ -219,6 +227,7 @@ class Trimmer:
             is_asked=self._is_asked,
             limit_position=safe_position,
             consumed_position=self._kept_from(consumed_position),
+            kept_position=NO_LIMIT_POSITION if kept is None else kept,
             leaving_bytes=self.remover.leaving_bytes,
         )
 

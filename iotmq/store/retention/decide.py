@@ -110,6 +110,7 @@ def decide(
     is_asked: bool = False,
     limit_position: int = NO_LIMIT_POSITION,
     consumed_position: int = NO_LIMIT_POSITION,
+    kept_position: int = NO_LIMIT_POSITION,
     leaving_bytes: int = 0,
 ) -> Decision:
     """Decide about `segments`: those of the log without the active one, oldest first.
@@ -117,7 +118,8 @@ def decide(
     The first of `usages` is the log's disk, further ones are disks of what is derived from it, when they
     are others; `leaving_bytes` of the first are those of segments on their way out. Nothing is deleted
     at or past `limit_position` whatever happens, nor at or past `consumed_position` while the disk is
-    below the forced watermark. `is_asked`: do not wait for the hour. `is_refusing`: the state so far.
+    below the forced watermark; what is at or past `kept_position` has no age before that. `is_asked`: do
+    not wait for the hour. `is_refusing`: the state so far.
     """
     disks = list(usages)
     is_refusing = is_refusing_at(disks, settings, is_refusing=is_refusing)
@@ -130,7 +132,9 @@ def decide(
         disk.used_bytes * 100 > disk.total_bytes * settings.disk_delete_percent for disk in disks
     )
     is_due = is_asked or is_filling or hour in hours_of(settings.delete_hour)
-    expired_count = _leading(segment.stored_ms < oldest_ms for segment in deletable)
+    expired_count = _leading(
+        segment.end_position <= kept_position and segment.stored_ms < oldest_ms for segment in deletable
+    )
     consumed_count = _leading(segment.end_position <= consumed_position for segment in deletable)
     # Kept ones are a state, not something that happens at an hour of the day.
     protected_count = max(0, expired_count - consumed_count)

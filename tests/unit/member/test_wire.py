@@ -54,6 +54,7 @@ def opening(**changes: object) -> Command:
     "message",
     [
         Data(7, 100, 100, 90),
+        Data(7, 100, 100, 90, oldest=40),
         Ack(7, 2**62 - 1, 5),
         FollowFrom(7, 0, True),
         FollowFrom(7, 12, False),

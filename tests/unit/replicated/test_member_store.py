@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import random
 import shutil
 from pathlib import Path
@@ -17,9 +19,9 @@ from iotmq.replication.epochs import EpochStart, common_point
 from iotmq.store.settings import StoreSettings
 
 
-def open_member(directory: Path, member: int, *, boot_id: str = "boot") -> MemberStore:
+def open_member(directory: Path, member: int, *, boot_id: str = "boot", **more: int) -> MemberStore:
     settings = StoreSettings(
-        **SMALL,
+        **{**SMALL, **more},
         flush_interval_ms=3_600_000,
         checkpoint_interval_ms=3_600_000,  # type: ignore[arg-type]
     )
@@ -104,6 +106,48 @@ def test_a_copy_has_the_same_epochs(tmp_path: Path) -> None:
     assert log_bytes(follower) == log_bytes(master)
     master.close()
     follower.close()
+
+
+def test_the_blank_at_the_end_of_a_file_is_sent_whole(tmp_path: Path) -> None:
+    large = {"segment_bytes": 1 << 20, "record_bytes_max": 300_000}
+    master, follower = open_member(tmp_path / "1", 1, **large), open_member(tmp_path / "2", 2, **large)
+    for _ in range(8):
+        put(master.store, "T", 0, b"x" * 250_000)
+    assert master.log.end > 1 << 20, "the first file ends in a blank that takes no blocks"
+    while (position := follower.log.end) < master.log.end:
+        end = master.log.piece_end(position, 65_536)
+        content = b"".join(master.log.read_piece(position, end))
+        assert len(content) == end - position
+        follower.log.append_copy(position, end, content)
+    for member in (master, follower):
+        confirm(member, member.log.end)
+        assert member.store.check() == []
+    master.close()
+    follower.close()
+
+
+def test_what_is_not_in_memory_is_told_before_it_is_read(tmp_path: Path) -> None:
+    member = open_member(tmp_path, 1, hot_bytes=0)
+    for number in range(100):
+        put(member.store, "T", 0, b"%d" % number * 500)
+    confirm(member, member.log.end)
+    wait_flushed(member.store)
+    member.close()
+    # With the mappings of its files: pages that are mapped stay.
+    del member
+    gc.collect()
+    for path in (tmp_path / "commitlog").iterdir():
+        descriptor = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+    member = open_member(tmp_path, 1, hot_bytes=0)
+    plan = member.log.cold_read(0, 4096)
+    if plan is None:
+        pytest.skip("this file system keeps in memory what it is told to drop")
+    assert not member.log.is_at_hand(0, 4096)
+    member.store.load(plan)
+    assert member.log.is_at_hand(0, 4096)
+    member.close()
 
 
 def test_a_piece_that_ends_inside_a_record_is_refused(tmp_path: Path) -> None:

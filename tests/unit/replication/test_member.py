@@ -17,6 +17,7 @@ from iotmq.replication.messages import (
     Data,
     Disconnect,
     FollowFrom,
+    LoadLog,
     Open,
     ReadState,
     ReplaceState,
@@ -287,3 +288,82 @@ def test_a_state_survives_its_encoding() -> None:
         epoch=7, master=2, in_sync=(A, B), eligible=(Identity(3, "c"),), reason="x", since_ms=5
     )
     assert decode_state(state.encode()) == state
+
+
+class ColdLog(SimLog):
+    """A log of which only what was loaded is at hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaded: set[int] = set()
+
+    def is_at_hand(self, position: int, bytes_max: int) -> bool:
+        return position in self.loaded
+
+
+def lead_with_a_cold_log() -> tuple[Bench, ColdLog]:
+    """A master whose follower has nothing of its log, which is not in memory."""
+    bench = Bench(chunk_bytes=10, catch_up_window_bytes=20)
+    log = ColdLog()
+    bench.member = Member(bench.member.settings, log, bench.file, bench.done.append)  # type: ignore[arg-type]
+    for number in range(50):
+        log.append(("message", 1, number))
+    bench.told(ClusterState(epoch=1, master=2, in_sync=(B,)))
+    bench.take()
+    return bench, log
+
+
+def sent_by(actions: list[Action]) -> list[tuple[int, int]]:
+    return [
+        (action.message.position, action.message.end)
+        for action in actions
+        if isinstance(action, Send) and isinstance(action.message, Data)
+    ]
+
+
+def test_what_is_not_in_memory_is_loaded_before_it_is_sent() -> None:
+    bench, log = lead_with_a_cold_log()
+    bench.member.received(1, Open(A, 0, 0, 0, 0, ()), 1.0)
+    actions = bench.take()
+    assert LoadLog(1, 0) in actions
+    assert sent_by(actions) == []
+    bench.member.log_grew(1.0)
+    assert not [action for action in bench.take() if isinstance(action, LoadLog)], "it is loaded once"
+    bench.member.log_loaded(1, 0, 1.1)
+    actions = bench.take()
+    assert sent_by(actions) == [(0, 10)], "what was loaded is not asked about again"
+    assert LoadLog(1, 10) in actions
+    log.loaded = {20}
+    bench.member.log_loaded(1, 10, 1.2)
+    assert sent_by(bench.take()) == [(10, 20), (20, 30)]
+    # A follower that catches up has its own, smaller window.
+    log.loaded = set(range(100))
+    bench.member.received(1, Ack(1, 10, 10), 1.3)
+    bench.member.log_loaded(1, 30, 1.3)
+    assert sent_by(bench.take()) == []
+    bench.member.received(1, Ack(1, 30, 30), 1.3)
+    assert sent_by(bench.take()) == [(30, 40), (40, 50)]
+
+
+def test_a_load_for_a_follower_that_has_gone_meanwhile_is_no_news() -> None:
+    bench, _ = lead_with_a_cold_log()
+    bench.member.received(1, Open(A, 0, 0, 0, 0, ()), 1.0)
+    bench.take()
+    bench.member.link_closed(1, 1.1, is_outgoing=False)
+    bench.member.log_loaded(1, 0, 1.2)
+    assert bench.take() == []
+    bench.member.received(1, Open(A, 0, 0, 0, 0, ()), 1.3)
+    assert LoadLog(1, 0) in bench.take()
+    # The load it was waiting for is of another place.
+    bench.member.log_loaded(1, 40, 1.4)
+    assert LoadLog(1, 0) in bench.take()
+
+
+def test_a_follower_is_told_where_the_masters_log_begins() -> None:
+    bench = Bench()
+    assert bench.member.master_oldest == 0
+    bench.follow()
+    bench.member.received(1, data(0, 3)._replace(oldest=2), 0.0)
+    assert bench.member.master_oldest == 2
+    bench.member.received(1, data(3, 0)._replace(oldest=3), 0.0)
+    assert bench.member.master_oldest == 3

@@ -205,3 +205,10 @@ def test_missing_disks_neither_delete_nor_refuse() -> None:
     assert decide(aged(100), [], StoreSettings(), now_ms=NOW_MS, hour=DAY, is_refusing=False) == Decision(
         0, "none", False, 0, False
     )
+
+
+def test_what_others_keep_has_no_age() -> None:
+    segments = aged(100, 100, 100)
+    assert look(segments, is_asked=True, kept_position=2 * GIB).delete_count == 2
+    assert look(segments, is_asked=True, kept_position=2 * GIB - 1).delete_count == 1
+    assert look(segments, disk(87), kept_position=0).delete_count == 2, "but room has to be made"

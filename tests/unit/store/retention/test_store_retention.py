@@ -815,3 +815,27 @@ def test_a_closed_store_retains_nothing(tmp_path: Path) -> None:
     k.store.close()
     k.store.delete_expired()
     assert k.store.min_position == 0
+
+
+def test_what_others_keep_stays_until_the_disk_is_full(keeper: Make) -> None:
+    k = keeper()
+    k.fill(12)
+    kept_position: int | None = 0
+    k.store.kept_position = lambda: kept_position
+    k.clock.advance(4000)
+    k.delete_expired()
+    assert k.store.min_position == 0
+    assert k.metric("protected_segments") == 0, "it is not for want of consumers"
+    kept_position = 2 * 4096 - 1
+    k.delete_expired()
+    assert k.store.min_position == 4096
+    kept_position = 2 * 4096
+    k.delete_expired()
+    assert k.store.min_position == 2 * 4096
+    k.disk.percent = 86
+    k.clock.advance(11)
+    k.store.retain()
+    assert k.store.min_position == 3 * 4096, "a disk too full waits for nobody"
+    k.disk.percent = 10
+    kept_position = None
+    k.settle()
