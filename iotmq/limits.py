@@ -153,6 +153,11 @@ REPLICATION_MEMBER_MAX: Final = 127
 REPLICATION_MEMBERS_MAX: Final = 15
 REPLICATION_INCARNATION_CHARACTERS_MAX: Final = 64
 REPLICATION_EPOCHS_MAX: Final = 1_000
+# What a member passes on to the master: requests of all its clients without an answer yet, their bytes, and
+# the bytes of one connection. A connection has REQUESTS_IN_FLIGHT_MAX requests at most anyway.
+RELAYED_REQUESTS_MAX: Final = 131_072
+RELAYED_BYTES_MAX: Final = 256 * 1024 * 1024
+RELAYED_BYTES_OF_CONNECTION_MAX: Final = 32 * 1024 * 1024
 CONSENSUS_STATE_BYTES_MAX: Final = 64 * 1024
 CONSENSUS_BEAT_BYTES_MAX: Final = 1_024
 CONSENSUS_ANSWER_BYTES_MAX: Final = 1024 * 1024

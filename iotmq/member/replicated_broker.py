@@ -84,6 +84,7 @@ class ReplicatedBroker:
                 name="broker",
             ),
             tls=server_tls(settings),
+            connector=self._connector,
         )
         self._consensus: ConsensusStore | None = None
         self._work: asyncio.Task[None] | None = None
@@ -215,6 +216,11 @@ class ReplicatedBroker:
         """Return the port."""
         return self._listener
 
+    @property
+    def number(self) -> int:
+        """Return this member's number."""
+        return self._replication.member
+
     def master_address(self, number: int) -> str:
         """Return HOST:PORT of a member."""
         return address_text(*self._connector.members[number])
@@ -237,6 +243,7 @@ class _Run:
         listener = self._owner.listener
         listener.members = self
         listener.refusal = self._refusal
+        listener.master = self._master
         broker, driver = self.broker, self.driver
         try:
             broker.follow()
@@ -261,6 +268,10 @@ class _Run:
     def not_ready_reason(self) -> str | None:
         """Return why clients or the master cannot use this member yet."""
         return self.broker.not_ready_reason if self.is_serving else self.driver.not_ready_reason
+
+    def _master(self) -> int | None:
+        state = self.driver.member.state
+        return None if state is None or state.master == self._owner.number else state.master
 
     def _refusal(self) -> str:
         state = self.driver.member.state
@@ -327,6 +338,14 @@ class _Run:
                 "this member is not master, or no such member is in sync: see `iotmq replication status`",
             )
         return request.reply(ResponseCode.SUCCESS)
+
+    def check_member(self, connection: ServerConnection, request: Command) -> None:
+        """Return when the request comes from an account, or an address, that access control lets do this."""
+        access = self.broker.access
+        if access is not None:
+            account = access.authenticated(request, connection.peer[0])
+            if account is not None:
+                access.check_permitted(account, request)
 
     def connection_lost(self, connection: ServerConnection) -> None:
         """A connection has ended."""
