@@ -289,6 +289,9 @@ class _Run:
     def confirmed(self, position: int) -> None:
         """Show and acknowledge what is before `position`."""
         self.opened.store.raise_confirmed_limit(position)
+        self.broker.writer.confirmed_status = (
+            ResponseCode.SLAVE_NOT_AVAILABLE if self.driver.is_alone else ResponseCode.SUCCESS
+        )
         self.broker.writer.confirm()
 
     def lead(self, epoch: int) -> None:
