@@ -153,6 +153,10 @@ REPLICATION_MEMBER_MAX: Final = 127
 REPLICATION_MEMBERS_MAX: Final = 15
 REPLICATION_INCARNATION_CHARACTERS_MAX: Final = 64
 REPLICATION_EPOCHS_MAX: Final = 1_000
+# Members of consumer groups that a follower knows of, and how many may
+# change before all are sent again.
+COPIED_CONSUMERS_MAX: Final = 262_144
+CHANGED_CONSUMERS_MAX: Final = 16_384
 # What a member passes on to the master: requests of all its clients without an answer yet, their bytes, and
 # the bytes of one connection. A connection has REQUESTS_IN_FLIGHT_MAX requests at most anyway.
 RELAYED_REQUESTS_MAX: Final = 131_072
