@@ -161,6 +161,15 @@ REPLICATION_COPIES_MAX: Final = 2
 COPY_FILES_MAX: Final = 50_000
 COPY_PIECE_BYTES_MAX: Final = 1024 * 1024
 COPY_READS_MAX: Final = 16
+# Members of consumer groups that a follower knows of, and how many may
+# change before all are sent again.
+COPIED_CONSUMERS_MAX: Final = 262_144
+CHANGED_CONSUMERS_MAX: Final = 16_384
+# What a member passes on to the master: requests of all its clients without an answer yet, their bytes, and
+# the bytes of one connection. A connection has REQUESTS_IN_FLIGHT_MAX requests at most anyway.
+RELAYED_REQUESTS_MAX: Final = 131_072
+RELAYED_BYTES_MAX: Final = 256 * 1024 * 1024
+RELAYED_BYTES_OF_CONNECTION_MAX: Final = 32 * 1024 * 1024
 CONSENSUS_STATE_BYTES_MAX: Final = 64 * 1024
 CONSENSUS_BEAT_BYTES_MAX: Final = 1_024
 CONSENSUS_ANSWER_BYTES_MAX: Final = 1024 * 1024

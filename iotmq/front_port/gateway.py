@@ -415,14 +415,20 @@ class RemoteGateway:
 
 
 def _report(result: asyncio.Future[SendResult], done: AppendDone) -> None:
-    """Turn a producer's result into the port's: only a message as durable as promised is a success."""
+    """Turn a producer's result into the port's: only a message as durable as promised is a success.
+
+    A master that goes on alone promises no more than that: to ask again would change nothing.
+    """
     if result.cancelled():
         done(ResponseCode.SERVICE_NOT_AVAILABLE, "the producer was stopped")
         return
     error = result.exception()
     if error is None:
         status = result.result().status
-        done(status.value, "" if status is SendStatus.SEND_OK else "stored, but not as durably as promised")
+        if status in (SendStatus.SEND_OK, SendStatus.SLAVE_NOT_AVAILABLE):
+            done(ResponseCode.SUCCESS, "")
+        else:
+            done(status.value, "stored, but not as durably as promised")
     elif isinstance(error, BrokerError):
         done(error.code, error.remark)
     else:

@@ -59,6 +59,10 @@ class Copying:
         finally:
             await end([taking, stopping])
 
+    def check_member(self, connection: ServerConnection, request: Command) -> None:
+        """Refuse what only members send: there is no broker that could serve it."""
+        raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, self.text)
+
     def handle(self, connection: ServerConnection, request: Command) -> Command | None:
         """Answer what this member is doing, and refuse everything else."""
         if request.code != RequestCode.GET_MEMBER_STATUS:

@@ -234,6 +234,17 @@ class MemberDriver:
         return "another member is about to be master"
 
     @property
+    def is_alone(self) -> bool:
+        """Return whether a master confirms what no other member has."""
+        leading = self.member.leading
+        return (
+            leading is not None
+            and len(self._connector.members) > 1
+            and len(leading.state.in_sync) == 1
+            and len(leading.effective) == 1
+        )
+
+    @property
     def is_handing_over(self) -> bool:
         """Return whether another member is about to be made master."""
         leading = self.member.leading

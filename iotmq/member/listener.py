@@ -1,4 +1,4 @@
-"""One native port for both roles of a member: other members always reach it, clients only a master."""
+"""One native port for both roles of a member: a follower passes requests of clients on to the master."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Final, Protocol
 from iotmq.errors import RequestError
 from iotmq.event_loop import happens_within
 from iotmq.member.copying import COPY_CODES
-from iotmq.metrics import Metric, samples
+from iotmq.member.peers import PeerConnector
+from iotmq.member.relay import Relay
+from iotmq.message.hosts import encode_host
+from iotmq.metrics import Metric
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.frames.frame import Run
@@ -35,6 +38,9 @@ class MemberRequests(Protocol):
     def handle(self, connection: ServerConnection, request: Command) -> Command | None:
         """Answer as a server's handler does."""
 
+    def check_member(self, connection: ServerConnection, request: Command) -> None:
+        """Return for a request that only members send, when access control allows it, else RequestError."""
+
     def connection_lost(self, connection: ServerConnection) -> None:
         """A connection that was accepted has ended."""
 
@@ -42,7 +48,7 @@ class MemberRequests(Protocol):
 class MemberListener:
     """Listens as long as the process runs; the broker has a `Seat` at it while it serves."""
 
-    def __init__(self, listening: Listening, *, tls: ServerTls | None) -> None:
+    def __init__(self, listening: Listening, *, tls: ServerTls | None, connector: PeerConnector) -> None:
         self._server = RemotingServer(self, listening, handle_run=self._handle_run, tls=tls)
         self._seat: Seat | None = None
         # Connections of members, which stay when the role changes.
@@ -51,7 +57,11 @@ class MemberListener:
         """Those who answer other members; None while this one begins anew."""
         self.refusal: Callable[[], str] = lambda: "this member has not started"
         """Why clients are refused while no broker serves."""
-        self._refused_count = 0
+        self.master: Callable[[], int | None] = lambda: None
+        """The number of the member recorded as master; None when that is this one, or nobody."""
+        self._relay = Relay(connector, master=lambda: self.master(), refusal=lambda: self.refusal())
+        # Clients that came by way of another member. They are not passed on again.
+        self._relayed: set[ServerConnection] = set()
         # Set when the last client has gone that a broker leaves.
         self._emptied: asyncio.Event | None = None
 
@@ -63,10 +73,12 @@ class MemberListener:
     async def start(self) -> None:
         """Listen. OSError when the port is taken."""
         await self._server.start()
+        self._relay.start()
 
     async def stop(self) -> None:
         """End all connections."""
         await self._server.stop()
+        await self._relay.stop()
 
     def seat(self, handler: RequestHandler, handle_run: RunHandler) -> Seat:
         """Return the place of a broker that will serve clients."""
@@ -74,13 +86,7 @@ class MemberListener:
 
     def metrics(self) -> Iterable[Metric]:
         yield from self._server.metrics()
-        yield from samples(
-            (
-                "iotmq_replication_refused_requests_total",
-                "Requests of clients refused because another member is master.",
-                self._refused_count,
-            )
-        )
+        yield from self._relay.metrics()
 
     # The server's handler.
 
@@ -88,15 +94,39 @@ class MemberListener:
         if request.code in MEMBER_CODES:
             if self.members is None:
                 raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, "this member begins anew")
+            if connection in self._relayed:
+                raise RequestError(ResponseCode.NO_PERMISSION, "a client is no member")
             self._links.add(connection)
             return self.members.handle(connection, request)
-        if self._seat is None:
-            self._refused_count += 1
+        if request.code == RequestCode.RELAY_CLIENT:
+            return self._introduce(connection, request)
+        if self._seat is not None:
+            return self._seat.handler.handle(connection, request)
+        if connection in self._relayed:
             raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, self.refusal())
-        return self._seat.handler.handle(connection, request)
+        self._relay.handle(connection, request)
+        return None
+
+    def _introduce(self, connection: ServerConnection, request: Command) -> Command:
+        """Take a connection as that of another member's client."""
+        if self._seat is None or self.members is None:
+            raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, self.refusal())
+        self.members.check_member(connection, request)
+        if connection in self._relayed or connection in self._links:
+            raise RequestError(ResponseCode.NO_PERMISSION, "the connection is somebody else's already")
+        host, port = request.text("host"), request.integer("port", minimum=0, maximum=65_535)
+        try:
+            encode_host(host, port)
+        except ValueError as error:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"invalid client address: {error}") from None
+        self._relayed.add(connection)
+        connection.peer = (host, port)
+        return request.reply(ResponseCode.SUCCESS)
 
     def connection_lost(self, connection: ServerConnection) -> None:
         self._links.discard(connection)
+        self._relayed.discard(connection)
+        self._relay.connection_lost(connection)
         if self.members is not None:
             self.members.connection_lost(connection)
         if self._seat is not None:
@@ -113,6 +143,7 @@ class MemberListener:
     def take_seat(self, seat: Seat) -> None:
         """Give clients to a broker."""
         self._seat = seat
+        self._relay.give_back(seat.handler)
 
     async def leave_seat(self, seat: Seat) -> None:
         """Take clients from a broker again, and end their connections: they look for the master."""

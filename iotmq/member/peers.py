@@ -13,7 +13,7 @@ from iotmq.member.wire import Introduction
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection, OnLost, OnRequest
-from iotmq.remoting.signature import Credentials
+from iotmq.remoting.signature import Credentials, sign
 from iotmq.remoting.tls.files import client_tls
 from iotmq.replication.settings import ReplicationSettings
 
@@ -50,6 +50,35 @@ class PeerConnector:
             credentials=self._credentials,
             tls=self._tls,
         )
+
+    async def connect_for_client(
+        self,
+        number: int,
+        host: str,
+        port: int,
+        *,
+        on_request: OnRequest,
+        on_lost: OnLost,
+        timeout_s: float,
+    ) -> ClientConnection:
+        """Connect to the master in the name of a client, whose requests are sent as they come.
+
+        ConnectionClosedError, RequestTimeoutError; BrokerError when the member is not master.
+        """
+        connection = await ClientConnection.connect(
+            *self.members[number], on_request=on_request, on_lost=on_lost, timeout_s=timeout_s, tls=self._tls
+        )
+        introduction = Command.request(RequestCode.RELAY_CLIENT, {"host": host, "port": str(port)})
+        if self._credentials is not None:
+            sign(introduction, self._credentials)
+        try:
+            answer = await connection.request(introduction, timeout_s=timeout_s)
+            if answer.code != ResponseCode.SUCCESS:
+                raise BrokerError(answer.code, answer.remark or f"no reason, by {self.address(number)}")
+        except BaseException:
+            connection.abort("not taken")
+            raise
+        return connection
 
     async def is_refused(self, number: int, *, timeout_s: float) -> bool:
         """Return whether the host of a member is there and nothing listens on its port."""

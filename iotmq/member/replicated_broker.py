@@ -91,6 +91,7 @@ class ReplicatedBroker:
                 name="broker",
             ),
             tls=server_tls(settings),
+            connector=self._connector,
         )
         self._consensus: ConsensusStore | None = None
         self._work: asyncio.Task[None] | None = None
@@ -295,6 +296,11 @@ class ReplicatedBroker:
                 f"member {number} of {introduction} is no other member of this broker",
             )
 
+    @property
+    def number(self) -> int:
+        """Return this member's number."""
+        return self._replication.member
+
     def master_address(self, number: int) -> str:
         """Return HOST:PORT of a member."""
         return address_text(*self._connector.members[number])
@@ -329,6 +335,7 @@ class _Run:
         listener = self._owner.listener
         listener.members = self
         listener.refusal = self._refusal
+        listener.master = self._master
         broker, driver = self.broker, self.driver
         try:
             broker.follow()
@@ -357,6 +364,10 @@ class _Run:
         """Return why clients or the master cannot use this member yet."""
         return self.broker.not_ready_reason if self.is_serving else self.driver.not_ready_reason
 
+    def _master(self) -> int | None:
+        state = self.driver.member.state
+        return None if state is None or state.master == self._owner.number else state.master
+
     def _refusal(self) -> str:
         state = self.driver.member.state
         if state is None:
@@ -373,6 +384,9 @@ class _Run:
     def confirmed(self, position: int) -> None:
         """Show and acknowledge what is before `position`."""
         self.opened.store.raise_confirmed_limit(position)
+        self.broker.writer.confirmed_status = (
+            ResponseCode.SLAVE_NOT_AVAILABLE if self.driver.is_alone else ResponseCode.SUCCESS
+        )
         self.broker.writer.confirm()
 
     def copy_needed(self, master: int) -> None:
@@ -440,6 +454,14 @@ class _Run:
                 "this member is not master, or no such member is in sync: see `iotmq replication status`",
             )
         return request.reply(ResponseCode.SUCCESS)
+
+    def check_member(self, connection: ServerConnection, request: Command) -> None:
+        """Return when the request comes from an account, or an address, that access control lets do this."""
+        access = self.broker.access
+        if access is not None:
+            account = access.authenticated(request, connection.peer[0])
+            if account is not None:
+                access.check_permitted(account, request)
 
     def connection_lost(self, connection: ServerConnection) -> None:
         """A connection has ended."""

@@ -159,6 +159,7 @@ class RequestCode:
     BEGIN_COPY: Final = 30_093
     READ_COPY: Final = 30_094
     END_COPY: Final = 30_095
+    RELAY_CLIENT: Final = 30_096
     # Ours: every client of a broker with its groups, in parts.
     LIST_CLIENTS: Final = 30_020
 

@@ -267,3 +267,26 @@ class ServerConnection(Channel):
 
     def _on_lost(self) -> None:
         self._lost(self)
+
+
+class _Nobody:
+    """Handle the requests of a connection that has none."""
+
+    def handle(self, connection: ServerConnection, request: Command) -> Command | None:
+        return request.not_supported()
+
+    def connection_lost(self, connection: ServerConnection) -> None:
+        """Nothing was kept."""
+
+
+def absent_connection() -> ServerConnection:
+    """Return a connection that has ended: what is sent on it is dropped, and requests fail."""
+    connection = ServerConnection(
+        _Nobody(),
+        Traffic(),
+        opened=lambda _: False,
+        lost=lambda _: None,
+        write_buffer_bytes_max=WRITE_BUFFER_BYTES_MAX,
+    )
+    connection.abort("absent")
+    return connection

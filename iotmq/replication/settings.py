@@ -41,9 +41,9 @@ class ReplicationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     """Members, the master among them, that must be in sync, or `when_few` holds; 0 means 1 of two members and
     2 of more."""
     when_few: Literal["auto", "accept", "refuse"] = "auto"
-    """Behaviour of the master with fewer members in sync. accept: it goes on alone; if it is lost then, the
-    others wait for it. refuse: it takes no messages until enough are in sync. auto: accept with two members,
-    refuse with more."""
+    """Behaviour of the master with fewer members in sync. accept: it goes on alone, and native clients get
+    the status 11 (SLAVE_NOT_AVAILABLE); if it is lost then, the others wait for it. refuse: it takes no
+    messages until enough are in sync. auto: accept with two members, refuse with more."""
     suspect_ms: _ManyMs = 1_250
     """So long the master may be silent before another member tries to take over, in milliseconds. A master
     whose process has ended is noticed at once."""

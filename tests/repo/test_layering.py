@@ -209,7 +209,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "member", "settings",
     ),
     "member": (
-        "wire", "peers", "copying", "copy_download", "copying_member", "driver", "listener",
+        "wire", "peers", "copying", "copy_download", "copying_member", "driver", "relay", "listener",
         "replicated_broker",
     ),
     "replicated": ("member_file", "member_log", "member_store", "hot_copy", "incoming_copy"),

@@ -15,6 +15,7 @@ from iotmq.broker.handlers.native.send import SendHandler
 from iotmq.broker.handlers.native.send_back import SendBackHandler
 from iotmq.broker.handlers.native.timers import TimerHandler
 from iotmq.broker.handlers.native.transactions import TransactionHandler
+from iotmq.broker.members.groups import CopiedConsumer
 from iotmq.broker.members.queue_locks import CopiedLock, QueueLocks
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.questions.device_replies import DeviceReplies
@@ -58,6 +59,7 @@ class NativeProcessors:
         self.pulls = PullHandler(
             parts, self.parked_pulls, self.filters, offset_moved=self._offset_moved.moved
         )
+        self._groups = parts.groups
         self._clients = ClientHandler(parts, self.filters)
         self.processors: list[RequestProcessor] = [
             self.sends,
@@ -77,12 +79,14 @@ class NativeProcessors:
         return [
             CopiedWhole("filters", self.filters, FilterData, entries_max=limits.CONSUMER_FILTERS_MAX),
             CopiedWhole("delay offsets", self.delays.offsets, DelayOffsetTable, entries_max=1),
+            CopiedByKey("consumers", self._groups, CopiedConsumer),
             CopiedByKey("queue locks", self.locks, CopiedLock),
         ]
 
     def restore(self) -> None:
-        """Find the transactions that are open in the log; before the first request."""
+        """Find open transactions in the log, and the consumers of a former master; before requests."""
         self.filters.start()
+        self._clients.restore()
         self.transactions.start()
 
     def start(self) -> None:

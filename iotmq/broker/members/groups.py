@@ -1,12 +1,15 @@
 """Keep the live members and subscriptions of consumer groups, and producers by group.
 
 Nothing here is stored: clients repeat their heartbeat every 30 s, and a member leaves when it says so,
-when its connection ends, or when it was silent for `expiry_s`.
+when its connection ends, or when it was silent for `expiry_s`. Followers of a replicated broker are told who
+consumes: clients of the next master would otherwise be strangers to it until their next heartbeat, which
+means refused pulls, and members that take the queues of others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, TypeAlias
 
 from iotmq import limits
 from iotmq.broker.filters.subscription import (
@@ -17,6 +20,8 @@ from iotmq.broker.filters.subscription import (
     message_model_name,
 )
 from iotmq.broker.filters.tags import parse_tags
+from iotmq.broker.tables.config_files import DataVersion
+from iotmq.broker.tables.copied_table import ChangedKeys
 from iotmq.broker.tables.subscription_groups import check_group_name
 from iotmq.clock import Clock
 from iotmq.errors import RefusedError
@@ -24,6 +29,11 @@ from iotmq.metrics import Metric, samples
 from iotmq.remoting.server import ServerConnection
 
 BROADCASTING = "BROADCASTING"
+# A consumer that came by a former master has so long for its next heartbeat: two of them.
+_RESTORED_S: Final = 60.0
+
+# Group, client id.
+_ConsumerKey: TypeAlias = tuple[str, str]
 
 
 class Member:
@@ -39,6 +49,19 @@ class Member:
         self.language = language
         self.version = version
         self.seen_s = seen_s
+
+
+class CopiedConsumer(NamedTuple):
+    """A client in a consumer group, with what its group has; `is_there` is False for one that has left."""
+
+    key: _ConsumerKey
+    is_there: bool
+    language: int = 0
+    version: int = 0
+    consume_type: str = ""
+    message_model: str = ""
+    consume_from_where: str = ""
+    subscriptions: tuple[SubscriptionData, ...] = ()
 
 
 class ConsumerGroup:
@@ -94,6 +117,10 @@ class Groups:
         self._consumers_of: dict[ServerConnection, set[tuple[str, str]]] = {}
         self._producers_of: dict[ServerConnection, set[tuple[str, str]]] = {}
         self.expired_count = 0
+        self.changed: ChangedKeys[_ConsumerKey] = ChangedKeys(limits.CHANGED_CONSUMERS_MAX)
+        # Consumers of the master, while this is a follower.
+        self._copied: dict[_ConsumerKey, CopiedConsumer] = {}
+        self.version = DataVersion()
 
     def heartbeat(
         self, connection: ServerConnection, heartbeat: Heartbeat, *, language: int = 0, version: int = 0
@@ -137,6 +164,7 @@ class Groups:
             )
             if group.subscribe(data.subscription_data_set or ()) or is_new:
                 changed.append(name)
+                self.changed.note((name, client_id))
         for producer in producers:
             self._join(
                 self._producers.setdefault(producer.group_name, {}),
@@ -222,6 +250,80 @@ class Groups:
             return self._producers[name][client_id]
         return None
 
+    def restore(self, connection: ServerConnection) -> list[ConsumerGroup]:
+        """Count consumers of the former master as present, with a connection that stands for theirs.
+
+        Each has time for a heartbeat of its own, by which it comes back with its connection.
+        """
+        copied, self._copied = self._copied, {}
+        seen_s = self._clock.monotonic_s() - self.expiry_s + _RESTORED_S
+        restored: dict[str, ConsumerGroup] = {}
+        for (name, client_id), consumer in copied.items():
+            group = restored.get(name)
+            if group is None:
+                group = restored[name] = self._consumers.setdefault(name, ConsumerGroup(name))
+                group.consume_type = consumer.consume_type
+                group.message_model = consumer.message_model
+                group.consume_from_where = consumer.consume_from_where
+                group.subscribe(consumer.subscriptions)
+            member = Member(
+                client_id, connection, language=consumer.language, version=consumer.version, seen_s=seen_s
+            )
+            self._join(group.members, self._consumers_of, name, member)
+            self.changed.note((name, client_id))
+        return list(restored.values())
+
+    # What followers are sent, and take (copied_table.KeyedTable)
+
+    def copied_entries(self) -> Iterator[CopiedConsumer]:
+        """Yield all consumers."""
+        for group in list(self._consumers.values()):
+            for client_id in list(group.members):
+                yield self._copied_consumer((group.name, client_id))
+
+    def entries_of(self, keys: set[_ConsumerKey]) -> Iterator[CopiedConsumer]:
+        """Yield what is known of some now, and take them out of `keys`."""
+        while keys:
+            yield self._copied_consumer(keys.pop())
+
+    def new_copy(self) -> dict[_ConsumerKey, CopiedConsumer]:
+        """Return a table without consumers."""
+        return {}
+
+    def apply(
+        self, entries: Sequence[CopiedConsumer], copy: dict[_ConsumerKey, CopiedConsumer] | None
+    ) -> None:
+        """Change a copy, or the table. RequestError (1) past the maximum, and then nothing has changed."""
+        table = self._copied if copy is None else copy
+        new = {consumer.key for consumer in entries if consumer.is_there} - table.keys()
+        if len(table) + len(new) > limits.COPIED_CONSUMERS_MAX:
+            raise RefusedError(f"more than {limits.COPIED_CONSUMERS_MAX} consumers")
+        for consumer in entries:
+            if consumer.is_there:
+                table[consumer.key] = consumer
+            else:
+                table.pop(consumer.key, None)
+
+    def replace(self, copy: dict[_ConsumerKey, CopiedConsumer]) -> None:
+        """Hold what a copy has."""
+        self._copied = copy
+
+    def _copied_consumer(self, key: _ConsumerKey) -> CopiedConsumer:
+        group = self._consumers.get(key[0])
+        member = None if group is None else group.members.get(key[1])
+        if group is None or member is None:
+            return CopiedConsumer(key, False)
+        return CopiedConsumer(
+            key,
+            True,
+            member.language,
+            member.version,
+            group.consume_type,
+            group.message_model,
+            group.consume_from_where,
+            tuple(group.subscriptions.values()),
+        )
+
     def metrics(self) -> Iterable[Metric]:
         yield from samples(
             ("iotmq_broker_consumer_groups", "Groups with live consumers.", len(self._consumers)),
@@ -298,6 +400,7 @@ class Groups:
         if not group.members:
             del self._consumers[name]
         _discard(self._consumers_of, member.connection, (name, client_id))
+        self.changed.note((name, client_id))
         return True
 
     def _leave_producers(self, name: str, client_id: str) -> None:

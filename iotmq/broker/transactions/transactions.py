@@ -275,6 +275,9 @@ class Transactions:
             self._preparing_count -= 1
             if isinstance(result, StoredBatch):
                 self.prepared_count += 1
+                if result.status == ResponseCode.SLAVE_NOT_AVAILABLE:
+                    # Java clients roll back any transaction whose half has not the status 0.
+                    result.status = ResponseCode.SUCCESS
                 self._begin(result, properties, begun_s)
             done(result)
 

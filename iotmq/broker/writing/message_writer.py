@@ -42,6 +42,9 @@ logger = logging.getLogger(__name__)
 
 # After a full disk, appends are tried again this often.
 _FULL_RETRY_S: Final = 1.0
+# What other members may take to have a message before its sender is told that they do not. Clients of the
+# RocketMQ family wait 3 s, and then know less.
+_CONFIRM_TIMEOUT_S: Final = 2.5
 # How long a broker that stops waits for the disk.
 _DRAIN_S: Final = 1.0
 _BORN_HOST_IS_IPV6 = 16
@@ -74,7 +77,11 @@ class FoundBatch:
 
 
 class StoredBatch:
-    """A batch that is in the log. `status` is SUCCESS, or FLUSH_DISK_TIMEOUT when the disk took too long."""
+    """A batch that is in the log.
+
+    `status` is SUCCESS; FLUSH_DISK_TIMEOUT when the disk took too long, FLUSH_SLAVE_TIMEOUT when others
+    did; SLAVE_NOT_AVAILABLE when no other member has it, and none is to.
+    """
 
     __slots__ = ("appended", "queue_id", "status")
 
@@ -167,6 +174,11 @@ class MessageWriter:
         self._directory = directory
         self._settings = settings
         self._flush_timeout_s = store.settings.sync_flush_timeout_ms / 1000
+        if store.is_replicated:
+            self._flush_timeout_s = min(self._flush_timeout_s, _CONFIRM_TIMEOUT_S)
+        self.confirmed_status: int = ResponseCode.SUCCESS
+        """The status of what is confirmed from now on, for callers that are not patient: SLAVE_NOT_AVAILABLE
+        while a replicated broker goes on alone."""
         self._timer = DeadlineTimer(clock, self.time_out)
         # Also called by the compiled way of plain sends.
         self.count_put = statistics.counters.count_put
@@ -213,14 +225,19 @@ class MessageWriter:
         self._refused_until_s = float("inf")
 
     def depose(self, reason: str) -> None:
-        """Refuse batches from now on, and answer none of those that wait.
+        """Refuse batches from now on, and confirm none of those that wait.
 
-        Whether they stay in the log another member decides. The end of their connections tells the senders
-        as much as is known.
+        Whether they stay in the log another member decides. Senders of plain messages are told to send them
+        again; the end of their connections tells the others as much as is known.
         """
         self.close(reason)
         self._timer.cancel()
-        self._waiting.clear()
+        waiting, self._waiting = self._waiting, deque()
+        for each in waiting:
+            if isinstance(each.batch, StoredRun) and each.batch.batches:
+                each.batch.status = ResponseCode.SERVICE_NOT_AVAILABLE
+                with surviving("answers of a former master"):
+                    each.done(each.batch)
 
     async def drain(self) -> None:
         """Wait up to a second until everything appended is on the disk and no batch waits for its commit.
@@ -505,9 +522,11 @@ class MessageWriter:
         confirmed_position = self._store.advance()
         if confirmed_position == before:
             return
-        waiting = self._waiting
+        waiting, status = self._waiting, self.confirmed_status
         while waiting and waiting[0].batch.end_position <= confirmed_position:
             head = waiting.popleft()
+            if status and not head.is_patient and head.batch.batches:
+                head.batch.status = status
             self._put_latencies.end(head.begun_us, head.batch.batches)
             # The others are answered whatever it raises: nobody would come by for them before the next flush.
             with surviving("answers to flushed batches"):
@@ -615,7 +634,13 @@ class MessageWriter:
     def _time_out(self, waiting: _Waiting) -> None:
         self.flush_timeouts_count += waiting.batch.batches
         self._put_latencies.end(waiting.begun_us, waiting.batch.batches)
-        waiting.batch.status = ResponseCode.FLUSH_DISK_TIMEOUT
+        store = self._store
+        is_on_disk = store.settings.flush != "sync" or store.flushed_position >= waiting.batch.end_position
+        waiting.batch.status = (
+            ResponseCode.FLUSH_SLAVE_TIMEOUT
+            if store.is_replicated and is_on_disk and store.failure is None
+            else ResponseCode.FLUSH_DISK_TIMEOUT
+        )
         # As in `confirm`: nobody would come by for the others again.
         with surviving("answers to flushed batches"):
             waiting.done(waiting.batch)

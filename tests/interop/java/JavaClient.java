@@ -3,6 +3,7 @@ import com.alibaba.fastjson.JSONArray;
 import com.alibaba.fastjson.JSONObject;
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
+import java.net.InetSocketAddress;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.List;
@@ -13,7 +14,9 @@ import org.apache.rocketmq.acl.common.SessionCredentials;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
 import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
@@ -173,7 +176,7 @@ public class JavaClient {
 
     /**
      * Messages follow as lines of kind "message"; with "replies_by" each is replied to by that producer. May have
-     * "sql", an "account" and "tls".
+     * "sql", an "account", "tls", "orderly", and "pull_again_ms" for the time after a pull that has failed.
      */
     private Object push(JSONObject words) throws Exception {
         String group = words.getString("group");
@@ -185,20 +188,27 @@ public class JavaClient {
         consumer.setInstanceName(group);
         consumer.setUseTLS(words.getBooleanValue("tls"));
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
-        consumer.setPullTimeDelayMillsWhenException(100);
+        consumer.setPullTimeDelayMillsWhenException(
+            words.containsKey("pull_again_ms") ? words.getLongValue("pull_again_ms") : 100);
         if (words.containsKey("sql")) {
             consumer.subscribe(words.getString("topic"), MessageSelector.bySql(words.getString("sql")));
         } else {
             consumer.subscribe(words.getString("topic"), "*");
         }
+        if (words.getBooleanValue("orderly")) {
+            consumer.registerMessageListener((MessageListenerOrderly) (messages, context) -> {
+                for (MessageExt message : messages) {
+                    say("message", received(group, message));
+                }
+                return ConsumeOrderlyStatus.SUCCESS;
+            });
+            consumer.start();
+            consumers.put(group, consumer);
+            return null;
+        }
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
             for (MessageExt message : messages) {
-                JSONObject line = seen(message);
-                line.put("group", group);
-                line.put("prepared_position", message.getPreparedTransactionOffset());
-                line.put("sys_flag", message.getSysFlag());
-                line.put("transaction_id", message.getTransactionId());
-                say("message", line);
+                say("message", received(group, message));
                 if (replier == null) {
                     continue;
                 }
@@ -235,6 +245,16 @@ public class JavaClient {
         line.put("keys", message.getKeys());
         line.put("id", message.getMsgId());
         line.put("queue_id", message.getQueueId());
+        return line;
+    }
+
+    private static JSONObject received(String group, MessageExt message) {
+        JSONObject line = seen(message);
+        line.put("group", group);
+        line.put("prepared_position", message.getPreparedTransactionOffset());
+        line.put("sys_flag", message.getSysFlag());
+        line.put("transaction_id", message.getTransactionId());
+        line.put("born_port", ((InetSocketAddress) message.getBornHost()).getPort());
         return line;
     }
 

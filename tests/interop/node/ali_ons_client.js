@@ -1,6 +1,7 @@
 'use strict';
 // ali-ons behind a pipe: commands as JSON lines on stdin, results and received messages on stdout
-// (tests/oracles/piped_client.py). argv: host:port of the registry. The package is found by NODE_PATH.
+// (tests/oracles/piped_client.py). argv: host:port of the registry, and `defaults` for the package's own times.
+// The package is found by NODE_PATH.
 
 const readline = require('readline');
 const { Consumer, Message, Producer } = require('ali-ons');
@@ -18,8 +19,10 @@ const quiet = { debug() {}, info() {}, warn() {}, error(...words) { console.erro
 // The package insists on an HTTP client, for a lookup that `nameSrv` makes unnecessary.
 const httpclient = { request() { throw new Error('nobody asks over HTTP'); } };
 
+const times = process.argv[3] === 'defaults' ? {} : { rebalanceInterval: 500, pollNameServerInteval: 500 };
+
 function options(extra) {
-  return Object.assign({ nameSrv: registry, httpclient, logger: quiet, rebalanceInterval: 500, pollNameServerInteval: 500 }, extra);
+  return Object.assign({ nameSrv: registry, httpclient, logger: quiet }, times, extra);
 }
 
 function watched(part) {

@@ -193,7 +193,7 @@ async def test_queues_are_those_of_all_brokers_and_batches_go_where_they_belong(
         (ResponseCode.MESSAGE_ILLEGAL, ResponseCode.MESSAGE_ILLEGAL),
         (ResponseCode.NO_PERMISSION, ResponseCode.NO_PERMISSION),
         (ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.FLUSH_DISK_TIMEOUT),
-        (ResponseCode.SLAVE_NOT_AVAILABLE, ResponseCode.SLAVE_NOT_AVAILABLE),
+        (ResponseCode.FLUSH_SLAVE_TIMEOUT, ResponseCode.FLUSH_SLAVE_TIMEOUT),
     ],
 )
 async def test_what_the_broker_says_is_passed_on(scripted: int, code: int) -> None:
@@ -203,6 +203,13 @@ async def test_what_the_broker_says_is_passed_on(scripted: int, code: int) -> No
         answer = await site.answer()
         assert answer[0] == code
         assert answer[1]
+
+
+async def test_a_master_that_goes_on_alone_has_stored_the_batch() -> None:
+    async with running() as site:
+        site.broker.script[RequestCode.SEND_BATCH_MESSAGE].append(ResponseCode.SLAVE_NOT_AVAILABLE)
+        site.append(0, batch(b"x"))
+        assert await site.answer() == (0, "")
 
 
 async def test_a_connection_that_ends_is_not_a_refusal() -> None:

@@ -21,7 +21,7 @@ from iotmq.event_loop import LoopSlice, NextTurn
 from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
-from iotmq.remoting.server import ServerConnection
+from iotmq.remoting.server import ServerConnection, absent_connection
 
 
 class ConsumerIds(msgspec.Struct, kw_only=True, rename="camel"):
@@ -64,6 +64,10 @@ class ClientHandler:
     def expire(self) -> None:
         """Drop silent clients; call every ten seconds or so."""
         self._notify(self._groups.expire())
+
+    def restore(self) -> None:
+        """Have the consumers of a former master back, until their next heartbeat."""
+        self._groups.restore(absent_connection())
 
     def _heartbeat(self, connection: ServerConnection, request: Command) -> Command | None:
         heartbeat = decode_heartbeat(request.body)

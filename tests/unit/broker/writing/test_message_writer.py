@@ -13,9 +13,10 @@ from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.statistics.statistics import Statistics
 from iotmq.broker.tables.changed_settings import ChangedSettings
 from iotmq.broker.tables.topics import TopicConfig, TopicTable
-from iotmq.broker.writing.message_writer import MessageWriter, RefusedBatch, StoredBatch
+from iotmq.broker.writing.message_writer import MessageWriter, RefusedBatch, StoredBatch, StoredRun
 from iotmq.errors import RecordTooLargeError, StoreError, StoreFullError, StoreReadOnlyError
 from iotmq.message.errors import MessageFormatError
+from iotmq.remoting.codes import ResponseCode
 from iotmq.store.settings import StoreSettings
 from iotmq.supervised import FAILURES
 
@@ -43,6 +44,7 @@ class FakeStore:
         self.settings = StoreSettings(flush="sync" if is_sync else "async")
         self.confirms_later = is_sync
         self.appended_position = self.flushed_position = self.confirmed_position = 0
+        self.is_replicated = False
         self.is_dispatching = True
         self.on_flushed = lambda: None
         self.error: Exception | None = None
@@ -68,6 +70,12 @@ class FakeStore:
         self.flushed_position = self.appended_position
         self.on_flushed()
 
+    def begin_appends(self) -> int:
+        return 1
+
+    def end_appends(self) -> None:
+        self.appended_position += 8
+
     def advance(self) -> int:
         self.confirmed_position = self.flushed_position if self.is_sync else self.appended_position
         return self.confirmed_position
@@ -80,9 +88,14 @@ class FakeStore:
 class Bench:
     """A writer with everything around it in reach."""
 
-    def __init__(self, directory: Path, *, is_sync: bool) -> None:
+    def __init__(
+        self, directory: Path, *, is_sync: bool, is_replicated: bool = False, flush: str = "sync"
+    ) -> None:
         self.clock = ManualClock()
         self.store = FakeStore(is_sync=is_sync)
+        if is_replicated:
+            self.store.is_replicated = True
+            self.store.settings = StoreSettings(flush=flush)  # type: ignore[arg-type]
         self.topics = TopicTable(directory / "topics.json", self.clock)
         self.topics.ensure("T", queues=2)
         self.statistics = Statistics(self.clock)
@@ -342,6 +355,76 @@ async def test_whoever_fails_at_a_late_answer_leaves_the_others_theirs(sync_benc
         bench.writer.finish()
     assert FAILURES.count("answers to flushed batches") == before + 1
     assert bench.codes() == [10]
+
+
+@pytest.mark.parametrize(
+    ("flush", "is_on_disk", "failure", "status"),
+    [
+        ("async", False, None, ResponseCode.FLUSH_SLAVE_TIMEOUT),
+        ("sync", True, None, ResponseCode.FLUSH_SLAVE_TIMEOUT),
+        ("sync", False, None, ResponseCode.FLUSH_DISK_TIMEOUT),
+        ("async", False, "a flush failed", ResponseCode.FLUSH_DISK_TIMEOUT),
+    ],
+)
+async def test_who_is_late_is_told_when_others_have_to_confirm(
+    tmp_path: Path, flush: str, is_on_disk: bool, failure: str | None, status: int
+) -> None:
+    """Before clients give up after 3 s, whatever the time for the disk."""
+    bench = Bench(tmp_path, is_sync=True, is_replicated=True, flush=flush)
+    bench.writer.open()
+    bench.append()
+    bench.append(is_patient=True)
+    if is_on_disk:
+        bench.store.flushed_position = bench.store.appended_position
+    bench.clock.advance(2.4)
+    bench.writer.time_out()
+    assert bench.codes() == []
+    bench.store.failure = failure
+    bench.clock.advance(0.1)
+    bench.writer.time_out()
+    assert bench.codes() == ([status] if failure is None else [status, status])
+
+
+async def test_what_a_master_alone_has_is_said_to_who_is_not_patient(sync_bench: Bench) -> None:
+    bench = sync_bench
+    runs: list[StoredRun] = []
+    bench.writer.confirmed_status = ResponseCode.SLAVE_NOT_AVAILABLE
+    bench.append()
+    bench.append(is_patient=True)
+    bench.writer.begin_run()
+    bench.writer.end_run(2, records=2, size_bytes=16, waiting=2, done=runs.append)
+    bench.writer.when_flushed(runs.append)
+    bench.store.flush()
+    await turn()
+    assert bench.codes() == [ResponseCode.SLAVE_NOT_AVAILABLE, ResponseCode.SUCCESS]
+    assert [(run.batches, run.status) for run in runs] == [
+        (2, ResponseCode.SLAVE_NOT_AVAILABLE),
+        # Nobody's send: whether it is confirmed is all that is asked.
+        (0, ResponseCode.SUCCESS),
+    ]
+    bench.writer.confirmed_status = ResponseCode.SUCCESS
+    bench.append()
+    bench.store.flush()
+    await turn()
+    assert bench.codes()[-1] == ResponseCode.SUCCESS
+
+
+async def test_a_former_master_has_plain_senders_send_again_and_says_nothing_to_others(
+    sync_bench: Bench,
+) -> None:
+    bench = sync_bench
+    runs: list[StoredRun] = []
+    bench.append()
+    bench.writer.begin_run()
+    bench.writer.end_run(2, records=2, size_bytes=16, waiting=2, done=runs.append)
+    bench.writer.when_flushed(runs.append)
+    bench.writer.depose("another member is master")
+    assert [(run.batches, run.status) for run in runs] == [(2, ResponseCode.SERVICE_NOT_AVAILABLE)]
+    bench.store.flush()
+    await turn()
+    assert (bench.results, len(runs)) == ([], 1)
+    bench.append()
+    assert bench.codes() == [ResponseCode.SERVICE_NOT_AVAILABLE]
 
 
 async def test_who_does_not_wait_for_the_flush_is_done_at_once(sync_bench: Bench) -> None:
