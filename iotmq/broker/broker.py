@@ -13,6 +13,7 @@ from iotmq.broker.access.acl import Guard, open_access_control
 from iotmq.broker.assemble.admin import AdminProcessors
 from iotmq.broker.assemble.mqtt import MqttProcessors
 from iotmq.broker.assemble.native import NativeProcessors
+from iotmq.broker.broker_role import BrokerRole
 from iotmq.broker.delivery.delivery import Delivery
 from iotmq.broker.handlers.mqtt.gateway import LocalGateway
 from iotmq.broker.handlers.mqtt.local_sessions import LocalSessions
@@ -22,6 +23,8 @@ from iotmq.broker.registration.advertised_address import resolve_store_host
 from iotmq.broker.registration.service import RegistrationService
 from iotmq.broker.replies.reply_after_registration import RepliesAfterRegistration
 from iotmq.broker.replies.request_table import RequestTable
+from iotmq.broker.replies.slave_refusals import SlaveRefusals
+from iotmq.broker.scheduled.delay_offsets import DelayOffsets
 from iotmq.broker.scheduled.timers import Timers
 from iotmq.broker.sessions.sessions import Sessions
 from iotmq.broker.settings import BrokerSettings
@@ -81,21 +84,27 @@ class Broker:
         store_host: bytes | None = None,
         clock: Clock | None = None,
         make_server: Callable[[RequestHandler, RunHandler], Serving] | None = None,
+        role: BrokerRole | None = None,
     ) -> None:
         """`directory` is the data directory (files go to its `config/`); `store_host` is what the store
         was opened with, by default the advertised address of the settings. `make_server` makes what listens,
-        by default a server by the settings."""
+        by default a server by the settings. `role` is by default that of a master without slaves."""
         parts = self.parts = make_parts(
             settings,
             store,
             directory=directory,
             host=store_host or resolve_store_host(settings),
             clock=clock,
+            role=role,
         )
+        self._role = parts.role
         self._store = store
         self._files = TableFiles(parts.topics, parts.subscription_groups, parts.changed_settings)
         self._native = NativeProcessors(parts, self._files, when_told=self._when_told)
-        self._files.add([parts.offsets, self._native.filters, self._native.delays.offsets])
+        self._files.add([parts.offsets, self._native.filters])
+        if not self._role.is_slave:
+            # A slave's is its master's.
+            self._files.add([self._native.delays.offsets])
         self.access = open_access_control(parts.settings, store, default_file=parts.config / "plain_acl.yml")
         self._admin = AdminProcessors(parts, self._native, self.access, address=lambda: self.address)
         self._mqtt = MqttProcessors(parts, self.timers, self._native.device_replies)
@@ -105,6 +114,7 @@ class Broker:
             take_pull=self._native.pulls.take_pull,
             write_out=parts.writer.write_out,
         )
+        self._slave_refusals: SlaveRefusals | None = None
         self._server = self._make_server(make_server)
         self._registration = RegistrationService(
             parts,
@@ -130,9 +140,12 @@ class Broker:
             self.requests, self.topics, when_told=self._when_told, when_saved=self._files.when_saved
         )
         handler: RequestHandler = announced
-        handle_run = self.requests.handle_run
+        handle_run: RunHandler = self.requests.handle_run
+        if self._role.is_slave:
+            handler = refusals = self._slave_refusals = SlaveRefusals(announced, handle_run)
+            handle_run = refusals.handle_run
         if self.access is not None:
-            handler = guard = Guard(announced, handle_run, self.access, self._store, self.parts.cold_reads)
+            handler = guard = Guard(handler, handle_run, self.access, self._store, self.parts.cold_reads)
             handle_run = guard.handle_run
         if make is not None:
             return make(handler, handle_run)
@@ -196,6 +209,11 @@ class Broker:
         return self._native.delays.timers
 
     @property
+    def delay_offsets(self) -> DelayOffsets:
+        """Up to where each delay level was delivered."""
+        return self._native.delays.offsets
+
+    @property
     def port(self) -> int:
         """Return the port listened on."""
         return self._server.port
@@ -218,20 +236,18 @@ class Broker:
         """Listen and register. OSError when the port is taken, StoreError when a config file is broken."""
         settings = self.parts.settings
         self._change_retention()
-        self._admin.resume()
-        make_system_topics(self.topics, settings)
-        if not self._store.recovery.was_clean:
-            recall_topics(self._store, self.topics, default_topic_queues=settings.default_topic_queues)
-        clamped = self.offsets.clamp(self._end_of)
-        if clamped:
-            logger.warning("%d consumer offsets were past the end of their queues and were set back", clamped)
-        self._files.save_topics()
+        if not self._role.is_slave:
+            self._prepare()
         self.topics.add_listener(self._on_topic_changed)
         self.subscription_groups.add_listener(self._on_group_changed)
-        self._native.restore()
-        await self._server.start()
-        self.writer.open()
-        self._native.start()
+        if self._role.is_slave:
+            await self._server.start()
+            self.writer.open(refusal="this broker is a slave")
+        else:
+            self._native.restore()
+            await self._server.start()
+            self.writer.open()
+            self._native.start()
         self._registration.start()
         self._work = [supervise(name, work) for name, work in self._repeated_work()]
         logger.info(
@@ -243,9 +259,22 @@ class Broker:
             self.address,
         )
 
+    def _prepare(self) -> None:
+        """Bring the tables into agreement with the log; a slave's are its master's."""
+        settings = self.parts.settings
+        self._admin.resume()
+        make_system_topics(self.topics, settings)
+        if not self._store.recovery.was_clean:
+            recall_topics(self._store, self.topics, default_topic_queues=settings.default_topic_queues)
+        clamped = self.offsets.clamp(self._end_of)
+        if clamped:
+            logger.warning("%d consumer offsets were past the end of their queues and were set back", clamped)
+        self._files.save_topics()
+
     async def stop(self) -> None:
         """Take nothing more, finish what was taken, save everything; well under two seconds."""
-        self._mqtt.finish()
+        if not self._role.is_slave:
+            self._mqtt.finish()
         self.writer.close()
         await end(self._work)
         await self._admin.finish_removals()
@@ -290,6 +319,8 @@ class Broker:
             yield from part.metrics()
         if self.access is not None:
             yield from self.access.metrics()
+        if self._slave_refusals is not None:
+            yield self._slave_refusals.metric()
 
     def _repeated_work(self) -> Iterable[tuple[str, Callable[[], Awaitable[None]]]]:
         """List the background work of a running broker, with its names in metrics."""
@@ -300,8 +331,9 @@ class Broker:
         yield "statistics", partial(repeat, SAMPLE_INTERVAL_S, self.sample)
         yield "consumed positions", self.consumed.look_repeatedly
         yield "retention", partial(repeat, _RETENTION_SCAN_S, self._store.retain)
-        yield "expiry of sessions", partial(repeat, _SESSION_SCAN_S, self._mqtt.expire)
-        yield "delayed messages", partial(repeat, _RETENTION_SCAN_S, self._native.delays.roll)
+        if not self._role.is_slave:
+            yield "expiry of sessions", partial(repeat, _SESSION_SCAN_S, self._mqtt.expire)
+            yield "delayed messages", partial(repeat, _RETENTION_SCAN_S, self._native.delays.roll)
         if self.access is not None:
             interval_s = self.parts.settings.acl_reload_interval_s
             yield "accounts", partial(self.access.reload_repeatedly, interval_s)
@@ -316,7 +348,8 @@ class Broker:
         self.subscription_groups.may_create = settings.auto_create_groups
         self.groups.expiry_s = settings.client_expiry_s
         self._change_retention()
-        make_system_topics(self.topics, settings)
+        if not self._role.is_slave:
+            make_system_topics(self.topics, settings)
 
     def _change_retention(self) -> None:
         store_settings = self.parts.changed_settings.store

@@ -66,7 +66,17 @@ class RegistrationService:
 
     def start(self) -> None:
         """Register, and go on doing so; the port is listened on."""
-        self._registration = Registration(self._settings, self.told_topics, broker_address=self.address)
+        role = self._parts.role
+        self._registration = Registration(
+            self._settings,
+            self.told_topics,
+            broker_address=self.address,
+            broker_id=role.broker_id,
+            ha_address=""
+            if role.ha_port is None
+            else address_text(self._settings.advertised_host, role.ha_port),
+            registered=role.registered,
+        )
         self._registration.start()
 
     async def stop(self) -> None:

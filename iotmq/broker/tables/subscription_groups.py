@@ -100,6 +100,15 @@ class SubscriptionGroups:
             listener(name)
         return config
 
+    def take(self, table: SubscriptionGroupTable) -> None:
+        """Have another broker's groups in place of those here, with its data version: a slave its master's."""
+        former, self._groups = self._groups, table.subscription_group_table
+        self.version = table.data_version
+        for name in [*former, *(self._groups.keys() - former.keys())]:
+            if former.get(name) != self._groups.get(name):
+                for listener in self._listeners:
+                    listener(name)
+
     def delete(self, name: str) -> bool:
         """Forget a group's configuration; False when there was none. A live member makes it again."""
         if self._groups.pop(name, None) is None:

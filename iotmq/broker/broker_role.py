@@ -1,0 +1,56 @@
+"""A broker's role among those of its name: a master, or a slave as RocketMQ 4.9 has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+MASTER_ID = 0
+
+
+class Slaves(Protocol):
+    """The slaves that copy the log of a sync master."""
+
+    @property
+    def reported_position(self) -> int:
+        """Return the position up to which some connected slave has the log; -1 without a slave."""
+
+    def is_ok(self, end_position: int) -> bool:
+        """Return whether a slave is connected that is near enough to `end_position` to wait for it."""
+
+    def add_listener(self, listener: Callable[[], None]) -> None:
+        """`listener` is called when `reported_position` has changed."""
+
+
+def _hear_nothing(ext: Mapping[str, str]) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerRole:
+    """What a broker is told of its role when it is made. The default is a master without slaves."""
+
+    name: Literal["ASYNC_MASTER", "SYNC_MASTER", "SLAVE"] = "ASYNC_MASTER"
+    broker_id: int = MASTER_ID
+    # The port from which slaves copy the log, as registries are told; None: there is none.
+    ha_port: int | None = None
+    # What sends to a sync master wait for, and how long.
+    slaves: Slaves | None = None
+    slave_timeout_s: float = 3.0
+    # A reader further behind the log's end is sent to a slave; None: nobody is.
+    slave_read_behind_bytes: int | None = None
+    # Told the fields of a registry's answer to a registration; a slave's name its master.
+    registered: Callable[[Mapping[str, str]], None] = _hear_nothing
+
+    @property
+    def is_slave(self) -> bool:
+        return self.name == "SLAVE"
+
+    def facts(self) -> dict[str, str]:
+        """Return what tools of the RocketMQ family expect among the settings of a broker."""
+        return {
+            "brokerId": str(self.broker_id),
+            "brokerRole": self.name,
+            "slaveReadEnable": "true" if self.slave_read_behind_bytes is not None else "false",
+        }
