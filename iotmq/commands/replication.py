@@ -192,9 +192,7 @@ async def _hand_over(options: argparse.Namespace, config: Config, connector: Pee
         print(f"member {master} is master already")
         return _OK
     began_s = time.monotonic()
-    await connector.request(
-        master, RequestCode.HAND_OVER, {"member": str(options.member)}, timeout_s=_ASK_S
-    )
+    await connector.request(master, RequestCode.HAND_OVER, {"member": str(options.member)}, timeout_s=_ASK_S)
     while time.monotonic() - began_s < _HANDED_OVER_S:
         new = await _master(connector)
         if new is not None and new != master:

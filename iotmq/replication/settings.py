@@ -29,9 +29,9 @@ class ReplicationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     RocketMQ 4.9, whose brokers may be the other one; a slave takes over when an operator restarts it as
     master."""
     role: Literal["async_master", "sync_master", "slave"] = "async_master"
-    """Role in mode static. async_master: slaves copy its log. sync_master: sends are answered when a slave has
-    them, with status 11 (SLAVE_NOT_AVAILABLE) or 12 (FLUSH_SLAVE_TIMEOUT) when none does; they stay stored.
-    slave: copies its master's log and answers pulls."""
+    """Role in mode static. async_master: slaves copy its log. sync_master: sends are answered when a slave
+    has them, with status 11 (SLAVE_NOT_AVAILABLE) or 12 (FLUSH_SLAVE_TIMEOUT) when none does; they stay
+    stored. slave: copies its master's log and answers pulls."""
     broker_id: Annotated[int, Meta(ge=0, le=limits.BROKER_ID_MAX)] = 0
     """A slave's number among the brokers of its name, from 1. Masters are 0."""
     master_address: Annotated[str, Meta(pattern=_OPTIONAL_ADDRESS_PATTERN, max_length=300)] = ""
@@ -116,7 +116,9 @@ class ReplicationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
         problems: list[str] = []
         if self.role == "slave":
             if not self.broker_id:
-                problems.append("replication.broker_id is 0, a master's: a slave needs a number of its own from 1")
+                problems.append(
+                    "replication.broker_id is 0, a master's: a slave needs a number of its own from 1"
+                )
             if self.vip_port_enabled:
                 problems.append("replication.vip_port_enabled is for masters, and replication.role is slave")
         else:

@@ -366,8 +366,7 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "event_loop: actions that wait",
         "three of each session and front end, and as many cancelled ones",
         "items x one closure",
-        "tests/unit/test_due_actions.py"
-        "::test_cancelled_actions_take_no_more_room_than_the_others_and_a_few",
+        "tests/unit/test_due_actions.py::test_cancelled_actions_take_no_more_room_than_the_others_and_a_few",
     ),
     Bound(
         "broker.session_store.log: changes of sessions in one record",

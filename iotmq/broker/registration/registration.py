@@ -229,7 +229,7 @@ class Registration:
         ha_address: str = "",
         registered: Callable[[Mapping[str, str]], None] = lambda ext: None,
     ) -> None:
-        """`ha_address` is where slaves copy from, empty for nowhere; `registered` hears each answer's fields."""
+        """`ha_address` is where slaves copy from, or empty; `registered` hears the fields of each answer."""
         self._ha_address = ha_address
         self._heard = registered
         self._identity = {

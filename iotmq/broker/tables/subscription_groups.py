@@ -101,7 +101,7 @@ class SubscriptionGroups:
         return config
 
     def take(self, table: SubscriptionGroupTable) -> None:
-        """Have another broker's groups in place of those here, with its data version: a slave its master's."""
+        """Have a master's groups in place of those here, with its data version."""
         former, self._groups = self._groups, table.subscription_group_table
         self.version = table.data_version
         for name in [*former, *(self._groups.keys() - former.keys())]:

@@ -170,7 +170,7 @@ class TopicTable:
         return config
 
     def take(self, table: TopicConfigTable) -> None:
-        """Have another broker's topics in place of those here, with its data version: a slave its master's."""
+        """Have a master's topics in place of those here, with its data version."""
         former, self._topics = self._topics, table.topic_config_table
         self.version = table.data_version
         for name in [*former, *(self._topics.keys() - former.keys())]:

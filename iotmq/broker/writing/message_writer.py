@@ -422,11 +422,11 @@ class MessageWriter:
 
     @property
     def answers_later(self) -> bool:
-        """Return whether a send is answered later than it is appended: by a flush, other members, a slave."""
+        """Return whether a send is answered later than appended: after a flush, by members, by a slave."""
         return self._confirms_later or self._slave_waits is not None
 
     def appended_raw(self) -> None:
-        """Tell of bytes of another log that the store took: what they confirm is dispatched in the next turn."""
+        """Tell that the store took bytes of another log: pulls that wait for them wake in the next turn."""
         self._next_turn.schedule()
 
     def open_queues(self, topic: str) -> list[Queue | None] | None:

@@ -1,7 +1,7 @@
 """Sends to a sync master wait for a slave here, behind the flush if there is one.
 
-A send that no slave can be expected to have soon has its status at once, SLAVE_NOT_AVAILABLE; one that no slave
-has in time has FLUSH_SLAVE_TIMEOUT. Both stay stored. A bad status of a slave replaces a bad one of the disk.
+A send that no slave can be expected to have soon has its status at once, SLAVE_NOT_AVAILABLE; one that no
+slave has in time has FLUSH_SLAVE_TIMEOUT. Both stay stored. A bad status of a slave replaces one of the disk.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class SlaveWaits:
     ) -> Callable[[Any], None]:
         """Return what to call in place of `done` for records that were appended just now.
 
-        `done` is then called when a slave has them, with another `status` when none has them in time. A patient
-        caller could only send the same again: its status stays.
+        `done` is then called when a slave has them, with another `status` when none has them in time. A
+        patient caller could only send the same again: its status stays.
         """
         return _SlaveWait(
             self,
@@ -136,7 +136,7 @@ class SlaveWaits:
         waiting = self._waiting
         while waiting and waiting[0].end_position <= position:
             wait = waiting.popleft()
-            # The others are answered whatever it raises: nobody would come by for them before the next report.
+            # The others are answered whatever it raises: nobody comes by for them before the next report.
             with surviving("answers to batches that a slave has"):
                 wait.done(wait.batch)
 

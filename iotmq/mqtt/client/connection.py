@@ -403,9 +403,7 @@ class ClientConnection:
             reason = 0 if is_known or self._level != PROTOCOL_LEVEL_5 else PACKET_ID_NOT_FOUND
             self._output.acknowledge(packets.PUBCOMP, packet_id, reason)
         elif (
-            packet_type == packets.PUBREC
-            and code < FIRST_ERROR
-            and packet_id not in self.session.publishing
+            packet_type == packets.PUBREC and code < FIRST_ERROR and packet_id not in self.session.publishing
         ):
             # Said again, or of what is not known any more.
             is_known = packet_id in self.session.releasing

@@ -75,9 +75,7 @@ class Handshakes:
         self._loop = asyncio.get_running_loop()
         self._tls = listener_tls(settings)
         self._reloads = (
-            None
-            if self._tls is None
-            else supervise("reading of certificates", self._tls.reload_repeatedly)
+            None if self._tls is None else supervise("reading of certificates", self._tls.reload_repeatedly)
         )
         # Those whose next bytes are waited for, and those whose handshake may begin.
         self._waiting: set[_Arrival] = set()

@@ -211,9 +211,7 @@ class KubernetesStore:
         return signs
 
     async def withdraw(self, member: int) -> None:
-        await self._api.send(
-            "DELETE", f"{self._leases}/{self._member_name(member)}", allowed=(_NOT_FOUND,)
-        )
+        await self._api.send("DELETE", f"{self._leases}/{self._member_name(member)}", allowed=(_NOT_FOUND,))
 
     async def label_pod(self, *, is_master: bool) -> None:
         """Say in a label of this member's pod whether it is master; does nothing without `pod_name`."""

@@ -113,10 +113,7 @@ class Registries:
         pass
 
     async def start(self, count: int = 1) -> Registration:
-        self.servers = [
-            RemotingServer(self)
-            for _ in range(count)
-        ]
+        self.servers = [RemotingServer(self) for _ in range(count)]
         for server in self.servers:
             await server.start()
         settings = BrokerSettings(
@@ -126,9 +123,7 @@ class Registries:
             registration_interval_s=30,
             registration_timeout_s=30,
         )
-        self.registration = Registration(
-            settings, lambda: self.topics(), broker_address="127.0.0.1:1"
-        )
+        self.registration = Registration(settings, lambda: self.topics(), broker_address="127.0.0.1:1")
         self.registration.start()
         return self.registration
 

@@ -290,9 +290,7 @@ async def test_a_parked_pull_sleeps_through_records_its_filter_does_not_want(ben
 
 async def test_readers_with_offsets_of_their_own_get_expired_records_too(tmp_path: Path) -> None:
     clock = ManualClock()
-    store = Store.open(
-        tmp_path / "data", StoreSettings(segment_bytes=16 << 20), store_host=HOST, clock=clock
-    )
+    store = Store.open(tmp_path / "data", StoreSettings(segment_bytes=16 << 20), store_host=HOST, clock=clock)
     bench = Bench(store, tmp_path)
 
     def put(body: bytes) -> None:
