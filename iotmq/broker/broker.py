@@ -7,13 +7,13 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from iotmq.broker.access.acl import Guard, open_access_control
 from iotmq.broker.assemble.admin import AdminProcessors
 from iotmq.broker.assemble.mqtt import MqttProcessors
 from iotmq.broker.assemble.native import NativeProcessors
-from iotmq.broker.broker_role import BrokerRole
+from iotmq.broker.broker_role import BrokerRole, Serving
 from iotmq.broker.delivery.delivery import Delivery
 from iotmq.broker.handlers.mqtt.gateway import LocalGateway
 from iotmq.broker.handlers.mqtt.local_sessions import LocalSessions
@@ -55,19 +55,6 @@ _RETENTION_SCAN_S: Final = 1.0
 _SESSION_SCAN_S: Final = 1.0
 
 
-class Serving(Protocol):
-    """Give the requests of clients to a broker, from `start` to `stop`."""
-
-    @property
-    def port(self) -> int: ...
-
-    async def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
-
-    def metrics(self) -> Iterable[Metric]: ...
-
-
 class Broker:
     """Serves one store to native clients, and through `writer` to front ends in the same process.
 
@@ -83,12 +70,11 @@ class Broker:
         directory: Path,
         store_host: bytes | None = None,
         clock: Clock | None = None,
-        make_server: Callable[[RequestHandler, RunHandler], Serving] | None = None,
         role: BrokerRole | None = None,
     ) -> None:
         """`directory` is the data directory (files go to its `config/`); `store_host` is what the store
-        was opened with, by default the advertised address of the settings. `make_server` makes what listens,
-        by default a server by the settings. `role` is by default that of a master without slaves."""
+        was opened with, by default the advertised address of the settings. `role` is by default that of a
+        master without slaves."""
         parts = self.parts = make_parts(
             settings,
             store,
@@ -115,7 +101,7 @@ class Broker:
             write_out=parts.writer.write_out,
         )
         self._slave_refusals: SlaveRefusals | None = None
-        self._server = self._make_server(make_server)
+        self._server = self._make_server()
         self._registration = RegistrationService(
             parts,
             port=lambda: self.port,
@@ -134,7 +120,7 @@ class Broker:
         )
         store.consumed_position = lambda: self.consumed.position
 
-    def _make_server(self, make: Callable[[RequestHandler, RunHandler], Serving] | None) -> Serving:
+    def _make_server(self) -> Serving:
         settings = self.parts.settings
         announced = RepliesAfterRegistration(
             self.requests, self.topics, when_told=self._when_told, when_saved=self._files.when_saved
@@ -147,8 +133,8 @@ class Broker:
         if self.access is not None:
             handler = guard = Guard(handler, handle_run, self.access, self._store, self.parts.cold_reads)
             handle_run = guard.handle_run
-        if make is not None:
-            return make(handler, handle_run)
+        if self._role.make_server is not None:
+            return self._role.make_server(handler, handle_run)
         return RemotingServer(
             handler,
             Listening(
@@ -210,7 +196,7 @@ class Broker:
 
     @property
     def delay_offsets(self) -> DelayOffsets:
-        """Up to where each delay level was delivered."""
+        """Return the offsets up to which delay levels were delivered."""
         return self._native.delays.offsets
 
     @property

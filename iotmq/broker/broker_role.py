@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeAlias
+
+from iotmq.metrics import Metric
+from iotmq.remoting.server import RequestHandler, RunHandler
 
 MASTER_ID = 0
+
+
+class Serving(Protocol):
+    """Give the requests of clients to a broker, from `start` to `stop`."""
+
+    @property
+    def port(self) -> int: ...
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def metrics(self) -> Iterable[Metric]: ...
+
+
+MakeServer: TypeAlias = Callable[[RequestHandler, RunHandler], Serving]
 
 
 class Slaves(Protocol):
@@ -29,10 +48,12 @@ def _hear_nothing(ext: Mapping[str, str]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerRole:
-    """What a broker is told of its role when it is made. The default is a master without slaves."""
+    """All that a broker is told of its role when it is made. The default is a master without slaves."""
 
     name: Literal["ASYNC_MASTER", "SYNC_MASTER", "SLAVE"] = "ASYNC_MASTER"
     broker_id: int = MASTER_ID
+    # Makes what listens for clients; None: a server by the settings.
+    make_server: MakeServer | None = None
     # The port from which slaves copy the log, as registries are told; None: there is none.
     ha_port: int | None = None
     # What sends to a sync master wait for, and how long.

@@ -81,9 +81,7 @@ def make_parts(
     slave_waits = (
         None if role.slaves is None else SlaveWaits(role.slaves, clock, timeout_s=role.slave_timeout_s)
     )
-    writer = MessageWriter(
-        store, topics, changed_settings, clock, statistics, directory=directory, slave_waits=slave_waits
-    )
+    writer = MessageWriter(store, topics, changed_settings, clock, statistics, slave_waits=slave_waits)
     received = ReceivedIds(store.key_values())
     store.add_projection(received)
     received.end_append({}, store.appended_position)

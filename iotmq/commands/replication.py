@@ -32,11 +32,11 @@ Load = Callable[[argparse.Namespace], "Config"]
 
 
 class ReplicationRefusedError(IotmqError):
-    """What was asked for cannot be done, or not without being confirmed; the text says why."""
+    """Says why what was asked for cannot be done, or not without being confirmed."""
 
 
 class _Answer(NamedTuple):
-    """What one member says of itself, or why it says nothing."""
+    """One member's status, or why there is none."""
 
     member: int
     address: str

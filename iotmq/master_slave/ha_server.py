@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, TypeAlias, cast
+
+import msgspec
 
 from iotmq import limits
 from iotmq.addresses import address_text
@@ -35,6 +37,15 @@ _TURN_BYTES: Final = 1024 * 1024
 _LOG_S: Final = 60.0
 
 
+class HaListening(msgspec.Struct, frozen=True, kw_only=True):
+    """The address of a replication port, and who may connect."""
+
+    host: str
+    port: int
+    allow: tuple[Network, ...]
+    connections_max: int = limits.HA_CONNECTIONS_MAX
+
+
 class HaServer:
     """Listens from `start` to `stop`. It is what a sync master's sends wait for (`broker_role.Slaves`)."""
 
@@ -42,26 +53,20 @@ class HaServer:
         self,
         store: Store,
         clock: Clock,
+        listening: HaListening,
         *,
-        host: str,
-        port: int,
-        allow: Sequence[Network],
-        connections_max: int = limits.HA_CONNECTIONS_MAX,
         fall_behind_bytes: int = FALL_BEHIND_BYTES,
     ) -> None:
-        """`allow` are the networks slaves may come from."""
         self._store = store
         self._clock = clock
-        self._host = host
-        self._allow = allow
-        self._connections_max = connections_max
+        self._listening = listening
         self._fall_behind_bytes = fall_behind_bytes
         self._listeners: list[Callable[[], None]] = []
         self._server: asyncio.Server | None = None
         self._work: list[asyncio.Task[None]] = []
         self._links: set[_SlaveLink] = set()
         self._next_log_s = 0.0
-        self.port = port
+        self.port = listening.port
         self.reported_position = -1
         self.strangers_count = 0
         self.crowded_count = 0
@@ -87,7 +92,7 @@ class HaServer:
     async def start(self) -> None:
         """Listen. OSError when the port is taken."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _SlaveLink(self), self._host, self.port)
+        self._server = await loop.create_server(lambda: _SlaveLink(self), self._listening.host, self.port)
         self.port = self._server.sockets[0].getsockname()[1]
         self._work = [supervise("replication heartbeats", lambda: repeat(_LOOK_S, self.look))]
 
@@ -167,7 +172,7 @@ class HaServer:
             self.strangers_count += 1
             self._warn("connection of %s to the replication port refused: replication.allow", link.peer)
             return False
-        if len(self._links) >= self._connections_max:
+        if len(self._links) >= self._listening.connections_max:
             self.crowded_count += 1
             self._warn("connection of %s to the replication port refused: too many", link.peer)
             return False
@@ -198,7 +203,9 @@ class HaServer:
         address = ipaddress.ip_address(host.partition("%")[0])
         if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
             address = address.ipv4_mapped
-        return any(address.version == network.version and address in network for network in self._allow)
+        return any(
+            address.version == network.version and address in network for network in self._listening.allow
+        )
 
     def _warn(self, text: str, peer: str) -> None:
         if self.now_s >= self._next_log_s:

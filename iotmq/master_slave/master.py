@@ -11,7 +11,7 @@ from iotmq.broker.broker import Broker
 from iotmq.broker.broker_role import BrokerRole
 from iotmq.broker.settings import BrokerSettings
 from iotmq.clock import Clock
-from iotmq.master_slave.ha_server import HaServer
+from iotmq.master_slave.ha_server import HaListening, HaServer
 from iotmq.master_slave.vip_port import two_ports
 from iotmq.metrics import Metric
 from iotmq.replication.settings import ReplicationSettings
@@ -37,17 +37,17 @@ class MasterBroker:
         self.ha = HaServer(
             store,
             clock,
-            host=settings.listen_host,
-            port=settings.listen_port + 1,
-            allow=replication.networks,
+            HaListening(
+                host=settings.listen_host, port=settings.listen_port + 1, allow=tuple(replication.networks)
+            ),
         )
         self.broker = Broker(
             settings,
             store,
             directory=directory,
             clock=clock,
-            make_server=two_ports(settings, clock) if replication.vip_port_enabled else None,
             role=BrokerRole(
+                make_server=two_ports(settings, clock) if replication.vip_port_enabled else None,
                 name="SYNC_MASTER" if is_sync else "ASYNC_MASTER",
                 ha_port=self.ha.port,
                 slaves=self.ha if is_sync else None,

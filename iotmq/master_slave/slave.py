@@ -149,7 +149,7 @@ class SlaveBroker:
             self._calls.call_at(address)
 
     def _held_position(self) -> int:
-        """Nothing goes that the master's log may still have."""
+        """Return where the log has to begin at the latest: nothing goes that the master may still have."""
         oldest = None if self._tables is None else self._tables.oldest_position
         return self._store.min_position if oldest is None else oldest
 

@@ -20,7 +20,7 @@ VIP_PORT_BEFORE: Final = 2
 
 
 class TwoPorts:
-    """What listens for a broker."""
+    """Listens for a broker at both."""
 
     def __init__(
         self, settings: BrokerSettings, clock: Clock, handler: RequestHandler, handle_run: RunHandler

@@ -185,6 +185,7 @@ def test_lower_layers_do_no_input_or_output(layer: str) -> None:
 FLOORS: dict[str, tuple[str, ...]] = {
     "broker": (
         "settings",
+        "broker_role",
         "statistics",
         "tables",
         "filters",

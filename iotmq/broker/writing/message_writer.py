@@ -13,7 +13,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from typing_extensions import Buffer
@@ -164,7 +163,6 @@ class MessageWriter:
         clock: Clock,
         statistics: Statistics,
         *,
-        directory: Path,
         slave_waits: SlaveWaits | None = None,
     ) -> None:
         """`slave_waits` is a sync master's."""
@@ -172,7 +170,6 @@ class MessageWriter:
         self._slave_waits = slave_waits
         self._topics = topics
         self._clock = clock
-        self._directory = directory
         self._settings = settings
         self._flush_timeout_s = store.settings.sync_flush_timeout_ms / 1000
         self._timer = DeadlineTimer(clock, self.time_out)
@@ -452,8 +449,8 @@ class MessageWriter:
     ) -> None:
         """Count the appends since `begin_run`; `waiting` of the batches wait for the disk, or a slave.
 
-        If there are such, `done` is called once in a later turn, when it has them or has taken too long. Statistics of queues
-        are the caller's, with `count_put`.
+        If there are such, `done` is called once in a later turn, when it has them or has taken too long.
+        Statistics of queues are the caller's, with `count_put`.
         """
         self.batches_count += batches
         self.records_count += records
@@ -604,7 +601,7 @@ class MessageWriter:
             code = ResponseCode.MESSAGE_ILLEGAL
         elif isinstance(error, StoreFullError | StoreReadOnlyError):
             code = ResponseCode.SERVICE_NOT_AVAILABLE
-            remark = f"{error} (data directory {self._directory})"
+            remark = f"{error} (data directory {self._store.directory})"
             if not self._was_refused:
                 logger.error("sends are refused: %s", remark)
                 self._was_refused = True

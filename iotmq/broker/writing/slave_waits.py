@@ -19,7 +19,7 @@ from iotmq.supervised import surviving
 
 
 class _SlaveWait:
-    """What is called in place of `done`, once, when the disk's part is over."""
+    """Called in place of `done`, once, when the disk's part is over."""
 
     __slots__ = ("_waits", "batch", "deadline_s", "done", "end_position", "is_ok", "is_patient")
 
