@@ -390,3 +390,63 @@ async def test_a_new_slave_begins_where_its_masters_log_begins(tmp_path: Path) -
         await pair.level()
         assert pair.slave.store.min_position == pair.master.store.min_position == SEGMENT_BYTES
         assert pair.slave.store.check() == []
+
+
+async def test_a_slave_follows_a_master_that_has_another_address(tmp_path: Path) -> None:
+    async with Pair(tmp_path) as pair:
+        await pair.master.send(b"1")
+        await pair.level()
+        await pair.master.stop()
+        moved = pair.master
+        moved.port = Node(tmp_path).port
+        await moved.start()
+        await moved.send(b"2")
+        pair.slave.role.ha.follow(("127.0.0.1", moved.port + 1))
+        await pair.level()
+        assert pair.slave.role.ha.connects_count == 2
+
+
+async def test_a_slave_signs_its_questions_where_the_master_has_accounts(tmp_path: Path) -> None:
+    account = {"access_key": "replicator", "secret_key": "12345678"}
+    pair = Pair(tmp_path)
+    acl = tmp_path / "plain_acl.yml"
+    acl.write_text("accounts:\n- accessKey: replicator\n  secretKey: '12345678'\n  admin: true\n")
+    acl.chmod(0o600)
+    pair.master.broker_settings |= {"acl_enabled": True, "acl_file": str(acl)}
+    pair.slave.replication |= account
+    async with pair:
+        await pair.poll()
+        assert pair.slave.role.tables.failures_count == 0
+        assert pair.slave.broker.topics.encode() == pair.master.broker.topics.encode()
+
+
+async def test_a_new_slave_waits_until_its_master_answers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = Pair(tmp_path)
+    starting = asyncio.ensure_future(pair.slave.start())
+    await soon(lambda: "a new slave waits for its master: no connection" in caplog.text, "it says so")
+    assert not starting.done()
+    await pair.master.start()
+    await starting
+    await pair.connected()
+    for node in (pair.slave, pair.master):
+        await node.stop()
+
+
+async def test_a_slave_deletes_nothing_that_its_master_may_have(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    pair.slave.store_settings |= {"retention_hours": 1, "disk_delete_percent": 100, "disk_force_percent": 100}
+    async with pair:
+        for _ in range(40):
+            await pair.master.send(b"b" * 60_000)
+        await pair.level()
+        store, tables = pair.slave.store, pair.slave.role.tables
+        store.change_retention(type(store.settings)(retention_hours=1))
+        await pair.poll()
+        held = store.held_position
+        assert held is not None
+        assert held() == tables.oldest_position == 0
+        # The master's first file is gone: the slave may let it go, too.
+        tables.oldest_position = SEGMENT_BYTES
+        assert held() == SEGMENT_BYTES
