@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
+from typing import Final
 
 import msgspec
 from typing_extensions import Buffer
@@ -373,6 +374,10 @@ class RemoteGateway:
                 self._limits_changed()
 
 
+# MQTT has no word for a message that is stored, and at no slave. Sent again, it would only be the same again.
+_STORED: Final = (SendStatus.SEND_OK, SendStatus.SLAVE_NOT_AVAILABLE, SendStatus.FLUSH_SLAVE_TIMEOUT)
+
+
 def _report(result: asyncio.Future[SendResult], done: AppendDone) -> None:
     """Turn a producer's result into the port's: only a message as durable as promised is a success."""
     if result.cancelled():
@@ -381,7 +386,10 @@ def _report(result: asyncio.Future[SendResult], done: AppendDone) -> None:
     error = result.exception()
     if error is None:
         status = result.result().status
-        done(status.value, "" if status is SendStatus.SEND_OK else "stored, but not as durably as promised")
+        if status in _STORED:
+            done(ResponseCode.SUCCESS, "")
+        else:
+            done(status.value, "stored, but not as durably as promised")
     elif isinstance(error, BrokerError):
         done(error.code, error.remark)
     else:
