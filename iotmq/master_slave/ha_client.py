@@ -155,11 +155,12 @@ class HaClient:
             return
         self.connects_count += 1
         self._link = link
-        logger.info("connected to the master at %s", address_text(*address))
-        self._last_reason = ""
         try:
             while not await happens_within(link.ended, _LOOK_S):
                 link.look()
+                if link.received_bytes and self._last_reason:
+                    logger.info("the master's log is copied from %s", address_text(*address))
+                    self._last_reason = ""
         finally:
             self._link = None
             link.close("stopped")
@@ -178,7 +179,7 @@ class HaClient:
         return store.advance() == store.appended_position
 
     def _log(self, reason: str) -> None:
-        """Say once why the log is not copied."""
+        """Say why the log is not copied; once, until it is copied again."""
         if reason != self._last_reason:
             logger.warning("the master's log is not copied: %s", reason)
         self._last_reason = reason

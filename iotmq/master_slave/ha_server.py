@@ -66,6 +66,7 @@ class HaServer:
         self._work: list[asyncio.Task[None]] = []
         self._links: set[_SlaveLink] = set()
         self._next_log_s = 0.0
+        self._last_refusal = ""
         self.port = listening.port
         self.reported_position = -1
         self.strangers_count = 0
@@ -187,6 +188,13 @@ class HaServer:
                 logger.warning("slave %s is gone", link.peer)
             self._reported()
 
+    def refused(self, link: _SlaveLink, reason: str) -> None:
+        """Count a connection that is ended; the log says so once as long as it is the same each time."""
+        self.refused_count += 1
+        if reason != self._last_refusal:
+            self._last_refusal = reason
+            logger.warning("the connection of slave %s is ended: %s", link.peer, reason)
+
     def reported(self) -> None:
         """Note that some connection has reported."""
         self._reported()
@@ -228,6 +236,7 @@ class _SlaveLink(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=_TURN_BYTES)
         host, port = transport.get_extra_info("peername")[:2]
         self.peer = address_text(host, port)
         if not self._server.opened(self, host):
@@ -320,6 +329,5 @@ class _SlaveLink(asyncio.Protocol):
         self.send(is_loaded=True)
 
     def _refuse(self, reason: str) -> None:
-        self._server.refused_count += 1
-        logger.warning("the connection of slave %s is ended: %s", self.peer, reason)
+        self._server.refused(self, reason)
         self.abort()

@@ -27,7 +27,8 @@ T = TypeVar("T")
 
 _TIMEOUT_S: Final = 3.0
 _MASTER_ID: Final = "0"
-# brokerSettings of RocketMQ 4.9, and of brokers before it.
+_RANGE_NAMES: Final = ("commitLogMinOffset", "commitLogMaxOffset")
+# The setting of RocketMQ 4.9, and of brokers before it.
 _SEGMENT_BYTES_NAMES: Final = ("mappedFileSizeCommitLog", "mapedFileSizeCommitLog")
 
 
@@ -82,15 +83,17 @@ class MasterCalls:
         # In a thread: what Java brokers write may have to be put right first.
         return await asyncio.to_thread(lenient_json.decode, body, shape, lenient_bytes_max=len(body))
 
-    async def oldest_position(self) -> int:
-        """Return where the master's log begins. IotmqError."""
+    async def log_range(self) -> tuple[int, int]:
+        """Return where the master's log begins and ends. IotmqError."""
         facts = await self.table(RequestCode.GET_BROKER_RUNTIME_INFO, _RuntimeInfo)
         try:
-            return max(0, int(facts.table["commitLogMinOffset"]))
+            oldest, end_position = (int(facts.table[name]) for name in _RANGE_NAMES)
         except (KeyError, ValueError) as error:
             raise BrokerError(
-                ResponseCode.SYSTEM_ERROR, f"the master does not say where its log begins: {error}"
+                ResponseCode.SYSTEM_ERROR, f"the master does not say where its log begins and ends: {error}"
             ) from None
+        # An empty log of a Java broker may say -1.
+        return max(0, oldest), max(0, end_position)
 
     async def segment_bytes(self) -> int:
         """Return the size of the files of the master's log. IotmqError."""

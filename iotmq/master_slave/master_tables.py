@@ -12,8 +12,6 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
-import msgspec
-
 from iotmq import limits
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.scheduled.delay_offsets import DelayOffsets, DelayOffsetTable
@@ -44,6 +42,9 @@ class MasterTables:
         self._delay_offsets = delay_offsets
         self._calls = calls
         self._written = DelayOffsetTable()
+        # The answer of this round, and one of a former round with the end of the master's log then.
+        self._told_delays: DelayOffsetTable | None = None
+        self._early_delays: tuple[int, DelayOffsetTable] | None = None
         self._has_failed = False
         # Where the master's log begins; None before it was asked.
         self.oldest_position: int | None = None
@@ -63,7 +64,7 @@ class MasterTables:
         """Ask for everything once. What one question lacks does not keep the others from being asked."""
         errors: list[Exception] = []
         steps: tuple[Callable[[], Awaitable[None]], ...] = (
-            self._topics, self._groups, self._offsets, self._delays, self._oldest,
+            self._topics, self._groups, self._offsets, self._delays, self._range,
         )  # fmt: skip
         for step in steps:
             try:
@@ -145,13 +146,35 @@ class MasterTables:
         self._parts.offsets.raise_to(ConsumerOffsetTable(offset_table=taken))
 
     async def _delays(self) -> None:
-        table = await self._calls.table(RequestCode.GET_ALL_DELAY_OFFSET, DelayOffsetTable)
-        if msgspec.json.encode(table.offset_table) != msgspec.json.encode(self._written.offset_table):
+        self._told_delays = None
+        self._told_delays = await self._calls.table(RequestCode.GET_ALL_DELAY_OFFSET, DelayOffsetTable)
+
+    async def _range(self) -> None:
+        """Ask for the master's log's begin and end; what was told of delays is true once the log is here.
+
+        A master may have delivered what has not come yet. Were it taken for delivered, it would be lost.
+        """
+        oldest, end_position = await self._calls.log_range()
+        self._note_oldest(oldest)
+        confirmed_position = self._parts.store.confirmed_position
+        early, told = self._early_delays, self._told_delays
+        if told is not None and end_position <= confirmed_position:
+            self._early_delays = None
+            await self._write_delays(told)
+            return
+        if early is not None and early[0] <= confirmed_position:
+            await self._write_delays(early[1])
+            early = None
+        if early is None and told is not None:
+            early = end_position, told
+        self._early_delays = early
+
+    async def _write_delays(self, table: DelayOffsetTable) -> None:
+        if table.offset_table != self._written.offset_table:
             await asyncio.to_thread(self._delay_offsets.write_copy, table)
             self._written = table
 
-    async def _oldest(self) -> None:
-        position = await self._calls.oldest_position()
+    def _note_oldest(self, position: int) -> None:
         end_position = self._parts.store.appended_position
         if position > end_position and position != self.oldest_position:
             logger.error(

@@ -164,7 +164,7 @@ class SlaveBroker:
                         raise IotmqError(f"no registry knows a master of {self._settings.name}")
                     self._calls.call_at(address)
                 await self._check_segments()
-                position = await self._calls.oldest_position()
+                position, _ = await self._calls.log_range()
                 break
             except StoreError:
                 raise

@@ -420,6 +420,30 @@ async def test_a_slave_signs_its_questions_where_the_master_has_accounts(tmp_pat
         assert pair.slave.broker.topics.encode() == pair.master.broker.topics.encode()
 
 
+async def test_a_slave_that_is_ahead_is_refused_and_both_sides_say_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = Pair(tmp_path)
+    async with pair:
+        await pair.master.send(b"1")
+        await pair.level()
+    # The slave was master for a while.
+    other = Node(tmp_path / "slave")
+    await other.start()
+    await other.send(b"2")
+    await other.stop()
+    await pair.master.start()
+    await pair.slave.start()
+    pair.slave.role.ha._retry_s = 0.01
+    ha = pair.master.role.ha
+    await soon(lambda: ha.refused_count >= 5, "it is refused again and again")
+    assert ha.reported_position == -1
+    for text in ("past the end", "the connection has ended"):
+        assert caplog.text.count(text) == 1
+    for node in (pair.slave, pair.master):
+        await node.stop()
+
+
 async def test_a_new_slave_waits_until_its_master_answers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

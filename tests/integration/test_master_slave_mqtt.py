@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from eventually import soon
 from gateway_process import GatewayProcess
 from log_reader import read_topic
 from mqtt_publisher import Publisher
@@ -18,10 +19,9 @@ COUNT = 50
 async def publish(port: int) -> Publisher:
     publisher = Publisher(port, "device", "Alpha")
     running = asyncio.ensure_future(publisher.run())
+    await soon(lambda: len(publisher.acknowledged) >= COUNT, "messages are acknowledged")
+    publisher.finish()
     async with asyncio.timeout(30):
-        while len(publisher.acknowledged) < COUNT:
-            await asyncio.sleep(0.01)
-        publisher.finish()
         await running
     return publisher
 

@@ -36,6 +36,7 @@ class FakeCalls:
 
     def __init__(self) -> None:
         self.oldest = 0
+        self.end_position = 0
         self.bodies: dict[int, bytes] = {
             RequestCode.GET_ALL_TOPIC_CONFIG: b'{"dataVersion":{"counter":0,"timestamp":0}}',
             RequestCode.GET_ALL_SUBSCRIPTION_GROUP_CONFIG: b'{"dataVersion":{"counter":0,"timestamp":0}}',
@@ -48,8 +49,8 @@ class FakeCalls:
             raise BrokerError(1, "no")
         return lenient_json.decode(self.bodies[code], shape)
 
-    async def oldest_position(self) -> int:
-        return self.oldest
+    async def log_range(self) -> tuple[int, int]:
+        return self.oldest, self.end_position
 
 
 class Bench:
@@ -60,7 +61,7 @@ class Bench:
         self.offsets = ConsumerOffsets(directory / "offsets.json")
         self.written: list[DelayOffsetTable] = []
         self.calls = FakeCalls()
-        self.store = SimpleNamespace(appended_position=1_000)
+        self.store = SimpleNamespace(appended_position=1_000, confirmed_position=1_000)
         self.tables = MasterTables(
             SimpleNamespace(  # type: ignore[arg-type]
                 topics=self.topics, subscription_groups=self.groups, offsets=self.offsets, store=self.store
@@ -164,6 +165,33 @@ async def test_delay_offsets_are_written_when_they_have_changed(bench: Bench) ->
     assert [table.offset_table for table in bench.written] == [{1: 4}, {1: 5}]
 
 
+async def test_delay_offsets_wait_until_what_they_count_is_here(bench: Bench) -> None:
+    def tell(offset: int, end_position: int) -> None:
+        body = b'{"offsetTable":{1:%d}}' % offset
+        bench.calls.bodies[RequestCode.GET_ALL_DELAY_OFFSET] = body
+        bench.calls.end_position = end_position
+
+    def written() -> list[int]:
+        return [table.offset_table[1] for table in bench.written]
+
+    tell(4, 1_001)
+    await bench.tables.poll()
+    assert written() == [], "the slave's log ends at 1000"
+    # The master's log grows all the time: what was told first is what the slave comes up with.
+    tell(5, 2_000)
+    bench.store.confirmed_position = 1_001
+    await bench.tables.poll()
+    assert written() == [4]
+    tell(6, 3_000)
+    bench.store.confirmed_position = 2_000
+    await bench.tables.poll()
+    assert written() == [4, 5]
+    del bench.calls.bodies[RequestCode.GET_ALL_DELAY_OFFSET]
+    bench.store.confirmed_position = 3_000
+    await bench.tables.poll()
+    assert written() == [4, 5, 6]
+
+
 async def test_one_question_without_an_answer_does_not_stop_the_others(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -223,4 +251,4 @@ async def test_the_size_of_the_masters_files_is_read_from_its_settings(
     else:
         assert await calls.segment_bytes() == expected
     with pytest.raises(BrokerError, match="where its log begins"):
-        await calls.oldest_position()
+        await calls.log_range()
