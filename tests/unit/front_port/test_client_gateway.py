@@ -190,7 +190,6 @@ async def test_queues_are_those_of_all_brokers_and_batches_go_where_they_belong(
         (ResponseCode.MESSAGE_ILLEGAL, ResponseCode.MESSAGE_ILLEGAL),
         (ResponseCode.NO_PERMISSION, ResponseCode.NO_PERMISSION),
         (ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.FLUSH_DISK_TIMEOUT),
-        (ResponseCode.SLAVE_NOT_AVAILABLE, ResponseCode.SLAVE_NOT_AVAILABLE),
     ],
 )
 async def test_what_the_broker_says_is_passed_on(scripted: int, code: int) -> None:
@@ -200,6 +199,14 @@ async def test_what_the_broker_says_is_passed_on(scripted: int, code: int) -> No
         answer = await site.answer()
         assert answer[0] == code
         assert answer[1]
+
+
+@pytest.mark.parametrize("scripted", [ResponseCode.SLAVE_NOT_AVAILABLE, ResponseCode.FLUSH_SLAVE_TIMEOUT])
+async def test_a_message_that_is_stored_and_at_no_slave_is_not_sent_again(scripted: int) -> None:
+    async with running() as site:
+        site.broker.script[RequestCode.SEND_BATCH_MESSAGE].append(scripted)
+        site.append(0, batch(b"x"))
+        assert await site.answer() == (0, "")
 
 
 async def test_a_connection_that_ends_is_not_a_refusal() -> None:
