@@ -46,7 +46,8 @@ class ReplicationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     slave_timeout_ms: _ManyMs = 3_000
     """So long a send to a sync_master waits for a slave, in milliseconds."""
     slave_read_enabled: bool = False
-    """Send readers that are far behind to a slave: further than 40 % of this machine's memory."""
+    """Send readers that are far behind to a slave: further than 40 % of this machine's memory. At a slave:
+    send the others back to the master."""
     vip_port_enabled: bool = False
     """Listen on the native port minus 2, too. A Java slave asks for its master's topics there, and gets none
     without it."""

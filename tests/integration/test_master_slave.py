@@ -14,6 +14,7 @@ from static_pair import SEGMENT_BYTES, Node, Pair
 from iotmq.errors import StoreError
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.replication.rocketmq.ha_master import FRAME_HEADER, REPORT
+from iotmq.replication.settings import ReplicationSettings
 
 NO_WAIT = "WAIT\x01false\x02"
 
@@ -51,8 +52,11 @@ async def test_a_slave_that_was_away_goes_on_where_its_log_ends(tmp_path: Path) 
         assert await pair.slave.bodies() == [b"1", b"2"]
 
 
-async def test_a_pull_parked_at_a_slave_wakes_when_the_message_comes(tmp_path: Path) -> None:
-    async with Pair(tmp_path) as pair:
+@pytest.mark.parametrize("flush", ["async", "sync"])
+async def test_a_pull_parked_at_a_slave_wakes_when_the_message_comes(tmp_path: Path, flush: str) -> None:
+    pair = Pair(tmp_path)
+    pair.slave.store_settings["flush"] = flush
+    async with pair:
         await pair.master.send(b"1")
         await pair.level()
         await pair.poll()
@@ -404,6 +408,21 @@ async def test_a_slave_follows_a_master_that_has_another_address(tmp_path: Path)
         pair.slave.role.ha.follow(("127.0.0.1", moved.port + 1))
         await pair.level()
         assert pair.slave.role.ha.connects_count == 2
+
+
+async def test_the_configured_address_wins_over_what_registries_tell(tmp_path: Path) -> None:
+    async with Pair(tmp_path) as pair:
+        slave, port = pair.slave.role, pair.master.port
+        told = {"haServerAddr": "127.0.0.1:9", "masterAddr": f"localhost:{port}"}
+        slave._registered(told)
+        assert slave.ha._address == ("127.0.0.1", port + 1)
+        assert slave._calls._address == ("localhost", port)
+        slave._replication = ReplicationSettings(mode="static", role="slave", broker_id=1)
+        # A registry that does not know the master now says nothing of it.
+        slave._registered({"haServerAddr": "", "masterAddr": ""})
+        assert slave.ha._address == ("127.0.0.1", port + 1)
+        slave._registered(told)
+        assert slave.ha._address == ("127.0.0.1", 9)
 
 
 async def test_a_slave_signs_its_questions_where_the_master_has_accounts(tmp_path: Path) -> None:

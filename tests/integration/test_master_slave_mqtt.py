@@ -1,4 +1,4 @@
-"""MQTT devices of a sync master without a slave: their messages are stored once and acknowledged."""
+"""MQTT devices beside master and slave: stored once without a slave, and never at a slave."""
 
 from __future__ import annotations
 
@@ -46,4 +46,21 @@ async def test_messages_are_stored_once_and_acknowledged(tmp_path: Path, is_apar
                 publisher = await publish(front.mqtt_port)
                 stored = await asyncio.to_thread(bodies, registry.registry)
     assert len(publisher.acknowledged) == publisher.sent_count >= COUNT
+    assert sorted(stored) == sorted(publisher.body(number) for number in publisher.acknowledged)
+
+
+async def test_devices_at_a_slaves_process_reach_the_master(tmp_path: Path) -> None:
+    with GatewayProcess(tmp_path / "master", "replication.mode=static") as master:
+        registries = f'registries=["{master.registry}"]'
+        role = ("replication.mode=static", "replication.role=slave", "replication.broker_id=1")
+        addresses = (f"broker.{registries}", f"mqtt.{registries}")
+        with GatewayProcess(tmp_path / "slave", *role, *addresses) as slave:
+            publisher = await publish(slave.mqtt_port)
+            stored = await asyncio.to_thread(bodies, master.registry)
+            assert slave.metric("iotmq_broker_records_total") == 0
+            end_position = master.metric("iotmq_store_appended_position_bytes")
+            await soon(
+                lambda: slave.metric("iotmq_store_confirmed_position_bytes") == end_position,
+                "the slave has what the devices sent",
+            )
     assert sorted(stored) == sorted(publisher.body(number) for number in publisher.acknowledged)
