@@ -28,6 +28,8 @@ from iotmq.cycles import short_collections
 from iotmq.errors import IotmqError, StoreError
 from iotmq.front_port.gateway import RemoteGateway
 from iotmq.front_port.session_gateway import RemoteSessions
+from iotmq.master_slave.master import MasterBroker
+from iotmq.master_slave.slave import SlaveBroker
 from iotmq.member.replicated_broker import ReplicatedBroker
 from iotmq.metrics import Metric, MetricSource, SourceReader
 from iotmq.mqtt_front.server import MqttFront
@@ -122,7 +124,7 @@ class Process:
                 if self._is_member:
                     await self._start_member()
                 else:
-                    broker = await self._start_broker()
+                    broker = await self._start_store_and_broker()
             if self._workers is not None:
                 await self._start_mqtt_workers(self._workers)
             elif self._role in ("serve", "mqtt"):
@@ -194,7 +196,8 @@ class Process:
         self._watch("registry", registry)
         self._listens("registry", settings.listen_host, registry.port)
 
-    async def _start_broker(self) -> Broker:
+    async def _start_store_and_broker(self) -> Broker | None:
+        """Return the broker for a front end of this process: None for a slave, which MQTT does not use."""
         assert self._opening is not None
         began_s = self._clock.monotonic_s()
         self._checks["store"] = lambda: (
@@ -205,14 +208,30 @@ class Process:
         self.sources.append(store)
         self._checks["store"] = lambda: store.failure or store.refusal
         settings = self._registering(self._broker_settings)
-        broker = Broker(settings, store, directory=Path(self._config.data), clock=self._clock)
-        await self._start("broker", broker)
-        self._watch("broker", broker)
+        directory, replication = Path(self._config.data), self._config.replication
+        if replication.mode == "static" and replication.role == "slave":
+            slave = SlaveBroker(settings, store, replication, directory=directory, clock=self._clock)
+            await self._start_broker(slave, settings)
+            return None
+        if replication.mode == "static":
+            master = MasterBroker(settings, store, replication, directory=directory, clock=self._clock)
+            await self._start_broker(master, settings)
+            self._listens("replication", settings.listen_host, master.ha.port)
+            broker = master.broker
+        else:
+            broker = Broker(settings, store, directory=directory, clock=self._clock)
+            await self._start_broker(broker, settings)
         if self._role == "serve":
             # The registry is in this process: ready means that clients find the topics.
             await broker.wait_registered(_OWN_REGISTRY_S)
-        self._listens("broker", settings.listen_host, broker.port)
         return broker
+
+    async def _start_broker(
+        self, broker: Broker | MasterBroker | SlaveBroker, settings: BrokerSettings
+    ) -> None:
+        await self._start("broker", broker)
+        self._watch("broker", broker)
+        self._listens("broker", settings.listen_host, broker.port)
 
     async def _start_member(self) -> None:
         """Start a broker that may be master; a front end of this process finds the master like others."""

@@ -151,6 +151,13 @@ KV_BYTES_MAX: Final = 4 * 1024 * 1024
 SETTINGS_TEXT_BYTES_MAX: Final = 64 * 1024
 # Replication: the number of a member, and what a consensus store holds of a broker name. The signs of life of
 # all members fit into one answer, with what Kubernetes adds to each.
+# Numbers of brokers of one name on the wire are 64 bits; nobody has as many.
+BROKER_ID_MAX: Final = 1_000_000
+# Slaves of one master in the way of RocketMQ 4.9, and networks they may come from.
+HA_CONNECTIONS_MAX: Final = 16
+HA_NETWORKS_MAX: Final = 64
+# What a master has sent of a record that is not whole yet: no record has 16 MiB.
+HA_UNFINISHED_BYTES_MAX: Final = 16 * 1024 * 1024
 REPLICATION_MEMBER_MAX: Final = 127
 REPLICATION_MEMBERS_MAX: Final = 15
 REPLICATION_INCARNATION_CHARACTERS_MAX: Final = 64

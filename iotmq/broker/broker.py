@@ -7,12 +7,13 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from iotmq.broker.access.acl import Guard, open_access_control
 from iotmq.broker.assemble.admin import AdminProcessors
 from iotmq.broker.assemble.mqtt import MqttProcessors
 from iotmq.broker.assemble.native import NativeProcessors
+from iotmq.broker.broker_role import BrokerRole, Serving
 from iotmq.broker.delivery.delivery import Delivery
 from iotmq.broker.handlers.mqtt.gateway import LocalGateway
 from iotmq.broker.handlers.mqtt.local_sessions import LocalSessions
@@ -22,6 +23,8 @@ from iotmq.broker.registration.advertised_address import resolve_store_host
 from iotmq.broker.registration.service import RegistrationService
 from iotmq.broker.replies.reply_after_registration import RepliesAfterRegistration
 from iotmq.broker.replies.request_table import RequestTable
+from iotmq.broker.replies.slave_refusals import SlaveRefusals
+from iotmq.broker.scheduled.delay_offsets import DelayOffsets
 from iotmq.broker.scheduled.timers import Timers
 from iotmq.broker.sessions.sessions import Sessions
 from iotmq.broker.settings import BrokerSettings
@@ -55,19 +58,6 @@ _RETENTION_SCAN_S: Final = 1.0
 _SESSION_SCAN_S: Final = 1.0
 
 
-class Serving(Protocol):
-    """Give the requests of clients to a broker, from `start` to `stop`."""
-
-    @property
-    def port(self) -> int: ...
-
-    async def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
-
-    def metrics(self) -> Iterable[Metric]: ...
-
-
 class Broker:
     """Serves one store to native clients, and through `writer` to front ends in the same process.
 
@@ -87,22 +77,27 @@ class Broker:
         directory: Path,
         store_host: bytes | None = None,
         clock: Clock | None = None,
-        make_server: Callable[[RequestHandler, RunHandler], Serving] | None = None,
+        role: BrokerRole | None = None,
     ) -> None:
         """`directory` is the data directory (files go to its `config/`); `store_host` is what the store
-        was opened with, by default the advertised address of the settings. `make_server` makes what listens,
-        by default a server by the settings."""
+        was opened with, by default the advertised address of the settings. `role` is by default that of a
+        master without slaves."""
         parts = self.parts = make_parts(
             settings,
             store,
             directory=directory,
             host=store_host or resolve_store_host(settings),
             clock=clock,
+            role=role,
         )
+        self._role = parts.role
         self._store = store
         self._files = TableFiles(parts.topics, parts.subscription_groups, parts.changed_settings)
         self._native = NativeProcessors(parts, self._files, when_told=self._when_told)
-        self._files.add([parts.offsets, self._native.filters, self._native.delays.offsets])
+        self._files.add([parts.offsets, self._native.filters])
+        if not self._role.is_slave:
+            # A slave's is its master's.
+            self._files.add([self._native.delays.offsets])
         self.access = open_access_control(parts.settings, store, default_file=parts.config / "plain_acl.yml")
         # What the log does not have, for followers, or from the master.
         self.table_copies = TableCopies(
@@ -125,7 +120,8 @@ class Broker:
             take_pull=self._native.pulls.take_pull,
             write_out=parts.writer.write_out,
         )
-        self._server = self._make_server(make_server)
+        self._slave_refusals: SlaveRefusals | None = None
+        self._server = self._make_server()
         self._registration = RegistrationService(
             parts,
             port=lambda: self.port,
@@ -144,18 +140,21 @@ class Broker:
         )
         store.consumed_position = lambda: self.consumed.position
 
-    def _make_server(self, make: Callable[[RequestHandler, RunHandler], Serving] | None) -> Serving:
+    def _make_server(self) -> Serving:
         settings = self.parts.settings
         announced = RepliesAfterRegistration(
             self.requests, self.topics, when_told=self._when_told, when_saved=self._files.when_saved
         )
         handler: RequestHandler = announced
-        handle_run = self.requests.handle_run
+        handle_run: RunHandler = self.requests.handle_run
+        if self._role.is_slave:
+            handler = refusals = self._slave_refusals = SlaveRefusals(announced, handle_run)
+            handle_run = refusals.handle_run
         if self.access is not None:
-            handler = guard = Guard(announced, handle_run, self.access, self._store, self.parts.cold_reads)
+            handler = guard = Guard(handler, handle_run, self.access, self._store, self.parts.cold_reads)
             handle_run = guard.handle_run
-        if make is not None:
-            return make(handler, handle_run)
+        if self._role.make_server is not None:
+            return self._role.make_server(handler, handle_run)
         return RemotingServer(
             handler,
             Listening(
@@ -216,6 +215,11 @@ class Broker:
         return self._native.delays.timers
 
     @property
+    def delay_offsets(self) -> DelayOffsets:
+        """Return the offsets up to which delay levels were delivered."""
+        return self._native.delays.offsets
+
+    @property
     def port(self) -> int:
         """Return the port listened on."""
         return self._server.port
@@ -263,6 +267,33 @@ class Broker:
         self.table_copies.lead()
         settings = self.parts.settings
         self._apply_settings()
+        if not self._role.is_slave:
+            self._prepare()
+        self.topics.add_listener(self._on_topic_changed)
+        self.subscription_groups.add_listener(self._on_group_changed)
+        if self._role.is_slave:
+            await self._server.start()
+            self.writer.open(refusal="this broker is a slave")
+        else:
+            self._native.restore()
+            self._mqtt.start()
+            await self._server.start()
+            self.writer.open()
+            self._native.start()
+        self._registration.start(epoch=epoch)
+        self._work = [supervise(name, work) for name, work in self._repeated_work()]
+        logger.info(
+            "broker %s of cluster %s listens on %s:%d and is advertised as %s",
+            settings.name,
+            settings.cluster,
+            settings.listen_host,
+            self.port,
+            self.address,
+        )
+
+    def _prepare(self) -> None:
+        """Bring the tables into agreement with the log; a slave's are its master's."""
+        settings = self.parts.settings
         self._admin.resume()
         if self._store.is_replicated:
             # What registries and tools know of a former master is older, whatever it had in its tables last.
@@ -276,23 +307,6 @@ class Broker:
         if clamped:
             logger.warning("%d consumer offsets were past the end of their queues and were set back", clamped)
         self._files.save_topics()
-        self.topics.add_listener(self._on_topic_changed)
-        self.subscription_groups.add_listener(self._on_group_changed)
-        self._native.restore()
-        self._mqtt.start()
-        await self._server.start()
-        self.writer.open()
-        self._native.start()
-        self._registration.start(epoch=epoch)
-        self._work = [supervise(name, work) for name, work in self._repeated_work()]
-        logger.info(
-            "broker %s of cluster %s listens on %s:%d and is advertised as %s",
-            settings.name,
-            settings.cluster,
-            settings.listen_host,
-            self.port,
-            self.address,
-        )
 
     async def stop(self) -> None:
         """Take nothing more, finish what was taken, save everything; well under two seconds."""
@@ -300,7 +314,8 @@ class Broker:
             await end(self._work)
             self._files.save_all()
             return
-        self._mqtt.finish()
+        if not self._role.is_slave:
+            self._mqtt.finish()
         self.writer.close()
         await end(self._work)
         await self._admin.finish_removals()
@@ -345,6 +360,8 @@ class Broker:
             yield from part.metrics()
         if self.access is not None:
             yield from self.access.metrics()
+        if self._slave_refusals is not None:
+            yield self._slave_refusals.metric()
 
     def _repeated_work(self) -> Iterable[tuple[str, Callable[[], Awaitable[None]]]]:
         """List the background work of a running broker, with its names in metrics."""
@@ -355,8 +372,9 @@ class Broker:
         yield "statistics", partial(repeat, SAMPLE_INTERVAL_S, self.sample)
         yield "consumed positions", self.consumed.look_repeatedly
         yield "retention", partial(repeat, _RETENTION_SCAN_S, self._store.retain)
-        yield "expiry of sessions", partial(repeat, _SESSION_SCAN_S, self._mqtt.expire)
-        yield "delayed messages", partial(repeat, _RETENTION_SCAN_S, self._native.delays.roll)
+        if not self._role.is_slave:
+            yield "expiry of sessions", partial(repeat, _SESSION_SCAN_S, self._mqtt.expire)
+            yield "delayed messages", partial(repeat, _RETENTION_SCAN_S, self._native.delays.roll)
         if self.access is not None:
             yield "accounts", self._reload_accounts
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from iotmq.broker.broker_role import BrokerRole
 from iotmq.broker.exactly_once.received_ids import ReceivedIds
 from iotmq.broker.exactly_once.stored_once import StoredOnce
 from iotmq.broker.members.groups import Groups
@@ -18,6 +19,7 @@ from iotmq.broker.tables.system_topics import system_topic_names
 from iotmq.broker.tables.topics import TopicTable
 from iotmq.broker.writing.message_ids import OffsetMessageIds
 from iotmq.broker.writing.message_writer import MessageWriter
+from iotmq.broker.writing.slave_waits import SlaveWaits
 from iotmq.clock import Clock, SystemClock
 from iotmq.store.store import Store
 
@@ -34,6 +36,7 @@ class BrokerParts:
     store: Store
     config: Path
     host: bytes
+    role: BrokerRole
     changed_settings: ChangedSettings
     topics: TopicTable
     subscription_groups: SubscriptionGroups
@@ -57,16 +60,28 @@ class BrokerParts:
 
 
 def make_parts(
-    settings: BrokerSettings, store: Store, *, directory: Path, host: bytes, clock: Clock | None = None
+    settings: BrokerSettings,
+    store: Store,
+    *,
+    directory: Path,
+    host: bytes,
+    clock: Clock | None = None,
+    role: BrokerRole | None = None,
 ) -> BrokerParts:
     """Read the files of `directory`/config and make the parts. StoreError when a file is broken."""
     clock = clock or SystemClock()
+    role = role or BrokerRole()
     config = directory / "config"
-    changed_settings = ChangedSettings(config / "brokerSettings.json", settings, store.settings)
+    changed_settings = ChangedSettings(
+        config / "brokerSettings.json", settings, store.settings, role_facts=role.facts()
+    )
     settings = changed_settings.broker
     topics = TopicTable(config / "topics.json", clock)
     statistics = Statistics(clock)
-    writer = MessageWriter(store, topics, changed_settings, clock, statistics, directory=directory)
+    slave_waits = (
+        None if role.slaves is None else SlaveWaits(role.slaves, clock, timeout_s=role.slave_timeout_s)
+    )
+    writer = MessageWriter(store, topics, changed_settings, clock, statistics, slave_waits=slave_waits)
     received = ReceivedIds(store.key_values())
     store.add_projection(received)
     return BrokerParts(
@@ -74,6 +89,7 @@ def make_parts(
         store=store,
         config=config,
         host=host,
+        role=role,
         changed_settings=changed_settings,
         topics=topics,
         subscription_groups=SubscriptionGroups(

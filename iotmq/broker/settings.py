@@ -55,7 +55,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = "DefaultCluster"
     """Cluster name, written as property CLUSTER into every record."""
     broker_id: Annotated[int, Meta(ge=0, le=0)] = 0
-    """0, the master of its name; there is no replication, so a slave would have no data."""
+    """Always 0; a slave's number is `replication.broker_id`."""
     listen_host: ListenHost = "127.0.0.1"
     listen_port: NativePort = 10_911
     advertised_host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"

@@ -92,9 +92,11 @@ def _runner(
         from iotmq.member.wire import Introduction
 
         config = load(options)
-        if config.replication.mode == "off":
+        mode = config.replication.mode
+        if mode != "elected":
             raise ConfigError(
-                "replication.mode is off: give the settings of a member of a replicated broker by --config"
+                f"replication.mode is {mode}, and this is for mode elected: give the settings of a member by "
+                "--config"
             )
         connector = PeerConnector(
             config.replication,

@@ -281,8 +281,12 @@ def _contradictions(config: Config) -> Iterable[str]:
     """Find combinations of settings that are refused."""
     yield from _listener_contradictions(config.mqtt)
     yield from config.replication.problems()
-    if config.replication.mode != "off" and not config.broker.listen_port:
+    mode = config.replication.mode
+    if mode == "elected" and not config.broker.listen_port:
         yield "broker.listen_port = 0 is refused: other members reach this one by replication.members"
+    # Replication has the port behind it, and may have the one two before.
+    if mode == "static" and not 3 <= config.broker.listen_port < 65_535:
+        yield f"broker.listen_port = {config.broker.listen_port} is refused with replication.mode = static"
     longest = f"{config.mqtt.name}-{config.mqtt.workers}".encode()
     if config.mqtt.workers > 1 and len(longest) > limits.FRONT_END_NAME_BYTES_MAX:
         yield (

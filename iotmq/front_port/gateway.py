@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
+from typing import Final
 
 import msgspec
 from typing_extensions import Buffer
@@ -414,6 +415,11 @@ class RemoteGateway:
                 self._limits_changed()
 
 
+# MQTT has no word for a message that is stored, and at no slave. Sent again, it would only be the same again.
+# One that slaves or members are late with is sent again: it is not acknowledged before they have it.
+_STORED: Final = (SendStatus.SEND_OK, SendStatus.SLAVE_NOT_AVAILABLE)
+
+
 def _report(result: asyncio.Future[SendResult], done: AppendDone) -> None:
     """Turn a producer's result into the port's: only a message as durable as promised is a success.
 
@@ -425,7 +431,7 @@ def _report(result: asyncio.Future[SendResult], done: AppendDone) -> None:
     error = result.exception()
     if error is None:
         status = result.result().status
-        if status in (SendStatus.SEND_OK, SendStatus.SLAVE_NOT_AVAILABLE):
+        if status in _STORED:
             done(ResponseCode.SUCCESS, "")
         else:
             done(status.value, "stored, but not as durably as promised")

@@ -18,6 +18,7 @@ import msgspec
 
 from iotmq.addresses import address_text
 from iotmq.broker.broker import Broker
+from iotmq.broker.broker_role import BrokerRole
 from iotmq.broker.registration.advertised_address import resolve_store_host
 from iotmq.clock import Clock
 from iotmq.errors import IotmqError, RequestError
@@ -262,7 +263,7 @@ class ReplicatedBroker:
             opened.store,
             directory=self._directory,
             clock=self._clock,
-            make_server=self._listener.seat,
+            role=BrokerRole(make_server=self._listener.seat),
         )
 
     def make_driver(self, opened: MemberStore, consensus: ConsensusStore, run: _Run) -> MemberDriver:

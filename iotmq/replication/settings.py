@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -15,15 +16,41 @@ from iotmq.replication.ports import MemberSettings
 from iotmq.setting_types import AccountKey, AccountSecret, FileName
 
 _MEMBER_PATTERN: Final = r"^\d{1,3}=(\[[^\]]+\]|[^:\s]+):\d{1,5}$"
+_OPTIONAL_ADDRESS_PATTERN: Final = r"^((\[[^\]]+\]|[^:\s]+):\d{1,5})?$"
 _ManyMs = Annotated[int, Meta(ge=100, le=600_000)]
 
 
 class ReplicationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Section [replication]: several brokers with one name, of which one is master at a time."""
 
-    mode: Literal["off", "elected"] = "off"
+    mode: Literal["off", "elected", "static"] = "off"
     """off: a broker of its own. elected: a member of a replicated broker. What is acknowledged is on every
-    member in sync, and when the master is gone, one of those takes over."""
+    member in sync, and when the master is gone, one of those takes over. static: master or slave as in
+    RocketMQ 4.9, whose brokers may be the other one; a slave takes over when an operator restarts it as
+    master."""
+    role: Literal["async_master", "sync_master", "slave"] = "async_master"
+    """Role in mode static. async_master: slaves copy its log. sync_master: sends are answered when a slave
+    has them, with status 11 (SLAVE_NOT_AVAILABLE) or 12 (FLUSH_SLAVE_TIMEOUT) when none does; they stay
+    stored. slave: copies its master's log and answers pulls."""
+    broker_id: Annotated[int, Meta(ge=0, le=limits.BROKER_ID_MAX)] = 0
+    """A slave's number among the brokers of its name, from 1. Masters are 0."""
+    master_address: Annotated[str, Meta(pattern=_OPTIONAL_ADDRESS_PATTERN, max_length=300)] = ""
+    """HOST:PORT of the master's replication port, which is the one behind its native port. Empty: what the
+    registries say."""
+    allow: Annotated[
+        tuple[Annotated[str, Meta(min_length=1, max_length=64)], ...], Meta(max_length=limits.HA_NETWORKS_MAX)
+    ] = ("127.0.0.0/8", "::1")
+    """Addresses and networks from which slaves may connect to the replication port of a master. The wire of
+    RocketMQ 4.9 has neither accounts nor encryption: whoever connects reads all messages, and may claim to
+    have stored them. So only this machine is allowed unless told otherwise."""
+    slave_timeout_ms: _ManyMs = 3_000
+    """So long a send to a sync_master waits for a slave, in milliseconds."""
+    slave_read_enabled: bool = False
+    """Send readers that are far behind to a slave: further than 40 % of this machine's memory. At a slave:
+    send the others back to the master."""
+    vip_port_enabled: bool = False
+    """Listen on the native port minus 2, too. A Java slave asks for its master's topics there, and gets none
+    without it."""
     consensus: Literal["etcd", "kubernetes"] = "etcd"
     """Where members agree on who is master: an etcd cluster (section [replication.etcd]) or Lease objects of
     Kubernetes (section [replication.kubernetes]). No message goes there. While it is away the master goes on;
@@ -54,8 +81,8 @@ class ReplicationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     """Bytes a second at most for this member when it takes a copy of the master's data; 0 is as fast as it
     goes."""
     access_key: AccountKey = ""
-    """Account by which this member opens connections to the others; needed where `broker.acl_enabled` is
-    set, and then it has to be an administrator's."""
+    """Account by which this member opens connections to the others, and a slave to its master; needed where
+    `broker.acl_enabled` is set, and then it has to be an administrator's."""
     secret_key: AccountSecret = ""
     """Secret of that account."""
     tls_enabled: bool = False
@@ -78,10 +105,49 @@ class ReplicationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
             found[int(number)] = parse_address(address)
         return found
 
+    @property
+    def networks(self) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+        """Return `allow`. Raises ValueError for what is no network."""
+        return [ipaddress.ip_network(text) for text in self.allow]
+
     def problems(self) -> list[str]:
         """Return what is wrong with settings that do not fit each other, a sentence for each."""
         if self.mode == "off":
             return []
+        return self._static_problems() if self.mode == "static" else self._elected_problems()
+
+    def _static_problems(self) -> list[str]:
+        problems: list[str] = []
+        if self.role == "slave":
+            if not self.broker_id:
+                problems.append(
+                    "replication.broker_id is 0, a master's: a slave needs a number of its own from 1"
+                )
+            if self.vip_port_enabled:
+                problems.append("replication.vip_port_enabled is for masters, and replication.role is slave")
+        else:
+            if self.broker_id:
+                problems.append(
+                    f"replication.broker_id is {self.broker_id}, and replication.role is {self.role}: "
+                    "a master is 0"
+                )
+            if self.master_address:
+                problems.append(
+                    f"replication.master_address is for slaves, and replication.role is {self.role}"
+                )
+        if self.master_address:
+            try:
+                parse_address(self.master_address)
+            except ValueError as error:
+                problems.append(f"replication.master_address: {error}")
+        for text in self.allow:
+            try:
+                ipaddress.ip_network(text)
+            except ValueError as error:
+                problems.append(f"replication.allow: {error}")
+        return problems
+
+    def _elected_problems(self) -> list[str]:
         try:
             addresses = self.addresses
         except (ConfigError, ValueError) as error:

@@ -164,9 +164,7 @@ async def test_what_is_sent_right_behind_a_connect_meets_the_packet_ids_of_its_s
     assert await device.client.packet() == (packets.PUBREC << 4, b"\0\x07")
     device.client.abort()
     client = await RawClient.dial(site.fronts[front].mqtt.port)
-    repeated = packets.encode_publish(
-        "q", b"first", qos=2, packet_id=7, dup=True, properties=NO_PROPERTIES
-    )
+    repeated = packets.encode_publish("q", b"first", qos=2, packet_id=7, dup=True, properties=NO_PROPERTIES)
     released, other = (packets.encode_acknowledgement(packets.PUBREL, number) for number in (7, 8))
     client.send(
         connect_packet(

@@ -56,7 +56,10 @@ def test_each_worker_has_its_sockets(tmp_path: Path, short: Path) -> None:
             {"name": "local", "transport": "unix", "socket_path": str(short / "{worker}")},
             {"name": "safe", "transport": "tls", "listen_port": tls_port, "certificates": certificates},
             {
-                "name": "web", "transport": "wss", "listen_port": web_port, "certificates": certificates,
+                "name": "web",
+                "transport": "wss",
+                "listen_port": web_port,
+                "certificates": certificates,
                 "allowed_origins": ["*"],
             },
         ]

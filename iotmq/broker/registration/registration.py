@@ -10,12 +10,13 @@ import asyncio
 import logging
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Final, NamedTuple
 
 from iotmq.addresses import address_text, parse_address
 from iotmq.backoff import Backoff
+from iotmq.broker.broker_role import MASTER_ID
 from iotmq.broker.registration.body import RegistrationBody, encode_registration
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.tables.config_files import DataVersion
@@ -50,7 +51,7 @@ class RegistryLink:
         *,
         registration: Callable[[], Awaitable[Command]],
         unregistration: Callable[[], Command],
-        registered: Callable[[], None],
+        registered: Callable[[Mapping[str, str]], None],
     ) -> None:
         self._host, self._port = registry
         self._interval_s = settings.registration_interval_s
@@ -136,7 +137,7 @@ class RegistryLink:
 
     async def _try_to_register(self) -> Exception | None:
         try:
-            await self._register()
+            ext = await self._register()
         except Exception as error:
             # Whatever it is, the next try may succeed: without one the registry forgets this broker for good.
             self.failures_count += 1
@@ -154,10 +155,10 @@ class RegistryLink:
             logger.info("registered with registry %s", self.address)
         self.is_registered = True
         self.registrations_count += 1
-        self._registered()
+        self._registered(ext)
         return None
 
-    async def _register(self) -> None:
+    async def _register(self) -> Mapping[str, str]:
         connection = self._connection
         if connection is None or connection.is_closed:
             connection = self._connection = await ClientConnection.connect(
@@ -166,6 +167,7 @@ class RegistryLink:
         response = await connection.request(await self._registration(), timeout_s=self._timeout_s)
         if response.code != ResponseCode.SUCCESS:
             raise BrokerError(response.code, response.remark or "the registry gave no reason")
+        return response.ext
 
     def _on_lost(self, connection: ClientConnection) -> None:
         # The registry forgets a broker whose connection ends: come back before the interval is over.
@@ -224,15 +226,22 @@ class Registration:
         *,
         broker_address: str,
         epoch: int = 0,
+        broker_id: int = MASTER_ID,
+        ha_address: str = "",
+        registered: Callable[[Mapping[str, str]], None] = lambda ext: None,
     ) -> None:
-        """`epoch` is that of the master of a replicated broker name, 0 where there is no replication."""
+        """`epoch` is that of the master of a replicated broker name, 0 where there is no replication.
+
+        `ha_address` is where slaves copy from, or empty; `registered` hears the fields of each answer.
+        """
         self._epoch = epoch
+        self._ha_address = ha_address
+        self._heard = registered
         self._identity = {
             "brokerName": settings.name,
             "brokerAddr": broker_address,
             "clusterName": settings.cluster,
-            # Whoever serves is the master of its name.
-            "brokerId": "0",
+            "brokerId": str(broker_id),
         }
         self._topics = topics
         # The version and permissions that were encoded last, or are just now, and how that came out.
@@ -249,7 +258,7 @@ class Registration:
                 tls,
                 registration=self._registration,
                 unregistration=self._unregistration,
-                registered=self._first.set,
+                registered=self._registered,
             )
             for address in settings.registries
         ]
@@ -310,14 +319,17 @@ class Registration:
                 labels=labels,
             )
 
+    def _registered(self, ext: Mapping[str, str]) -> None:
+        self._first.set()
+        self._heard(ext)
+
     async def _registration(self) -> Command:
         # Several links may wait for it, and one that stops must not take it from the others.
         body = await asyncio.shield(self._body())
         # bodyCrc32 0: not checked, the connection already does.
         ext = {
             **self._identity,
-            # Where slaves copy from: there is no such port.
-            "haServerAddr": "",
+            "haServerAddr": self._ha_address,
             "compressed": "true" if body.is_compressed else "false",
             "bodyCrc32": "0",
         }

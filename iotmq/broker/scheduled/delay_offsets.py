@@ -110,6 +110,10 @@ class DelayOffsets:
         """Write the file; touches nothing but the disk, so that a thread may do it."""
         self._file.write(data, is_synced=True)
 
+    def write_copy(self, table: DelayOffsetTable) -> None:
+        """Write another broker's file, for the next start as master; may be called in any thread."""
+        self.write(msgspec.json.encode(DelayOffsetTable(offset_table=table.offset_table)))
+
     def progress(self) -> list[tuple[int, int]]:
         """Delivered offset and end of each level's queue, as they are now."""
         return [(offset, end) for _, offset, end in self._state(is_safe=False)]

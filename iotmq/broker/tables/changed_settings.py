@@ -17,6 +17,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
+from iotmq.broker.broker_role import BrokerRole
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.tables.config_files import ConfigFile, DataVersion
 from iotmq.broker.tables.topics import TRACE_TOPIC
@@ -45,6 +46,7 @@ CHANGEABLE: Final = frozenset(
     }
 )
 
+_MASTER_FACTS: Final = BrokerRole().facts()
 _PERMISSION_READ: Final = 4
 _PERMISSION_WRITE: Final = 2
 _PERMISSIONS: Final = "brokerPermission"
@@ -73,6 +75,7 @@ _ALIASES: Final = {
     "listenPort": _Alias("broker.listen_port"),
     "namesrvAddr": _Alias("broker.registries"),
     "mapedFileSizeCommitLog": _Alias("store.segment_bytes"),
+    "mappedFileSizeCommitLog": _Alias("store.segment_bytes"),
     "maxMessageSize": _Alias("store.record_bytes_max"),
     "messageDelayLevel": _Alias("broker.delay_levels"),
 }
@@ -95,8 +98,19 @@ class ChangedSettingsTable(msgspec.Struct, kw_only=True, rename="camel"):
 class ChangedSettings:
     """The settings in effect: those configured, and the changes to them."""
 
-    def __init__(self, path: Path, broker: BrokerSettings, store: StoreSettings) -> None:
-        """Take what `path` has; a change the configuration file has overtaken, or cannot be, is dropped."""
+    def __init__(
+        self,
+        path: Path,
+        broker: BrokerSettings,
+        store: StoreSettings,
+        *,
+        role_facts: Mapping[str, str] = _MASTER_FACTS,
+    ) -> None:
+        """Take what `path` has; a change the configuration file has overtaken, or cannot be, is dropped.
+
+        `role_facts` are shown among the settings; they say whether this is a master or a slave.
+        """
+        self._role_facts = role_facts
         self._file = ConfigFile(path)
         self._configured = _as_texts(broker, store)
         self.broker = broker
@@ -132,6 +146,7 @@ class ChangedSettings:
             ),
             **{name: _alias_text(texts[alias.name], alias.unit) for name, alias in _ALIASES.items()},
             **_facts(self.broker, self.store),
+            **self._role_facts,
             **texts,
         }
 
@@ -259,11 +274,9 @@ def _as_texts(broker: BrokerSettings, store: StoreSettings) -> dict[str, str]:
 def _facts(broker: BrokerSettings, store: StoreSettings) -> dict[str, str]:
     """Return the facts that tools of the RocketMQ family expect among the settings of a broker."""
     return {
-        "brokerRole": "ASYNC_MASTER",
         "filterServerNums": "0",
         "flushDiskType": "SYNC_FLUSH" if store.flush == "sync" else "ASYNC_FLUSH",
         "msgTraceTopicName": TRACE_TOPIC,
-        "slaveReadEnable": "false",
         "traceTopicEnable": "true",
         "useTLS": "true" if broker.tls_certificate_file else "false",
     }

@@ -62,6 +62,19 @@ class ConsumerOffsets(DirtyTable):
         if changed is not None:
             changed.add(key)
 
+    def raise_to(self, table: ConsumerOffsetTable) -> None:
+        """Take another broker's offsets where they are greater: what was committed here is never set back."""
+        for key, told in table.offset_table.items():
+            queues = self._offsets.get(key)
+            if queues is None:
+                if len(self._offsets) >= self._pairs_max:
+                    continue
+                queues = self._offsets[key] = {}
+            for queue_id, offset in told.items():
+                if offset > queues.get(queue_id, -1):
+                    queues[queue_id] = offset
+                    self.is_dirty = True
+
     def find(self, group: str, topic: str, queue_id: int) -> int | None:
         queues = self._offsets.get(f"{topic}@{group}")
         return None if queues is None else queues.get(queue_id)

@@ -109,6 +109,15 @@ class SubscriptionGroups:
         self._changed(name)
         return config
 
+    def take(self, table: SubscriptionGroupTable) -> None:
+        """Have a master's groups in place of those here, with its data version."""
+        former, self._groups = self._groups, table.subscription_group_table
+        self.version = table.data_version
+        for name in [*former, *(self._groups.keys() - former.keys())]:
+            if former.get(name) != self._groups.get(name):
+                for listener in self._listeners:
+                    listener(name)
+
     def delete(self, name: str) -> bool:
         """Forget a group's configuration; False when there was none. A live member makes it again."""
         if self._groups.pop(name, None) is None:

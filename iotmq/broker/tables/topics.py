@@ -184,6 +184,15 @@ class TopicTable:
         self._changed(name)
         return config
 
+    def take(self, table: TopicConfigTable) -> None:
+        """Have a master's topics in place of those here, with its data version."""
+        former, self._topics = self._topics, table.topic_config_table
+        self.version = table.data_version
+        for name in [*former, *(self._topics.keys() - former.keys())]:
+            if former.get(name) != self._topics.get(name):
+                for listener in self._listeners:
+                    listener(name)
+
     def delete(self, name: str) -> bool:
         """Forget a topic; what else there is of it is for TopicRemoval. False when there was none."""
         if self._topics.pop(name, None) is None:

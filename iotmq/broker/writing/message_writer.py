@@ -2,7 +2,8 @@
 
 A batch is checked against the topic, appended, and confirmed: at once under asynchronous flush, after
 the group commit under synchronous flush. Batches that wait for a group commit stand in one queue in
-log order; nothing is made per batch but its entry there.
+log order; nothing is made per batch but its entry there. Those of a sync master wait for a slave as well
+(`slave_waits`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from typing_extensions import Buffer
@@ -22,6 +22,7 @@ from iotmq.broker.statistics.latencies import now_us
 from iotmq.broker.statistics.statistics import Statistics
 from iotmq.broker.tables.changed_settings import ChangedSettings
 from iotmq.broker.tables.topics import TopicTable
+from iotmq.broker.writing.slave_waits import SlaveWaits
 from iotmq.clock import Clock
 from iotmq.errors import (
     RecordTooLargeError,
@@ -80,7 +81,7 @@ class StoredBatch:
     """A batch that is in the log.
 
     `status` is SUCCESS; FLUSH_DISK_TIMEOUT when the disk took too long, FLUSH_SLAVE_TIMEOUT when others
-    did; SLAVE_NOT_AVAILABLE when no other member has it, and none is to.
+    did; SLAVE_NOT_AVAILABLE when no other member has it, and none is to; or what `slave_waits` says.
     """
 
     __slots__ = ("appended", "queue_id", "status")
@@ -166,12 +167,13 @@ class MessageWriter:
         clock: Clock,
         statistics: Statistics,
         *,
-        directory: Path,
+        slave_waits: SlaveWaits | None = None,
     ) -> None:
+        """`slave_waits` is a sync master's."""
         self._store = store
+        self._slave_waits = slave_waits
         self._topics = topics
         self._clock = clock
-        self._directory = directory
         self._settings = settings
         self._flush_timeout_s = store.settings.sync_flush_timeout_ms / 1000
         if store.is_replicated:
@@ -214,10 +216,10 @@ class MessageWriter:
         topics.add_listener(self._forget_topic)
         store.on_flushed = self.on_flushed
 
-    def open(self) -> None:
-        """Start taking batches, on the running loop."""
+    def open(self, refusal: str = "") -> None:
+        """Start taking batches, on the running loop; with `refusal` only confirm what comes otherwise."""
         self._loop = asyncio.get_running_loop()
-        self._refusal = ""
+        self._refusal = refusal
 
     def close(self, reason: str = "the broker is stopping") -> None:
         """Refuse batches from now on; those waiting for a group commit still wait."""
@@ -238,6 +240,8 @@ class MessageWriter:
                 each.batch.status = ResponseCode.SERVICE_NOT_AVAILABLE
                 with surviving("answers of a former master"):
                     each.done(each.batch)
+        if self._slave_waits is not None:
+            self._slave_waits.forget()
 
     async def drain(self) -> None:
         """Wait up to a second until everything appended is on the disk and no batch waits for its commit.
@@ -269,6 +273,8 @@ class MessageWriter:
             self._waiting.clear()
         while self._waiting:
             self._time_out(self._waiting.popleft())
+        if self._slave_waits is not None:
+            self._slave_waits.finish()
 
     @property
     def is_writable(self) -> bool:
@@ -399,6 +405,8 @@ class MessageWriter:
         self.bytes_count += size
         batch = StoredBatch(appended, queue.queue_id)
         self.count_put(topic, batch.queue_id, count, size)
+        if self._slave_waits is not None and waits_for_flush and not is_internal:
+            done = self._slave_waits.then(batch.end_position, done, is_patient=is_patient)
         if self._is_gathering or store.confirmed_position >= appended.end_position:
             self._next_turn.schedule()
             self._put_latencies.end(begun_us)
@@ -432,9 +440,13 @@ class MessageWriter:
         return self._store
 
     @property
-    def confirms_later(self) -> bool:
-        """Return whether an append is confirmed later: by a flush, or by other members."""
-        return self._confirms_later
+    def answers_later(self) -> bool:
+        """Return whether a send is answered later than appended: after a flush, by members, by a slave."""
+        return self._confirms_later or self._slave_waits is not None
+
+    def appended_raw(self) -> None:
+        """Tell that the store took bytes of another log: pulls that wait for them wake in the next turn."""
+        self._next_turn.schedule()
 
     def open_queues(self, topic: str) -> list[Queue | None] | None:
         """The list `append` takes a topic's queues from until it changes; None when it takes nothing."""
@@ -457,10 +469,10 @@ class MessageWriter:
         waiting: int,
         done: Callable[[StoredRun], None],
     ) -> None:
-        """Count the appends since `begin_run`; `waiting` of the batches wait for the disk.
+        """Count the appends since `begin_run`; `waiting` of the batches wait for the disk, or a slave.
 
-        If there are such, `done` is called once, when it has them or has taken too long. Statistics of queues
-        are the caller's, with `count_put`.
+        If there are such, `done` is called once in a later turn, when it has them or has taken too long.
+        Statistics of queues are the caller's, with `count_put`.
         """
         self.batches_count += batches
         self.records_count += records
@@ -478,7 +490,13 @@ class MessageWriter:
             self._put_latencies.end(self._run_begun_us, batches - waiting)
         if waiting:
             run = StoredRun(store.appended_position, waiting)
-            self._wait(run, done, is_patient=False, begun_us=self._run_begun_us)
+            if self._slave_waits is not None:
+                done = self._slave_waits.then(run.end_position, done)
+            if self._confirms_later:
+                self._wait(run, done, is_patient=False, begun_us=self._run_begun_us)
+            else:
+                self._put_latencies.end(self._run_begun_us, waiting)
+                asyncio.get_running_loop().call_soon(done, run)
 
     def when_flushed(self, done: Callable[[StoredRun], None]) -> None:
         """Call `done`, perhaps at once, when all that is appended by now is confirmed, or takes too long."""
@@ -566,6 +584,8 @@ class MessageWriter:
             ("iotmq_broker_waiting_batches", "Batches waiting for a group commit.", self.waiting_count),
             ("iotmq_broker_writable", "1 while sends are taken.", float(self.is_writable)),
         )
+        if self._slave_waits is not None:
+            yield from self._slave_waits.metrics()
 
     def _notify(self) -> None:
         self.write_out()
@@ -605,7 +625,7 @@ class MessageWriter:
             code = ResponseCode.MESSAGE_ILLEGAL
         elif isinstance(error, StoreFullError | StoreReadOnlyError):
             code = ResponseCode.SERVICE_NOT_AVAILABLE
-            remark = f"{error} (data directory {self._directory})"
+            remark = f"{error} (data directory {self._store.directory})"
             if not self._was_refused:
                 logger.error("sends are refused: %s", remark)
                 self._was_refused = True

@@ -56,7 +56,7 @@ class HaMaster:
         if position < log.oldest:
             raise HaRefusedError(f"the slave is at {position}, and the log begins at {log.oldest} by now")
         file_end = position - position % log.segment_bytes + log.segment_bytes
-        return position, min(log.end, file_end, position + FRAME_BYTES_MAX) - position
+        return position, max(0, min(log.end, file_end, position + FRAME_BYTES_MAX) - position)
 
     def send_data(self, size: int, *, now_s: float) -> bytes:
         """Return the header of a frame of so many bytes, which follow it; 0 is a heartbeat."""
@@ -95,7 +95,8 @@ class HaMaster:
     def _start_of(self, position: int, log: LogRange) -> int:
         if position == 0:
             return log.oldest if self._full_copy else max(log.oldest, log.end - log.end % log.segment_bytes)
-        if position > log.end:
+        # An empty slave may report 1 (`ha_slave`), also while there is nothing yet.
+        if position > max(log.end, 1):
             raise HaRefusedError(f"the slave's log ends at {position}, past the end {log.end} of this one")
         if position < log.oldest:
             raise HaRefusedError(f"the slave's log ends at {position}, and this one begins at {log.oldest}")

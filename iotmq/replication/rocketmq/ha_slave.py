@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from iotmq.limits import HA_UNFINISHED_BYTES_MAX
 from iotmq.replication.rocketmq.ha_master import FRAME_HEADER, REPORT
 
 REPORT_S: Final = 5.0
@@ -65,16 +66,26 @@ class HaSlave:
         self.data = b"".join(pieces)
 
     def appended(self, position: int) -> None:
-        """Note that the log here ends at `position` now; what is left of `data` begins there."""
+        """Note that the log here ends at `position` now; what is left of `data` begins there.
+
+        HaBrokenError when that is more than a record that is not whole yet can be.
+        """
         assert self.position <= position <= self.expected_position
         self.data = self.data[position - self.position :]
         self.position = position
+        if len(self.data) > HA_UNFINISHED_BYTES_MAX:
+            raise HaBrokenError(
+                f"{len(self.data)} bytes from position {position} on that are no whole record"
+            )
 
-    def report(self, *, now_s: float) -> bytes:
-        """Return the report of what the log here has."""
+    def report(self, *, now_s: float, position: int | None = None) -> bytes:
+        """Return the report of what the log here has, or of less: up to `position`."""
         self._reported_s = now_s
+        if position is None:
+            position = self.position
+        assert position <= self.position
         # An empty log reports again what it asked for: 0 would be another question.
-        return REPORT.pack(self.position or min(self.expected_position, 1))
+        return REPORT.pack(position or min(self.expected_position, 1))
 
     def is_report_due(self, now_s: float) -> bool:
         """Return whether nothing was reported for 5 s."""

@@ -618,9 +618,7 @@ def test_a_queue_that_was_removed_before_it_was_read_is_a_loss_that_is_waited_fo
     cluster: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.route_queues = 1
-    with pytest.raises(
-        DataLossError, match="broker-a:1 offset 20: the queue was removed with records up to"
-    ):
+    with pytest.raises(DataLossError, match="broker-a:1 offset 20: the queue was removed with records up to"):
         stream_reader(cluster).latestOffset(offsets(q0=10, q1=20), ReadAllAvailable())
     lenient = stream_reader(cluster, failOnDataLoss="false", retryTimeoutMs="200")
     for end in (10, 12):
@@ -634,9 +632,7 @@ def test_a_queue_of_a_broker_that_nobody_knows_keeps_its_offset_and_is_waited_fo
     cluster: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     start = {"v": 1, "topics": {"t": {"broker-a:0": 10, "broker-a:1": 25, "broker-z:0": 7}}}
-    with pytest.raises(
-        DataLossError, match="broker-z:0 offset 7: the queue's broker is not in the cluster"
-    ):
+    with pytest.raises(DataLossError, match="broker-z:0 offset 7: the queue's broker is not in the cluster"):
         stream_reader(cluster).latestOffset(start, ReadAllAvailable())
     lenient = stream_reader(cluster, failOnDataLoss="false", retryTimeoutMs="200")
     assert lenient.latestOffset(start, ReadAllAvailable()) == start

@@ -205,9 +205,10 @@ async def test_what_the_broker_says_is_passed_on(scripted: int, code: int) -> No
         assert answer[1]
 
 
-async def test_a_master_that_goes_on_alone_has_stored_the_batch() -> None:
+@pytest.mark.parametrize("scripted", [ResponseCode.SLAVE_NOT_AVAILABLE])
+async def test_a_message_that_is_stored_and_at_no_slave_is_not_sent_again(scripted: int) -> None:
     async with running() as site:
-        site.broker.script[RequestCode.SEND_BATCH_MESSAGE].append(ResponseCode.SLAVE_NOT_AVAILABLE)
+        site.broker.script[RequestCode.SEND_BATCH_MESSAGE].append(scripted)
         site.append(0, batch(b"x"))
         assert await site.answer() == (0, "")
 

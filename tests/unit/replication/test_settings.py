@@ -61,3 +61,55 @@ def test_what_is_said_of_few_members_holds() -> None:
     settings = ReplicationSettings(members=THREE, in_sync_min=3, when_few="accept")
     made = settings.member_settings(acknowledge_flushed=True)
     assert (made.in_sync_min, made.refuses_when_few, made.acknowledge_flushed) == (3, False, True)
+
+
+def static_problems(**changes: Any) -> list[str]:
+    return ReplicationSettings(mode="static", **changes).problems()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"role": "sync_master", "vip_port_enabled": True, "allow": ("10.0.0.0/8", "::1", "192.168.1.7")},
+        {"role": "slave", "broker_id": 1},
+        {"role": "slave", "broker_id": limits.BROKER_ID_MAX, "master_address": "[::1]:10912"},
+    ],
+)
+def test_roles_of_static_mode(changes: dict[str, Any]) -> None:
+    assert static_problems(**changes) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"role": "slave"}, "replication.broker_id is 0"),
+        ({"role": "slave", "broker_id": 1, "vip_port_enabled": True}, "vip_port_enabled is for masters"),
+        ({"broker_id": 1}, "a master is 0"),
+        ({"role": "sync_master", "master_address": "a:1"}, "master_address is for slaves"),
+        ({"role": "slave", "broker_id": 1, "master_address": "a:65536"}, "port"),
+        ({"allow": ("10.0.0.1/8",)}, "host bits"),
+        ({"allow": ("everybody",)}, "replication.allow"),
+    ],
+)
+def test_what_does_not_fit_a_role_is_named(changes: dict[str, Any], words: str) -> None:
+    assert any(words in problem for problem in static_problems(**changes))
+
+
+def test_the_whole_config_refuses_ports_without_neighbours_and_numbers_past_the_maximum() -> None:
+    def load(port: int = 10_911, **changes: Any) -> None:
+        replication = {"mode": "static", **changes}
+        config_from_table({"replication": replication, "broker": {"listen_port": port}})
+
+    for port in (3, 65_534):
+        load(port)
+    for port in (0, 2, 65_535):
+        with pytest.raises(ConfigError, match=r"broker\.listen_port"):
+            load(port)
+    networks = [f"10.0.{number}.0/24" for number in range(limits.HA_NETWORKS_MAX + 1)]
+    load(allow=networks[:-1])
+    with pytest.raises(ConfigError, match="allow"):
+        load(allow=networks)
+    load(role="slave", broker_id=limits.BROKER_ID_MAX)
+    with pytest.raises(ConfigError, match="broker_id"):
+        load(role="slave", broker_id=limits.BROKER_ID_MAX + 1)

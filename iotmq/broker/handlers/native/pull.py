@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, TypeAlias, cast
 
 from iotmq import limits
+from iotmq.broker.broker_role import MASTER_ID
 from iotmq.broker.filters.consumer_filters import ConsumerFilters
 from iotmq.broker.filters.subscription import TAG_EXPRESSION
 from iotmq.broker.filters.tags import parse_tags
@@ -50,6 +51,9 @@ _CODES: dict[ReadStatus, int] = {
 }
 
 
+# Reads that have looked at messages.
+_LOOKED_AT = (ReadStatus.FOUND, ReadStatus.NO_MATCHED_MESSAGE)
+
 # Told group, topic, queue id, the offset asked for and the one to go on at.
 OffsetMoved: TypeAlias = Callable[[str, str, int, int, int], None]
 
@@ -80,6 +84,9 @@ class PullHandler:
         offset_moved: OffsetMoved | None = None,
     ) -> None:
         self._parts = parts
+        self._role = parts.role
+        # What depends on the role takes the general path.
+        self._has_fast_path = not parts.role.is_slave and parts.role.slave_read_behind_bytes is None
         self._store = parts.store
         self._topics = parts.topics
         self._groups = parts.groups
@@ -166,6 +173,8 @@ class PullHandler:
 
         Asked once until topics or groups change: whatever `_pull` asks of them has its place here too.
         """
+        if not self._has_fast_path:
+            return None
         header = PullHeader(group, topic, queue_id, 0, 1, 0, 0, 0, 0)
         try:
             config = self._check(header)
@@ -261,16 +270,18 @@ class PullHandler:
         may_wait = header.sys_flag & _MAY_WAIT and header.suspend_ms > 0
         if queue is None and may_wait and header.offset == 0:
             queue = self._store.queue(header.topic, header.queue_id)
-        if header.sys_flag & _COMMITS and header.commit_offset >= 0:
+        # A slave keeps offsets that are committed on their own (15) only.
+        if header.sys_flag & _COMMITS and header.commit_offset >= 0 and not self._role.is_slave:
             end = 0 if queue is None else queue.max_offset
             self._offsets.commit(header.group, header.topic, header.queue_id, min(header.commit_offset, end))
         if queue is None:
             self.missed_count += 1
-            if header.offset != 0 and self._offset_moved is not None:
-                self._offset_moved(header.group, header.topic, header.queue_id, header.offset, 0)
+            code = ResponseCode.PULL_NOT_FOUND if header.offset == 0 else ResponseCode.PULL_OFFSET_MOVED
+            if code == ResponseCode.PULL_OFFSET_MOVED:
+                code = self._moved(header.group, header.topic, header.queue_id, header.offset, 0)
             return _reply(
                 request,
-                ResponseCode.PULL_NOT_FOUND if header.offset == 0 else ResponseCode.PULL_OFFSET_MOVED,
+                code,
                 remark=ReadStatus.NO_MATCHED_LOGIC_QUEUE.name,
                 next_offset=0,
                 min_offset=0,
@@ -441,12 +452,13 @@ class PullHandler:
             self._count_found(pull, read)
         else:
             self.missed_count += 1
-            if code == ResponseCode.PULL_OFFSET_MOVED and self._offset_moved is not None:
+            if code == ResponseCode.PULL_OFFSET_MOVED:
                 queue = pull.queue
-                self._offset_moved(pull.group, queue.topic, queue.queue_id, pull.offset, read.next_offset)
+                code = self._moved(pull.group, queue.topic, queue.queue_id, pull.offset, read.next_offset)
         return _reply(
             pull.request,
             code,
+            suggested_broker_id=self._suggested_broker_id(pull, read),
             remark=read.status.name,
             next_offset=read.next_offset,
             min_offset=read.min_offset,
@@ -454,11 +466,33 @@ class PullHandler:
             body=read.views,
         )
 
+    def _moved(self, group: str, topic: str, queue_id: int, offset: int, next_offset: int) -> int:
+        """Return the code for an offset the queue does not have. A slave corrects none: it may be behind."""
+        if self._role.is_slave:
+            return ResponseCode.PULL_RETRY_IMMEDIATELY
+        if self._offset_moved is not None:
+            self._offset_moved(group, topic, queue_id, offset, next_offset)
+        return ResponseCode.PULL_OFFSET_MOVED
+
+    def _suggested_broker_id(self, pull: Pull, read: Read) -> int:
+        """Return which broker of the name the consumer should ask next: a slave when it is far behind."""
+        behind_bytes = self._role.slave_read_behind_bytes
+        if behind_bytes is None or read.status not in _LOOKED_AT:
+            return MASTER_ID
+        group = self._subscription_groups.find(pull.group)
+        if group is None:
+            return MASTER_ID
+        position = self._store.position_of(pull.queue, read.next_offset - 1)
+        if position is not None and self._store.confirmed_position - position > behind_bytes:
+            return group.which_broker_when_consume_slowly
+        return group.broker_id
+
 
 def _reply(
     request: Command,
     code: int,
     *,
+    suggested_broker_id: int = MASTER_ID,
     remark: str,
     next_offset: int,
     min_offset: int,
@@ -469,7 +503,7 @@ def _reply(
         code,
         remark=remark,
         ext={
-            "suggestWhichBrokerId": "0",
+            "suggestWhichBrokerId": str(suggested_broker_id),
             "nextBeginOffset": str(next_offset),
             "minOffset": str(min_offset),
             "maxOffset": str(max_offset),

@@ -168,9 +168,9 @@ cdef class SendPath:
         cdef Queue queue
         cdef Place place
         cdef Stored* stored
-        cdef bint is_sync = self.writer.confirms_later
+        cdef bint is_sync = self.writer.answers_later
         cdef bint is_waiting
-        # Sends that wait for the disk, those nobody waits for an answer to among them.
+        # Sends that wait for the disk or a slave, those nobody waits for an answer to among them.
         cdef int waiting = 0
         cdef int64_t records = 0
         cdef int64_t size_bytes = 0

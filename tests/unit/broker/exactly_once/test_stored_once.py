@@ -62,9 +62,7 @@ class Bench:
         settings = ChangedSettings(
             self.directory / "brokerSettings.json", BrokerSettings(), self.store.settings
         )
-        self.writer = MessageWriter(
-            self.store, topics, settings, self.clock, Statistics(self.clock), directory=self.directory
-        )
+        self.writer = MessageWriter(self.store, topics, settings, self.clock, Statistics(self.clock))
         self.writer.open()
         self.once = StoredOnce(self.writer, self.received, host=HOST)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
+from iotmq.broker.tables.consumer_offsets import ConsumerOffsets, ConsumerOffsetTable
 from iotmq.errors import RequestError
 
 
@@ -91,3 +91,15 @@ def test_pairs_are_found_from_either_side(path: Path) -> None:
     # What changes meanwhile does no harm.
     offsets.forget_group("g")
     assert list(pairs) == [("tt", "g"), ("t", "gg"), ("u", "h")]
+
+
+def test_offsets_of_a_master_are_taken_where_they_are_greater(path: Path) -> None:
+    offsets = ConsumerOffsets(path, pairs_max=2)
+    offsets.commit("g", "t", 0, 7)
+    save(offsets)
+    offsets.raise_to(ConsumerOffsetTable(offset_table={"t@g": {0: 5}}))
+    assert offsets.take_unsaved() is None, "nothing has changed"
+    offsets.raise_to(ConsumerOffsetTable(offset_table={"t@g": {0: 8, 1: 0}, "u@g": {0: 1}, "v@g": {0: 1}}))
+    assert [offsets.find("g", "t", queue) for queue in (0, 1)] == [8, 0]
+    assert (offsets.find("g", "u", 0), offsets.find("g", "v", 0)) == (1, None), "the maximum of pairs"
+    save(offsets)

@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 from manual_clock import ManualClock
 
-from iotmq.broker.tables.subscription_groups import SYSTEM_GROUPS, SubscriptionGroupConfig, SubscriptionGroups
+from iotmq.broker.tables.subscription_groups import (
+    SYSTEM_GROUPS,
+    SubscriptionGroupConfig,
+    SubscriptionGroups,
+    SubscriptionGroupTable,
+)
 from iotmq.errors import RequestError
 
 
@@ -80,3 +85,19 @@ def test_the_file_has_the_protocols_names_and_comes_back(path: Path) -> None:
     again = groups_of(path, may_create=False)
     assert again.find("g") == groups.find("g")
     assert again.version == groups.version
+
+
+def test_a_masters_groups_replace_these_and_what_differs_is_told(path: Path) -> None:
+    groups = groups_of(path, may_create=True)
+    others = groups_of(path.with_name("other.json"), may_create=True)
+    for name, times in (("same", 3), ("changed", 3), ("gone", 3)):
+        groups.put(SubscriptionGroupConfig(group_name=name, retry_max_times=times))
+    for name, times in (("same", 3), ("changed", 4), ("new", 3)):
+        others.put(SubscriptionGroupConfig(group_name=name, retry_max_times=times))
+    told: list[str] = []
+    groups.add_listener(told.append)
+    table = SubscriptionGroupTable(data_version=others.version, subscription_group_table=dict(others._groups))
+    groups.take(table)
+    assert sorted(told) == ["changed", "gone", "new"]
+    assert groups.encode() == others.encode()
+    groups._invariants()

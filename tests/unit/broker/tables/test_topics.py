@@ -14,6 +14,7 @@ from iotmq.broker.tables.deleted_topics import DeletedTopic
 from iotmq.broker.tables.system_topics import system_topics
 from iotmq.broker.tables.topics import (
     TopicConfig,
+    TopicConfigTable,
     TopicTable,
     check_topic_name,
     encode_topics,
@@ -174,3 +175,18 @@ def test_topics_that_never_had_a_frozen_queue_are_written_as_before(topics: Topi
     assert json.loads(topics.encode())["topicConfigTable"]["T"]["frozenQueues"] == [1]
     masked = json.loads(encode_topics(topics.version, topics.configs(), perm_mask=~2))
     assert masked["topicConfigTable"]["T"]["perm"] == 4
+
+
+def test_a_masters_table_replaces_this_one_and_what_differs_is_told(path: Path) -> None:
+    table = TopicTable(path, ManualClock())
+    for name, queues in (("same", 1), ("changed", 1), ("gone", 1)):
+        table.ensure(name, queues=queues)
+    told: list[str] = []
+    table.add_listener(told.append)
+    other = TopicTable(path.with_name("other.json"), ManualClock())
+    for name, queues in (("same", 1), ("changed", 2), ("new", 1)):
+        other.ensure(name, queues=queues)
+    table.take(TopicConfigTable(data_version=other.version, topic_config_table=dict(other._topics)))
+    assert sorted(told) == ["changed", "gone", "new"]
+    assert table.encode() == other.encode()
+    table._invariants()

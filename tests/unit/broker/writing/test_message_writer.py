@@ -39,7 +39,8 @@ class FakeQueue(NamedTuple):
 class FakeStore:
     """A log that only counts bytes; `is_sync` leaves the confirmation to `flush` and `advance`."""
 
-    def __init__(self, *, is_sync: bool = False) -> None:
+    def __init__(self, directory: Path, *, is_sync: bool = False) -> None:
+        self.directory = directory
         self.is_sync = is_sync
         self.settings = StoreSettings(flush="sync" if is_sync else "async")
         self.confirms_later = is_sync
@@ -92,7 +93,7 @@ class Bench:
         self, directory: Path, *, is_sync: bool, is_replicated: bool = False, flush: str = "sync"
     ) -> None:
         self.clock = ManualClock()
-        self.store = FakeStore(is_sync=is_sync)
+        self.store = FakeStore(directory, is_sync=is_sync)
         if is_replicated:
             self.store.is_replicated = True
             self.store.settings = StoreSettings(flush=flush)  # type: ignore[arg-type]
@@ -105,7 +106,6 @@ class Bench:
             ChangedSettings(directory / "settings.json", BrokerSettings(), self.store.settings),
             self.clock,
             self.statistics,
-            directory=directory,
         )
         self.results: list[StoredBatch | RefusedBatch] = []
 

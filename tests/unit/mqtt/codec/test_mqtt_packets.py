@@ -173,9 +173,7 @@ def test_a_bridge_is_a_client_of_its_version(level: int) -> None:
     assert packets.decode_connect(body_of(packet)) == connect
 
 
-@pytest.mark.parametrize(
-    ("name", "level"), [("MQTT", 0x85), ("MQTT", 0x83), ("MQIsdp", 0x84)]
-)
+@pytest.mark.parametrize(("name", "level"), [("MQTT", 0x85), ("MQTT", 0x83), ("MQIsdp", 0x84)])
 def test_other_levels_with_the_bit_of_bridges_are_none(name: str, level: int) -> None:
     body = len(name).to_bytes(2, "big") + name.encode() + bytes([level, 2, 0, 60]) + text(b"b")
     with pytest.raises(MqttProtocolError) as refused:

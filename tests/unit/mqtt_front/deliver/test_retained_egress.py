@@ -33,9 +33,7 @@ class Loop:
 
 
 class Port:
-    def read_retained(
-        self, request: RetainedRead, done: Callable[[RetainedRecords | Refused], None]
-    ) -> None:
+    def read_retained(self, request: RetainedRead, done: Callable[[RetainedRecords | Refused], None]) -> None:
         done(RetainedRecords([b"1", b"2", b"3"], None))
 
 
@@ -45,9 +43,7 @@ class RefusingPort(Port):
     def __init__(self, refusals: int) -> None:
         self.refusals = refusals
 
-    def read_retained(
-        self, request: RetainedRead, done: Callable[[RetainedRecords | Refused], None]
-    ) -> None:
+    def read_retained(self, request: RetainedRead, done: Callable[[RetainedRecords | Refused], None]) -> None:
         if self.refusals:
             self.refusals -= 1
             done(Refused(1, "retained messages cannot be read: goes on from 0"))

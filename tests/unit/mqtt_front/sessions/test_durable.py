@@ -36,9 +36,7 @@ class AnsweringPort(SilentPort):
         self.reports.append((changes, done))
 
 
-def open_sessions(
-    count: int, port: SilentPort | None = None
-) -> tuple[DurableEgress, list[DurableSession]]:
+def open_sessions(count: int, port: SilentPort | None = None) -> tuple[DurableEgress, list[DurableSession]]:
     """Sessions that all subscribe one queue, and each one of its own."""
     front = Front(CollectingSink())
     egress = DurableEgress(front.group, port or SilentPort(), SilentPort())  # type: ignore[arg-type]

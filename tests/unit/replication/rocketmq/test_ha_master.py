@@ -82,3 +82,12 @@ def test_a_slave_that_fell_behind_the_oldest_file_is_refused() -> None:
     master = reported(LOG.oldest)
     with pytest.raises(HaRefusedError, match="begins at"):
         master.next_range(LOG._replace(oldest=LOG.oldest + SEGMENT))
+
+
+def test_an_empty_log_has_nothing_yet_for_an_empty_slave_that_asks_for_all_of_it() -> None:
+    empty = LogRange(oldest=0, end=0, segment_bytes=SEGMENT)
+    master = reported(1, log=empty)
+    assert master.next_range(empty) == (1, 0)
+    assert master.next_range(empty._replace(end=100)) == (1, 99)
+    with pytest.raises(HaRefusedError, match="past the end 0"):
+        reported(2, log=empty)

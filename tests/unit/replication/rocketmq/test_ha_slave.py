@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from iotmq.limits import HA_UNFINISHED_BYTES_MAX
 from iotmq.replication.rocketmq.ha_slave import FRAME_BYTES_MAX, HaBrokenError, HaSlave
 
 
@@ -59,3 +60,25 @@ def test_reports_are_due_after_five_seconds_and_silence_after_twenty() -> None:
     assert not slave.is_report_due(5.0)
     assert not slave.is_silent(20.0)
     assert slave.is_silent(20.1)
+
+
+def test_what_is_no_whole_record_has_a_maximum() -> None:
+    def received(size: int) -> HaSlave:
+        slave = HaSlave(100, now_s=0.0)
+        for at in range(0, size, FRAME_BYTES_MAX):
+            data = bytes(min(FRAME_BYTES_MAX, size - at))
+            slave.receive_data(frame(100 + at, data), now_s=0.0)
+        return slave
+
+    received(HA_UNFINISHED_BYTES_MAX).appended(100)
+    received(HA_UNFINISHED_BYTES_MAX + 1).appended(101)
+    with pytest.raises(HaBrokenError, match="no whole record"):
+        received(HA_UNFINISHED_BYTES_MAX + 1).appended(100)
+
+
+def test_less_than_what_is_there_may_be_reported() -> None:
+    slave = HaSlave(100, now_s=0.0)
+    assert slave.report(now_s=0.0, position=90) == (90).to_bytes(8, "big")
+    # Zero would ask for the last file.
+    slave = HaSlave(0, now_s=0.0, begins_at_zero=True)
+    assert slave.report(now_s=0.0, position=0) == (1).to_bytes(8, "big")

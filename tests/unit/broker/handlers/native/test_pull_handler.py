@@ -362,9 +362,7 @@ async def test_very_many_parked_pulls_whose_time_is_over_end_over_several_turns(
 
 async def test_readers_with_offsets_of_their_own_get_expired_records_too(tmp_path: Path) -> None:
     clock = ManualClock()
-    store = Store.open(
-        tmp_path / "data", StoreSettings(segment_bytes=16 << 20), store_host=HOST, clock=clock
-    )
+    store = Store.open(tmp_path / "data", StoreSettings(segment_bytes=16 << 20), store_host=HOST, clock=clock)
     bench = Bench(store, tmp_path)
 
     def put(body: bytes) -> None:
