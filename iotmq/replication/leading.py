@@ -7,6 +7,7 @@ answered.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -28,6 +29,9 @@ from iotmq.replication.messages import (
 from iotmq.replication.ports import MemberFile, MemberLog, MemberSettings
 from iotmq.replication.state_change import StateChange
 
+# A follower that is sent the log at a rate may make up for so much time.
+_BURST_S: Final = 0.1
+
 
 class Follower:
     """One follower of this epoch. What it has acknowledged stays true when its connection ends."""
@@ -45,6 +49,8 @@ class Follower:
         self.acked: int | None = None
         # What it is sent next is being brought into memory.
         self.is_loading = False
+        # Until then it was sent what it may be sent while it catches up.
+        self.spent_s = now_s
         # When it last had everything, or came nearer to that.
         self.progress_s = now_s
         self.heard_s = now_s
@@ -213,6 +219,8 @@ class Leading:
                 self._beat(follower, now_s)
             # Once it is recorded as out of sync, it is like any other that comes.
             follower.has_lost = follower.has_lost and follower.identity in self.effective
+            if self._settings.catch_up_bytes_per_s:
+                self._feed(follower, now_s)
         if self._change.is_pending:
             return
         if self._hand_over_to is not None and self._may_hand_over(self._hand_over_to, now_s):
@@ -284,7 +292,7 @@ class Leading:
         while follower.is_connected and follower.sent is not None and follower.sent < self._log.end:
             if follower.sent - (follower.acked or 0) >= window_bytes and follower.acked is not None:
                 return
-            if follower.is_loading:
+            if follower.is_loading or (not is_in_sync and follower.spent_s > now_s):
                 return
             if not is_loaded and not self._log.is_at_hand(follower.sent, settings.chunk_bytes):
                 follower.is_loading = True
@@ -295,6 +303,9 @@ class Leading:
                 follower.progress_s = now_s
             end = self._log.piece_end(follower.sent, settings.chunk_bytes)
             self._send(follower, follower.sent, end, now_s)
+            if settings.catch_up_bytes_per_s:
+                since_s = max(follower.spent_s, now_s - _BURST_S)
+                follower.spent_s = since_s + (end - follower.sent) / settings.catch_up_bytes_per_s
             follower.sent = end
 
     def _beat(self, follower: Follower, now_s: float) -> None:

@@ -95,3 +95,5 @@ class MemberSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A follower is sent so much ahead of its acknowledgements."""
     catch_up_window_bytes: int = 2 * 1024 * 1024
     """One that is not in sync is sent less, so that those in sync do not wait behind it."""
+    catch_up_bytes_per_s: int = 0
+    """The rate at which such a follower is sent the log at most; 0 is as fast as it goes."""

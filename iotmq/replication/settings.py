@@ -78,8 +78,8 @@ class ReplicationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     """A member that has not acknowledged what it was sent for so many milliseconds is in sync no more. Sends
     wait for it until then."""
     copy_bytes_per_s: Annotated[int, Meta(ge=0, le=2**40)] = 0
-    """Bytes a second at most for this member when it takes a copy of the master's data; 0 is as fast as it
-    goes."""
+    """Bytes a second at most for a member that catches up: when this one takes a copy of the master's data,
+    and when it is master and another is far behind. 0 is as fast as it goes."""
     access_key: AccountKey = ""
     """Account by which this member opens connections to the others, and a slave to its master; needed where
     `broker.acl_enabled` is set, and then it has to be an administrator's."""
@@ -179,4 +179,5 @@ class ReplicationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
             refuses_when_few=refuses,
             suspect_s=self.suspect_ms / 1000,
             fall_behind_s=self.fall_behind_ms / 1000,
+            catch_up_bytes_per_s=self.copy_bytes_per_s,
         )

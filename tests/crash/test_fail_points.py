@@ -65,8 +65,8 @@ ORACLES = str(Path(__file__).parents[1] / "oracles")
 
 # The first time, and one in the middle of things; `recovery-...` come once in each of four lives.
 PLACES = [
-    # Those of a cut are in test_cut_kill.py.
-    *((name, 1) for name in fail_points.NAMES if not name.startswith(("queues-half", "cut"))),
+    # Those of a cut are in test_cut_kill.py, those of a copy in tests/interop/test_member_copies.py.
+    *((name, 1) for name in fail_points.NAMES if not name.startswith(("queues-half", "cut", "copy"))),
     *((name, 2) for name in fail_points.NAMES if name.startswith(("recovery", "close", "abort"))),
     *(
         (name, 7)

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from iotmq.addresses import address_text, parse_address
 from iotmq.backoff import Backoff
-from iotmq.broker.broker_role import MASTER_ID
+from iotmq.broker.broker_role import BrokerRole
 from iotmq.broker.registration.body import RegistrationBody, encode_registration
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.tables.config_files import DataVersion
@@ -226,22 +226,19 @@ class Registration:
         *,
         broker_address: str,
         epoch: int = 0,
-        broker_id: int = MASTER_ID,
-        ha_address: str = "",
-        registered: Callable[[Mapping[str, str]], None] = lambda ext: None,
+        role: BrokerRole | None = None,
     ) -> None:
-        """`epoch` is that of the master of a replicated broker name, 0 where there is no replication.
-
-        `ha_address` is where slaves copy from, or empty; `registered` hears the fields of each answer.
-        """
+        """`epoch` is that of the master of a replicated broker name, 0 where there is no replication."""
+        role = role or BrokerRole()
         self._epoch = epoch
-        self._ha_address = ha_address
-        self._heard = registered
+        # Where slaves copy from.
+        self._ha_address = "" if role.ha_port is None else address_text(settings.advertised_host, role.ha_port)
+        self._heard = role.registered
         self._identity = {
             "brokerName": settings.name,
             "brokerAddr": broker_address,
             "clusterName": settings.cluster,
-            "brokerId": str(broker_id),
+            "brokerId": str(role.broker_id),
         }
         self._topics = topics
         # The version and permissions that were encoded last, or are just now, and how that came out.

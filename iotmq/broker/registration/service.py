@@ -66,17 +66,12 @@ class RegistrationService:
 
     def start(self, *, epoch: int = 0) -> None:
         """Register, as the master of that epoch, and go on doing so; the port is listened on."""
-        role = self._parts.role
         self._registration = Registration(
             self._settings,
             self.told_topics,
             broker_address=self.address,
             epoch=epoch,
-            broker_id=role.broker_id,
-            ha_address=""
-            if role.ha_port is None
-            else address_text(self._settings.advertised_host, role.ha_port),
-            registered=role.registered,
+            role=self._parts.role,
         )
         self._registration.start()
 

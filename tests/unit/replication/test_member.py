@@ -367,3 +367,19 @@ def test_a_follower_is_told_where_the_masters_log_begins() -> None:
     assert bench.member.master_oldest == 2
     bench.member.received(1, data(3, 0)._replace(oldest=3), 0.0)
     assert bench.member.master_oldest == 3
+
+
+def test_a_follower_that_catches_up_is_sent_the_log_at_a_rate() -> None:
+    bench = Bench(chunk_bytes=10, catch_up_bytes_per_s=100)
+    for number in range(1_000):
+        bench.log.append(("message", 1, number))
+    bench.told(ClusterState(epoch=1, master=2, in_sync=(B,)))
+    bench.take()
+    bench.member.received(1, Open(A, 0, 0, 0, 0, ()), 1.0)
+    sent = sent_by(bench.take())
+    now_s = 1.0
+    while now_s < 6.0:
+        now_s += 0.05
+        bench.member.tick(now_s)
+        sent += sent_by(bench.take())
+    assert max(end for _, end in sent) == pytest.approx(500, abs=21)
