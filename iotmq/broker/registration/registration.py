@@ -232,7 +232,8 @@ class Registration:
         role = role or BrokerRole()
         self._epoch = epoch
         # Where slaves copy from.
-        self._ha_address = "" if role.ha_port is None else address_text(settings.advertised_host, role.ha_port)
+        port = role.ha_port
+        self._ha_address = "" if port is None else address_text(settings.advertised_host, port)
         self._heard = role.registered
         self._identity = {
             "brokerName": settings.name,
