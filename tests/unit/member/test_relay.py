@@ -452,3 +452,38 @@ async def test_only_members_introduce_clients(monkeypatch: pytest.MonkeyPatch) -
         answer = await client.request(send(), WAIT_S)
         assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
         assert master.requests == []
+
+
+async def test_clients_that_wait_for_nothing_stay_when_the_broker_leaves() -> None:
+    """A former master passes on what they ask next; those of our own and those that wait have to look."""
+    async with sites() as (former, other):
+        await former.serve()
+        client, waiting, own = [await ClientConnection.connect("127.0.0.1", former.port) for _ in range(3)]
+        await client.request(send(), WAIT_S)
+        await own.request(Command.request(RequestCode.ATTACH_FILTERS), WAIT_S)
+        former.answers = nothing
+        unanswered = waiting.request(send(), WAIT_S)
+        await soon(lambda: len(former.requests) == 3, "it is there")
+        at_former = former.connections[0]
+        # As in a hand-over: what comes meanwhile is not read.
+        at_former.pause()
+        late = client.request(send(b"late"), WAIT_S)
+        await former.seat.stop()
+        with pytest.raises(ConnectionClosedError):
+            await unanswered
+        await soon(lambda: own.is_closed, "it has to look for the master")
+        assert set(former.connections) <= set(former.lost)
+        await other.serve()
+        former.listener.master = lambda: 2
+        assert (await late).ext == {"by": "2"}
+        assert not client.is_closed
+        for each in (client, waiting, own):
+            await each.close()
+
+
+async def test_links_end_when_the_broker_leaves_and_their_clients_stay() -> None:
+    async with relayed() as (master, _, client):
+        await client.request(send(), WAIT_S)
+        await master.seat.stop()
+        await soon(lambda: master.connections[0].is_closed, "its link has ended")
+        assert not client.is_closed
