@@ -12,7 +12,7 @@ from iotmq.member.peers import PeerConnector
 from iotmq.member.relay import Relay
 from iotmq.message.hosts import encode_host
 from iotmq.metrics import Metric
-from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.codes import LanguageCode, RequestCode, ResponseCode, Version
 from iotmq.remoting.command import Command
 from iotmq.remoting.frames.frame import Run
 from iotmq.remoting.server import (
@@ -55,8 +55,8 @@ class MemberListener:
         self._seat: Seat | None = None
         # A broker that clients are taken from.
         self._leaving: Seat | None = None
-        # Connections that have sent requests of iotmq's own: their clients look for the master themselves,
-        # and have to see that what they have at this one has ended.
+        # Connections of iotmq's own clients, but for those that only send: they look for the master
+        # themselves, and have to see that what they have at this one has ended.
         self._own: set[ServerConnection] = set()
         # Connections of members, which stay when the role changes.
         self._links: set[ServerConnection] = set()
@@ -106,7 +106,7 @@ class MemberListener:
                 raise RequestError(ResponseCode.NO_PERMISSION, "a client is no member")
             self._links.add(connection)
             return self.members.handle(connection, request)
-        if _OWN_CODES <= request.code < _OWN_CODES_END:
+        if _is_own(request):
             self._own.add(connection)
         if request.code == RequestCode.RELAY_CLIENT:
             return self._introduce(connection, request)
@@ -220,3 +220,10 @@ class Seat:
     def metrics(self) -> Iterable[Metric]:
         """Nothing: the listener reports for itself."""
         return ()
+
+
+def _is_own(request: Command) -> bool:
+    """Return whether only iotmq's own clients send such requests."""
+    return _OWN_CODES <= request.code < _OWN_CODES_END or (
+        request.version == Version.OURS and request.language == LanguageCode.PYTHON
+    )
