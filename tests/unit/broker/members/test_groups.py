@@ -343,3 +343,16 @@ def test_copied_consumers_have_a_maximum(clock: ManualClock, monkeypatch: pytest
         follower.apply([CopiedConsumer(("g", "a"), False), CopiedConsumer(("g", "c"), True)], None)
     (group,) = follower.restore(FakeConnection())  # type: ignore[arg-type]
     assert list(group.members) == ["a", "b"]
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_past_so_many_changes_all_consumers_are_sent_again(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, over: int
+) -> None:
+    monkeypatch.setattr(limits, "CHANGED_CONSUMERS_MAX", 2)
+    groups = Groups(clock, expiry_s=120)
+    groups.changed.track()
+    keys = [("g", f"c{number}") for number in range(2 + over)]
+    for _, client_id in keys:
+        register(groups, FakeConnection(), beat(client_id))
+    assert groups.changed.take() == (None if over else set(keys))
