@@ -13,7 +13,7 @@ from iotmq.member.peers import PeerConnector
 from iotmq.member.relay import Relay
 from iotmq.message.hosts import encode_host
 from iotmq.metrics import Metric
-from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.codes import LanguageCode, RequestCode, ResponseCode, Version
 from iotmq.remoting.command import Command
 from iotmq.remoting.frames.frame import Run
 from iotmq.remoting.server import (
@@ -28,6 +28,9 @@ from iotmq.remoting.tls.files import ServerTls
 MEMBER_CODES: Final = frozenset(
     {RequestCode.MEMBER_MESSAGE, RequestCode.GET_MEMBER_STATUS, RequestCode.HAND_OVER, *COPY_CODES}
 )
+# The codes of requests of iotmq's own.
+_OWN_CODES: Final = 30_001
+_OWN_CODES_END: Final = 31_000
 # Clients of a master that stops have so long to take what was answered.
 _CLOSE_S: Final = 0.2
 
@@ -51,6 +54,11 @@ class MemberListener:
     def __init__(self, listening: Listening, *, tls: ServerTls | None, connector: PeerConnector) -> None:
         self._server = RemotingServer(self, listening, handle_run=self._handle_run, tls=tls)
         self._seat: Seat | None = None
+        # A broker that clients are taken from.
+        self._leaving: Seat | None = None
+        # Connections of iotmq's own clients, but for those that only send: they look for the master
+        # themselves, and have to see that what they have at this one has ended.
+        self._own: set[ServerConnection] = set()
         # Connections of members, which stay when the role changes.
         self._links: set[ServerConnection] = set()
         self.members: MemberRequests | None = None
@@ -62,7 +70,8 @@ class MemberListener:
         self._relay = Relay(connector, master=lambda: self.master(), refusal=lambda: self.refusal())
         # Clients that came by way of another member. They are not passed on again.
         self._relayed: set[ServerConnection] = set()
-        # Set when the last client has gone that a broker leaves.
+        # Connections that end because a broker leaves; set when the last one has gone.
+        self._ending: set[ServerConnection] = set()
         self._emptied: asyncio.Event | None = None
 
     @property
@@ -98,6 +107,8 @@ class MemberListener:
                 raise RequestError(ResponseCode.NO_PERMISSION, "a client is no member")
             self._links.add(connection)
             return self.members.handle(connection, request)
+        if _is_own(request):
+            self._own.add(connection)
         if request.code == RequestCode.RELAY_CLIENT:
             return self._introduce(connection, request)
         if self._seat is not None:
@@ -126,12 +137,15 @@ class MemberListener:
     def connection_lost(self, connection: ServerConnection) -> None:
         self._links.discard(connection)
         self._relayed.discard(connection)
+        self._own.discard(connection)
         self._relay.connection_lost(connection)
         if self.members is not None:
             self.members.connection_lost(connection)
-        if self._seat is not None:
-            self._seat.handler.connection_lost(connection)
-        if self._emptied is not None and not self.clients():
+        seat = self._leaving or self._seat
+        if seat is not None:
+            seat.handler.connection_lost(connection)
+        self._ending.discard(connection)
+        if self._emptied is not None and not self._ending:
             self._emptied.set()
 
     def _handle_run(self, connection: ServerConnection, run: Run, at: int) -> int:
@@ -146,17 +160,37 @@ class MemberListener:
         self._relay.give_back(seat.handler)
 
     async def leave_seat(self, seat: Seat) -> None:
-        """Take clients from a broker again, and end their connections: they look for the master."""
-        for connection in self.clients():
+        """Take clients from a broker again.
+
+        Those of RocketMQ that wait for nothing stay, and what they ask from now on is passed on. The others'
+        connections end: they look for the master.
+        """
+        self._leaving, self._seat = seat, None
+        kept = {connection for connection in self.clients() if self._may_stay(connection)}
+        for connection in kept:
+            seat.handler.connection_lost(connection)
+        ended = [connection for connection in self.clients() if connection not in kept]
+        for connection in ended:
             connection.close("no master any more")
-        if self.clients():
+        self._ending.update(ended)
+        if self._ending:
             self._emptied = asyncio.Event()
             await happens_within(self._emptied, _CLOSE_S)
             self._emptied = None
-            for connection in self.clients():
+            for connection in list(self._ending):
                 connection.abort("no master any more")
-        if self._seat is seat:
-            self._seat = None
+            self._ending.clear()
+        self._leaving = None
+        for connection in kept:
+            connection.resume()
+
+    def _may_stay(self, connection: ServerConnection) -> bool:
+        return not (
+            connection.requests_held
+            or connection.is_closed
+            or connection in self._own
+            or connection in self._relayed
+        )
 
     def clients(self) -> list[ServerConnection]:
         """Return the connections that are no members'."""
@@ -187,3 +221,10 @@ class Seat:
     def metrics(self) -> Iterable[Metric]:
         """Nothing: the listener reports for itself."""
         return ()
+
+
+def _is_own(request: Command) -> bool:
+    """Return whether only iotmq's own clients send such requests."""
+    return _OWN_CODES <= request.code < _OWN_CODES_END or (
+        request.version == Version.OURS and request.language == LanguageCode.PYTHON
+    )

@@ -202,6 +202,11 @@ class Channel(asyncio.Protocol):
         """Return the bytes sent here that the system has not taken yet."""
         return self._out_size + (0 if self._transport is None else self._transport.get_write_buffer_size())
 
+    @property
+    def requests_held(self) -> int:
+        """Return how many of the peer's requests wait for an answer."""
+        return self._requests_held
+
     def pause(self) -> None:
         """Read nothing more, so that the peer waits, until `resume`."""
         self._is_paused = True

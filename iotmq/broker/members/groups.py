@@ -164,7 +164,8 @@ class Groups:
             )
             if group.subscribe(data.subscription_data_set or ()) or is_new:
                 changed.append(name)
-                self.changed.note((name, client_id))
+            # Clients raise the versions of subscriptions that are the same, and pull with the new ones.
+            self.changed.note((name, client_id))
         for producer in producers:
             self._join(
                 self._producers.setdefault(producer.group_name, {}),

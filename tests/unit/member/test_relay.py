@@ -17,7 +17,7 @@ from iotmq.member import relay as relay_module
 from iotmq.member.listener import MemberListener, Seat
 from iotmq.member.peers import PeerConnector
 from iotmq.member.wire import Introduction
-from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.codes import LanguageCode, RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
 from iotmq.remoting.frames.frame import Run
@@ -452,3 +452,45 @@ async def test_only_members_introduce_clients(monkeypatch: pytest.MonkeyPatch) -
         answer = await client.request(send(), WAIT_S)
         assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
         assert master.requests == []
+
+
+async def test_clients_that_wait_for_nothing_stay_when_the_broker_leaves() -> None:
+    """A former master passes on what they ask next; those of our own and those that wait have to look."""
+    async with sites() as (former, other):
+        await former.serve()
+        clients = [await ClientConnection.connect("127.0.0.1", former.port) for _ in range(4)]
+        client, waiting, own, front_end = clients
+
+        def of_java(request: Command) -> Command:
+            request.language = LanguageCode.JAVA
+            return request
+
+        await client.request(of_java(send()), WAIT_S)
+        await own.request(Command.request(RequestCode.HEART_BEAT), WAIT_S)
+        await front_end.request(of_java(Command.request(RequestCode.ATTACH_FILTERS)), WAIT_S)
+        former.answers = nothing
+        unanswered = waiting.request(of_java(send()), WAIT_S)
+        await soon(lambda: len(former.requests) == 4, "it is there")
+        at_former = former.connections[0]
+        # As in a hand-over: what comes meanwhile is not read.
+        at_former.pause()
+        late = client.request(of_java(send(b"late")), WAIT_S)
+        await former.seat.stop()
+        with pytest.raises(ConnectionClosedError):
+            await unanswered
+        await soon(lambda: own.is_closed and front_end.is_closed, "they have to look for the master")
+        assert set(former.connections) <= set(former.lost)
+        await other.serve()
+        former.listener.master = lambda: 2
+        assert (await late).ext == {"by": "2"}
+        assert not client.is_closed
+        for each in clients:
+            await each.close()
+
+
+async def test_links_end_when_the_broker_leaves_and_their_clients_stay() -> None:
+    async with relayed() as (master, _, client):
+        await client.request(send(), WAIT_S)
+        await master.seat.stop()
+        await soon(lambda: master.connections[0].is_closed, "its link has ended")
+        assert not client.is_closed

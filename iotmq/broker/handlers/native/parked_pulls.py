@@ -121,6 +121,14 @@ class ParkedPulls:
         for parked in self._by_connection.pop(connection, ()):
             self._forget(parked)
 
+    def take_all(self) -> list[Pull]:
+        """Remove and return every pull."""
+        taken = [parked for of_connection in self._by_connection.values() for parked in of_connection]
+        self._by_connection.clear()
+        for parked in taken:
+            self._forget(parked)
+        return taken
+
     def take_overdue(self, now_s: float) -> Iterator[Pull]:
         """Remove and yield the pulls whose time is over; those that nobody takes stay parked."""
         now_tick = math.floor(now_s * _TICKS_PER_S)

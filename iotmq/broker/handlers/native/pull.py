@@ -201,6 +201,19 @@ class PullHandler:
         self._woken.clear()
         self._woken_again.clear()
         self._cold_reads.stop()
+        if self._store.is_replicated:
+            # Another member will be master. Java clients wait 30 s for pulls of a connection that ended.
+            for parked in self._parked_pulls.take_all():
+                parked.connection.reply(
+                    _reply(
+                        parked.request,
+                        ResponseCode.PULL_RETRY_IMMEDIATELY,
+                        remark="the master is another one",
+                        next_offset=parked.offset,
+                        min_offset=0,
+                        max_offset=parked.offset,
+                    )
+                )
 
     def wake(self, queues: Iterable[Queue]) -> None:
         """Look again for the pulls parked on queues that have new entries: very many over several turns."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from manual_clock import ManualClock
 
 from iotmq import limits
 from iotmq.broker.filters.subscription import decode_heartbeat
-from iotmq.broker.members.groups import Groups
+from iotmq.broker.members.groups import CopiedConsumer, Groups
 from iotmq.errors import RequestError
 
 
@@ -265,3 +266,95 @@ def test_everybody_is_listed_once(groups: Groups) -> None:
     assert [member.client_id for member in groups.producers("p")] == ["c2"]
     groups.connection_lost(second)  # type: ignore[arg-type]
     assert (groups.client_ids(), groups.producer_groups()) == (set(), [])
+
+
+def copied(groups: Groups) -> list[CopiedConsumer]:
+    """All consumers as they arrive at a follower."""
+    return msgspec.msgpack.decode(
+        msgspec.msgpack.encode(list(groups.copied_entries())), type=list[CopiedConsumer]
+    )
+
+
+def test_the_next_master_has_the_consumers_of_the_former_one(groups: Groups, clock: ManualClock) -> None:
+    subscriptions = [{"topic": "T", "subString": "a || b", "subVersion": 7}]
+    for client_id in ("c1", "c2"):
+        register(groups, FakeConnection(), beat(client_id, subscriptions=subscriptions))
+    follower = Groups(clock, expiry_s=120)
+    copy = follower.new_copy()
+    follower.apply(copied(groups), copy)
+    follower.replace(copy)
+    assert members(follower, "g") == []
+    stands_for_all = FakeConnection()
+    follower.restore(stands_for_all)  # type: ignore[arg-type]
+    follower._invariants()
+    group, before = follower.consumer_group("g"), groups.consumer_group("g")
+    assert group is not None
+    assert before is not None
+    assert list(group.members) == ["c1", "c2"]
+    assert group.subscriptions == before.subscriptions
+    assert (group.consume_type, group.message_model, group.consume_from_where) == (
+        before.consume_type,
+        before.message_model,
+        before.consume_from_where,
+    )
+    # One sends its heartbeat in time; two later it would have been too late.
+    clock.advance(59)
+    assert follower.expire() == []
+    own = FakeConnection()
+    assert register(follower, own, beat("c1", subscriptions=subscriptions)) == ["g"]
+    assert group.members["c1"].connection is own  # type: ignore[comparison-overlap]
+    clock.advance(2)
+    assert follower.expire() == ["g"]
+    assert members(follower, "g") == ["c1"]
+    # What was copied is restored once.
+    assert follower.restore(stands_for_all) == []  # type: ignore[arg-type]
+
+
+def test_followers_hear_of_heartbeats_and_of_those_that_leave(groups: Groups, clock: ManualClock) -> None:
+    follower = Groups(clock, expiry_s=120)
+    connection = FakeConnection()
+    register(groups, connection, beat())
+    assert groups.changed.take() == set()
+    groups.changed.track()
+    # The same filter with a newer version, by which the client pulls from then on.
+    newer = [{"topic": "T", "subString": "*", "subVersion": 2}]
+    assert register(groups, connection, beat(subscriptions=newer)) == []
+    keys = groups.changed.take()
+    assert keys is not None
+    assert keys == {("g", "c1")}
+    follower.apply(list(groups.entries_of(keys)), None)
+    goodbye(groups, connection, consumer="g")
+    keys = groups.changed.take()
+    assert keys is not None
+    assert keys == {("g", "c1")}
+    left = list(groups.entries_of(keys))
+    assert [consumer.is_there for consumer in left] == [False]
+    (kept,) = follower.restore(FakeConnection())  # type: ignore[arg-type]
+    assert kept.subscriptions["T"].sub_version == 2
+    other = Groups(clock, expiry_s=120)
+    other.apply([*left, *copied(groups)], None)
+    assert other.restore(FakeConnection()) == []  # type: ignore[arg-type]
+
+
+def test_copied_consumers_have_a_maximum(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "COPIED_CONSUMERS_MAX", 2)
+    follower = Groups(clock, expiry_s=120)
+    follower.apply([CopiedConsumer(("g", client_id), True) for client_id in ("a", "b")], None)
+    follower.apply([CopiedConsumer(("g", "b"), True), CopiedConsumer(("g", "x"), False)], None)
+    with pytest.raises(RequestError, match="more than 2"):
+        follower.apply([CopiedConsumer(("g", "a"), False), CopiedConsumer(("g", "c"), True)], None)
+    (group,) = follower.restore(FakeConnection())  # type: ignore[arg-type]
+    assert list(group.members) == ["a", "b"]
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_past_so_many_changes_all_consumers_are_sent_again(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, over: int
+) -> None:
+    monkeypatch.setattr(limits, "CHANGED_CONSUMERS_MAX", 2)
+    groups = Groups(clock, expiry_s=120)
+    groups.changed.track()
+    keys = [("g", f"c{number}") for number in range(2 + over)]
+    for _, client_id in keys:
+        register(groups, FakeConnection(), beat(client_id))
+    assert groups.changed.take() == (None if over else set(keys))

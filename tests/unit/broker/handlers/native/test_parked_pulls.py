@@ -64,6 +64,18 @@ def test_a_lost_connection_takes_its_pulls_along() -> None:
     assert len(parked_pulls) == 1
 
 
+def test_all_pulls_are_taken_once() -> None:
+    parked_pulls, queue = ParkedPulls(lambda: 10), FakeQueue()
+    pulls = [hold(each, FakeConnection()) for each in (queue, FakeQueue(), queue)]
+    for parked in pulls:
+        parked_pulls.park(parked)
+    assert set(parked_pulls.take_all()) == set(pulls)
+    assert parked_pulls.take_all() == []
+    assert len(parked_pulls) == 0
+    assert parked_pulls.waiting_for(queue) == []  # type: ignore[arg-type]
+    assert list(parked_pulls.take_overdue(1e6)) == []
+
+
 def test_overdue_pulls_are_taken_once_and_never_early() -> None:
     parked_pulls, queue, connection = ParkedPulls(lambda: 10), FakeQueue(), FakeConnection()
     soon, late = hold(queue, connection, deadline_s=10.01), hold(queue, connection, deadline_s=20.0)
