@@ -27,6 +27,7 @@ from iotmq.errors import (
     TableCopyError,
 )
 from iotmq.event_loop import NextTurn
+from iotmq.member.log_checksums import LogChecksums
 from iotmq.member.peers import PeerConnector
 from iotmq.member.wire import (
     Introduction,
@@ -157,6 +158,7 @@ class MemberDriver:
         self._alarms: dict[str, float] = {}
         self.consensus_failures_count = 0
         self._is_consensus_away = False
+        self._checksums = LogChecksums(opened.log, clock)
 
     async def start(self) -> None:
         """Begin; the loop runs."""
@@ -189,6 +191,7 @@ class MemberDriver:
                 self.member.release()
         self._is_running = False
         self._opened.store.on_appended = None
+        await self._checksums.stop()
         await end([*self._work, *self._tasks])
         if self._master_link is not None:
             self._master_link.abort("stopped")
@@ -285,8 +288,15 @@ class MemberDriver:
             # It may have everything now.
             self._tick()
 
+    def handle_checksum(self, connection: ServerConnection, request: Command) -> None:
+        """Answer a request about the bytes of the log, later. RequestError."""
+        if not self._is_running:
+            raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, "this member begins anew")
+        self._checksums.handle(connection, request, confirmed=self._opened.file.confirmed)
+
     def connection_lost(self, connection: ServerConnection) -> None:
         """A connection that was accepted has ended; perhaps it was a follower's."""
+        self._checksums.connection_lost(connection)
         for number, link in list(self._follower_links.items()):
             if link is connection:
                 del self._follower_links[number]

@@ -22,7 +22,12 @@ from iotmq.remoting.server import (
 from iotmq.remoting.tls.files import ServerTls
 
 MEMBER_CODES: Final = frozenset(
-    {RequestCode.MEMBER_MESSAGE, RequestCode.GET_MEMBER_STATUS, RequestCode.HAND_OVER}
+    {
+        RequestCode.MEMBER_MESSAGE,
+        RequestCode.GET_MEMBER_STATUS,
+        RequestCode.HAND_OVER,
+        RequestCode.GET_LOG_CHECKSUM,
+    }
 )
 # Clients of a master that stops have so long to take what was answered.
 _CLOSE_S: Final = 0.2

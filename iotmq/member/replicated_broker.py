@@ -341,6 +341,9 @@ class _Run:
         if request.code == RequestCode.GET_MEMBER_STATUS:
             body = msgspec.json.encode({**self.driver.status(), "isServing": self.is_serving})
             return request.reply(ResponseCode.SUCCESS, body=body)
+        if request.code == RequestCode.GET_LOG_CHECKSUM:
+            self.driver.handle_checksum(connection, request)
+            return None
         number = request.integer("member", 0, minimum=0, maximum=127)
         if not self.driver.hand_over(number):
             raise RequestError(

@@ -156,6 +156,7 @@ class RequestCode:
     MEMBER_MESSAGE: Final = 30_090
     GET_MEMBER_STATUS: Final = 30_091
     HAND_OVER: Final = 30_092
+    GET_LOG_CHECKSUM: Final = 30_097
     # Ours: every client of a broker with its groups, in parts.
     LIST_CLIENTS: Final = 30_020
 
