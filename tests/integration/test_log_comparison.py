@@ -111,7 +111,7 @@ async def test_members_with_the_same_log_are_found_equal_whatever_stands_behind_
     assert comparison.deleted_bytes == 0
 
 
-@pytest.mark.parametrize("is_master", [False, True])
+@pytest.mark.parametrize("is_master", [False, pytest.param(True, marks=pytest.mark.damaged_store)])
 async def test_a_record_that_differs_is_found_with_the_member_most_contradict(
     make: MakeSite, is_master: bool
 ) -> None:
