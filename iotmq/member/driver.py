@@ -80,6 +80,8 @@ _FRESH_S: Final = 1.5
 # Requests to the consensus store that have not been answered yet.
 _REQUESTS_MAX: Final = 16
 _ALARMS_KEPT: Final = 16
+# So often it is looked for bytes that were cut off and kept: operators remove them.
+_DIVERGED_S: Final = 5.0
 # What still holds is said again before.
 _ALARM_S: Final = 10.0
 _REFUSAL_CHARACTERS_KEPT: Final = 1_000
@@ -158,6 +160,8 @@ class MemberDriver:
         self._alarms: dict[str, float] = {}
         self.consensus_failures_count = 0
         self._is_consensus_away = False
+        # Bytes and files of `commitlog.diverged`, when they were looked for last.
+        self._diverged = (0, 0)
         self._checksums = LogChecksums(opened.log, clock)
 
     async def start(self) -> None:
@@ -182,6 +186,7 @@ class MemberDriver:
             supervise("replication", self._tick_repeatedly),
             supervise("signs of life", self._beat_repeatedly),
             supervise("watch of the consensus store", self._watch),
+            supervise("bytes that were cut off", self._look_for_diverged),
         ]
 
     async def stop(self) -> None:
@@ -228,8 +233,8 @@ class MemberDriver:
         member = self.member
         if member.role is Role.LEADING or (member.role is Role.FOLLOWING and self._is_fed):
             return None
-        if self.alarms:
-            return self.alarms[-1]
+        if alarms := self._said_alarms():
+            return alarms[-1]
         if (reason := self.hold_reason) is not None:
             return reason
         if member.state is None:
@@ -243,6 +248,16 @@ class MemberDriver:
     @property
     def alarms(self) -> list[str]:
         """Return what the operator should know now, the latest last."""
+        size, count = self._diverged
+        if not count:
+            return self._said_alarms()
+        text = (
+            f"commitlog.diverged of member {self._own.member} has {size:,} bytes in {count} files, which it had "
+            "as master and nobody acknowledged: see `iotmq store salvage`, and remove the files"
+        )
+        return [text, *self._said_alarms()]
+
+    def _said_alarms(self) -> list[str]:
         now_s = self._now_s()
         is_held = self.member.role is Role.HELD
         return [text for text, said_s in self._alarms.items() if is_held or now_s - said_s < _ALARM_S]
@@ -336,6 +351,7 @@ class MemberDriver:
             "followers": followers,
             "notReady": self.not_ready_reason,
             "holds": self.hold_reason,
+            "divergedBytes": self._diverged[0],
             "alarms": self.alarms,
         }
 
@@ -363,6 +379,11 @@ class MemberDriver:
                 "iotmq_replication_consensus_failures_total",
                 "Requests to the consensus store without an answer.",
                 self.consensus_failures_count,
+            ),
+            (
+                "iotmq_replication_diverged_bytes",
+                "Bytes cut off the log that nobody acknowledged, kept for `iotmq store salvage`.",
+                self._diverged[0],
             ),
             ("iotmq_replication_alarms", "Sentences for the operator now.", len(self.alarms)),
         )
@@ -495,6 +516,11 @@ class MemberDriver:
                     self._opened.file.save()
                     self._send_table_changes()
             await asyncio.sleep(_TICK_S)
+
+    async def _look_for_diverged(self) -> None:
+        while self._is_running:
+            self._diverged = await asyncio.to_thread(self._opened.log.diverged)
+            await asyncio.sleep(_DIVERGED_S)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -7,6 +7,7 @@ is its master, and its incarnation. Queues and projections see it like any other
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -131,6 +132,19 @@ class StoreLog:
         if bytes(view[4:8]) == BLANK_MAGIC_BYTES:
             return FoundRecord("blank")
         return FoundRecord("damage")
+
+    def diverged(self) -> tuple[int, int]:
+        """Return the bytes of records that cuts have kept aside, and in how many files. From any thread."""
+        try:
+            sizes = [
+                entry.stat().st_size
+                for entry in os.scandir(self._store.directory / DIVERGED_DIRECTORY)
+                if entry.name.endswith(".bin")
+            ]
+        except FileNotFoundError:
+            # Nothing was cut, or an operator removes a file just now: the next look tells.
+            return 0, 0
+        return sum(sizes), len(sizes)
 
     def append_copy(self, position: int, end: int, content: object) -> None:
         """Append what a master sent: a piece as `piece_end` has it. Raises StoreError."""

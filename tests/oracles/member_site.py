@@ -48,7 +48,14 @@ class Site:
         port: int | None = None,
     ) -> ReplicatedBroker:
         member = ReplicatedBroker(
-            BrokerSettings(name="b", registries=(), listen_port=port or self.ports[number], **(broker or {})),
+            BrokerSettings(
+                **{  # type: ignore[arg-type]
+                    "name": "b",
+                    "registries": (),
+                    "listen_port": port or self.ports[number],
+                    **(broker or {}),
+                }
+            ),
             StoreSettings(segment_bytes=segment_bytes),
             ReplicationSettings(
                 **{  # type: ignore[arg-type]
