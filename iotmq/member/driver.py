@@ -252,8 +252,8 @@ class MemberDriver:
         if not count:
             return self._said_alarms()
         text = (
-            f"commitlog.diverged of member {self._own.member} has {size:,} bytes in {count} files, which it had "
-            "as master and nobody acknowledged: see `iotmq store salvage`, and remove the files"
+            f"commitlog.diverged of member {self._own.member} has {size:,} bytes in {count} files, which it "
+            "had as master and nobody acknowledged: see `iotmq store salvage`, and remove the files"
         )
         return [text, *self._said_alarms()]
 
