@@ -218,8 +218,7 @@ async def _verify(options: argparse.Namespace, config: Config, connector: PeerCo
     comparison = LogComparison(
         connector,
         sorted(known, key=lambda member: (member != master, member)),
-        start_position=start,
-        end_position=end,
+        positions=range(start, end),
         bytes_per_s=options.bytes_per_s,
         progress=lambda position: bar("logs", position, end),
     )

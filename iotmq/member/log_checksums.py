@@ -41,7 +41,7 @@ class LogChecksum(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     """Records, a blank among them; 0 where exact bytes were asked for."""
     found: FoundRecord | None
-    """What stands there, where it is one record or may be one."""
+    """The record there, where it is one or may be one."""
 
 
 class LogChecksums:

@@ -53,15 +53,14 @@ class Difference(NamedTuple):
 
 
 class LogComparison:
-    """One comparison of [`start_position`, `end_position`), which all members have and have confirmed."""
+    """One comparison of some positions, which all members have and have confirmed."""
 
     def __init__(
         self,
         connector: PeerConnector,
         members: Sequence[int],
         *,
-        start_position: int,
-        end_position: int,
+        positions: range,
         bytes_per_s: int,
         progress: Callable[[int], None] = lambda position: None,
         piece_bytes: int = limits.REPLICATION_CHECKSUM_BYTES_MAX,
@@ -70,8 +69,7 @@ class LogComparison:
         assert len(members) > 1, "nothing can be compared"
         self._connector = connector
         self._members = list(members)
-        self._start_position = start_position
-        self._end_position = end_position
+        self._positions = positions
         self._bytes_per_s = bytes_per_s
         self._progress = progress
         self._piece_bytes = max(1, min(piece_bytes, int(bytes_per_s * _PIECE_S)))
@@ -82,8 +80,8 @@ class LogComparison:
     async def run(self) -> None:
         """Compare everything. BrokerError, ConnectionClosedError, RequestTimeoutError; StoreCorruptError when
         no member has a record where the one before it ends."""
-        position = self._start_position
-        while position < self._end_position:
+        position = self._positions.start
+        while position < self._positions.stop:
             try:
                 position = await self._compare(position, self._piece_bytes)
             except (BrokerError, StoreCorruptError):
@@ -93,7 +91,7 @@ class LogComparison:
                 # Retention was faster: the rest is compared.
                 self.deleted_bytes += oldest - position
                 position = oldest
-            self._progress(min(position, self._end_position))
+            self._progress(min(position, self._positions.stop))
 
     async def _oldest(self) -> int:
         statuses = [await self._connector.status(each, timeout_s=_PATIENCE_S) for each in self._members]
@@ -133,7 +131,7 @@ class LogComparison:
         problems = []
         for member in self._members:
             try:
-                return member, await self._ask(member, position, self._end_position, bytes_max)
+                return member, await self._ask(member, position, self._positions.stop, bytes_max)
             except BrokerError as error:
                 if error.code != ResponseCode.SYSTEM_ERROR:
                     raise

@@ -37,8 +37,10 @@ async def compare(site: Site, **options: Any) -> LogComparison:
     comparison = LogComparison(
         connector_of(site),
         sorted(site.members),
-        start_position=max(status["oldest"] for status in statuses if status),
-        end_position=min(status["confirmed"] for status in statuses if status),
+        positions=range(
+            max(status["oldest"] for status in statuses if status),
+            min(status["confirmed"] for status in statuses if status),
+        ),
         bytes_per_s=FAST,
         **options,
     )
@@ -107,7 +109,7 @@ async def test_members_with_the_same_log_are_found_equal_whatever_stands_behind_
     for piece_bytes in (1, 100_000, 3_000_000, 64 * 2**20):
         comparison = await compare(site, piece_bytes=piece_bytes, progress=progress.append)
         assert comparison.differences == []
-        assert progress[-1] == comparison._end_position
+        assert progress[-1] == comparison._positions.stop
     assert comparison.deleted_bytes == 0
 
 

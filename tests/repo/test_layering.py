@@ -227,7 +227,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "config": ("setting_text", "config"),
     "workers": ("channel", "supervisor"),
     "commands": (
-        "connection_options", "admin", "mqtt", "produce_consume", "store", "sessions", "users", "replication",
+        "connection_options", "admin", "mqtt", "produce_consume", "store", "salvage", "sessions", "users",
+        "replication",
         "mqtt_worker",
         "command_parser", "cli",
     ),
