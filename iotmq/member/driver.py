@@ -33,10 +33,12 @@ from iotmq.member.wire import (
     Introduction,
     decode,
     decode_open,
+    decode_tables_taken,
     encode,
     encode_open,
     encode_refusal,
     encode_table,
+    encode_tables_taken,
 )
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode
@@ -79,6 +81,8 @@ _ASK_S: Final = 0.5
 _FRESH_S: Final = 1.5
 # Requests to the consensus store that have not been answered yet.
 _REQUESTS_MAX: Final = 16
+# A change of an operator is answered when the members in sync have it, or after so long.
+_TABLES_S: Final = 1.0
 _ALARMS_KEPT: Final = 16
 # So often it is looked for bytes that were cut off and kept: operators remove them.
 _DIVERGED_S: Final = 5.0
@@ -119,6 +123,31 @@ class BeatValue(msgspec.Struct, frozen=True, kw_only=True):
     promised: int
 
 
+class _TablesWait:
+    """Wait until followers have taken so many pieces of tables, each on its connection."""
+
+    def __init__(self, targets: dict[ServerConnection, int], call: Callable[[bool], None]) -> None:
+        self._targets = targets
+        self._call: Callable[[bool], None] | None = call
+        self.timer: asyncio.TimerHandle | None = None
+
+    def taken(self, link: ServerConnection, count: int) -> bool:
+        """Note what a follower has; return whether nobody is waited for any more."""
+        if count >= self._targets.get(link, count + 1):
+            del self._targets[link]
+            if not self._targets:
+                self.end(is_copied=True)
+        return self._call is None
+
+    def end(self, *, is_copied: bool) -> None:
+        """Call back, once."""
+        call, self._call = self._call, None
+        if self.timer is not None:
+            self.timer.cancel()
+        if call is not None:
+            call(is_copied)
+
+
 class MemberDriver:
     """One run of a member, from the opened log until it is closed or has to begin anew."""
 
@@ -153,6 +182,12 @@ class MemberDriver:
         self._follower_links: dict[int, ServerConnection] = {}
         # Those that were sent the tables, or are just now.
         self._with_tables: set[ServerConnection] = set()
+        # Pieces of tables sent on each of these connections, those taken, and who waits for that.
+        self._pieces_sent: dict[ServerConnection, int] = {}
+        self._pieces_taken: dict[ServerConnection, int] = {}
+        self._table_waits: list[_TablesWait] = []
+        # Pieces taken from the master that is followed now.
+        self._pieces_taken_count = 0
         self._log_grew = NextTurn(self._report_growth)
         self._hold_reason: str | None = None
         self._others: Mapping[int, tuple[SignOfLife, BeatValue]] = {}
@@ -179,6 +214,7 @@ class MemberDriver:
 
         store.on_flushed = flushed
         self._events.tables.add_listener(self._tables_changed)
+        self._events.tables.copier = self._copy_tables
         self._spawn(self._label_pod(is_master=False))
         with self._ending():
             self.member.start(self._now_s())
@@ -196,6 +232,8 @@ class MemberDriver:
                 self.member.release()
         self._is_running = False
         self._opened.store.on_appended = None
+        for wait in self._table_waits:
+            wait.end(is_copied=False)
         await self._checksums.stop()
         await end([*self._work, *self._tasks])
         if self._master_link is not None:
@@ -293,6 +331,10 @@ class MemberDriver:
             return
         number = next((n for n, link in self._follower_links.items() if link is connection), None)
         if number is None:
+            return
+        if request.ext.get("kind") == "tables":
+            count = self._pieces_taken[connection] = decode_tables_taken(request)
+            self._table_waits = [wait for wait in self._table_waits if not wait.taken(connection, count)]
             return
         acked = decode(request)
         if not isinstance(acked, Ack):
@@ -580,7 +622,7 @@ class MemberDriver:
             self._with_tables.add(connection)
             try:
                 for piece in self._events.tables.snapshot():
-                    connection.send_oneway(encode_table(piece.encode()))
+                    self._send_piece(connection, encode_table(piece.encode()))
                     await connection.drain()
                     await asyncio.sleep(0)
             except ConnectionClosedError:
@@ -590,13 +632,46 @@ class MemberDriver:
     def _send_table_changes(self) -> None:
         """Send all followers what has changed in the tables."""
         self._with_tables = {link for link in self._with_tables if not link.is_closed}
+        for counts in (self._pieces_sent, self._pieces_taken):
+            for link in [link for link in counts if link not in self._with_tables]:
+                del counts[link]
         if not self._with_tables:
             self._events.tables.stop_tracking()
             return
         for piece in self._events.tables.changes():
             command = encode_table(piece.encode())
             for link in self._with_tables:
-                link.send_oneway(command)
+                self._send_piece(link, command)
+
+    def _send_piece(self, link: ServerConnection, command: Command) -> None:
+        self._pieces_sent[link] = self._pieces_sent.get(link, 0) + 1
+        link.send_oneway(command)
+
+    def _copy_tables(self, call: Callable[[bool], None]) -> None:
+        """Send what has changed in the tables; call back when the followers in sync have it."""
+        leading = self.member.leading
+        if leading is None or not self._is_running:
+            call(False)
+            return
+        self._tables_changed()
+        in_sync = {identity.member for identity in leading.state.in_sync}
+        targets = {
+            link: sent
+            for number, link in self._follower_links.items()
+            if number in in_sync
+            and self._pieces_taken.get(link, -1) < (sent := self._pieces_sent.get(link, 0))
+        }
+        if not targets:
+            call(True)
+            return
+        wait = _TablesWait(targets, call)
+        loop = asyncio.get_running_loop()
+        wait.timer = loop.call_later(_TABLES_S, self._give_up, wait)
+        self._table_waits.append(wait)
+
+    def _give_up(self, wait: _TablesWait) -> None:
+        self._table_waits = [each for each in self._table_waits if each is not wait]
+        wait.end(is_copied=False)
 
     def _link_closed(self, number: int, *, is_outgoing: bool, is_refused: bool = False) -> None:
         if self._is_running:
@@ -631,6 +706,7 @@ class MemberDriver:
         self._drop_master()
         self._master_link, self._master_number = link, number
         self._events.tables.begin()
+        self._pieces_taken_count = 0
         with self._ending():
             self.member.link_opened(number, self._now_s())
 
@@ -645,6 +721,9 @@ class MemberDriver:
         try:
             if request.ext.get("kind") == "table":
                 self._events.tables.take(decode_piece(request.body_bytes()))
+                self._pieces_taken_count += 1
+                if self._events.tables.is_complete:
+                    connection.send_oneway(encode_tables_taken(self._pieces_taken_count))
                 return
             message = decode(request)
         except (RequestError, TableCopyError) as error:

@@ -243,3 +243,42 @@ async def test_a_broker_that_has_messages_becomes_the_first_master(make: MakeSit
     await site.in_sync(3)
     for number in site.members:
         await soon(lambda number=number: len(bodies(site, number)) == 1, f"member {number} has it")
+
+
+async def change_topic(connection: ClientConnection, name: str) -> Command:
+    fields = {
+        "topic": name, "defaultTopic": "TBW102", "readQueueNums": "3", "writeQueueNums": "3", "perm": "6",
+        "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false",
+    }  # fmt: skip
+    return await connection.request(Command.request(RequestCode.UPDATE_AND_CREATE_TOPIC, fields), 10.0)
+
+
+async def test_what_an_operator_changes_is_answered_when_members_in_sync_have_it(make: MakeSite) -> None:
+    site = make()
+    master = await site.start_all()
+    await site.in_sync(3)
+    connection = await site.connect(master)
+    for number in range(20):
+        answer = await change_topic(connection, f"Made{number}")
+        assert (answer.code, answer.remark) == (ResponseCode.SUCCESS, None)
+        for member in site.members.values():
+            run = member._run
+            assert run is not None
+            assert run.broker.topics.find(f"Made{number}") is not None
+
+
+async def test_an_operator_is_told_when_members_do_not_say_that_they_have_it(
+    make: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = make()
+    master = await site.start_all()
+    await site.in_sync(3)
+    follower = next(number for number in site.members if number != master)
+    run = site.members[follower]._run
+    assert run is not None
+    monkeypatch.setattr(run.broker.table_copies, "take", lambda piece: None)
+    monkeypatch.setattr(type(run.broker.table_copies), "is_complete", False)
+    connection = await site.connect(master)
+    answer = await change_topic(connection, "Made")
+    assert answer.code == ResponseCode.SUCCESS
+    assert "not all members in sync" in (answer.remark or "")

@@ -208,7 +208,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "consensus", "rocketmq", "cluster_state", "epochs", "messages", "ports", "state_change", "leading",
         "member", "settings",
     ),
-    "member": ("wire", "peers", "driver", "listener", "replicated_broker"),
+    "member": ("wire", "peers", "log_checksums", "log_comparison", "driver", "listener", "replicated_broker"),
     "replicated": ("member_file", "member_log", "member_store"),
     "registry": ("routes", "settings", "changed_settings", "kv", "registration", "watches", "server"),
     "front_port": (
