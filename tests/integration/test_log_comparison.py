@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import json
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,8 @@ from eventually import soon
 from member_site import ACCOUNTS, SEGMENT_BYTES, MakeSite, Site, send
 
 from iotmq import limits
+from iotmq.commands.replication import _verify
+from iotmq.config.config import Config
 from iotmq.errors import BrokerError
 from iotmq.member.log_checksums import STEP_BYTES, LogChecksum
 from iotmq.member.log_comparison import DIFFERENCES_MAX, LogComparison
@@ -270,3 +274,18 @@ async def test_checksums_are_for_administrators_where_access_is_controlled(
         assert refused.value.code == ResponseCode.NO_PERMISSION
     answer = await connector_of(site, **own).request(1, RequestCode.GET_LOG_CHECKSUM, fields, timeout_s=5.0)
     assert answer.body_bytes()
+
+
+async def test_operators_are_told_what_was_compared(
+    make: MakeSite, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = make()
+    end = await filled(site, [b"%03d" % number for number in range(20)])
+    options = argparse.Namespace(bytes_per_s=FAST, is_json=False)
+    assert await _verify(options, Config(), connector_of(site)) == 0
+    assert f"members 1, 2, 3: {end:,} bytes, positions 0..{end}, in " in capsys.readouterr().out
+    await site.stop(next(number for number, member in site.members.items() if not member.broker))
+    options.is_json = True
+    assert await _verify(options, Config(), connector_of(site)) == 1, "a member is missing"
+    report = json.loads(capsys.readouterr().out)
+    assert (len(report["members"]), len(report["missing"]), report["differences"]) == (2, 1, [])
