@@ -143,7 +143,11 @@ class Broker:
     def _make_server(self) -> Serving:
         settings = self.parts.settings
         announced = RepliesAfterRegistration(
-            self.requests, self.topics, when_told=self._when_told, when_saved=self._files.when_saved
+            self.requests,
+            self.topics,
+            when_told=self._when_told,
+            when_saved=self._files.when_saved,
+            when_copied=self.table_copies.when_copied,
         )
         handler: RequestHandler = announced
         handle_run: RunHandler = self.requests.handle_run

@@ -212,7 +212,24 @@ def _add_store_command(commands: argparse._SubParsersAction[argparse.ArgumentPar
     )
     repair.add_argument("--json", dest="is_json", action="store_true", help="one JSON object a line")
     repair.set_defaults(tool=_store_repair)
-    for action in (check, dump, rebuild, repair):
+    salvage = actions.add_parser(
+        "salvage",
+        help="show what a member of a replicated broker has cut off its log, and publish it again",
+        description="Show the records of a file of commitlog.diverged: nobody was told that they are stored. "
+        "With --yes their messages are published again, in order, to the queues they were in; what brokers "
+        "have stored already is not stored twice. The data directory may be in use. Exit codes: 0 done, "
+        "1 some messages were not taken, 2 it could not be done.",
+    )
+    salvage.add_argument("file", type=Path, metavar="FILE.bin", help="a file of commitlog.diverged")
+    salvage.add_argument("--json", dest="is_json", action="store_true", help="one JSON object a line")
+    salvage.add_argument("--bodies", action="store_true", help="print the bodies of records, too")
+    salvage.add_argument(
+        "--yes", dest="is_confirmed", action="store_true", help="publish them, not only show them"
+    )
+    _add_registry_option(salvage)
+    add_connection_options(salvage)
+    salvage.set_defaults(tool=_store_salvage)
+    for action in (check, dump, rebuild, repair, salvage):
         _add_config_options(action)
         action.set_defaults(command=_run_store_tool)
 
@@ -257,6 +274,36 @@ def _store_repair(options: argparse.Namespace, config: Config) -> int:
     from iotmq.commands import store as store_tools
 
     return store_tools.repair(Path(config.data), config.store, is_json=options.is_json, output=sys.stdout)
+
+
+def _store_salvage(options: argparse.Namespace, config: Config) -> int:
+    from iotmq.broker.tables.system_topics import system_topic_names
+    from iotmq.commands import salvage
+
+    kept, rest_bytes = salvage.read_kept(options.file, system_topics=system_topic_names(config.broker))
+    salvage.show(kept, rest_bytes, has_bodies=options.bodies, is_json=options.is_json, output=sys.stdout)
+    for line in salvage.summary(kept):
+        print(line, file=sys.stderr)
+    batches = list(salvage.batches_of(kept))
+    if not options.is_confirmed or not batches:
+        print("Nothing is published. Say it again with --yes to do it.", file=sys.stderr)
+        return EXIT_OK
+    settings = client_settings(options, _registries(options))
+    done: list[salvage.Salvaged] = []
+
+    async def publish() -> int:
+        done.append(await salvage.publish(settings, batches, broker=config.broker.name))
+        return EXIT_OK
+
+    _run(publish())
+    (salvaged,) = done
+    for problem in salvaged.problems:
+        print(problem, file=sys.stderr)
+    print(
+        f"{salvaged.stored_count:,} messages stored, {salvaged.found_count:,} were stored already",
+        file=sys.stderr,
+    )
+    return salvage.exit_code(salvaged)
 
 
 # By hand ----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from iotmq.commands.admin.output import Table
@@ -18,6 +18,7 @@ from iotmq.errors import ConfigError, IotmqError
 
 if TYPE_CHECKING:
     from iotmq.config.config import Config
+    from iotmq.member.log_comparison import Difference
     from iotmq.member.peers import PeerConnector
     from iotmq.replication.cluster_state import ClusterState
     from iotmq.replication.consensus.port import ConsensusStore
@@ -26,6 +27,7 @@ _ASK_S: Final = 3.0
 _HANDED_OVER_S: Final = 10.0
 _ASK_AGAIN_S: Final = 2.0
 _STEP_S: Final = 0.05
+_VERIFY_BYTES_PER_S: Final = 50_000_000
 _OK: Final = 0
 _FAILED: Final = 1
 
@@ -76,9 +78,21 @@ def add_replication_command(
         "--without", type=int, action="append", default=[], metavar="N",
         help="go on without this member, which does not answer; may be repeated",
     )  # fmt: skip
+    verify = actions.add_parser(
+        "verify",
+        help="compare the logs of all members, byte by byte",
+        description="Compare what all members have confirmed, while they serve. Exit codes: 0 all "
+        "logs are the same, 1 they differ, a member is missing, or it could not be done.",
+    )
+    verify.add_argument(
+        "--bytes-per-s", dest="bytes_per_s", type=int, default=_VERIFY_BYTES_PER_S, metavar="N",
+        help=f"read so much of each member's log in a second ({_VERIFY_BYTES_PER_S})",
+    )  # fmt: skip
+    verify.add_argument("--json", dest="is_json", action="store_true", help="one JSON document")
     for action in (force, adopt):
         action.add_argument("--yes", dest="is_confirmed", action="store_true", help="do it, not only say it")
-    functions = ((status, _status), (hand_over, _hand_over), (force, _force), (adopt, _adopt))
+    functions = ((status, _status), (hand_over, _hand_over), (force, _force), (adopt, _adopt),
+                 (verify, _verify))  # fmt: skip
     for action, function in functions:
         add_config_options(action)
         action.set_defaults(command=_runner(function, load))
@@ -180,6 +194,90 @@ async def _ask_all(connector: PeerConnector) -> list[_Answer]:
             return _Answer(number, address, None, f"does not answer: {error}")
 
     return list(await asyncio.gather(*map(ask, sorted(connector.members))))
+
+
+# Comparing --------------------------------------------------------------------------------------------
+
+
+async def _verify(options: argparse.Namespace, config: Config, connector: PeerConnector) -> int:
+    """Compare the logs of all members that answer."""
+    from iotmq import limits
+    from iotmq.commands.store import ProgressBar
+    from iotmq.member.log_comparison import LogComparison
+
+    low, high = limits.REPLICATION_CHECKSUM_BYTES_PER_S_MIN, limits.REPLICATION_CHECKSUM_BYTES_PER_S_MAX
+    if not low <= options.bytes_per_s <= high:
+        raise ConfigError(f"--bytes-per-s {options.bytes_per_s} is not between {low} and {high}")
+    answers = await _ask_all(connector)
+    known = {answer.member: answer.status for answer in answers if answer.status is not None}
+    missing = [answer.member for answer in answers if answer.status is None]
+    if len(known) < 2:
+        raise ReplicationRefusedError(f"{len(known)} of {len(answers)} members answer: nothing to compare")
+    start = max(int(status["oldest"]) for status in known.values())
+    end = min(int(status["confirmed"]) for status in known.values())
+    master = next((member for member, status in known.items() if status["isServing"]), None)
+    bar = ProgressBar(sys.stderr)
+    comparison = LogComparison(
+        connector,
+        sorted(known, key=lambda member: (member != master, member)),
+        positions=range(start, end),
+        bytes_per_s=options.bytes_per_s,
+        progress=lambda position: bar("logs", position, end),
+    )
+    began_s = time.monotonic()
+    await comparison.run()
+    bar.end()
+    seconds = time.monotonic() - began_s
+    compared = max(0, end - start - comparison.deleted_bytes)
+    differences = comparison.differences
+    if options.is_json:
+        print(json.dumps({
+            "start": start, "end": end, "bytes": compared, "seconds": round(seconds, 3),
+            "members": sorted(known), "missing": missing,
+            "differences": [
+                {"start": each.start_position, "end": each.end_position, "wrong": each.in_minority(),
+                 "opinions": [opinion._asdict() for opinion in each.opinions]}
+                for each in differences
+            ],
+        }))  # fmt: skip
+    else:
+        for each in differences:
+            print(f"positions {each.start_position}..{each.end_position} differ:")
+            for opinion in each.opinions:
+                print(f"  {_members(opinion.members)}: {opinion.found}")
+        for line in _advice(differences, master):
+            print(line)
+        for member in missing:
+            print(f"member {member} does not answer, and was not compared")
+        count = len(differences)
+        verdict = f"{count} difference{'' if count == 1 else 's'}" if count else "the same"
+        print(
+            f"{_members(tuple(sorted(known)))}: {compared:,} bytes, positions {start}..{end}, "
+            f"in {seconds:.1f} s: {verdict}"
+        )
+    return _FAILED if differences or missing else _OK
+
+
+def _members(members: Sequence[int]) -> str:
+    return f"member{'s' if len(members) > 1 else ''} {', '.join(map(str, members))}"
+
+
+def _advice(differences: list[Difference], master: int | None) -> list[str]:
+    """Say what to do about differences, once for each member."""
+    lines = []
+    wrong = {member for each in differences for member in each.in_minority()}
+    for member in sorted(wrong):
+        before = "hand over to another one (`iotmq replication hand-over`), " if member == master else ""
+        lines.append(
+            f"most members contradict member {member}: {before}stop it, move its data directory away, and "
+            "start it again with an empty one"
+        )
+    if any(not each.in_minority() for each in differences):
+        lines.append(
+            "where no opinion is that of most members, the logs do not say which one is right: keep all data "
+            "directories, and see what `iotmq store check` says of each while its member is stopped"
+        )
+    return lines
 
 
 # Changing ---------------------------------------------------------------------------------------------

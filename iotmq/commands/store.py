@@ -148,7 +148,7 @@ def _records(store: ClosedStore, _settings: StoreSettings, wanted: DumpFilter) -
             continue
         record = decode_record(found.view)
         if wanted.takes(record.topic, record.queue_id):
-            yield _record_row(record, has_body=wanted.has_bodies)
+            yield record_row(record, has_body=wanted.has_bodies)
 
 
 def _stretch_row(found: Found) -> Row:
@@ -162,7 +162,8 @@ def _stretch_row(found: Found) -> Row:
     return row
 
 
-def _record_row(record: Record, *, has_body: bool) -> Row:
+def record_row(record: Record, *, has_body: bool) -> Row:
+    """Return what a record has, to be printed."""
     row: Row = {
         "kind": "record",
         "position": record.position,
@@ -268,7 +269,7 @@ def _retained(store: ClosedStore, settings: StoreSettings, wanted: DumpFilter) -
             return
         begin = (wanted.begin or "").encode("utf-8", "surrogateescape")
         for key, value in key_values.space("retained").scan(b"\x01" + begin, b"\x02"):
-            row = _record_row(decode_record(value), has_body=wanted.has_bodies)
+            row = record_row(decode_record(value), has_body=wanted.has_bodies)
             yield {
                 "kind": "retained",
                 "mqtt_topic": key[1:].decode("utf-8", "backslashreplace"),

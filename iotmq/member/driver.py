@@ -27,15 +27,18 @@ from iotmq.errors import (
     TableCopyError,
 )
 from iotmq.event_loop import NextTurn
+from iotmq.member.log_checksums import LogChecksums
 from iotmq.member.peers import PeerConnector
 from iotmq.member.wire import (
     Introduction,
     decode,
     decode_open,
+    decode_tables_taken,
     encode,
     encode_open,
     encode_refusal,
     encode_table,
+    encode_tables_taken,
 )
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode
@@ -84,7 +87,11 @@ _REQUESTS_MAX: Final = 16
 # What is loaded for a follower at a time; some records are longer, which the first load tells.
 _LOAD_BYTES: Final = 1 << 20
 _LOADS_MAX: Final = 3
+# A change of an operator is answered when the members in sync have it, or after so long.
+_TABLES_S: Final = 1.0
 _ALARMS_KEPT: Final = 16
+# So often it is looked for bytes that were cut off and kept: operators remove them.
+_DIVERGED_S: Final = 5.0
 # What still holds is said again before.
 _ALARM_S: Final = 10.0
 _REFUSAL_CHARACTERS_KEPT: Final = 1_000
@@ -130,6 +137,31 @@ class BeatValue(msgspec.Struct, frozen=True, kw_only=True):
     """False while its disk is full or broken."""
 
 
+class _TablesWait:
+    """Wait until followers have taken so many pieces of tables, each on its connection."""
+
+    def __init__(self, targets: dict[ServerConnection, int], call: Callable[[bool], None]) -> None:
+        self._targets = targets
+        self._call: Callable[[bool], None] | None = call
+        self.timer: asyncio.TimerHandle | None = None
+
+    def taken(self, link: ServerConnection, count: int) -> bool:
+        """Note what a follower has; return whether nobody is waited for any more."""
+        if count >= self._targets.get(link, count + 1):
+            del self._targets[link]
+            if not self._targets:
+                self.end(is_copied=True)
+        return self._call is None
+
+    def end(self, *, is_copied: bool) -> None:
+        """Call back, once."""
+        call, self._call = self._call, None
+        if self.timer is not None:
+            self.timer.cancel()
+        if call is not None:
+            call(is_copied)
+
+
 class MemberDriver:
     """One run of a member, from the opened log until it is closed or has to begin anew."""
 
@@ -166,6 +198,12 @@ class MemberDriver:
         self._follower_links: dict[int, ServerConnection] = {}
         # Those that were sent the tables, or are just now.
         self._with_tables: set[ServerConnection] = set()
+        # Pieces of tables sent on each of these connections, those taken, and who waits for that.
+        self._pieces_sent: dict[ServerConnection, int] = {}
+        self._pieces_taken: dict[ServerConnection, int] = {}
+        self._table_waits: list[_TablesWait] = []
+        # Pieces taken from the master that is followed now.
+        self._pieces_taken_count = 0
         self._log_grew = NextTurn(self._report_growth)
         self._hold_reason: str | None = None
         self._others: Mapping[int, tuple[SignOfLife, BeatValue]] = {}
@@ -175,6 +213,9 @@ class MemberDriver:
         self._asked_for = ""
         self.consensus_failures_count = 0
         self._is_consensus_away = False
+        # Bytes and files of `commitlog.diverged`, when they were looked for last.
+        self._diverged = (0, 0)
+        self._checksums = LogChecksums(opened.log, clock)
 
     async def start(self) -> None:
         """Begin; the loop runs."""
@@ -191,6 +232,7 @@ class MemberDriver:
 
         store.on_flushed = flushed
         self._events.tables.add_listener(self._tables_changed)
+        self._events.tables.copier = self._copy_tables
         self._spawn(self._label_pod(is_master=False))
         with self._ending():
             self.member.start(self._now_s())
@@ -198,6 +240,7 @@ class MemberDriver:
             supervise("replication", self._tick_repeatedly),
             supervise("signs of life", self._beat_repeatedly),
             supervise("watch of the consensus store", self._watch),
+            supervise("bytes that were cut off", self._look_for_diverged),
         ]
 
     async def stop(self) -> None:
@@ -207,6 +250,9 @@ class MemberDriver:
                 self.member.release()
         self._is_running = False
         self._opened.store.on_appended = None
+        for wait in self._table_waits:
+            wait.end(is_copied=False)
+        await self._checksums.stop()
         await end([*self._work, *self._tasks])
         if self._loads:
             await asyncio.wait(self._loads)
@@ -256,8 +302,8 @@ class MemberDriver:
         member = self.member
         if member.role is Role.LEADING or (member.role is Role.FOLLOWING and self._is_fed):
             return None
-        if self.alarms:
-            return self.alarms[-1]
+        if alarms := self._said_alarms():
+            return alarms[-1]
         if (reason := self.hold_reason) is not None:
             return reason
         if member.state is None:
@@ -271,6 +317,16 @@ class MemberDriver:
     @property
     def alarms(self) -> list[str]:
         """Return what the operator should know now, the latest last."""
+        size, count = self._diverged
+        if not count:
+            return self._said_alarms()
+        text = (
+            f"commitlog.diverged of member {self._own.member} has {size:,} bytes in {count} files, which it "
+            "had as master and nobody acknowledged: see `iotmq store salvage`, and remove the files"
+        )
+        return [text, *self._said_alarms()]
+
+    def _said_alarms(self) -> list[str]:
         now_s = self._now_s()
         is_held = self.member.role is Role.HELD
         return [text for text, said_s in self._alarms.items() if is_held or now_s - said_s < _ALARM_S]
@@ -325,6 +381,10 @@ class MemberDriver:
         number = next((n for n, link in self._follower_links.items() if link is connection), None)
         if number is None:
             return
+        if request.ext.get("kind") == "tables":
+            count = self._pieces_taken[connection] = decode_tables_taken(request)
+            self._table_waits = [wait for wait in self._table_waits if not wait.taken(connection, count)]
+            return
         acked = decode(request)
         if not isinstance(acked, Ack):
             raise RequestError(ResponseCode.SYSTEM_ERROR, "a follower only acknowledges")
@@ -334,8 +394,15 @@ class MemberDriver:
             # It may have everything now.
             self._tick()
 
+    def handle_checksum(self, connection: ServerConnection, request: Command) -> None:
+        """Answer a request about the bytes of the log, later. RequestError."""
+        if not self._is_running:
+            raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, "this member begins anew")
+        self._checksums.handle(connection, request, confirmed=self._opened.file.confirmed)
+
     def connection_lost(self, connection: ServerConnection) -> None:
         """A connection that was accepted has ended; perhaps it was a follower's."""
+        self._checksums.connection_lost(connection)
         for number, link in list(self._follower_links.items()):
             if link is connection:
                 del self._follower_links[number]
@@ -375,6 +442,7 @@ class MemberDriver:
             "followers": followers,
             "notReady": self.not_ready_reason,
             "holds": self.hold_reason,
+            "divergedBytes": self._diverged[0],
             "alarms": [*self._events.standing_alarms(), *self.alarms],
         }
 
@@ -402,6 +470,11 @@ class MemberDriver:
                 "iotmq_replication_consensus_failures_total",
                 "Requests to the consensus store without an answer.",
                 self.consensus_failures_count,
+            ),
+            (
+                "iotmq_replication_diverged_bytes",
+                "Bytes cut off the log that nobody acknowledged, kept for `iotmq store salvage`.",
+                self._diverged[0],
             ),
             (
                 "iotmq_replication_alarms",
@@ -570,6 +643,11 @@ class MemberDriver:
                 self._look_at_disk()
             await asyncio.sleep(_TICK_S)
 
+    async def _look_for_diverged(self) -> None:
+        while self._is_running:
+            self._diverged = await asyncio.to_thread(self._opened.log.diverged)
+            await asyncio.sleep(_DIVERGED_S)
+
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
@@ -642,7 +720,7 @@ class MemberDriver:
             self._with_tables.add(connection)
             try:
                 for piece in self._events.tables.snapshot():
-                    connection.send_oneway(encode_table(piece.encode()))
+                    self._send_piece(connection, encode_table(piece.encode()))
                     await connection.drain()
                     await asyncio.sleep(0)
             except ConnectionClosedError:
@@ -652,13 +730,46 @@ class MemberDriver:
     def _send_table_changes(self) -> None:
         """Send all followers what has changed in the tables."""
         self._with_tables = {link for link in self._with_tables if not link.is_closed}
+        for counts in (self._pieces_sent, self._pieces_taken):
+            for link in [link for link in counts if link not in self._with_tables]:
+                del counts[link]
         if not self._with_tables:
             self._events.tables.stop_tracking()
             return
         for piece in self._events.tables.changes():
             command = encode_table(piece.encode())
             for link in self._with_tables:
-                link.send_oneway(command)
+                self._send_piece(link, command)
+
+    def _send_piece(self, link: ServerConnection, command: Command) -> None:
+        self._pieces_sent[link] = self._pieces_sent.get(link, 0) + 1
+        link.send_oneway(command)
+
+    def _copy_tables(self, call: Callable[[bool], None]) -> None:
+        """Send what has changed in the tables; call back when the followers in sync have it."""
+        leading = self.member.leading
+        if leading is None or not self._is_running:
+            call(False)
+            return
+        self._tables_changed()
+        in_sync = {identity.member for identity in leading.state.in_sync}
+        targets = {
+            link: sent
+            for number, link in self._follower_links.items()
+            if number in in_sync
+            and self._pieces_taken.get(link, -1) < (sent := self._pieces_sent.get(link, 0))
+        }
+        if not targets:
+            call(True)
+            return
+        wait = _TablesWait(targets, call)
+        loop = asyncio.get_running_loop()
+        wait.timer = loop.call_later(_TABLES_S, self._give_up, wait)
+        self._table_waits.append(wait)
+
+    def _give_up(self, wait: _TablesWait) -> None:
+        self._table_waits = [each for each in self._table_waits if each is not wait]
+        wait.end(is_copied=False)
 
     def _link_closed(self, number: int, *, is_outgoing: bool, is_refused: bool = False) -> None:
         if self._is_running:
@@ -699,6 +810,7 @@ class MemberDriver:
         self._drop_master()
         self._master_link, self._master_number = link, number
         self._events.tables.begin()
+        self._pieces_taken_count = 0
         with self._ending():
             self.member.link_opened(number, self._now_s())
 
@@ -713,6 +825,9 @@ class MemberDriver:
         try:
             if request.ext.get("kind") == "table":
                 self._events.tables.take(decode_piece(request.body_bytes()))
+                self._pieces_taken_count += 1
+                if self._events.tables.is_complete:
+                    connection.send_oneway(encode_tables_taken(self._pieces_taken_count))
                 return
             message = decode(request)
         except (RequestError, TableCopyError) as error:

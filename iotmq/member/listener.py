@@ -26,7 +26,13 @@ from iotmq.remoting.server import (
 from iotmq.remoting.tls.files import ServerTls
 
 MEMBER_CODES: Final = frozenset(
-    {RequestCode.MEMBER_MESSAGE, RequestCode.GET_MEMBER_STATUS, RequestCode.HAND_OVER, *COPY_CODES}
+    {
+        RequestCode.MEMBER_MESSAGE,
+        RequestCode.GET_MEMBER_STATUS,
+        RequestCode.HAND_OVER,
+        RequestCode.GET_LOG_CHECKSUM,
+        *COPY_CODES,
+    }
 )
 # The codes of requests of iotmq's own.
 _OWN_CODES: Final = 30_001

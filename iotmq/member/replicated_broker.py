@@ -448,6 +448,9 @@ class _Run:
             return request.reply(ResponseCode.SUCCESS, body=body)
         if request.code in COPY_CODES:
             return self._handle_copy(connection, request)
+        if request.code == RequestCode.GET_LOG_CHECKSUM:
+            self.driver.handle_checksum(connection, request)
+            return None
         number = request.integer("member", 0, minimum=0, maximum=127)
         if not self.driver.hand_over(number):
             raise RequestError(

@@ -3,7 +3,8 @@
 Every message is a oneway request MEMBER_MESSAGE. The field `kind` names it, its numbers are fields, the bytes
 of the log are the body; the body of `open` is JSON, because it has a list. A follower sends on the connection
 it has made to its master, and the master answers on the same. Besides the messages of the state machine there
-are `table`, whose body is a piece of one of the master's tables, and `refused`, whose field `text` says why a
+are `table`, whose body is a piece of one of the master's tables, `tables`, with the number of pieces that a
+follower with whole tables has taken on this connection, and `refused`, whose field `text` says why a
 member is not taken as a follower.
 """
 
@@ -108,6 +109,16 @@ def decode_open(request: Command) -> tuple[Introduction, Open]:
 def encode_table(piece: bytes) -> Command:
     """Encode a piece of a table."""
     return Command.request(RequestCode.MEMBER_MESSAGE, {"kind": "table"}, piece)
+
+
+def encode_tables_taken(count: int) -> Command:
+    """Encode how many pieces of tables a follower has taken on this connection; its tables are whole."""
+    return Command.request(RequestCode.MEMBER_MESSAGE, {"kind": "tables", "count": str(count)})
+
+
+def decode_tables_taken(request: Command) -> int:
+    """Decode a number of pieces. RequestError when it cannot be one."""
+    return _number(request, "count")
 
 
 def encode_refusal(text: str) -> Command:

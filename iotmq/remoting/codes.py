@@ -160,6 +160,7 @@ class RequestCode:
     READ_COPY: Final = 30_094
     END_COPY: Final = 30_095
     RELAY_CLIENT: Final = 30_096
+    GET_LOG_CHECKSUM: Final = 30_097
     # Ours: every client of a broker with its groups, in parts.
     LIST_CLIENTS: Final = 30_020
 

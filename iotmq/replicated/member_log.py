@@ -7,18 +7,21 @@ is its master, and its incarnation. Queues and projections see it like any other
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from iotmq.errors import StoreCorruptError
+from iotmq.limits import RECORD_BYTES_MAX
 from iotmq.message.records.record import decode_record, encode_batch
 from iotmq.replicated.member_file import EPOCHS_MAX, MemberFile
 from iotmq.replication.cluster_state import Identity
 from iotmq.replication.epochs import EpochStart
+from iotmq.store.log.marker import lost_offsets
 from iotmq.store.recovery.damage import DamageKeeper
-from iotmq.store.replication.tail import piece_end, positions_of
+from iotmq.store.replication.tail import piece_end, positions_of, whole_records
 
 if TYPE_CHECKING:
     from iotmq.store.queues.residency import ColdRead
@@ -29,6 +32,8 @@ EPOCH_TOPIC: Final = "rmq_sys_broker_epoch"
 DIVERGED_DIRECTORY: Final = "commitlog.diverged"
 
 _EPOCH_TOPIC_BYTES: Final = EPOCH_TOPIC.encode()
+# What begins the blank at the end of a file of the log, behind its size.
+BLANK_MAGIC_BYTES: Final = bytes.fromhex("cbd43194")
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +44,16 @@ class _Epoch(msgspec.Struct):
     epoch: int
     member: int
     incarnation: str
+
+
+class FoundRecord(msgspec.Struct, frozen=True):
+    """State what stands at a position: a record, a marker of lost ones, a blank or damage."""
+
+    kind: str
+    topic: str = ""
+    queue_id: int = 0
+    offset: int = 0
+    size: int = 0
 
 
 class StoreLog:
@@ -115,6 +130,46 @@ class StoreLog:
         if plan is None and (size := store.size_at(position)) > bytes_max:
             plan = store.plan_raw(position, size)
         return plan
+
+    def whole_records(self, position: int, bytes_max: int, end_position: int) -> tuple[int, int, int]:
+        """Return where records end that begin at `position`, where the next one begins, and their number.
+
+        See `iotmq.store.replication.tail.whole_records`. ValueError for bytes that are not there,
+        StoreCorruptError when there is no record.
+        """
+        return whole_records(self._store.log, position, bytes_max, end_position)
+
+    def read_raw(self, position: int, bytes_max: int, end_position: int) -> memoryview:
+        """Return bytes of one file of the log; the view stays valid. ValueError for what is not there."""
+        return self._store.read_raw(position, bytes_max, end_position=end_position)
+
+    def found_at(self, position: int, end_position: int) -> FoundRecord:
+        """Return what stands at `position`, for operators."""
+        view = self._store.log.read_record(position, end_position)
+        if view is not None:
+            record = decode_record(view)
+            return FoundRecord("record", record.topic, record.queue_id, record.queue_offset, record.size)
+        view = self._store.read_raw(position, RECORD_BYTES_MAX, end_position=end_position)
+        lost = lost_offsets(view)
+        if lost is not None:
+            topic, queue_id, first_offset, _ = lost
+            return FoundRecord("marker of lost records", topic, queue_id, first_offset)
+        if bytes(view[4:8]) == BLANK_MAGIC_BYTES:
+            return FoundRecord("blank")
+        return FoundRecord("damage")
+
+    def diverged(self) -> tuple[int, int]:
+        """Return the bytes of records that cuts have kept aside, and in how many files. From any thread."""
+        try:
+            sizes = [
+                entry.stat().st_size
+                for entry in os.scandir(self._store.directory / DIVERGED_DIRECTORY)
+                if entry.name.endswith(".bin")
+            ]
+        except FileNotFoundError:
+            # Nothing was cut, or an operator removes a file just now: the next look tells.
+            return 0, 0
+        return sum(sizes), len(sizes)
 
     def append_copy(self, position: int, end: int, content: object) -> None:
         """Append what a master sent: a piece as `piece_end` has it. Raises StoreError."""

@@ -4,150 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from eventually import soon
-from fake_etcd import FakeEtcd, FakeEtcdData
-from gateway_process import free_port
+from fake_etcd import FakeEtcd
+from member_site import ACCOUNTS, SEGMENT_BYTES, MakeSite, Site, bodies, send
 
-from iotmq.broker.settings import BrokerSettings
-from iotmq.clock import SystemClock
 from iotmq.errors import BrokerError
 from iotmq.member.peers import PeerConnector
-from iotmq.member.replicated_broker import ReplicatedBroker
 from iotmq.member.wire import Introduction, encode_open
 from iotmq.message.records.record import encode_batch
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
 from iotmq.replication.cluster_state import Identity
-from iotmq.replication.consensus.settings import EtcdSettings
 from iotmq.replication.messages import Open
 from iotmq.replication.settings import ReplicationSettings
 from iotmq.store.settings import StoreSettings
-
-SEGMENT_BYTES = 4 * 1024 * 1024
-ACCOUNTS = """
-accounts:
-  - {accessKey: members, secretKey: abcdefgh, admin: true}
-  - {accessKey: services, secretKey: 12345678, topicPerms: [T=PUB|SUB]}
-"""
-
-
-class Site:
-    """Members by their numbers, and the etcd they share."""
-
-    def __init__(self, directory: Path, etcd: FakeEtcd, count: int) -> None:
-        self.directory = directory
-        self.etcd = etcd
-        self.ports = {number: free_port() for number in range(1, count + 1)}
-        self.members: dict[int, ReplicatedBroker] = {}
-
-    async def start(
-        self,
-        number: int,
-        *,
-        segment_bytes: int = SEGMENT_BYTES,
-        directory: str = "",
-        broker: dict[str, Any] | None = None,
-        replication: dict[str, Any] | None = None,
-        port: int | None = None,
-    ) -> ReplicatedBroker:
-        member = ReplicatedBroker(
-            BrokerSettings(
-                name="b", registries=(), listen_port=port or self.ports[number], **(broker or {})
-            ),
-            StoreSettings(segment_bytes=segment_bytes),
-            ReplicationSettings(
-                **{  # type: ignore[arg-type]
-                    "mode": "elected",
-                    "member": number,
-                    "members": tuple(f"{n}=127.0.0.1:{p}" for n, p in self.ports.items()),
-                    "etcd": EtcdSettings(endpoints=(self.etcd.url,), timeout_ms=1_000),
-                    **(replication or {}),
-                }
-            ),
-            directory=self.directory / (directory or str(number)),
-            clock=SystemClock(),
-        )
-        await member.start()
-        self.members[number] = member
-        return member
-
-    async def start_all(self, **options: Any) -> int:
-        for number in self.ports:
-            await self.start(number, **options)
-        return await self.master()
-
-    async def master(self) -> int:
-        """The member that serves, once there is one."""
-        await soon(lambda: any(member.broker for member in self.members.values()), "a member serves")
-        return next(number for number, member in self.members.items() if member.broker)
-
-    async def in_sync(self, count: int) -> None:
-        def are_in_sync() -> bool:
-            status = self.status(next((n for n, m in self.members.items() if m.broker), 0))
-            return status is not None and len(status["state"]["in_sync"]) == count
-
-        await soon(are_in_sync, f"{count} members are in sync")
-
-    def status(self, number: int) -> dict[str, Any] | None:
-        member = self.members.get(number)
-        run = None if member is None else member._run
-        return None if run is None else run.driver.status()
-
-    async def stop(self, number: int) -> None:
-        await self.members.pop(number).stop()
-
-    def connect(self, number: int) -> Awaitable[ClientConnection]:
-        return ClientConnection.connect("127.0.0.1", self.ports[number])
-
-
-@pytest.fixture
-async def etcd() -> AsyncIterator[FakeEtcd]:
-    async with FakeEtcd(FakeEtcdData(SystemClock())) as node:  # type: ignore[arg-type]
-        yield node
-
-
-MakeSite = Callable[..., Site]
-
-
-@pytest.fixture
-async def make(tmp_path: Path, etcd: FakeEtcd) -> AsyncIterator[MakeSite]:
-    sites: list[Site] = []
-
-    def make(count: int = 3) -> Site:
-        sites.append(Site(tmp_path, etcd, count))
-        return sites[-1]
-
-    yield make
-    for site in sites:
-        for number in list(site.members):
-            await site.stop(number)
-
-
-async def send(connection: ClientConnection, body: bytes) -> Command:
-    """Send a message to the topic T, which is made with the first one."""
-    fields = {"a": "p", "b": "T", "c": "TBW102", "d": "1", "e": "0", "f": "0", "g": "1", "h": "0", "i": ""}
-    return await connection.request(Command.request(RequestCode.SEND_MESSAGE_V2, fields, body), 10.0)
-
-
-def bodies(site: Site, number: int) -> list[bytes]:
-    """What consumers of a member would see in the queue 0 of T."""
-    run = site.members[number]._run
-    assert run is not None
-    queue = run.opened.store.find_queue("T", 0)
-    if queue is None:
-        return []
-    found = []
-    for offset in range(queue.max_offset):
-        entry = queue.entry(offset)
-        assert entry is not None
-        found.append(bytes(run.opened.store.read_record(entry[0])))
-    return found
 
 
 async def test_what_is_acknowledged_is_at_all_members_and_stays(make: MakeSite) -> None:
@@ -367,3 +242,42 @@ async def test_a_broker_that_has_messages_becomes_the_first_master(make: MakeSit
     await site.in_sync(3)
     for number in site.members:
         await soon(lambda number=number: len(bodies(site, number)) == 1, f"member {number} has it")
+
+
+async def change_topic(connection: ClientConnection, name: str) -> Command:
+    fields = {
+        "topic": name, "defaultTopic": "TBW102", "readQueueNums": "3", "writeQueueNums": "3", "perm": "6",
+        "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false",
+    }  # fmt: skip
+    return await connection.request(Command.request(RequestCode.UPDATE_AND_CREATE_TOPIC, fields), 10.0)
+
+
+async def test_what_an_operator_changes_is_answered_when_members_in_sync_have_it(make: MakeSite) -> None:
+    site = make()
+    master = await site.start_all()
+    await site.in_sync(3)
+    connection = await site.connect(master)
+    for number in range(20):
+        answer = await change_topic(connection, f"Made{number}")
+        assert (answer.code, answer.remark) == (ResponseCode.SUCCESS, None)
+        for member in site.members.values():
+            run = member._run
+            assert run is not None
+            assert run.broker.topics.find(f"Made{number}") is not None
+
+
+async def test_an_operator_is_told_when_members_do_not_say_that_they_have_it(
+    make: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = make()
+    master = await site.start_all()
+    await site.in_sync(3)
+    follower = next(number for number in site.members if number != master)
+    run = site.members[follower]._run
+    assert run is not None
+    monkeypatch.setattr(run.broker.table_copies, "take", lambda piece: None)
+    monkeypatch.setattr(type(run.broker.table_copies), "is_complete", False)
+    connection = await site.connect(master)
+    answer = await change_topic(connection, "Made")
+    assert answer.code == ResponseCode.SUCCESS
+    assert "not all members in sync" in (answer.remark or "")

@@ -266,8 +266,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "settings",
     ),
     "member": (
-        "wire", "peers", "copying", "copy_download", "copying_member", "driver", "relay", "listener",
-        "replicated_broker",
+        "wire", "peers", "log_checksums", "log_comparison", "copying", "copy_download", "copying_member",
+        "driver", "relay", "listener", "replicated_broker",
     ),
     "replicated": ("member_file", "member_log", "member_store", "hot_copy", "incoming_copy"),
     "registry": ("routes", "settings", "changed_settings", "kv", "registration", "watches", "server"),
@@ -316,6 +316,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "mqtt",
         "produce_consume",
         "store",
+        "salvage",
         "sessions",
         "users",
         "replication",

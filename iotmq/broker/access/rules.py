@@ -271,6 +271,7 @@ RULES: Final[dict[int, Rule]] = {
     RequestCode.MEMBER_MESSAGE: _ADMIN,
     RequestCode.GET_MEMBER_STATUS: _ADMIN,
     RequestCode.HAND_OVER: _ADMIN,
+    RequestCode.GET_LOG_CHECKSUM: _ADMIN,
     RequestCode.CONSUME_MESSAGE_DIRECTLY: _ADMIN,
     RequestCode.RESUME_CHECK_HALF_MESSAGE: _ADMIN,
     RequestCode.TRIGGER_DELETE_FILES: _ADMIN,

@@ -5,7 +5,9 @@ of a group for its retry topic. RocketMQ's brokers register before they answer, 
 
 What an operator changes (topics, groups, settings) holds from the moment it is asked for, and is answered
 when it is on the disk; a disk that refuses it makes the answer an error that says so. RocketMQ's brokers
-answer before they write, and a power cut may take what they have answered.
+answer before they write, and a power cut may take what they have answered. Where the broker is
+replicated, the members in sync have it, too, so that it holds at the next master; a remark says if they have
+not in time.
 """
 
 from __future__ import annotations
@@ -23,6 +25,9 @@ from iotmq.remoting.server import RequestHandler, ServerConnection
 
 WhenTold: TypeAlias = Callable[[Callable[[], None]], None]
 """Calls what it is given once every registry has been told what holds now."""
+
+WhenCopied: TypeAlias = Callable[[Callable[[bool], None]], None]
+"""Calls what it is given once all members in sync have what holds now; with False when not in time."""
 
 _OPERATORS: Final = frozenset(
     {
@@ -48,11 +53,13 @@ class RepliesAfterRegistration:
         *,
         when_told: WhenTold,
         when_saved: Callable[[Saved], None],
+        when_copied: WhenCopied = lambda call: call(True),
     ) -> None:
         self._handler = handler
         self._topics = topics
         self._when_told = when_told
         self._when_saved = when_saved
+        self._when_copied = when_copied
 
     def handle(self, connection: ServerConnection, request: Command) -> Command | None:
         before = self._topics.version
@@ -66,7 +73,7 @@ class RepliesAfterRegistration:
         answer = DeferredReply(connection, request)
         give: Callable[[], None] = partial(answer.answer, response)
         if not is_kept:
-            give = partial(self._when_saved, partial(_answer_kept, answer, request, response))
+            give = partial(self._when_saved, partial(self._answer_kept, answer, request, response))
         if is_told:
             give()
         else:
@@ -76,9 +83,17 @@ class RepliesAfterRegistration:
     def connection_lost(self, connection: ServerConnection) -> None:
         self._handler.connection_lost(connection)
 
+    def _answer_kept(
+        self, answer: DeferredReply, request: Command, response: Command, error: OSError | None
+    ) -> None:
+        if error is not None:
+            remark = f"changed, but a crash may undo it until the disk takes it: {error.strerror or error}"
+            answer.answer(request.reply(ResponseCode.SYSTEM_ERROR, remark=remark))
+            return
+        self._when_copied(partial(_answer_copied, answer, response))
 
-def _answer_kept(answer: DeferredReply, request: Command, response: Command, error: OSError | None) -> None:
-    if error is not None:
-        remark = f"changed, but a crash may undo it until the disk takes it: {error.strerror or error}"
-        response = request.reply(ResponseCode.SYSTEM_ERROR, remark=remark)
+
+def _answer_copied(answer: DeferredReply, response: Command, is_copied: bool) -> None:
+    if not is_copied:
+        response.remark = "changed, but not all members in sync have said that they have it"
     answer.answer(response)

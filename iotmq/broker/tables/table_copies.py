@@ -27,6 +27,8 @@ class TableCopies:
         self._is_leading = False
         self._last_copy = CHANGED
         self._listeners: list[Callable[[], None]] = []
+        self.copier: Callable[[Callable[[bool], None]], None] | None = None
+        """Sends what has changed, and calls back when followers have it, with False when not in time."""
         self._next_turn = NextTurn(self._tell)
         # At a follower, by table: the copy that is being filled, and its number.
         self._unfinished: dict[str, tuple[int, Copy]] = {}
@@ -66,6 +68,13 @@ class TableCopies:
     def add_listener(self, listener: Callable[[], None]) -> None:
         """Tell, once in a turn of the loop, that `changes` has what should not wait for a second."""
         self._listeners.append(listener)
+
+    def when_copied(self, call: Callable[[bool], None]) -> None:
+        """Call back when every follower that is in sync has what changed until now; False: not in time."""
+        if self._is_tracking and self.copier is not None:
+            self.copier(call)
+        else:
+            call(True)
 
     def note_urgent(self) -> None:
         """Have the listeners told: something changed that a new master should know for sure."""

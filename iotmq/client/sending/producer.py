@@ -180,15 +180,18 @@ class Producer(Lifetime):
         *,
         is_repeat: bool = False,
         has_packet_ids: bool = False,
+        sys_flag: int = 0,
     ) -> asyncio.Future[SendResult]:
         """Like `send_encoded_batch`, without waiting. ProducerBusyError when too many are in flight.
 
         `is_repeat`: the broker may have stored it before, and looks for it by the unique key of its first
-        message that has one. `has_packet_ids`: messages have MQTT_PACKET_ID.
+        message that has one. `has_packet_ids`: messages have MQTT_PACKET_ID. `sys_flag` says how their bodies
+        are compressed.
         """
         send = self._encoded(topic, queue, elements, count, "")
         send.is_repeat = is_repeat
         send.has_packet_ids = has_packet_ids
+        send.sys_flag = sys_flag
         self._room.refuse_when_full()
         return self._start(send)
 

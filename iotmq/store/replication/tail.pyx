@@ -83,6 +83,38 @@ def piece_end(CommitLog log not None, int64_t position, int64_t bytes_max):
     return position
 
 
+def whole_records(CommitLog log not None, int64_t position, int64_t bytes_max, int64_t end_position):
+    """Return where the records from `position` on end, where the next one begins, and their number.
+
+    They are in one segment, end at or before `end_position`, and have `bytes_max` at most, or are one record. Of a
+    blank only the header belongs to them: the next record begins behind it, and what stands there may be different
+    in copies. Raises StoreCorruptError when there is no record.
+    """
+    cdef Segment segment = log.segment_at(position)
+    cdef int64_t start_position = position
+    cdef int64_t size
+    cdef int64_t count = 0
+    cdef Py_ssize_t room
+    cdef const uint8_t* at
+    if segment is None or not position < end_position <= log.appended_position:
+        raise ValueError(f"the log has no bytes {position}..{end_position}")
+    end_position = min(end_position, segment.end_position)
+    while position < end_position:
+        at = log.record_at(position, end_position, &room)
+        size = get_u32(at + AT_SIZE) if room >= BLANK_BYTES else 0
+        if size < BLANK_BYTES or size > room:
+            raise StoreCorruptError(f"no record at position {position}")
+        if get_u32(at + AT_MAGIC) == <uint32_t> BLANK_MAGIC:
+            if count and position + BLANK_BYTES - start_position > bytes_max:
+                break
+            return position + BLANK_BYTES, segment.end_position, count + 1
+        if count and position + size - start_position > bytes_max:
+            break
+        position += size
+        count += 1
+    return position, position, count
+
+
 def is_boundary(CommitLog log not None, int64_t start_position, int64_t position):
     """Return whether a record ends at `position`, to be found from the start of one before it."""
     while start_position < position:
