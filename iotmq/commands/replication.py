@@ -33,11 +33,11 @@ Load = Callable[[argparse.Namespace], "Config"]
 
 
 class ReplicationRefusedError(IotmqError):
-    """What was asked for cannot be done, or not without being confirmed; the text says why."""
+    """Refuse what cannot be done, or not without being confirmed; the text says why."""
 
 
 class _Answer(NamedTuple):
-    """What one member says of itself, or why it says nothing."""
+    """Hold what one member says of itself, or why it says nothing."""
 
     member: int
     address: str
