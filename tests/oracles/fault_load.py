@@ -74,12 +74,9 @@ class FaultLoad:
         )
         self.disconnects: list[tuple[float, str, str]] = []
         """When a device lost its connection, which one, and why."""
+        self.acknowledged_count = 0
         self.is_over = False
         self._leave = False
-
-    @property
-    def acknowledged_count(self) -> int:
-        return len(self.history.acknowledged)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -167,7 +164,7 @@ class FaultLoad:
                         sent.tries += 1
                         continue
                     sent.place = Place(TOPIC, result.queue.queue_id, result.queue_offset)
-                    sent.done_s = time.monotonic()
+                    self._done(sent)
                 number += 1
                 await asyncio.sleep(_PAUSE_S)
 
@@ -191,13 +188,16 @@ class FaultLoad:
                 await asyncio.sleep(_PAUSE_S * (5 if kind in ("command", "state") else 1))
             await client.drain()
 
-    @staticmethod
-    def _finish(sent: Sent) -> Callable[[Acknowledged], None]:
+    def _done(self, sent: Sent) -> None:
+        sent.done_s = time.monotonic()
+        self.acknowledged_count += 1
+
+    def _finish(self, sent: Sent) -> Callable[[Acknowledged], None]:
         def acknowledged(result: Acknowledged) -> None:
             if result.code >= 0x80:
                 sent.is_refused = True
             else:
-                sent.done_s = time.monotonic()
+                self._done(sent)
 
         return acknowledged
 
