@@ -188,13 +188,18 @@ class Faults:
 
     def _number_twice(self, number: int) -> None:
         """Somebody starts a process with the settings of a member that runs, and an empty directory."""
-        texts = ("follows already, by another connection", f"two members have the number {number}")
+        twin = self._cluster.twin(number)
+        # By the master, by the state; and a process with all roles finds its ports taken.
+        texts = (
+            "follows already, by another connection",
+            f"member {number} is recorded as master, and its log may",
+            "address already in use",
+        )
 
         def is_told() -> bool:
-            logs = "".join(part.log.read_text() for part in self._cluster.members.values())
+            logs = "".join(part.log.read_text() for part in (*self._cluster.members.values(), twin))
             return any(text in logs for text in texts)
 
-        twin = self._cluster.twin(number)
         twin.start()
         try:
             eventually(is_told, f"the second member {number} is refused")
