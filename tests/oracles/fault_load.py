@@ -45,6 +45,7 @@ DONE_S: Final = 120.0
 _WINDOW: Final = 10
 _PAUSE_S: Final = 0.01
 _OPEN_S: Final = 30.0
+_LOOK_S: Final = 2.0
 
 
 class FaultLoad:
@@ -109,8 +110,12 @@ class FaultLoad:
                 )
                 yield
                 self.is_over = True
+                # To look takes a second after some hundred thousand messages, and holds up the readers.
                 await soon(
-                    lambda: not self._missing(), "everything is acknowledged and read", within_s=DONE_S
+                    lambda: not self._missing(),
+                    "everything is acknowledged and read",
+                    within_s=DONE_S,
+                    step_s=_LOOK_S,
                 )
             self._leave = True
         for source in self._states:
@@ -121,8 +126,14 @@ class FaultLoad:
         return len(self._producers) + len(self._devices) + len(self._states) + len(self._commands)
 
     def missing(self) -> list[str]:
-        """Return what has not been acknowledged or read yet, some of it."""
-        return self._missing()[:10]
+        """Return when readers got something last, and some of what is not acknowledged or read yet."""
+        found, now_s = self._missing(), time.monotonic()
+        ages = [
+            f"{name} got something {now_s - seen[-1].at_s:.1f} s ago, the last acknowledgement was "
+            f"{now_s - max((e.done_s or 0 for e in self.history.sent), default=0):.1f} s ago"
+            for name, seen in self.history.readers.items()
+        ]
+        return [*ages, f"{len(found)} in all", *found[:10]]
 
     def _missing(self) -> list[str]:
         history = self.history
