@@ -134,6 +134,7 @@ class DueActions:
         self._heap: list[DueAction] = []
         self._cancelled_count = 0
         self._order = 0
+        self._is_stopped = False
         self._timer = DeadlineTimer(clock, self.run)
 
     def __len__(self) -> int:
@@ -153,7 +154,7 @@ class DueActions:
 
     def cancel(self, due: DueAction) -> None:
         """Do not do it; one that was done is ignored."""
-        if due.action is None:
+        if due.action is None or self._is_stopped:
             return
         due.action = None
         self._cancelled_count += 1
@@ -178,13 +179,16 @@ class DueActions:
         if self._heap:
             self._timer.arm(self._heap[0].due_s)
 
-    def clear(self) -> None:
-        """Do nothing of it any more."""
+    def stop(self) -> None:
+        """Do nothing of it any more, and nothing that is added later."""
+        self._is_stopped = True
         self._timer.cancel()
         self._heap.clear()
         self._cancelled_count = 0
 
     def _push(self, due: DueAction) -> None:
+        if self._is_stopped:
+            return
         heapq.heappush(self._heap, due)
         self._timer.arm(due.due_s)
 

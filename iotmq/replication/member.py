@@ -70,7 +70,7 @@ class Beat(NamedTuple):
     leads: int
     """The epoch it was master of; 0 for none, and for a master that can acknowledge nothing."""
     confirmed: int
-    """The confirmed position it knew then."""
+    """The confirmed position of its log then."""
 
 
 class Member:

@@ -31,7 +31,7 @@ if __name__ == "__main__":
     sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "oracles")]
 
 from bad_bytes import STRANGERS, request  # noqa: E402
-from fault_cluster import SEGMENT_BYTES, STORE, ClusterError, FaultCluster, Network  # noqa: E402
+from fault_cluster import SEGMENT_BYTES, STORE, ClusterError, FaultCluster, Network, eventually  # noqa: E402
 from fault_history import Fault, MemberLog, anomalies, duplicates, gaps_s, read_log  # noqa: E402
 from fault_load import FaultLoad  # noqa: E402
 
@@ -189,9 +189,23 @@ class Faults:
     def _number_twice(self, number: int) -> None:
         """Somebody starts a process with the settings of a member that runs, and an empty directory."""
         twin = self._cluster.twin(number)
+        # By the master, by the state; and a process with all roles finds its ports taken.
+        texts = (
+            "follows already, by another connection",
+            f"member {number} is recorded as master, and its log may",
+            "address already in use",
+        )
+
+        def is_told() -> bool:
+            logs = "".join(part.log.read_text() for part in (*self._cluster.members.values(), twin))
+            return any(text in logs for text in texts)
+
         twin.start()
-        time.sleep(2 * _LONG_S)
-        twin.end()
+        try:
+            eventually(is_told, f"the second member {number} is refused")
+            time.sleep(_LONG_S)
+        finally:
+            twin.end()
 
     def number_twice(self) -> None:
         self._number_twice(self._follower())

@@ -14,9 +14,11 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -140,6 +142,12 @@ class Network:
         _run(*self.prefix(name), *words)
 
 
+def _listens(address: tuple[str, int]) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(address, timeout=1.0):
+        return True
+    return False
+
+
 def _run(*words: str) -> None:
     done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
@@ -214,6 +222,8 @@ class FaultCluster:
             self.wait_in_sync()
             for part in self.others:
                 part.wait_ready()
+            for address in self.mqtt:
+                eventually(partial(_listens, address), f"a front end listens at {address}")
         except BaseException:
             self.end()
             raise

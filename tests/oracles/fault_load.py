@@ -45,6 +45,7 @@ DONE_S: Final = 120.0
 _WINDOW: Final = 10
 _PAUSE_S: Final = 0.01
 _OPEN_S: Final = 30.0
+_LOOK_S: Final = 2.0
 
 
 class FaultLoad:
@@ -74,12 +75,9 @@ class FaultLoad:
         )
         self.disconnects: list[tuple[float, str, str]] = []
         """When a device lost its connection, which one, and why."""
+        self.acknowledged_count = 0
         self.is_over = False
         self._leave = False
-
-    @property
-    def acknowledged_count(self) -> int:
-        return len(self.history.acknowledged)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -112,8 +110,12 @@ class FaultLoad:
                 )
                 yield
                 self.is_over = True
+                # To look takes a second after some hundred thousand messages, and holds up the readers.
                 await soon(
-                    lambda: not self._missing(), "everything is acknowledged and read", within_s=DONE_S
+                    lambda: not self._missing(),
+                    "everything is acknowledged and read",
+                    within_s=DONE_S,
+                    step_s=_LOOK_S,
                 )
             self._leave = True
         for source in self._states:
@@ -124,8 +126,14 @@ class FaultLoad:
         return len(self._producers) + len(self._devices) + len(self._states) + len(self._commands)
 
     def missing(self) -> list[str]:
-        """Return what has not been acknowledged or read yet, some of it."""
-        return self._missing()[:10]
+        """Return when readers got something last, and some of what is not acknowledged or read yet."""
+        found, now_s = self._missing(), time.monotonic()
+        ages = [
+            f"{name} got something {now_s - seen[-1].at_s:.1f} s ago, the last acknowledgement was "
+            f"{now_s - max((e.done_s or 0 for e in self.history.sent), default=0):.1f} s ago"
+            for name, seen in self.history.readers.items()
+        ]
+        return [*ages, f"{len(found)} in all", *found[:10]]
 
     def _missing(self) -> list[str]:
         history = self.history
@@ -167,7 +175,7 @@ class FaultLoad:
                         sent.tries += 1
                         continue
                     sent.place = Place(TOPIC, result.queue.queue_id, result.queue_offset)
-                    sent.done_s = time.monotonic()
+                    self._done(sent)
                 number += 1
                 await asyncio.sleep(_PAUSE_S)
 
@@ -191,13 +199,16 @@ class FaultLoad:
                 await asyncio.sleep(_PAUSE_S * (5 if kind in ("command", "state") else 1))
             await client.drain()
 
-    @staticmethod
-    def _finish(sent: Sent) -> Callable[[Acknowledged], None]:
+    def _done(self, sent: Sent) -> None:
+        sent.done_s = time.monotonic()
+        self.acknowledged_count += 1
+
+    def _finish(self, sent: Sent) -> Callable[[Acknowledged], None]:
         def acknowledged(result: Acknowledged) -> None:
             if result.code >= 0x80:
                 sent.is_refused = True
             else:
-                sent.done_s = time.monotonic()
+                self._done(sent)
 
         return acknowledged
 

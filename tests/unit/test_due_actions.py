@@ -7,6 +7,7 @@ from eventually import soon
 from manual_clock import ManualClock
 
 from iotmq import event_loop
+from iotmq.errors import StoreError
 from iotmq.event_loop import ACTIONS_PER_TURN, CANCELLED_ACTIONS_KEPT, DueActions
 
 
@@ -41,4 +42,26 @@ async def test_cancelled_actions_take_no_more_room_than_the_others_and_a_few() -
         actions._invariants()
     assert len(actions) == 0
     assert len(actions._heap) <= CANCELLED_ACTIONS_KEPT
-    actions.clear()
+    actions.stop()
+
+
+async def test_nothing_is_done_after_the_stop_whatever_is_added_or_cancelled() -> None:
+    clock = ManualClock()
+    refused: list[StoreError] = []
+    actions = DueActions(clock, refused=refused.append)
+    done: list[int] = []
+
+    def fail() -> None:
+        raise StoreError("closed")
+
+    first = actions.do_later(1, lambda: done.append(1))
+    actions.stop()
+    actions.cancel(first)
+    actions.do_later(1, lambda: done.append(2))
+    # What the database refuses is not tried again: it is closed.
+    actions.do_surely(fail)
+    assert len(refused) == 1
+    clock.advance(10)
+    actions.run()
+    actions._invariants()
+    assert (done, len(actions), len(refused)) == ([], 0, 1)

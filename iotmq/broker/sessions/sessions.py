@@ -540,7 +540,7 @@ class Sessions:
 
     def stop(self) -> None:
         """Stop the timers: nothing more is done by itself."""
-        self._actions.clear()
+        self._actions.stop()
         self.shares.stop()
 
     def expire(self) -> None:

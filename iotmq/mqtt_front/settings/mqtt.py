@@ -119,7 +119,8 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     default_topic: TopicName = "mqtt"
     """Broker topic of messages that no route matches."""
     registries: Annotated[tuple[AddressText, ...], Meta(min_length=1, max_length=64)] = ("127.0.0.1:9876",)
-    """host:port of the registries, for a front end without a broker in its process."""
+    """host:port of the registries, for a front end without a broker in its process. One in the process of a
+    member of a replicated broker asks those of broker.registries, too."""
     broker_access_key: AccountKey = ""
     """Account at brokers with access control, an administrator's: a front end acts for all devices. For a
     front end without a broker in its process; empty sends requests unsigned."""
