@@ -294,6 +294,10 @@ class Broker:
             self.address,
         )
 
+    def save_progress(self) -> None:
+        """Write to the log at once what clients have acknowledged: another master is about to go on there."""
+        self._mqtt.save_progress()
+
     async def stop(self) -> None:
         """Take nothing more, finish what was taken, save everything; well under two seconds."""
         if not self._is_started:

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 from iotmq.errors import RequestError
 from iotmq.event_loop import happens_within
 from iotmq.metrics import Metric, samples
-from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.codes import IS_MASTER_FIELD, RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.frames.frame import Run
 from iotmq.remoting.server import (
@@ -91,7 +91,9 @@ class MemberListener:
             return self.members.handle(connection, request)
         if self._seat is None:
             self._refused_count += 1
-            raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, self.refusal())
+            return request.reply(
+                ResponseCode.SERVICE_NOT_AVAILABLE, remark=self.refusal(), ext={IS_MASTER_FIELD: "false"}
+            )
         return self._seat.handler.handle(connection, request)
 
     def connection_lost(self, connection: ServerConnection) -> None:

@@ -182,6 +182,7 @@ async def test_a_follower_refuses_clients_and_says_who_is_master(make: MakeSite)
     answer = await send(connection, b"no")
     assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert answer.remark == f"the master is member {master}, 127.0.0.1:{site.ports[master]}"
+    assert answer.ext["isMaster"] == "false"
     assert sum(m.value for m in site.members[follower].metrics() if "refused_requests" in m.name) == 1
 
 
