@@ -43,6 +43,10 @@ class BrokerError(IotmqError):
         self.remark = remark
 
 
+class NotMasterError(BrokerError):
+    """A member of a replicated broker refused a request, and did nothing, because another one is master."""
+
+
 class ConnectionClosedError(IotmqError):
     """The connection ended before the answer came, or could not be made."""
 

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from replicated_cluster import ROOT, ClusterError, ReplicatedCluster, eventually
 
@@ -178,44 +178,58 @@ def hand_over(cluster: ReplicatedCluster, master: int) -> None:
     eventually(is_done, "the master hands over")
 
 
+class Change:
+    """`with` kills or stops the master, or has it hand over, and brings it back at the end."""
+
+    def __init__(self, cluster: ReplicatedCluster, how: str) -> None:
+        self._cluster = cluster
+        self._how = how
+        self.former = self.new = 0
+
+    def __enter__(self) -> Self:
+        cluster, how = self._cluster, self._how
+        self.former = cluster.wait_for_master()
+        if how == "kill":
+            cluster.members[self.former].signal(signal.SIGKILL)
+        elif how == "stop":
+            cluster.members[self.former].signal(signal.SIGSTOP)
+        else:
+            hand_over(cluster, self.former)
+        # One that is stopped is not asked: it does not answer.
+        others = [number for number in cluster.members if number != self.former]
+
+        def another() -> int | None:
+            return next((n for n in others if (s := cluster.status(n)) and s["isServing"]), None)
+
+        self.new = eventually(another, "another member is master") or 0
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        part = self._cluster.members[self.former]
+        if self._how == "kill":
+            part.start()
+        elif self._how == "stop":
+            part.signal(signal.SIGCONT)
+
+
 def play(cluster: ReplicatedCluster, load: Load, how: str, rounds: int) -> list[float]:
     """Change the master in each round; how long nothing was acknowledged in each."""
     gaps = []
     for number in range(1, rounds + 1):
         cluster.wait_in_sync()
-        master = cluster.wait_for_master()
-        part = cluster.members[master]
         time.sleep(_SETTLE_S)
         begun_s = time.monotonic()
-        if how == "kill":
-            part.signal(signal.SIGKILL)
-        elif how == "stop":
-            part.signal(signal.SIGSTOP)
-        else:
-            hand_over(cluster, master)
-        is_killed = how != "hand-over"
-        if how == "stop":
-            others = [other for other in cluster.members if other != master]
-
-            def another(others: list[int] = others) -> int | None:
-                return next((n for n in others if (s := cluster.status(n)) and s["isServing"]), None)
-
-            new = eventually(another, "another member is master")
-        else:
-            new = cluster.wait_for_master(other_than=master)
-        before = len(load.acknowledged)
-        eventually(lambda before=before: len(load.acknowledged) > before, "acknowledgements go on")
-        time.sleep(_SETTLE_S)
-        gap = gap_s(load.acknowledged, begun_s, time.monotonic())
-        gaps.append(gap)
-        print(
-            f"round {number}: member {master} -> {new}, nothing acknowledged for {gap * 1000:.0f} ms",
-            flush=True,
-        )
-        if how == "stop":
-            part.signal(signal.SIGCONT)
-        elif is_killed:
-            part.start()
+        with Change(cluster, how) as change:
+            before = len(load.acknowledged)
+            eventually(lambda before=before: len(load.acknowledged) > before, "acknowledgements go on")
+            time.sleep(_SETTLE_S)
+            gap = gap_s(load.acknowledged, begun_s, time.monotonic())
+            gaps.append(gap)
+            print(
+                f"round {number}: member {change.former} -> {change.new}, "
+                f"nothing acknowledged for {gap * 1000:.0f} ms",
+                flush=True,
+            )
     return gaps
 
 
@@ -256,9 +270,7 @@ def main() -> int:
             gaps = play(cluster, load, options.how, options.rounds)
             load.end_publishing()
             acknowledged = len({(each.device, each.number) for each in load.acknowledged})
-            eventually(
-                lambda: load.received_count >= acknowledged, "all is received", within_s=_RECEIVED_S
-            )
+            eventually(lambda: load.received_count >= acknowledged, "all is received", within_s=_RECEIVED_S)
             load.stop()
             print(
                 f"nothing acknowledged for: median {statistics.median(gaps) * 1000:.0f} ms, "

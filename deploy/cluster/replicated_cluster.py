@@ -134,9 +134,12 @@ class ReplicatedCluster:
         port: int = 21_000,
         members: int = 3,
         front_ends: int = 2,
+        broker: str = "",
         more: str = "",
     ) -> None:
-        """Ports from `port` on are used; `more` is TOML at the end of every member's file.
+        """Ports from `port` on are used.
+
+        `broker` is TOML for the section of that name in every member's file, `more` is TOML at its end.
 
         With one member the broker is not replicated.
         """
@@ -173,8 +176,8 @@ class ReplicatedCluster:
         self.members = {
             number: self._part(
                 f"member-{number}", "broker", port + 40 + number,
-                f'[broker]\nname = "{BROKER}"\nlisten_port = {each}\nregistries = {texts}\n\n'
-                f"[store]\nsegment_bytes = {SEGMENT_BYTES}\n\n"
+                f'[broker]\nname = "{BROKER}"\nlisten_port = {each}\nregistries = {texts}\n'
+                f"{broker}\n[store]\nsegment_bytes = {SEGMENT_BYTES}\n\n"
                 f'[replication]\nmode = "{"elected" if members > 1 else "off"}"\nmember = {number}\n'
                 f"members = {json.dumps(self.member_texts)}\n\n"
                 f'[replication.etcd]\nendpoints = ["{self.etcd_url}"]\n{more}',

@@ -30,6 +30,8 @@ DEFAULT_BROKER_PORT: Final = 10911
 _BACKOFF_FIRST_S: Final = 0.05
 _BACKOFF_MAX_S: Final = 2.0
 _REQUESTS_AT_ONCE: Final = 256
+# A broker that is silent for so long may have another master by now, which registries know.
+_SILENT_S: Final = 1.0
 
 # Topics that brokers make for themselves; those named like clusters and brokers are asked for.
 _SYSTEM_TOPIC: Final = re.compile(
@@ -55,6 +57,10 @@ class BrokerMissingError(IotmqError):
     """A broker that holds a subscribed queue is away at the moment."""
 
 
+class BrokerMovedError(ConnectionClosedError):
+    """A registry has the broker at another address than the one that was asked, and that one is silent."""
+
+
 class Connection(Protocol):
     """The part of BlockingConnection that is used here; tests bring their own."""
 
@@ -63,6 +69,8 @@ class Connection(Protocol):
     def send(self, command: Command) -> int: ...
 
     def receive(self, opaque: int) -> Command: ...
+
+    def wait(self, opaque: int, timeout_s: float) -> bool: ...
 
     def close(self) -> None: ...
 
@@ -157,11 +165,13 @@ class Cluster:
         request_timeout_s: float,
         retry: Retry,
         connect: Connector = BlockingConnection,
+        clock: Clock | None = None,
     ) -> None:
         self._registries = registries
         self._request_timeout_s = request_timeout_s
         self._connect = connect
         self._connections: dict[Address, Connection] = {}
+        self._clock = SystemClock() if clock is None else clock
         self.retry = retry
 
     def topics(self) -> list[str]:
@@ -252,6 +262,22 @@ class Cluster:
             self._connections[address] = connection
         return connection
 
+    def receive(self, connection: Connection, opaque: int, broker: str, address: Address) -> Command:
+        """Wait for the answer of a broker that was asked at `address`.
+
+        BrokerMovedError as soon as it is silent and a registry has it elsewhere: a master whose host is gone
+        leaves its connections open. RequestTimeoutError after the time of a request. After either the
+        connection is of no use.
+        """
+        deadline_s = self._clock.monotonic_s() + self._request_timeout_s
+        while not connection.wait(opaque, min(_SILENT_S, self._request_timeout_s)):
+            where = address_text(*address)
+            if self._is_elsewhere(broker, address):
+                raise BrokerMovedError(f"broker {broker} is not at {where} any more")
+            if self._clock.monotonic_s() >= deadline_s:
+                raise RequestTimeoutError(f"no answer from {where} in time")
+        return connection.receive(opaque)
+
     def drop(self, address: Address) -> None:
         """Close the connection to `address`, whatever state it is in."""
         connection = self._connections.pop(address, None)
@@ -281,7 +307,7 @@ class Cluster:
             for key in keys
             for code in (RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET)
         ]
-        answers = self._answers(address, requests)
+        answers = self._answers(address, requests, broker=keys[0].broker)
         found: dict[QueueKey, QueueBounds | None] = {}
         for key, smallest, largest in zip(keys, answers[::2], answers[1::2], strict=True):
             if smallest.code in _NO_QUEUE_CODES or largest.code in _NO_QUEUE_CODES:
@@ -298,6 +324,13 @@ class Cluster:
             if by_id
         }
 
+    def _is_elsewhere(self, broker: str, address: Address) -> bool:
+        """Return whether a registry has a broker at another address; False while nobody can say."""
+        try:
+            return self._brokers_now().get(broker, address) != address
+        except (OSError, IotmqError):
+            return False
+
     def _ask_registry(self, request: Command) -> Command:
         """Return the first registry's answer; the others are asked only when it cannot be reached."""
         failure: Exception = ConnectionClosedError("there is no registry")
@@ -308,24 +341,33 @@ class Cluster:
                 failure = error
         raise failure
 
-    def _answers(self, address: Address, requests: Sequence[Command]) -> list[Command]:
+    def _answers(
+        self, address: Address, requests: Sequence[Command], *, broker: str | None = None
+    ) -> list[Command]:
         """Answers to `requests`, sent ahead of each other, whatever their codes."""
         was_open = address in self._connections
         try:
-            return self._exchange(address, requests)
+            return self._exchange(address, requests, broker)
+        except BrokerMovedError:
+            raise
         except ConnectionClosedError:
             # A connection that was not used for a while has been closed by the other side.
             if not was_open:
                 raise
-            return self._exchange(address, requests)
+            return self._exchange(address, requests, broker)
 
-    def _exchange(self, address: Address, requests: Sequence[Command]) -> list[Command]:
+    def _exchange(self, address: Address, requests: Sequence[Command], broker: str | None) -> list[Command]:
         answers: list[Command] = []
         try:
             connection = self.connection(address)
             for at in range(0, len(requests), _REQUESTS_AT_ONCE):
                 opaques = [connection.send(request) for request in requests[at : at + _REQUESTS_AT_ONCE]]
-                answers += [connection.receive(opaque) for opaque in opaques]
+                answers += [
+                    connection.receive(opaque)
+                    if broker is None
+                    else self.receive(connection, opaque, broker, address)
+                    for opaque in opaques
+                ]
         except (OSError, IotmqError) as error:
             self.drop(address)
             if isinstance(error, OSError):

@@ -108,7 +108,7 @@ class _Puller:
                 self._opaque_ahead = None
                 if opaque is None:
                     opaque = connection.send(self._request(offset))
-                return connection.receive(opaque)
+                return self._cluster.receive(connection, opaque, self._part.key.broker, self._address)
             except (OSError, ConnectionClosedError, RequestTimeoutError) as error:
                 self._forget()
                 if not self._patience.wait():
@@ -151,6 +151,8 @@ class _Puller:
         # The records were there when the batch was planned, so a broker that does not show them may be
         # starting up; one that still does not when patience ends has lost them.
         if self._patience.wait():
+            # Or it is a member of a replicated broker that is not master any more.
+            self._find_broker()
             return offset
         if answer.code in (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED):
             self._lose(offset, f"the broker has nothing up to {self._part.end} ({answer.remark})")

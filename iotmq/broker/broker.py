@@ -312,6 +312,10 @@ class Broker:
             logger.warning("%d consumer offsets were past the end of their queues and were set back", clamped)
         self._files.save_topics()
 
+    def save_progress(self) -> None:
+        """Write to the log at once what clients have acknowledged: another master is about to go on there."""
+        self._mqtt.save_progress()
+
     async def stop(self) -> None:
         """Take nothing more, finish what was taken, save everything; well under two seconds."""
         if not self._is_started:

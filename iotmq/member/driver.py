@@ -297,6 +297,12 @@ class MemberDriver:
         return leading is not None and leading.is_handing_over
 
     @property
+    def is_fenced(self) -> bool:
+        """Return whether nothing of this member's epoch is confirmed any more."""
+        leading = self.member.leading
+        return leading is not None and leading.is_fenced
+
+    @property
     def not_ready_reason(self) -> str | None:
         """Return None for a master and for a follower that its master feeds, else what is missing."""
         member = self.member

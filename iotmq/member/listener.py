@@ -13,7 +13,7 @@ from iotmq.member.peers import PeerConnector
 from iotmq.member.relay import Relay
 from iotmq.message.hosts import encode_host
 from iotmq.metrics import Metric
-from iotmq.remoting.codes import LanguageCode, RequestCode, ResponseCode, Version
+from iotmq.remoting.codes import IS_MASTER_FIELD, LanguageCode, RequestCode, ResponseCode, Version
 from iotmq.remoting.command import Command
 from iotmq.remoting.frames.frame import Run
 from iotmq.remoting.server import (
@@ -120,7 +120,9 @@ class MemberListener:
         if self._seat is not None:
             return self._seat.handler.handle(connection, request)
         if connection in self._relayed:
-            raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, self.refusal())
+            return request.reply(
+                ResponseCode.SERVICE_NOT_AVAILABLE, remark=self.refusal(), ext={IS_MASTER_FIELD: "false"}
+            )
         self._relay.handle(connection, request)
         return None
 

@@ -418,6 +418,9 @@ class _Run:
         is_paused = reason is not None and self.driver.is_handing_over
         for connection in self._owner.listener.clients():
             connection.pause() if is_paused else connection.resume()
+        if is_paused and not self.driver.is_fenced:
+            # The next master has to have it, or it does again what is done.
+            self.broker.save_progress()
         if reason is None:
             writer.open()
         elif not is_paused:

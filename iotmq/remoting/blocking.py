@@ -73,20 +73,23 @@ class BlockingConnection:
 
         After RequestTimeoutError that answer is dropped when it comes; the connection stays usable.
         """
-        deadline_s = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
-        answers = self._answers
-        while True:
-            answer = answers[opaque]
-            if answer is not None:
-                del answers[opaque]
-                return answer
+        has_come = self.wait(opaque, self._timeout_s if timeout_s is None else timeout_s)
+        answer = self._answers.pop(opaque)
+        if not has_come or answer is None:
+            raise RequestTimeoutError(f"no answer from {self._address} in time")
+        return answer
+
+    def wait(self, opaque: int, timeout_s: float) -> bool:
+        """Wait until `receive` will not have to; False when the answer is not there after so long."""
+        deadline_s = time.monotonic() + timeout_s
+        while self._answers[opaque] is None:
             if self.is_closed:
                 raise ConnectionClosedError(f"the connection to {self._address} is closed")
             remaining_s = deadline_s - time.monotonic()
             if remaining_s <= 0:
-                del answers[opaque]
-                raise RequestTimeoutError(f"no answer from {self._address} in time")
+                return False
             self._read(remaining_s)
+        return True
 
     def close(self) -> None:
         """End the connection; may be called again."""

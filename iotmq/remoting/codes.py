@@ -248,6 +248,8 @@ class Serialize:
 REPEAT_FIELD: Final = "isRepeat"
 # Messages of the batch have MQTT_PACKET_ID.
 PACKET_IDS_FIELD: Final = "hasPacketIds"
+# In the header of a refusal (14) by a member of a replicated broker: "false" when another member is master.
+IS_MASTER_FIELD: Final = "isMaster"
 
 
 def _constants(numbers: type) -> dict[str, int]:

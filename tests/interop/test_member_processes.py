@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("etcd") is None, reason="etcd is not installed (tools/setup.sh dev)"),
 ]
 
-# Below those that tests take one by one; no other file of tests has a cluster.
+# Below those that tests take one by one; every file with a cluster has its own.
 PORT = 16_100
 DEVICES = 20
 PAUSE_S = 0.01

@@ -81,6 +81,10 @@ class MqttProcessors:
         self._parts.stored_once.start()
         self.sessions.start()
 
+    def save_progress(self) -> None:
+        """Tell the log what only memory knows."""
+        self.sessions.shares.save_now()
+
     def finish(self) -> None:
         """The log is about to take nothing more: it is told what only memory knows."""
         self.sessions.shares.finish()

@@ -690,10 +690,14 @@ class Shares:
                     partial(self._saved, live),
                 )
 
-    def finish(self) -> None:
-        """Write the progress of all groups; the log takes nothing after this."""
+    def save_now(self) -> None:
+        """Write the progress of all groups before anything else is written."""
         self.save()
         self._log.flush()
+
+    def finish(self) -> None:
+        """Write the progress of all groups; the log takes nothing after this."""
+        self.save_now()
         self._is_finished = True
 
     def _saved(self, live: _Live, result: int | Refused) -> None:

@@ -36,6 +36,8 @@ class PendingSend(msgspec.Struct, eq=False, kw_only=True):
     tries: int = 0
     queue: MessageQueue | None = None
     """The queue of the last try."""
+    address: str = ""
+    """HOST:PORT that the last try went to."""
     sent_s: float = 0.0
     """When the last try was written, in loop time."""
     reply: asyncio.Future[Command] | None = None

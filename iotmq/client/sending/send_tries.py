@@ -19,11 +19,12 @@ from iotmq.errors import (
     ClientClosedError,
     ConnectionClosedError,
     IotmqError,
+    NotMasterError,
     RequestTimeoutError,
     RouteNotFoundError,
     SendFailedError,
 )
-from iotmq.remoting.codes import PACKET_IDS_FIELD, REPEAT_FIELD, RequestCode, ResponseCode
+from iotmq.remoting.codes import IS_MASTER_FIELD, PACKET_IDS_FIELD, REPEAT_FIELD, RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
 
@@ -47,6 +48,8 @@ _ROUTE_IS_STALE: Final = frozenset({ResponseCode.NO_PERMISSION, ResponseCode.TOP
 
 _REST_S_MIN: Final = 0.05
 _REST_S_MAX: Final = 1.0
+# A member that is not master is not asked again for so long, unless a registry tells of a master.
+_NOT_MASTER_S: Final = 0.5
 
 
 class SendTries:
@@ -70,10 +73,10 @@ class SendTries:
         route = self._client.routes.known(send.topic)
         if route is not None and route.writable:
             queue = self.choose(send, route)
-            address = route.master(queue.broker_name)
-            connection = None if address is None else self._client.connections.ready(address)
+            address = route.master(queue.broker_name) or ""
+            connection = self._client.connections.ready(address)
             if connection is not None:
-                self._write(send, connection, queue)
+                self._write(send, connection, queue, address)
                 return
         self._start_retries(send, None)
 
@@ -151,8 +154,10 @@ class SendTries:
             )
         send.future.set_exception(RequestTimeoutError(text))
 
-    def _write(self, send: PendingSend, connection: ClientConnection, queue: MessageQueue) -> None:
-        send.queue = queue
+    def _write(
+        self, send: PendingSend, connection: ClientConnection, queue: MessageQueue, address: str
+    ) -> None:
+        send.queue, send.address = queue, address
         # A try that was not answered may have been stored.
         send.is_repeat = send.is_repeat or send.tries > 0
         send.tries += 1
@@ -203,7 +208,13 @@ class SendTries:
                 )
             )
             return None
-        refusal = BrokerError(response.code, _refusal_text(send.topic, queue, response))
+        text = _refusal_text(send.topic, queue, response)
+        if response.ext.get(IS_MASTER_FIELD) == "false":
+            # Nothing was stored, and who is master will tell itself: this is not one of the tries.
+            send.tries -= 1
+            self._health.failed(queue.broker_name, now_s=now_s)
+            return NotMasterError(response.code, text)
+        refusal = BrokerError(response.code, text)
         if response.code in _TRY_AGAIN:
             self._health.failed(queue.broker_name, now_s=now_s)
             return refusal
@@ -237,16 +248,23 @@ class SendTries:
                 if isinstance(failure, BrokerError) and failure.code in _ROUTE_IS_STALE:
                     # The only broker there is has just said that it will not take it.
                     raise failure
-                await self._client.masters.moved_within(rest.next_s())
+                if not isinstance(failure, NotMasterError):
+                    await self._client.masters.moved_within(rest.next_s())
+                elif route.master(queue.broker_name) == send.address:
+                    await self._client.masters.moved_within(_NOT_MASTER_S)
+                    # The route may be another one now.
+                    failure = None
+                    continue
             if send.future.done():
                 return
+            address = route.master(queue.broker_name)
             connection = await self._connection(send, route, queue, rest)
             if connection is None or send.future.done():
                 continue
             if send.tries:
                 self.retried_total += 1
             # Its answer comes back to `_answered`, which starts the next round if one is due.
-            self._write(send, connection, queue)
+            self._write(send, connection, queue, address or "")
             return
 
     async def _connection(

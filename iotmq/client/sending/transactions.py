@@ -22,7 +22,15 @@ from iotmq.client.transport.client import IotmqClient
 from iotmq.client.transport.message import Message, ReceivedMessage, SendResult, SendStatus
 from iotmq.client.transport.routes import MASTER_ID, MessageQueue
 from iotmq.client.transport.settings import ProducerSettings
-from iotmq.errors import BrokerError, ClientError, ConnectionClosedError, IotmqError, RouteNotFoundError
+from iotmq.errors import (
+    BrokerError,
+    ClientClosedError,
+    ClientError,
+    ConnectionClosedError,
+    IotmqError,
+    NotMasterError,
+    RouteNotFoundError,
+)
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.message_ids import parse_offset_message_id
 from iotmq.message.properties import CHECK_IMMUNITY_TIME_S, PRODUCER_GROUP, TRANSACTION_PREPARED
@@ -36,6 +44,8 @@ from iotmq.supervised import end
 _log = logging.getLogger(__name__)
 
 _PREPARED_FLAG = 4
+# The end of a transaction is said again after so long, and at once where a registry tells of another master.
+_END_REST_S = 0.5
 
 T = TypeVar("T")
 
@@ -242,9 +252,6 @@ class TransactionProducer(Producer):
 
     async def _end(self, result: SendResult, state: TransactionState) -> None:
         queue = result.queue
-        address = (await self._tries.route(queue.topic)).master(queue.broker_name)
-        if address is None:
-            raise RouteNotFoundError(f"broker {queue.broker_name} of topic {queue.topic} has no master now")
         ids = result.offset_message_ids
         try:
             position = parse_offset_message_id(ids[0] if ids else "")[2]
@@ -258,7 +265,29 @@ class TransactionProducer(Producer):
             "fromTransactionCheck": "false",
             "bname": queue.broker_name,
         }
-        doing = f"end of transaction {result.message_id}"
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self.settings.send_timeout_ms / 1000
+        while True:
+            address = None
+            try:
+                address = (await self._tries.route(queue.topic)).master(queue.broker_name)
+                await self._ask_to_end(queue, address, ext)
+                return
+            except ClientClosedError:
+                raise
+            except (ConnectionClosedError, NotMasterError, RouteNotFoundError):
+                # Another master may take it, and it may be said twice.
+                left_s = deadline_s - loop.time()
+                if left_s <= 0:
+                    raise
+            present = self._client.routes.known(queue.topic)
+            if present is None or present.master(queue.broker_name) in (None, address):
+                await self._client.masters.moved_within(min(left_s, _END_REST_S))
+
+    async def _ask_to_end(self, queue: MessageQueue, address: str | None, ext: dict[str, str]) -> None:
+        if address is None:
+            raise RouteNotFoundError(f"broker {queue.broker_name} of topic {queue.topic} has no master now")
+        doing = f"end of transaction {ext['msgId']}"
         await ask(self._client, address, RequestCode.END_TRANSACTION, ext, doing=doing)
 
     def _end_fields(

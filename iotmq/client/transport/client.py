@@ -26,9 +26,10 @@ from iotmq.errors import (
     ClientError,
     ConfigError,
     ConnectionClosedError,
+    NotMasterError,
     RequestTimeoutError,
 )
-from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.codes import IS_MASTER_FIELD, RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
 from iotmq.supervised import end, supervise
@@ -354,7 +355,8 @@ class IotmqClient(Lifetime):
 def expect_success(response: Command, doing: str) -> Command:
     """Return the response; BrokerError, naming the action, when it is not success."""
     if response.code != ResponseCode.SUCCESS:
-        raise BrokerError(response.code, f"{doing}: {response.remark or 'refused without a reason'}")
+        kind = NotMasterError if response.ext.get(IS_MASTER_FIELD) == "false" else BrokerError
+        raise kind(response.code, f"{doing}: {response.remark or 'refused without a reason'}")
     return response
 
 

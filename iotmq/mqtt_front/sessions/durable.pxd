@@ -25,6 +25,7 @@ cdef class DurableSession(KeptSession):
     cdef dict _repeated                 # (queue id, position) -> InFlight of an earlier connection
     cdef list _held                     # QoS 2 messages that wait until the broker knows their packet ids
     cdef list _to_release               # packet ids whose PUBREL waits for the broker
+    cdef list _put_back                 # the same, of reports that were refused: they come before those
 
     cdef bint send(self, QueueSubscription subscription, int64_t position, OutgoingMessage message) except -1
     cdef int _hold(self, uint16_t packet_id, HeldMessage held) except -1

@@ -223,7 +223,7 @@ cdef class DurableSession(KeptSession):
         assert {queue_id for queue_id, _ in (*(self._done or ()), *(self._repeated or ()))} <= queue_ids
         flying = {flight.packet_id for flight in self._in_flight(2)}
         assert {packet_id for packet_id, _ in self._held or ()} <= flying
-        assert set(self._to_release or ()) <= flying
+        assert {*(self._to_release or ()), *(self._put_back or ())} <= flying
 
     @property
     def behind_count(self):
@@ -575,13 +575,16 @@ cdef class DurableSession(KeptSession):
         )
 
     cdef tuple begin_persisting(self):
-        to_release, self._to_release = self._to_release, None
+        cdef list to_release = [*(self._put_back or ()), *(self._to_release or ())]
+        self._put_back = self._to_release = None
         self.is_held_told = True
-        return self._held, to_release or ()
+        return self._held, to_release
 
     cdef int not_persisted(self, to_release) except -1:
         cdef QueueSubscription subscription
-        self._to_release = [*to_release, *(self._to_release or ())] or None
+        if to_release:
+            # Of several reports under way the first one is refused first.
+            self._put_back = [*(self._put_back or ()), *to_release]
         # What the refused report said the next has to say, also that no packet id is left.
         self.has_moved_flights = self.had_received = True
         for subscription in self.subscriptions:
@@ -594,9 +597,9 @@ cdef class DurableSession(KeptSession):
         }
         cdef bint is_held = held is not None and self._held is held and any([pair[0] in refused for pair in held])
         cdef list left = [packet_id for packet_id in to_release if packet_id in refused]
-        self.not_persisted(left)
         # Messages keep their order: none of them goes before those that wait.
         self.persisted(None if is_held else held, [packet_id for packet_id in to_release if packet_id not in refused])
+        self.not_persisted(left)
         return is_held or bool(left)
 
     cdef int persisted(self, held, to_release) except -1:
@@ -610,6 +613,10 @@ cdef class DurableSession(KeptSession):
             return 0
         for packet_id, message in held:
             (<HeldMessage>message).send(self.device, packet_id)
+        if self._put_back and to_release:
+            # PUBREL comes in the order of PUBREC [MQTT-4.6.0-4]: these wait for those before.
+            self._put_back.extend(to_release)
+            to_release = ()
         for packet_id in to_release:
             self.device.send_pubrel(packet_id)
         self.egress.group.touch(self.device)

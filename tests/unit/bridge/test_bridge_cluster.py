@@ -97,6 +97,12 @@ class FakeConnection:
     def receive(self, opaque: int) -> Command:
         return self._answers[opaque]
 
+    def wait(self, opaque: int, timeout_s: float) -> bool:
+        if self._address in self._network.silent:
+            self._network.clock.advance(timeout_s)
+            return False
+        return True
+
     def request(self, command: Command) -> Command:
         return self.receive(self.send(command))
 
@@ -112,10 +118,19 @@ class FakeNetwork:
         self.stale: set[tuple[str, int]] = set()
         self.requests: list[tuple[tuple[str, int], int]] = []
         self.addresses: dict[str, dict[str, str]] = {"a": {"0": "a:10"}, "b": {"2": "b:12", "1": "[::1]:11"}}
+        self.moved: dict[str, str] = {}
+        self.silent: set[tuple[str, int]] = set()
+        self.clock = ManualClock()
         self.closed = 0
 
-    def cluster(self, retry: Retry) -> Cluster:
-        return Cluster((REGISTRY_A, REGISTRY_B), request_timeout_s=1, retry=retry, connect=self.connect)
+    def cluster(self, retry: Retry, request_timeout_s: float = 1) -> Cluster:
+        return Cluster(
+            (REGISTRY_A, REGISTRY_B),
+            request_timeout_s=request_timeout_s,
+            retry=retry,
+            connect=self.connect,
+            clock=self.clock,
+        )
 
     def connect(self, host: str, port: int, timeout_s: float) -> FakeConnection:
         if (host, port) in self.down:
@@ -136,6 +151,14 @@ class FakeNetwork:
                 ],
             }
             return command.reply(0, body=json.dumps(route).encode())
+        if command.code == RequestCode.GET_BROKER_CLUSTER_INFO:
+            brokers = {
+                name: {"brokerName": name, "brokerAddrs": of_id} for name, of_id in self.addresses.items()
+            }
+            # Its master has moved while it was asked.
+            for name, address in self.moved.items():
+                brokers[name]["brokerAddrs"] = {"0": address}
+            return command.reply(0, body=json.dumps({"brokerAddrTable": brokers}).encode())
         queue_id = int(command.ext["queueId"])
         base = 100 if address[0] == "a" else 200
         offset = base + queue_id * 10 + (5 if command.code == RequestCode.GET_MAX_OFFSET else 0)
@@ -189,3 +212,26 @@ def test_closing_closes_every_connection() -> None:
     cluster.close()
     cluster.close()
     assert network.closed == 3
+
+
+def test_a_silent_broker_is_given_up_when_its_master_is_another() -> None:
+    network = FakeNetwork()
+    network.silent = {("a", 10)}
+    network.moved = {"a": "a:20"}
+    with pytest.raises(ConnectionClosedError, match="broker a is not at a:10 any more"):
+        network.cluster(patient(0)[0], request_timeout_s=30).bounds("t", lambda key: key.broker == "a")
+    assert network.clock.monotonic_s() == pytest.approx(ManualClock().monotonic_s() + 1)
+    assert [where for where, _ in network.requests].count(("a", 10)) == 4, "it is asked once"
+
+
+@pytest.mark.parametrize("down", [set(), {REGISTRY_A, REGISTRY_B}])
+def test_a_silent_broker_that_is_nowhere_else_is_waited_for(down: set[tuple[str, int]]) -> None:
+    network = FakeNetwork()
+    cluster = network.cluster(patient(0)[0], request_timeout_s=30)
+    network.silent = {("a", 10)}
+    connection = cluster.connection(("a", 10))
+    opaque = connection.send(Command.request(RequestCode.GET_MAX_OFFSET, {"topic": "t", "queueId": "0"}))
+    network.down = down
+    with pytest.raises(RequestTimeoutError):
+        cluster.receive(connection, opaque, "a", ("a", 10))
+    assert network.clock.monotonic_s() == pytest.approx(ManualClock().monotonic_s() + 30)

@@ -188,6 +188,38 @@ async def test_another_broker_is_tried_after_a_refusal() -> None:
     assert len(brokers[0].seen(SEND)) == 1
 
 
+class DeposedBroker(FakeBroker):
+    """A member of a replicated broker that is not master for some sends."""
+
+    refusals = 0
+
+    def answer(self, connection: ServerConnection, request: Command) -> Command | None:
+        if request.code == SEND and self.refusals:
+            self.refusals -= 1
+            return request.reply(14, remark="the master is member 2", ext={"isMaster": "false"})
+        return super().answer(connection, request)
+
+
+async def test_a_member_that_is_not_master_costs_no_try() -> None:
+    broker = DeposedBroker()
+    broker.add_topic("T", 1)
+    broker.refusals = 2
+    async with running(broker, tries_max=1) as producer:
+        result = await producer.send(Message("T", b"x"))
+    assert result.status is SendStatus.SEND_OK
+    assert [request.ext.get("isRepeat") for request in broker.seen(SEND)] == [None] * 3, "nothing was stored"
+
+
+async def test_a_member_that_is_never_master_is_asked_until_the_time_is_over() -> None:
+    broker = DeposedBroker()
+    broker.add_topic("T", 1)
+    broker.refusals = 1_000
+    async with running(broker, send_timeout_ms=700) as producer:
+        with pytest.raises(RequestTimeoutError):
+            await producer.send(Message("T", b"x"))
+    assert len(broker.seen(SEND)) == 2, "with pauses of half a second"
+
+
 async def test_at_most_three_tries() -> None:
     broker = FakeBroker()
     broker.add_topic("T", 1)
