@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from eventually import soon
 from fake_etcd import FakeEtcd
+from gateway_process import free_port
 from member_site import ACCOUNTS, SEGMENT_BYTES, MakeSite, Site, bodies, send
 
 from iotmq.errors import BrokerError
@@ -23,6 +24,7 @@ from iotmq.replication.cluster_state import Identity
 from iotmq.replication.messages import Open
 from iotmq.replication.settings import ReplicationSettings
 from iotmq.store.settings import StoreSettings
+from iotmq.store.store import Store
 
 
 async def test_what_is_acknowledged_is_at_all_members_and_stays(make: MakeSite) -> None:
@@ -179,6 +181,49 @@ async def test_a_number_that_cannot_be_is_refused(make: MakeSite, number: int, w
     assert words in await asyncio.wait_for(said, 10)
 
 
+async def test_a_second_process_with_a_members_number_is_refused(make: MakeSite) -> None:
+    site = make()
+    master = await site.start_all()
+    await site.in_sync(3)
+    number = next(number for number in site.members if number != master)
+    original = site.members[number]
+    second = await site.start(number, directory="second", port=free_port())
+    site.members[number] = original
+
+    def complaint() -> bool:
+        run = second._run
+        return run is not None and any("second process" in text for text in run.driver.alarms)
+
+    try:
+        await soon(complaint, "the second one is refused")
+        # The first one stays.
+        await site.in_sync(3)
+        assert (await send(await site.connect(master), b"still")).code == ResponseCode.SUCCESS
+    finally:
+        await second.stop()
+
+
+async def test_a_master_that_takes_no_records_hands_over(
+    make: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = make()
+    master = await site.start_all()
+    await site.in_sync(3)
+    run = site.members[master]._run
+    assert run is not None
+    full = run.opened.store
+
+    def refusal(store: Store) -> str | None:
+        return "the disk is full" if store is full else None
+
+    monkeypatch.setattr(Store, "append_refusal", property(refusal))
+    await soon(
+        lambda: any(number != master and member.broker for number, member in site.members.items()),
+        "another member is master",
+    )
+    assert site.members[master].broker is None
+
+
 async def test_garbage_between_members_ends_its_connection_only(make: MakeSite) -> None:
     site = make()
     master = await site.start_all()
@@ -231,8 +276,6 @@ async def test_members_and_operators_need_an_administrator_where_access_is_contr
 async def test_a_broker_that_has_messages_becomes_the_first_master(make: MakeSite, tmp_path: Path) -> None:
     site = make()
     # As a broker of its own has left it.
-    from iotmq.store.store import Store
-
     store = Store.open(tmp_path / "2", StoreSettings(segment_bytes=SEGMENT_BYTES), store_host=bytes(8))
     store.append(
         store.queue("T", 0), encode_batch([(b"old", b"", 0)]), born_timestamp_ms=0, born_host=bytes(8)
