@@ -186,6 +186,8 @@ class MemberDriver:
         self.member = Member(settings, opened.log, opened.file, self._do)
         self._own = opened.file.identity
         self._is_running = False
+        self.has_failed = False
+        """True when the run has ended because something failed, and not because of another master."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._work: list[asyncio.Task[None]] = []
         # Reads of the log from the disk, in threads.
@@ -524,6 +526,7 @@ class MemberDriver:
             error or type(error).__name__,
             exc_info=None if is_expected else error,
         )
+        self.has_failed = True
         # Followers need not wait until they miss this master.
         self.member.release()
         self._end_run(str(error) or type(error).__name__)

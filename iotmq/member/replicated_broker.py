@@ -187,6 +187,9 @@ class ReplicatedBroker:
                     await self._close_run()
                 if run.copy_from and not self._stop_asked.is_set():
                     await self._copy(run)
+                elif run.driver.has_failed:
+                    # A full disk, say, fails again at once.
+                    await happens_within(self._stop_asked, _AGAIN_S)
             except IotmqError as error:
                 logger.error("this member cannot run: %s", error)
                 await happens_within(self._stop_asked, _AGAIN_S)

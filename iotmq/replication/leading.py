@@ -45,6 +45,8 @@ class Follower:
         self.has_lost = False
         # Up to where it was sent the log, once it is told where to follow from.
         self.sent: int | None = None
+        # The same over all its connections: one that comes again and again must not count as new each time.
+        self.sent_most = 0
         # Up to where it has the log of this epoch.
         self.acked: int | None = None
         # What it is sent next is being brought into memory.
@@ -299,7 +301,7 @@ class Leading:
                 self._do(LoadLog(follower.identity.member, follower.sent))
                 return
             is_loaded = False
-            if follower.acked is not None and follower.acked >= follower.sent:
+            if follower.acked is not None and follower.acked >= follower.sent_most:
                 follower.progress_s = now_s
             end = self._log.piece_end(follower.sent, settings.chunk_bytes)
             self._send(follower, follower.sent, end, now_s)
@@ -307,6 +309,7 @@ class Leading:
                 since_s = max(follower.spent_s, now_s - _BURST_S)
                 follower.spent_s = since_s + (end - follower.sent) / settings.catch_up_bytes_per_s
             follower.sent = end
+            follower.sent_most = max(follower.sent_most, end)
 
     def _beat(self, follower: Follower, now_s: float) -> None:
         if follower.sent is not None:

@@ -13,7 +13,7 @@ from fake_etcd import FakeEtcd
 from gateway_process import free_port
 from member_site import ACCOUNTS, SEGMENT_BYTES, MakeSite, Site, bodies, send
 
-from iotmq.errors import BrokerError
+from iotmq.errors import BrokerError, StoreFullError
 from iotmq.member.peers import PeerConnector
 from iotmq.member.wire import Introduction, encode_open
 from iotmq.message.records.record import encode_batch
@@ -222,6 +222,32 @@ async def test_a_master_that_takes_no_records_hands_over(
         "another member is master",
     )
     assert site.members[master].broker is None
+
+
+async def test_a_follower_whose_disk_takes_nothing_tries_again_and_catches_up(
+    make: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = make()
+    master = await site.start_all()
+    await site.in_sync(3)
+    number = next(number for number in site.members if number != master)
+    append = Store.append_raw
+    directory = site.directory / str(number)
+    refused_s: list[float] = []
+
+    def refuse(store: Store, position: int, data: bytes) -> int:
+        if store.directory == directory:
+            refused_s.append(asyncio.get_running_loop().time())
+            raise StoreFullError("no room")
+        return append(store, position, data)
+
+    monkeypatch.setattr(Store, "append_raw", refuse)
+    assert (await send(await site.connect(master), b"one")).code == ResponseCode.SUCCESS
+    await soon(lambda: len(refused_s) >= 3, "it tries again")
+    assert refused_s[2] - refused_s[1] >= 0.9, f"without a pause: {refused_s}"
+    monkeypatch.undo()
+    await site.in_sync(3)
+    await soon(lambda: len(bodies(site, number)) == 1, "it has caught up")
 
 
 async def test_garbage_between_members_ends_its_connection_only(make: MakeSite) -> None:
