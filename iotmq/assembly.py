@@ -255,7 +255,7 @@ class Process:
         if broker is not None:
             port, sessions = broker.local_gateway(), broker.local_sessions("local")
         else:
-            if self._role == "serve":
+            if self._is_member and self._role == "serve":
                 # A member's front end finds the master where the members register.
                 settings = msgspec.structs.replace(settings, registries=self._registries_of_members())
             port = gateway = _remote_gateway(settings)

@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 from cpp_process import cpp_marks, cpp_process
 from eventually import eventually
-from gateway_process import ROOT, free_port
+from gateway_process import ROOT
 from java_process import java_marks, java_processes
 from piped_client import PipedClient
-from replicated_clients import ForeignLoad, cluster_module, numbers_by_queue
+from replicated_clients import ForeignLoad, numbers_by_queue
+from replicated_cluster import ReplicatedCluster
 
 from iotmq.client import ClientSettings, SyncAdmin, SyncClient
 from iotmq.errors import BrokerError
@@ -43,6 +44,8 @@ KINDS = ("java", "cpp", "ons")
 # How long nothing is acknowledged once the killed master is back, or handed over. The C++ client waits 5 s
 # for what was in flight when its connection ended; the rest is for a machine that is busy.
 GAP_S_MAX = 15.0
+# No other file of tests has these.
+PORT = 16_500
 
 
 @pytest.fixture(scope="module")
@@ -52,19 +55,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         patch.setenv("IOTMQ_BROKER__TRANSACTION_TIMEOUT_S", "1")
         patch.setenv("IOTMQ_BROKER__TRANSACTION_CHECK_INTERVAL_S", "0.5")
         patch.setenv("IOTMQ_BROKER__TRANSACTION_CHECKS_MAX", "200")
-        module = cluster_module()
         directory = tmp_path_factory.mktemp("cluster")
-        with module.LocalCluster(directory, port=free_ports(), front_ends=0) as running:
+        with ReplicatedCluster(directory, port=PORT, front_ends=0) as running:
             running.wait_in_sync()
             with SyncClient(ClientSettings(registries=running.registries)) as client:
                 for topic in (*KINDS, "Orders"):
                     SyncAdmin(client).create_topic(topic, queues=4)
             yield running
-
-
-def free_ports() -> int:
-    """Return the first of a hundred ports that nobody is likely to have."""
-    return min(free_port(), 65_000)
 
 
 def hand_over(cluster: Any) -> int:

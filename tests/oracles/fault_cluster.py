@@ -32,7 +32,7 @@ from iotmq.replicated.member_file import open_member_file
 from iotmq.replication.settings import ReplicationSettings
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-local_cluster = load_module(ROOT / "deploy" / "cluster" / "local_cluster.py")
+replicated_cluster = load_module(ROOT / "deploy" / "cluster" / "replicated_cluster.py")
 BROKER: Final = "broker-a"
 CLUSTER: Final = "DefaultCluster"
 SEGMENT_BYTES: Final = 1 << 20
@@ -46,9 +46,9 @@ HEALED_S: Final = 90.0
 _LOAD_HOST: Final = "10.77.0.254"
 _NOBODY: Final = "02:00:00:00:00:99"
 
-Part = local_cluster.Part
-ClusterError = local_cluster.ClusterError
-eventually = local_cluster.eventually
+Part = replicated_cluster.Part
+ClusterError = replicated_cluster.ClusterError
+eventually = replicated_cluster.eventually
 
 
 class Network:

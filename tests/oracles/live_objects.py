@@ -14,7 +14,7 @@ from iotmq.broker.handlers.mqtt import gateway
 from iotmq.broker.handlers.mqtt.front_end_link import FrontEndLink
 from iotmq.broker.light_queues.light_queues import LightChannel
 from iotmq.broker.session_store.channel import SessionChannel
-from iotmq.broker.sessions import sessions
+from iotmq.broker.sessions import attachments, sessions
 from iotmq.broker.shares import share_group, shares
 from iotmq.front_port import session_parts
 from iotmq.mqtt_front.connection.deadlines import RECHECK_S
@@ -48,7 +48,7 @@ KINDS = (
     SessionChannel,
     gateway._FrontEnd,
     FrontEndLink,
-    sessions._Owner,
+    attachments.Owner,
     sessions._Request,
     share_group._Member,
     share_group._Message,

@@ -6,33 +6,15 @@ numbers.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import threading
 import time
 from collections import defaultdict
 from itertools import pairwise
-from types import ModuleType
 from typing import Any, Final
 
-from gateway_process import ROOT
 from piped_client import ClientFailedError, PipedClient
 
 _PAUSE_S: Final = 0.02
-
-
-def cluster_module() -> ModuleType:
-    """Load deploy/cluster/local_cluster.py, which is no module of the package."""
-    name = "replicated_local_cluster"
-    if name not in sys.modules:
-        specification = importlib.util.spec_from_file_location(
-            name, ROOT / "deploy" / "cluster" / "local_cluster.py"
-        )
-        assert specification is not None
-        assert specification.loader is not None
-        module = sys.modules[name] = importlib.util.module_from_spec(specification)
-        specification.loader.exec_module(module)
-    return sys.modules[name]
 
 
 class ForeignLoad:

@@ -27,7 +27,10 @@ def outcome(directory: Path, interop: str) -> str:
     (directory / "pytest.ini").write_text("[pytest]\nmarkers = interop: foreign clients\n")
     (directory / "conftest.py").write_text(CONFTEST.read_text())
     run = subprocess.run(
-        [sys.executable, "-P", "-m", "pytest", "-q", "-rfs", "-p", "no:cacheprovider", str(directory)],
+        [
+            sys.executable, "-P", "-m", "pytest", "-q", "-rfs",
+            "-p", "no:cacheprovider", "-p", "no:warnings", str(directory),
+        ],  # fmt: skip
         cwd=directory,
         env={"IOTMQ_INTEROP": interop, "PATH": ""},
         capture_output=True,
