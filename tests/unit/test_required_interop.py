@@ -26,11 +26,9 @@ def outcome(directory: Path, interop: str) -> str:
     (directory / "test_skips.py").write_text(TESTS)
     (directory / "pytest.ini").write_text("[pytest]\nmarkers = interop: foreign clients\n")
     (directory / "conftest.py").write_text(CONFTEST.read_text())
+    quietly = ("-q", "-rfs", "-p", "no:cacheprovider", "-p", "no:warnings")
     run = subprocess.run(
-        [
-            sys.executable, "-P", "-m", "pytest", "-q", "-rfs",
-            "-p", "no:cacheprovider", "-p", "no:warnings", str(directory),
-        ],  # fmt: skip
+        [sys.executable, "-P", "-m", "pytest", *quietly, str(directory)],
         cwd=directory,
         env={"IOTMQ_INTEROP": interop, "PATH": ""},
         capture_output=True,

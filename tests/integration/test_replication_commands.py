@@ -1,0 +1,140 @@
+"""The words of `iotmq replication` at members in this process: what operators read, and what is done."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from eventually import soon
+from fake_etcd import FakeEtcd
+from member_site import SEGMENT_BYTES, MakeSite, Site
+
+from iotmq.commands.cli import main
+
+STATE = b"/iotmq/DefaultCluster/b/state"
+
+
+def config(site: Site, directory: Path) -> str:
+    """A file with the settings of a member."""
+    members = json.dumps([f"{number}=127.0.0.1:{port}" for number, port in site.ports.items()])
+    file = directory / "member.toml"
+    file.write_text(
+        f'[broker]\nname = "b"\n[store]\nsegment_bytes = {SEGMENT_BYTES}\n'
+        f'[replication]\nmode = "elected"\nmember = 1\nmembers = {members}\n'
+        f'[replication.etcd]\nendpoints = ["{site.etcd.url}"]\n'
+    )
+    return str(file)
+
+
+async def run(file: str, *words: str) -> int:
+    """The exit code of one command, which has a loop of its own."""
+    return await asyncio.to_thread(main, ["replication", *words, "--config", file])
+
+
+async def test_operators_see_all_members_and_why_one_is_missing(
+    make: MakeSite, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = make()
+    master = await site.start_all()
+    await site.in_sync(3)
+    file = config(site, tmp_path)
+    assert await run(file, "status") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[:4]] == ["member", "1", "2", "3"]
+    assert sum(" yes " in line for line in lines) == 3
+    gone = next(number for number in site.members if number != master)
+    await site.stop(gone)
+    assert await run(file, "status", "--json") == 0
+    found = {entry["member"]: entry for entry in json.loads(capsys.readouterr().out)}
+    assert found[master]["isServing"]
+    assert "role" not in found[gone]
+    assert await run(file, "status") == 0
+    assert "does not answer" in capsys.readouterr().out
+    for number in list(site.members):
+        await site.stop(number)
+    assert await run(file, "status") == 1
+
+
+async def test_operators_hand_over(
+    make: MakeSite, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = make()
+    master = await site.start_all()
+    await site.in_sync(3)
+    file = config(site, tmp_path)
+    assert await run(file, "hand-over", "--to", str(master)) == 0
+    assert "is master already" in capsys.readouterr().out
+    target = next(number for number in site.members if number != master)
+    assert await run(file, "hand-over", "--to", str(target)) == 0
+    assert f"member {target} is master now" in capsys.readouterr().out
+    assert site.members[target].broker is not None
+    for number in list(site.members):
+        await site.stop(number)
+    assert await run(file, "hand-over") == 1
+    assert "no member is master now" in capsys.readouterr().err
+
+
+async def test_a_member_is_forced_when_the_others_are_lost(
+    make: MakeSite, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = make()
+    master = await site.start_all(replication={"when_few": "accept"})
+    await site.in_sync(3)
+    file = config(site, tmp_path)
+    last = next(number for number in site.members if number != master)
+    assert await run(file, "force", "--member", str(last)) == 1
+    assert "use `iotmq replication hand-over`" in capsys.readouterr().err
+    # The last one has left before the others were lost: it may not become master by itself.
+    await site.stop(last)
+    await site.in_sync(2)
+    for number in list(site.members):
+        await site.stop(number)
+    await site.start(last, replication={"when_few": "accept"})
+    assert await run(file, "force", "--member", str(master)) == 1
+    assert "does not answer" in capsys.readouterr().err
+    assert await run(file, "force", "--member", str(last)) == 1
+    assert "Say it again with --yes" in capsys.readouterr().out
+    assert await run(file, "force", "--member", str(last), "--yes") == 0
+    assert f"member {last} is recorded as master" in capsys.readouterr().out
+    await soon(lambda: site.members[last].broker, "the forced one serves")
+
+
+async def test_the_state_is_written_anew_from_what_members_have(
+    make: MakeSite, tmp_path: Path, etcd: FakeEtcd, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = make()
+    await site.start_all()
+    await site.in_sync(3)
+    file = config(site, tmp_path)
+    assert await run(file, "adopt", "--yes") == 1
+    assert "nothing has to be adopted" in capsys.readouterr().err
+    for number in list(site.members):
+        await site.stop(number)
+    del etcd.data.keys[STATE]
+    assert await run(file, "force", "--member", "1") == 1
+    await site.start(1)
+    await site.start(2)
+    await soon(lambda: site.members[1]._run is not None, "a member answers")
+    capsys.readouterr()
+    assert await run(file, "force", "--member", "1", "--yes") == 1
+    assert "see `iotmq replication adopt`" in capsys.readouterr().err
+    assert await run(file, "adopt", "--yes") == 1
+    assert "say --without 3" in capsys.readouterr().err
+    assert await run(file, "adopt", "--without", "3") == 1
+    assert "Say it again with --yes" in capsys.readouterr().out
+    assert await run(file, "adopt", "--without", "3", "--yes") == 0
+    assert "the state is written" in capsys.readouterr().out
+    await site.start(3)
+    await site.master()
+    await site.in_sync(3)
+
+
+async def test_without_replication_the_error_says_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "alone.toml"
+    file.write_text("")
+    assert await run(str(file), "status") == 2
+    assert "--config" in capsys.readouterr().err
