@@ -8,37 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, Protocol
 
-import msgspec
-
 from iotmq.addresses import address_text
 from iotmq.broker.tables.table_copies import TableCopies
-from iotmq.broker.tables.table_pieces import decode_piece
 from iotmq.clock import Clock
 from iotmq.errors import (
     ConnectionClosedError,
-    ConsensusUnavailableError,
     IotmqError,
     RequestError,
     TableCopyError,
 )
 from iotmq.event_loop import NextTurn
+from iotmq.member import report
+from iotmq.member.consensus_requests import Beats, BeatValue, ConsensusRequests, first_state
 from iotmq.member.log_checksums import LogChecksums
 from iotmq.member.peers import PeerConnector
+from iotmq.member.report import Alarms, diverged_alarms
+from iotmq.member.table_stream import TableStream
 from iotmq.member.wire import (
     Introduction,
     decode,
     decode_open,
-    decode_tables_taken,
     encode,
     encode_open,
     encode_refusal,
-    encode_table,
-    encode_tables_taken,
 )
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode
@@ -46,8 +43,8 @@ from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
 from iotmq.remoting.server import ServerConnection
 from iotmq.replicated.member_store import MemberStore
-from iotmq.replication.cluster_state import ClusterState, Identity, decode_state
-from iotmq.replication.consensus.port import ConsensusStore, SignOfLife
+from iotmq.replication.cluster_state import ClusterState, Identity
+from iotmq.replication.consensus.port import ConsensusStore
 from iotmq.replication.member import Beat, Member, Role
 from iotmq.replication.messages import (
     Ack,
@@ -74,26 +71,16 @@ from iotmq.supervised import end, supervise
 logger = logging.getLogger("iotmq.replication")
 
 _TICK_S: Final = 0.05
-_BEAT_S: Final = 0.5
 _SAVE_S: Final = 1.0
 _CONNECT_S: Final = 1.0
 _ASK_S: Final = 0.5
 _PROBES: Final = 5
 _PROBE_S: Final = 0.02
-# Members that begin together are all there before one of them makes the first state.
-_FRESH_S: Final = 1.5
-# Requests to the consensus store that have not been answered yet.
-_REQUESTS_MAX: Final = 16
 # What is loaded for a follower at a time; some records are longer, which the first load tells.
 _LOAD_BYTES: Final = 1 << 20
 _LOADS_MAX: Final = 3
-# A change of an operator is answered when the members in sync have it, or after so long.
-_TABLES_S: Final = 1.0
-_ALARMS_KEPT: Final = 16
 # So often it is looked for bytes that were cut off and kept: operators remove them.
 _DIVERGED_S: Final = 5.0
-# What still holds is said again before.
-_ALARM_S: Final = 10.0
 _REFUSAL_CHARACTERS_KEPT: Final = 1_000
 
 
@@ -123,45 +110,6 @@ class MemberEvents(Protocol):
         """Whether the master takes messages has changed: see `MemberDriver.hold_reason`."""
 
 
-class BeatValue(msgspec.Struct, frozen=True, kw_only=True):
-    """A member's sign of life, as JSON in the consensus store."""
-
-    incarnation: str
-    address: str
-    leads: int
-    """The epoch it can acknowledge something in; 0 for none."""
-    end: int
-    confirmed: int
-    promised: int
-    takes_records: bool = True
-    """False while its disk is full or broken."""
-
-
-class _TablesWait:
-    """Wait until followers have taken so many pieces of tables, each on its connection."""
-
-    def __init__(self, targets: dict[ServerConnection, int], call: Callable[[bool], None]) -> None:
-        self._targets = targets
-        self._call: Callable[[bool], None] | None = call
-        self.timer: asyncio.TimerHandle | None = None
-
-    def taken(self, link: ServerConnection, count: int) -> bool:
-        """Note what a follower has; return whether nobody is waited for any more."""
-        if count >= self._targets.get(link, count + 1):
-            del self._targets[link]
-            if not self._targets:
-                self.end(is_copied=True)
-        return self._call is None
-
-    def end(self, *, is_copied: bool) -> None:
-        """Call back, once."""
-        call, self._call = self._call, None
-        if self.timer is not None:
-            self.timer.cancel()
-        if call is not None:
-            call(is_copied)
-
-
 class MemberDriver:
     """One run of a member, from the opened log until it is closed or has to begin anew."""
 
@@ -179,7 +127,6 @@ class MemberDriver:
         self._opened = opened
         self._settings = settings
         self._connector = connector
-        self._consensus = consensus
         self._introduction = connector.introduction
         self._events = events
         self._clock = clock
@@ -192,29 +139,17 @@ class MemberDriver:
         self._work: list[asyncio.Task[None]] = []
         # Reads of the log from the disk, in threads.
         self._loads: set[asyncio.Future[None]] = set()
-        self._requests_count = 0
         # The connection to the master, and those of followers by their number.
         self._master_link: ClientConnection | None = None
         self._master_number = 0
         self._connects_count = 0
         self._follower_links: dict[int, ServerConnection] = {}
-        # Those that were sent the tables, or are just now.
-        self._with_tables: set[ServerConnection] = set()
-        # Pieces of tables sent on each of these connections, those taken, and who waits for that.
-        self._pieces_sent: dict[ServerConnection, int] = {}
-        self._pieces_taken: dict[ServerConnection, int] = {}
-        self._table_waits: list[_TablesWait] = []
-        # Pieces taken from the master that is followed now.
-        self._pieces_taken_count = 0
+        self._tables = TableStream(events.tables)
         self._log_grew = NextTurn(self._report_growth)
         self._hold_reason: str | None = None
-        self._others: Mapping[int, tuple[SignOfLife, BeatValue]] = {}
-        # Sentences for the operator, with the time they were said last.
-        self._alarms: dict[str, float] = {}
-        # What was asked to be recorded last, for the log.
-        self._asked_for = ""
-        self.consensus_failures_count = 0
-        self._is_consensus_away = False
+        self._others: Beats = {}
+        self._alarms = Alarms()
+        self._requests = ConsensusRequests(consensus, self._own.member, self)
         # Bytes and files of `commitlog.diverged`, when they were looked for last.
         self._diverged = (0, 0)
         self._checksums = LogChecksums(opened.log, clock)
@@ -235,13 +170,13 @@ class MemberDriver:
         store.on_flushed = flushed
         self._events.tables.add_listener(self._tables_changed)
         self._events.tables.copier = self._copy_tables
-        self._spawn(self._label_pod(is_master=False))
+        self._spawn(self._requests.label_pod(is_master=False))
         with self._ending():
             self.member.start(self._now_s())
         self._work = [
             supervise("replication", self._tick_repeatedly),
-            supervise("signs of life", self._beat_repeatedly),
-            supervise("watch of the consensus store", self._watch),
+            supervise("signs of life", partial(self._requests.beat_repeatedly, self._beat_value)),
+            supervise("watch of the consensus store", self._requests.watch),
             supervise("bytes that were cut off", self._look_for_diverged),
         ]
 
@@ -252,8 +187,7 @@ class MemberDriver:
                 self.member.release()
         self._is_running = False
         self._opened.store.on_appended = None
-        for wait in self._table_waits:
-            wait.end(is_copied=False)
+        self._tables.stop()
         await self._checksums.stop()
         await end([*self._work, *self._tasks])
         if self._loads:
@@ -262,11 +196,7 @@ class MemberDriver:
             self._master_link.abort("stopped")
         for link in list(self._follower_links.values()):
             link.close("stopped")
-        try:
-            async with asyncio.timeout(_ASK_S):
-                await self._consensus.withdraw(self._own.member)
-        except (ConsensusUnavailableError, TimeoutError) as error:
-            logger.debug("the sign of life stays until it is too old: %s", error)
+        await self._requests.withdraw()
 
     @property
     def hold_reason(self) -> str | None:
@@ -325,19 +255,10 @@ class MemberDriver:
     @property
     def alarms(self) -> list[str]:
         """Return what the operator should know now, the latest last."""
-        size, count = self._diverged
-        if not count:
-            return self._said_alarms()
-        text = (
-            f"commitlog.diverged of member {self._own.member} has {size:,} bytes in {count} files, which it "
-            "had as master and nobody acknowledged: see `iotmq store salvage`, and remove the files"
-        )
-        return [text, *self._said_alarms()]
+        return [*diverged_alarms(self._own.member, *self._diverged), *self._said_alarms()]
 
     def _said_alarms(self) -> list[str]:
-        now_s = self._now_s()
-        is_held = self.member.role is Role.HELD
-        return [text for text, said_s in self._alarms.items() if is_held or now_s - said_s < _ALARM_S]
+        return self._alarms.said(self._now_s(), is_held=self.member.role is Role.HELD)
 
     def hand_over(self, number: int = 0, *, must_take_records: bool = False) -> bool:
         """Begin to make a follower master, the best one for 0; return whether there is such a follower.
@@ -390,8 +311,7 @@ class MemberDriver:
         if number is None:
             return
         if request.ext.get("kind") == "tables":
-            count = self._pieces_taken[connection] = decode_tables_taken(request)
-            self._table_waits = [wait for wait in self._table_waits if not wait.taken(connection, count)]
+            self._tables.note_taken(connection, request)
             return
         acked = decode(request)
         if not isinstance(acked, Ack):
@@ -420,34 +340,8 @@ class MemberDriver:
 
     def status(self) -> dict[str, Any]:
         """Return what operators and other members are told, as JSON."""
-        member, log, file = self.member, self._opened.log, self._opened.file
-        leading = member.leading
-        followers = {}
-        if leading is not None:
-            followers = {
-                str(number): {
-                    "incarnation": follower.identity.incarnation,
-                    "isConnected": follower.is_connected,
-                    "sent": follower.sent,
-                    "acknowledged": follower.acked,
-                    "isInSync": follower.identity in leading.state.in_sync,
-                }
-                for number, follower in leading.followers.items()
-            }
-        state = member.state
         return {
-            "member": self._own.member,
-            "incarnation": self._own.incarnation,
-            "role": member.role.value,
-            "hearsMaster": member.hears_master(self._now_s()),
-            "promisedEpoch": file.promised_epoch,
-            "lastEpoch": log.epochs[-1].epoch if log.epochs else 0,
-            "oldest": log.oldest,
-            "end": log.end,
-            "confirmed": file.confirmed,
-            "flushed": log.flushed,
-            "state": None if state is None else msgspec.to_builtins(state),
-            "followers": followers,
+            **report.status(self.member, self._opened, self._now_s()),
             "notReady": self.not_ready_reason,
             "holds": self.hold_reason,
             "divergedBytes": self._diverged[0],
@@ -455,29 +349,12 @@ class MemberDriver:
         }
 
     def metrics(self) -> Iterator[Metric]:
-        member, log = self.member, self._opened.log
-        state = member.state
-        for role in Role:
-            yield Metric(
-                "iotmq_replication_role",
-                "gauge",
-                "1 for the role this member has.",
-                float(member.role is role),
-                (("role", role.value),),
-            )
+        yield from report.metrics(self.member, self._opened)
         yield from samples(
-            ("iotmq_replication_epoch", "The epoch of the recorded master.", state.epoch if state else 0),
-            (
-                "iotmq_replication_in_sync",
-                "Members recorded as in sync.",
-                len(state.in_sync) if state else 0,
-            ),
-            ("iotmq_replication_end", "Position behind the last byte of the log.", log.end),
-            ("iotmq_replication_confirmed", "The confirmed position.", self._opened.file.confirmed),
             (
                 "iotmq_replication_consensus_failures_total",
                 "Requests to the consensus store without an answer.",
-                self.consensus_failures_count,
+                self._requests.failures_count,
             ),
             (
                 "iotmq_replication_diverged_bytes",
@@ -490,15 +367,6 @@ class MemberDriver:
                 len(self.alarms) + len(self._events.standing_alarms()),
             ),
         )
-        leading = member.leading
-        for number, follower in () if leading is None else leading.followers.items():
-            yield Metric(
-                "iotmq_replication_lag_bytes",
-                "gauge",
-                "Bytes of the master's log that a follower has not acknowledged.",
-                log.end - (follower.acked or 0),
-                (("member", str(number)),),
-            )
 
     # The state machine.
 
@@ -546,15 +414,9 @@ class MemberDriver:
         elif isinstance(action, Disconnect):
             self._disconnect(action)
         elif isinstance(action, ReadState):
-            self._spawn(self._read(action.number))
+            self._spawn(self._requests.read(action.number))
         elif isinstance(action, ReplaceState):
-            state = action.state
-            in_sync = ", ".join(str(identity.member) for identity in state.in_sync)
-            # Asked for again until it is answered, so not with each request.
-            if (text := f"{state.reason}: in sync are {in_sync}") != self._asked_for:
-                self._asked_for = text
-                logger.info("%s", text, extra={"epoch": state.epoch, "master": state.master})
-            self._spawn(self._replace(action))
+            self._spawn(self._requests.replace(action))
         elif isinstance(action, AskOthers):
             for number in action.members:
                 self._spawn(self._ask(number))
@@ -565,22 +427,19 @@ class MemberDriver:
             self._end_run(f"member {action.member} does not have what follows this log any more")
         elif isinstance(action, Lead):
             logger.warning("this member is master", extra={"epoch": action.epoch})
-            self._spawn(self._label_pod(is_master=True))
+            self._spawn(self._requests.label_pod(is_master=True))
             self._events.lead(action.epoch)
         elif isinstance(action, Resign):
             logger.warning("this member is master no more", extra={"epoch": action.epoch})
             self._end_run("another member is master")
         else:
             assert isinstance(action, Alarm)
-            self._alarm(action.text)
+            self.alarm(action.text)
 
-    def _alarm(self, text: str) -> None:
-        if text not in self._alarms:
+    def alarm(self, text: str) -> None:
+        """Tell the operator."""
+        if self._alarms.say(text, self._now_s()):
             logger.error("%s", text)
-        self._alarms.pop(text, None)
-        while len(self._alarms) >= _ALARMS_KEPT:
-            del self._alarms[next(iter(self._alarms))]
-        self._alarms[text] = self._now_s()
 
     def _send(self, number: int, message: Message) -> None:
         if isinstance(message, Open):
@@ -611,7 +470,7 @@ class MemberDriver:
                 await asyncio.shield(loading)
             except OSError as error:
                 # Of no concern to others: they go on with what is in memory.
-                self._alarm(f"the log cannot be read for member {action.member}: {error}")
+                self.alarm(f"the log cannot be read for member {action.member}: {error}")
                 if (link := self._follower_links.get(action.member)) is not None:
                     link.close("the log cannot be read")
                 return
@@ -628,7 +487,7 @@ class MemberDriver:
     def _tables_changed(self) -> None:
         if self._is_running:
             with self._ending():
-                self._send_table_changes()
+                self._tables.send_changes()
 
     def _flushed(self) -> None:
         if self._is_running:
@@ -648,7 +507,7 @@ class MemberDriver:
                 save_s = self._now_s()
                 with self._ending():
                     self._opened.file.save()
-                    self._send_table_changes()
+                    self._tables.send_changes()
                 self._look_at_disk()
             await asyncio.sleep(_TICK_S)
 
@@ -689,7 +548,7 @@ class MemberDriver:
                 "number? Correct replication.member of one of them"
             )
         if refusal is not None:
-            self._alarm(refusal)
+            self.alarm(refusal)
             connection.send_oneway(encode_refusal(refusal))
             connection.close("refused")
             return
@@ -700,12 +559,12 @@ class MemberDriver:
         leading = self.member.leading
         if leading is not None and message.identity not in leading.effective:
             # What it has of the tables is there before it counts as in sync.
-            then = partial(self._follow, connection, number, message)
-            self._spawn(self._send_tables(connection, then=then))
+            self._spawn(self._follow_with_tables(connection, number, message))
         else:
             # Nothing is confirmed without it.
             self._follow(connection, number, message)
-            self._spawn(self._send_tables(connection))
+            if self.member.leading is not None:
+                self._spawn(self._send_tables(connection))
 
     def _is_heard(self, number: int, *, other_than: ServerConnection) -> bool:
         """Return whether a follower was heard just now on a connection that stands."""
@@ -721,38 +580,12 @@ class MemberDriver:
                 self.member.received(number, message, self._now_s())
             self._tick()
 
-    async def _send_tables(
-        self, connection: ServerConnection, then: Callable[[], None] = lambda: None
-    ) -> None:
-        """Send a follower all tables, as fast as it takes them; changes come in between."""
-        if self.member.leading is not None:
-            self._with_tables.add(connection)
-            try:
-                for piece in self._events.tables.snapshot():
-                    self._send_piece(connection, encode_table(piece.encode()))
-                    await connection.drain()
-                    await asyncio.sleep(0)
-            except ConnectionClosedError:
-                return
-        then()
+    async def _follow_with_tables(self, connection: ServerConnection, number: int, message: Open) -> None:
+        if await self._tables.send_all(connection):
+            self._follow(connection, number, message)
 
-    def _send_table_changes(self) -> None:
-        """Send all followers what has changed in the tables."""
-        self._with_tables = {link for link in self._with_tables if not link.is_closed}
-        for counts in (self._pieces_sent, self._pieces_taken):
-            for link in [link for link in counts if link not in self._with_tables]:
-                del counts[link]
-        if not self._with_tables:
-            self._events.tables.stop_tracking()
-            return
-        for piece in self._events.tables.changes():
-            command = encode_table(piece.encode())
-            for link in self._with_tables:
-                self._send_piece(link, command)
-
-    def _send_piece(self, link: ServerConnection, command: Command) -> None:
-        self._pieces_sent[link] = self._pieces_sent.get(link, 0) + 1
-        link.send_oneway(command)
+    async def _send_tables(self, connection: ServerConnection) -> None:
+        await self._tables.send_all(connection)
 
     def _copy_tables(self, call: Callable[[bool], None]) -> None:
         """Send what has changed in the tables; call back when the followers in sync have it."""
@@ -762,23 +595,8 @@ class MemberDriver:
             return
         self._tables_changed()
         in_sync = {identity.member for identity in leading.state.in_sync}
-        targets = {
-            link: sent
-            for number, link in self._follower_links.items()
-            if number in in_sync
-            and self._pieces_taken.get(link, -1) < (sent := self._pieces_sent.get(link, 0))
-        }
-        if not targets:
-            call(True)
-            return
-        wait = _TablesWait(targets, call)
-        loop = asyncio.get_running_loop()
-        wait.timer = loop.call_later(_TABLES_S, self._give_up, wait)
-        self._table_waits.append(wait)
-
-    def _give_up(self, wait: _TablesWait) -> None:
-        self._table_waits = [each for each in self._table_waits if each is not wait]
-        wait.end(is_copied=False)
+        links = [link for number, link in self._follower_links.items() if number in in_sync]
+        self._tables.when_copied(links, call)
 
     def _link_closed(self, number: int, *, is_outgoing: bool, is_refused: bool = False) -> None:
         if self._is_running:
@@ -818,8 +636,7 @@ class MemberDriver:
             return
         self._drop_master()
         self._master_link, self._master_number = link, number
-        self._events.tables.begin()
-        self._pieces_taken_count = 0
+        self._tables.begin()
         with self._ending():
             self.member.link_opened(number, self._now_s())
 
@@ -829,18 +646,15 @@ class MemberDriver:
         if request.code != RequestCode.MEMBER_MESSAGE:
             return
         if request.ext.get("kind") == "refused":
-            self._alarm(request.text("text", "")[:_REFUSAL_CHARACTERS_KEPT])
+            self.alarm(request.text("text", "")[:_REFUSAL_CHARACTERS_KEPT])
             return
         try:
             if request.ext.get("kind") == "table":
-                self._events.tables.take(decode_piece(request.body_bytes()))
-                self._pieces_taken_count += 1
-                if self._events.tables.is_complete:
-                    connection.send_oneway(encode_tables_taken(self._pieces_taken_count))
+                self._tables.take(connection, request)
                 return
             message = decode(request)
         except (RequestError, TableCopyError) as error:
-            self._alarm(f"member {self._master_number} sends what no master sends: {error}")
+            self.alarm(f"member {self._master_number} sends what no master sends: {error}")
             connection.abort("malformed")
             return
         with self._ending():
@@ -877,67 +691,57 @@ class MemberDriver:
             with self._ending():
                 self.member.hearing_told(status.get("hearsMaster") is True, self._now_s())
 
-    # The consensus store.
+    # The consensus store: what it answers.
 
-    @contextmanager
-    def _asking(self) -> Iterator[None]:
-        self._requests_count += 1
-        try:
-            yield
-            if self._is_consensus_away:
-                self._is_consensus_away = False
-                logger.warning("the consensus store answers again")
-        except ConsensusUnavailableError as error:
-            self.consensus_failures_count += 1
-            if not self._is_consensus_away:
-                self._is_consensus_away = True
-                logger.warning("the consensus store does not answer, so nobody else can be master: %s", error)
-        finally:
-            self._requests_count -= 1
-
-    async def _read(self, number: int) -> None:
-        if self._requests_count >= _REQUESTS_MAX:
-            return
-        with self._asking():
-            found = await self._consensus.read()
-            if not self._is_running:
-                return
-            if found is None:
-                await self._create()
-                return
-            state = decode_state(found.value)
+    def state_read(self, number: int, version: int, state: ClusterState) -> None:
+        """Take the state."""
+        if self._is_running:
             with self._ending():
-                self.member.state_read(number, found.version, state, self._now_s())
+                self.member.state_read(number, version, state, self._now_s())
             self._tick()
 
-    async def _replace(self, action: ReplaceState) -> None:
-        with self._asking():
-            version = await self._consensus.replace(action.version, action.state.encode())
-            if self._is_running:
-                with self._ending():
-                    self.member.state_replaced(action.number, version, self._now_s())
-                self._tick()
+    def state_missing(self) -> ClusterState | None:
+        """Return the first state if this is the member to make it: see docs/explanation/replication.md."""
+        file = self._opened.file
+        if not self._is_running:
+            return None
+        if file.promised_epoch or self._opened.log.epochs:
+            self.alarm(
+                f"the consensus store has no state of this broker, and member {self._own.member} has taken "
+                f"part in epoch {file.promised_epoch}: were its data lost, or is its address or prefix "
+                "another one? See `iotmq replication adopt`"
+            )
+            return None
+        state = first_state(self._connector.members, self._others)
+        return state if state is not None and state.master == self._own.member else None
 
-    async def _label_pod(self, *, is_master: bool) -> None:
-        with self._asking():
-            await self._consensus.label_pod(is_master=is_master)
+    def state_replaced(self, number: int, version: int | None) -> None:
+        """Take the answer to a change."""
+        if self._is_running:
+            with self._ending():
+                self.member.state_replaced(number, version, self._now_s())
+            self._tick()
 
-    async def _watch(self) -> None:
-        await self._consensus.watch(self._poked)
-
-    def _poked(self) -> None:
+    def poked(self) -> None:
+        """Look at the state: it may have changed."""
         if self._is_running:
             with self._ending():
                 self.member.poked(self._now_s())
 
-    async def _beat_repeatedly(self) -> None:
-        while self._is_running:
-            with self._asking():
-                await self._consensus.beat(self._own.member, msgspec.json.encode(self._beat_value()))
-                beats = await self._consensus.beats()
-                if self._is_running:
-                    self._beaten(beats)
-            await asyncio.sleep(_BEAT_S)
+    def beaten(self, beats: Beats) -> None:
+        """Take the signs of life of all members."""
+        if self._is_running:
+            self._others = beats
+            with self._ending():
+                self.member.beaten(
+                    {
+                        Identity(number, value.incarnation): Beat(
+                            beat.age_s, value.end, value.leads, value.confirmed
+                        )
+                        for number, (beat, value) in beats.items()
+                    },
+                    self._now_s(),
+                )
 
     def _beat_value(self) -> BeatValue:
         file = self._opened.file
@@ -950,67 +754,6 @@ class MemberDriver:
             promised=file.promised_epoch,
             takes_records=self._opened.store.append_refusal is None,
         )
-
-    def _beaten(self, beats: Mapping[int, SignOfLife]) -> None:
-        others: dict[int, tuple[SignOfLife, BeatValue]] = {}
-        for number, beat in beats.items():
-            try:
-                others[number] = (beat, msgspec.json.decode(beat.value, type=BeatValue))
-            except msgspec.DecodeError as error:
-                logger.debug("invalid sign of life of member %d: %s", number, error)
-        self._others = others
-        with self._ending():
-            self.member.beaten(
-                {
-                    Identity(number, value.incarnation): Beat(
-                        beat.age_s, value.end, value.leads, value.confirmed
-                    )
-                    for number, (beat, value) in others.items()
-                },
-                self._now_s(),
-            )
-
-    async def _create(self) -> None:
-        """Make the first state, if this is the member to do it: see docs/explanation/replication.md."""
-        file = self._opened.file
-        if file.promised_epoch or self._opened.log.epochs:
-            self._alarm(
-                f"the consensus store has no state of this broker, and member {self._own.member} has taken "
-                f"part in epoch {file.promised_epoch}: were its data lost, or is its address or prefix "
-                "another one? See `iotmq replication adopt`"
-            )
-            return
-        state = first_state(self._connector.members, self._others)
-        if state is None or state.master != self._own.member:
-            return
-        if await self._consensus.create(state.encode()) is not None:
-            logger.warning("the first state of this broker is made: member %d is master", state.master)
-        self._poked()
-
-
-def first_state(
-    members: Mapping[int, object], beats: Mapping[int, tuple[SignOfLife, BeatValue]]
-) -> ClusterState | None:
-    """Return the state for members that have never been replicated; None while it is not clear.
-
-    All members must be there. One of them may have a log already, of a broker that was not replicated: it
-    becomes master, and the others get its log.
-    """
-    fresh = {number: value for number, (beat, value) in beats.items() if beat.age_s < _FRESH_S}
-    if set(fresh) != set(members) or any(value.promised for value in fresh.values()):
-        return None
-    with_log = [number for number, value in fresh.items() if value.end]
-    if len(with_log) > 1:
-        return None
-    master = with_log[0] if with_log else min(fresh)
-    in_sync = with_log or sorted(fresh)
-    return ClusterState(
-        epoch=1,
-        master=master,
-        in_sync=tuple(Identity(number, fresh[number].incarnation) for number in in_sync),
-        reason="first start",
-    )
-
 
 def _text(introduction: Introduction) -> str:
     return (

@@ -26,6 +26,8 @@ from iotmq.replication.settings import ReplicationSettings
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
 
+STATE = b"/iotmq/DefaultCluster/b/state"
+
 
 async def test_what_is_acknowledged_is_at_all_members_and_stays(make: MakeSite) -> None:
     site = make()
@@ -222,6 +224,24 @@ async def test_a_master_that_takes_no_records_hands_over(
         "another member is master",
     )
     assert site.members[master].broker is None
+
+
+async def test_a_state_that_cannot_be_read_stops_nothing(make: MakeSite, etcd: FakeEtcd) -> None:
+    site = make()
+    master = await site.start_all()
+    await site.in_sync(3)
+    state = etcd.data.keys[STATE].value
+    etcd.data.put(STATE, b"{")
+
+    def complains() -> bool:
+        run = site.members[master]._run
+        return run is not None and any("invalid replication state" in text for text in run.driver.alarms)
+
+    await soon(complains, "the master says so")
+    assert (await send(await site.connect(master), b"still")).code == ResponseCode.SUCCESS
+    assert await site.master() == master
+    etcd.data.put(STATE, state)
+    await site.in_sync(3)
 
 
 async def test_a_follower_whose_disk_takes_nothing_tries_again_and_catches_up(

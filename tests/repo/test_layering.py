@@ -266,7 +266,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "settings",
     ),
     "member": (
-        "wire", "peers", "log_checksums", "log_comparison", "copying", "copy_download", "copying_member",
+        "wire", "peers", "table_stream", "consensus_requests", "report",
+        "log_checksums", "log_comparison", "copying", "copy_download", "copying_member",
         "driver", "relay", "listener", "replicated_broker",
     ),
     "replicated": ("member_file", "member_log", "member_store", "hot_copy", "incoming_copy"),

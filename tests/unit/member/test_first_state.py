@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from iotmq.member.driver import BeatValue, first_state
+from iotmq.member.consensus_requests import BeatValue, first_state
 from iotmq.replication.cluster_state import Identity
 from iotmq.replication.consensus.port import SignOfLife
 

@@ -1,0 +1,103 @@
+"""Report on one run of a member: alarms, the status that operators and other members get, metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from iotmq.metrics import Metric, samples
+from iotmq.replicated.member_store import MemberStore
+from iotmq.replication.member import Member, Role
+
+_KEPT: Final = 16
+# What still holds is said again before.
+_SAID_S: Final = 10.0
+
+
+class Alarms:
+    """Sentences for the operator, with the time they were said last."""
+
+    def __init__(self) -> None:
+        self._said_s: dict[str, float] = {}
+
+    def say(self, text: str, now_s: float) -> bool:
+        """Note a sentence; return whether it is a new one."""
+        is_new = self._said_s.pop(text, None) is None
+        while len(self._said_s) >= _KEPT:
+            del self._said_s[next(iter(self._said_s))]
+        self._said_s[text] = now_s
+        return is_new
+
+    def said(self, now_s: float, *, is_held: bool) -> list[str]:
+        """Return what was said of late, the latest last; of a member that waits, all there is."""
+        return [text for text, said_s in self._said_s.items() if is_held or now_s - said_s < _SAID_S]
+
+
+def diverged_alarms(member: int, size_bytes: int, count: int) -> list[str]:
+    """Return the sentence for bytes that were cut off and kept, if there are any."""
+    if not count:
+        return []
+    return [
+        f"commitlog.diverged of member {member} has {size_bytes:,} bytes in {count} files, which it had as "
+        "master and nobody acknowledged: see `iotmq store salvage`, and remove the files"
+    ]
+
+
+def status(member: Member, opened: MemberStore, now_s: float) -> dict[str, Any]:
+    """Return what a member says of itself, as JSON; positions are those of the log."""
+    log, file, leading, state = opened.log, opened.file, member.leading, member.state
+    followers = {}
+    if leading is not None:
+        followers = {
+            str(number): {
+                "incarnation": follower.identity.incarnation,
+                "isConnected": follower.is_connected,
+                "sent": follower.sent,
+                "acknowledged": follower.acked,
+                "isInSync": follower.identity in leading.state.in_sync,
+            }
+            for number, follower in leading.followers.items()
+        }
+    return {
+        "member": file.identity.member,
+        "incarnation": file.identity.incarnation,
+        "role": member.role.value,
+        "hearsMaster": member.hears_master(now_s),
+        "promisedEpoch": file.promised_epoch,
+        "lastEpoch": log.epochs[-1].epoch if log.epochs else 0,
+        "oldest": log.oldest,
+        "end": log.end,
+        "confirmed": file.confirmed,
+        "flushed": log.flushed,
+        "state": None if state is None else msgspec.to_builtins(state),
+        "followers": followers,
+    }
+
+
+def metrics(member: Member, opened: MemberStore) -> Iterator[Metric]:
+    """Yield the samples of a member's role, its log, and its followers."""
+    log, state, leading = opened.log, member.state, member.leading
+    for role in Role:
+        yield Metric(
+            "iotmq_replication_role",
+            "gauge",
+            "1 for the role this member has.",
+            float(member.role is role),
+            (("role", role.value),),
+        )
+    yield from samples(
+        ("iotmq_replication_epoch", "The epoch of the recorded master.", state.epoch if state else 0),
+        ("iotmq_replication_in_sync", "Members recorded as in sync.", len(state.in_sync) if state else 0),
+        ("iotmq_replication_end", "Position behind the last byte of the log.", log.end),
+        ("iotmq_replication_confirmed", "The confirmed position.", opened.file.confirmed),
+    )
+    for number, follower in () if leading is None else leading.followers.items():
+        yield Metric(
+            "iotmq_replication_lag_bytes",
+            "gauge",
+            "Bytes of the master's log that a follower has not acknowledged.",
+            log.end - (follower.acked or 0),
+            (("member", str(number)),),
+        )
