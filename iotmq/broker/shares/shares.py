@@ -230,9 +230,6 @@ class Shares:
             return
 
         def logged(position: int | Refused) -> None:
-            self._joining[share] -= 1
-            if not self._joining[share]:
-                del self._joining[share]
             if isinstance(position, Refused):
                 done(position)
             elif is_there():
@@ -241,8 +238,19 @@ class Shares:
                 self._end_when_unused(share)
                 done(Refused(ResponseCode.SESSION_LOST, "the client has gone"))
 
+        self._open(share, logged)
+
+    def _open(self, share: str, logged: Callable[[int | Refused], None]) -> None:
+        """Write that there is a group; nobody ends it before the log has that."""
+
+        def written(position: int | Refused) -> None:
+            self._joining[share] -= 1
+            if not self._joining[share]:
+                del self._joining[share]
+            logged(position)
+
         self._joining[share] = self._joining.get(share, 0) + 1
-        self._log.write([OpenShare(share)], logged)
+        self._log.write([OpenShare(share)], written)
 
     def report(self, channel: SessionChannel, reports: Sequence[ShareReport]) -> Refused | None:
         """Take what members acknowledge and their new credit; refused once the log takes nothing more."""
@@ -648,8 +656,7 @@ class Shares:
         if stored is None:
             if live.members and live.share not in self._joining:
                 # Its record was lost with the database's last writes: it comes again.
-                self._joining[live.share] = 1
-                self._log.write([OpenShare(live.share)], partial(self._opened_again, live.share))
+                self._open(live.share, lambda position: None)
             return
         is_attached = live.generation == self._projection.queues.generation
         if not is_attached or (stored.queue_id, stored.since) != (live.queue_id, live.since):
@@ -657,9 +664,6 @@ class Shares:
             live.queue_id, live.since = stored.queue_id, stored.since
             self._attach(live)
             self._wake(live)
-
-    def _opened_again(self, share: str, result: int | Refused) -> None:
-        self._joining.pop(share, None)
 
     def _withdraw(self, live: _Live, taken: Sequence[tuple[int, int]]) -> None:
         by_channel: dict[SessionChannel, list[tuple[int, int]]] = {}
