@@ -19,7 +19,7 @@ from iotmq.broker.replies.request_table import RequestProcessor
 from iotmq.broker.scheduled.delayed_batches import DelayedBatches
 from iotmq.broker.scheduled.timers import Timers
 from iotmq.broker.session_store.projection import SessionProjection
-from iotmq.broker.session_store.queue_reader import QueueReader
+from iotmq.broker.session_store.queue_reader import LightQueueReader
 from iotmq.broker.sessions.sessions import Sessions
 from iotmq.metrics import Metric
 
@@ -55,7 +55,7 @@ class MqttProcessors:
         self.sessions = Sessions(
             parts,
             session_projection,
-            QueueReader(session_projection, store, parts.cold_reads),
+            LightQueueReader(session_projection, store, parts.cold_reads),
             publish=WillPublisher(parts, self._delayed_batches, self.delivery).publish,
         )
         self._gateway = GatewayHandler(
