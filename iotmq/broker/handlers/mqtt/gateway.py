@@ -394,7 +394,7 @@ class GatewayHandler:
             is_repeat=request.boolean(REPEAT_FIELD, False),
             has_packet_ids=request.boolean(PACKET_IDS_FIELD, False),
         )
-        return answer.take()
+        return answer.now_or_later()
 
     def _release(self, connection: ServerConnection, request: Command) -> Command | None:
         body = bytes(_bytes(request))
@@ -405,7 +405,7 @@ class GatewayHandler:
             )
         answer = StoredReply(connection, request, _respond)
         self._stored_once.release(body, answer, now_ms=self._clock.now_ms())
-        return answer.take()
+        return answer.now_or_later()
 
     def _publish_transient(self, connection: ServerConnection, request: Command) -> Command:
         topic, queue_id = self._queue_of(request)
