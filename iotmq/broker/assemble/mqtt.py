@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from iotmq.broker.delivery.delivery import Delivery
+from iotmq.broker.delivery.delivery import LiveDelivery
 from iotmq.broker.delivery.delivery_catch_up import DeliveryCatchUp
 from iotmq.broker.delivery.retained import RetainedProjection
 from iotmq.broker.delivery.retained_reads import RetainedReads
@@ -32,7 +32,7 @@ class MqttProcessors:
         self._parts = parts
         self._device_replies = device_replies
         self._delayed_batches = DelayedBatches(timers, parts.writer, parts.clock)
-        self.delivery = Delivery(
+        self.delivery = LiveDelivery(
             applied_position=store.confirmed_position,
             call_soon=lambda callback: asyncio.get_running_loop().call_soon(callback),
         )

@@ -12,7 +12,7 @@ import msgspec
 from typing_extensions import Buffer
 
 from iotmq import limits
-from iotmq.broker.delivery.delivery import Delivery, DeliveryChannel, gather
+from iotmq.broker.delivery.delivery import DeliveryChannel, LiveDelivery, gather
 from iotmq.broker.delivery.delivery_catch_up import DeliveryCatchUp
 from iotmq.broker.exactly_once.stored_once import Append
 from iotmq.broker.parts import BrokerParts
@@ -43,7 +43,7 @@ class LocalGateway:
     """
 
     def __init__(
-        self, parts: BrokerParts, delayed: DelayedBatches, replies: DeviceReplies, delivery: Delivery
+        self, parts: BrokerParts, delayed: DelayedBatches, replies: DeviceReplies, delivery: LiveDelivery
     ) -> None:
         self._parts = parts
         self._writer = parts.writer
@@ -267,7 +267,7 @@ class GatewayHandler:
     """
 
     def __init__(
-        self, parts: BrokerParts, delayed: DelayedBatches, delivery: Delivery, catch_up: DeliveryCatchUp
+        self, parts: BrokerParts, delayed: DelayedBatches, delivery: LiveDelivery, catch_up: DeliveryCatchUp
     ) -> None:
         self._parts = parts
         self._writer = parts.writer
