@@ -14,7 +14,7 @@ from iotmq.broker.assemble.admin import AdminProcessors
 from iotmq.broker.assemble.mqtt import MqttProcessors
 from iotmq.broker.assemble.native import NativeProcessors
 from iotmq.broker.broker_role import BrokerRole, Serving
-from iotmq.broker.delivery.delivery import Delivery
+from iotmq.broker.delivery.delivery import LiveDelivery
 from iotmq.broker.handlers.mqtt.gateway import LocalGateway
 from iotmq.broker.handlers.mqtt.local_sessions import LocalSessions
 from iotmq.broker.members.groups import Groups
@@ -202,7 +202,7 @@ class Broker:
         return self._mqtt.sessions
 
     @property
-    def delivery(self) -> Delivery:
+    def delivery(self) -> LiveDelivery:
         return self._mqtt.delivery
 
     def local_gateway(self) -> LocalGateway:

@@ -5,10 +5,8 @@ IOTMQ_CLUSTER_ROUNDS=200 for long (make cluster-crash), IOTMQ_CRASH_SEED=N repea
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +16,7 @@ from pathlib import Path
 import pytest
 from fault_cluster import Network
 from fault_history import Fault, History, MemberLog, Place, Seen, Sent, Stored, anomalies, body_of, gaps_s
+from gateway_process import free_ports
 
 pytestmark = pytest.mark.crash
 
@@ -27,8 +26,6 @@ ROUNDS = int(os.environ.get("IOTMQ_CLUSTER_ROUNDS", "0"))
 SEED = int(os.environ.get("IOTMQ_CRASH_SEED", "1"))
 # Of a short run, for each of its parts.
 SECONDS = 5
-# Which a cluster takes in a row.
-PORTS = 100
 
 # The checker --------------------------------------------------------------------------------------------
 
@@ -173,18 +170,6 @@ def test_gaps_are_measured_around_each_fault() -> None:
 
 
 # The cluster --------------------------------------------------------------------------------------------
-
-
-def free_ports() -> int:
-    """Return the first of so many ports in a row, which no other test is given."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 8
-    first = int(os.environ.get("IOTMQ_CLUSTER_PORT", "13000"))
-    for port in range(first + worker * PORTS, first + 40 * PORTS, 8 * PORTS):
-        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            for each in range(port, port + PORTS):
-                stack.enter_context(socket.socket()).bind(("127.0.0.1", each))
-            return port
-    raise AssertionError(f"no {PORTS} free ports in a row from {first} on")
 
 
 def run_faults(directory: Path, *words: str, prefix: tuple[str, ...] = ()) -> None:

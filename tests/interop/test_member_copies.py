@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from etcd_node import PROGRAM
 from eventually import eventually
-from member_cluster import BROKER, MemberCluster
+from gateway_process import free_ports
+from process_pages import metric_at, page
+from replicated_cluster import BROKER, CLUSTER, Part, ReplicatedCluster
 from store_model import bodies_of
 
 from iotmq.errors import ConnectionClosedError
@@ -23,16 +26,18 @@ from iotmq.store.settings import StoreSettings
 SEGMENT_BYTES = 16_777_216
 BODY = "b" * 100_000
 # Everything but the newest file is deleted at once, on members that may.
-RETENTION = (
-    "store.retention_hours=0",
-    "store.disk_delete_percent=1",
-    "store.retention_delay_ms=0",
-    "store.retention_interval_ms=50",
-    "store.delete_pause_ms=0",
-    "store.hot_bytes=1048576",
-)
+STORE = {
+    "segment_bytes": SEGMENT_BYTES,
+    "allocation_step_bytes": 65_536,
+    "retention_hours": 0,
+    "disk_delete_percent": 1,
+    "retention_delay_ms": 0,
+    "retention_interval_ms": 50,
+    "delete_pause_ms": 0,
+    "hot_bytes": 1_048_576,
+}
 # So slow that a process can be killed meanwhile.
-SLOWLY = "replication.copy_bytes_per_s=2000000"
+SLOWLY = {"copy_bytes_per_s": 2_000_000}
 
 pytestmark = [
     pytest.mark.interop,
@@ -41,20 +46,21 @@ pytestmark = [
 ]
 
 
-class Cluster(MemberCluster):
+class Cluster(ReplicatedCluster):
     """A cluster whose log soon begins behind position 0, and how many messages were acknowledged."""
 
-    def __init__(self, directory: Path, *assignments: str) -> None:
-        super().__init__(directory, *RETENTION, *assignments, members=3, has_front=False)
+    def __init__(self, directory: Path, replication: dict[str, int]) -> None:
+        settings = {"store": STORE, "replication": replication}
+        super().__init__(directory, port=free_ports(), front_ends=0, settings=settings)
         self.sent = 0
 
     def send(self, count: int) -> None:
         """Send messages to whoever is master, again until each is acknowledged."""
         target = self.sent + count
         while self.sent < target:
-            port = self.members[self.wait_for_master()].ports["broker"]
+            host, port = self.addresses[self.wait_for_master()]
             try:
-                connection = BlockingConnection("127.0.0.1", port, 30)
+                connection = BlockingConnection(host, port, 30)
                 while self.sent < target and self._send(connection, self.sent):
                     self.sent += 1
                 connection.close()
@@ -87,18 +93,15 @@ class Cluster(MemberCluster):
 
     def replace_disk(self, number: int) -> None:
         member = self.members[number]
-        if member.process is not None:
-            member.kill()
+        if member.is_running:
+            member.signal(signal.SIGKILL)
         shutil.rmtree(member.data)
 
-    def end(self) -> None:
-        """End all members."""
-        for member in self.members.values():
-            if member.process is not None:
-                member.terminate()
-
     def check(self) -> None:
-        """After `end`: the stores are in order, and have the same; nothing acknowledged is lost."""
+        """End the members. Their stores are in order, and have the same; nothing acknowledged is lost."""
+        for member in self.members.values():
+            member.signal(signal.SIGTERM)
+            assert member.wait() == 0, member.log_text()[-4_000:]
         found = [self.numbers(number, member.data) for number, member in self.members.items()]
         for numbers in found:
             # What was not answered in time was sent again.
@@ -113,7 +116,7 @@ class Cluster(MemberCluster):
         opened = open_member_store(
             directory,
             StoreSettings(segment_bytes=SEGMENT_BYTES, allocation_step_bytes=65_536),
-            cluster="DefaultCluster",
+            cluster=CLUSTER,
             broker=BROKER,
             member=member,
             acknowledge_flushed=False,
@@ -127,11 +130,17 @@ class Cluster(MemberCluster):
         return numbers
 
 
+def copies_of(member: Part) -> float:
+    return metric_at(member.url, "iotmq_replication_copies")
+
+
 @pytest.fixture
 def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    with Cluster(tmp_path, *getattr(request, "param", ())) as running:
-        running.wait_in_sync(3)
+    with Cluster(tmp_path, getattr(request, "param", {})) as running:
+        running.wait_in_sync()
         yield running
+    for part in (*running.members.values(), *running.others):
+        assert "Traceback" not in part.log_text(), part.log_text()[-8_000:]
 
 
 def test_a_member_with_an_empty_disk_takes_a_copy_and_is_in_sync_again(cluster: Cluster) -> None:
@@ -139,13 +148,12 @@ def test_a_member_with_an_empty_disk_takes_a_copy_and_is_in_sync_again(cluster: 
     cluster.send_until_deleted(cluster.wait_for_master())
     cluster.replace_disk(number)
     cluster.send(10)
-    cluster.members[number].launch()
-    cluster.wait_in_sync(3, within_s=60)
+    cluster.members[number].start()
+    cluster.wait_in_sync()
     cluster.send(10)
     log = cluster.members[number].log_text()
     assert "this member has a copy of member" in log
     assert not (cluster.members[number].data / "copy").exists()
-    cluster.end()
     cluster.check()
 
 
@@ -153,10 +161,10 @@ def test_a_member_that_was_away_too_long_takes_a_copy_and_keeps_what_it_had(clus
     cluster.send(10)
     number = cluster.follower()
     member = cluster.members[number]
-    member.kill()
+    member.signal(signal.SIGKILL)
     cluster.send_until_deleted(cluster.wait_for_master())
-    member.launch()
-    cluster.wait_in_sync(3, within_s=60)
+    member.start()
+    cluster.wait_in_sync()
     (kept,) = (member.data / "replaced").iterdir()
     assert str(kept) in member.log_text()
     status = cluster.status(number)
@@ -164,7 +172,6 @@ def test_a_member_that_was_away_too_long_takes_a_copy_and_keeps_what_it_had(clus
     assert any(str(kept) in alarm for alarm in status["alarms"])
     cluster.send(10)
     # It may be master as well as any other.
-    cluster.end()
     cluster.check()
     assert cluster.numbers(number, kept)[0] == 0
 
@@ -189,26 +196,23 @@ def test_a_member_that_is_killed_anywhere_in_a_copy_takes_it_in_the_end(
     for place in PLACES:
         cluster.replace_disk(number)
         monkeypatch.setenv("IOTMQ_FAIL_POINT", place)
-        member.launch()
+        member.start()
         monkeypatch.delenv("IOTMQ_FAIL_POINT")
-        assert member.process is not None
-        assert member.process.wait(30) == -9, place
-        member.process = None
+        assert member.wait() == -9, place
         cluster.send(5)
-        member.launch()
-        cluster.wait_in_sync(3, within_s=60)
+        member.start()
+        cluster.wait_in_sync()
         assert not (member.data / "copy").exists(), place
-    cluster.end()
     cluster.check()
 
 
-@pytest.mark.parametrize("cluster", [(SLOWLY,)], indirect=True)
+@pytest.mark.parametrize("cluster", [SLOWLY], indirect=True)
 def test_a_copy_begins_anew_with_another_master_when_its_master_is_killed(cluster: Cluster) -> None:
     number = cluster.follower()
     master = cluster.wait_for_master()
     cluster.send_until_deleted(master)
     cluster.replace_disk(number)
-    cluster.members[number].launch()
+    cluster.members[number].start()
 
     def is_in_the_middle() -> bool:
         status = cluster.status(number)
@@ -218,26 +222,25 @@ def test_a_copy_begins_anew_with_another_master_when_its_master_is_killed(cluste
     status = cluster.status(number)
     assert status is not None
     assert f"copies the data of member {master}" in status["notReady"]
-    assert cluster.members[number].http("/readyz")[0] == 503
-    cluster.members[master].kill()
+    assert page(f"{cluster.members[number].url}/readyz")[0] == 503
+    cluster.members[master].signal(signal.SIGKILL)
     # Of three members one is left, which confirms nothing before the other has its copy.
-    assert cluster.wait_for_master(other_than=master, within_s=60) != number
-    cluster.members[master].launch()
-    cluster.wait_in_sync(3, within_s=60)
+    assert cluster.wait_for_master(other_than=master) != number
+    cluster.members[master].start()
+    cluster.wait_in_sync()
     assert "has not become whole" in cluster.members[number].log_text()
     cluster.send(5)
-    cluster.end()
     cluster.check()
 
 
-@pytest.mark.parametrize("cluster", [(SLOWLY,)], indirect=True)
+@pytest.mark.parametrize("cluster", [SLOWLY], indirect=True)
 def test_the_log_is_held_back_only_while_a_copy_needs_it(cluster: Cluster) -> None:
     number = cluster.follower()
     master = cluster.wait_for_master()
     oldest = cluster.send_until_deleted(master)
     cluster.replace_disk(number)
-    cluster.members[number].launch()
-    eventually(lambda: cluster.members[master].metric("iotmq_replication_copies") == 1, "it copies")
+    cluster.members[number].start()
+    eventually(lambda: copies_of(cluster.members[master]) == 1, "it copies")
     held = cluster.status(master)
     assert held is not None
     cluster.send(400)
@@ -246,13 +249,12 @@ def test_the_log_is_held_back_only_while_a_copy_needs_it(cluster: Cluster) -> No
     assert status["oldest"] == held["oldest"] >= oldest
     assert list((cluster.members[master].data / "copies").iterdir())
     # Its connection ends with it.
-    cluster.members[number].kill()
+    cluster.members[number].signal(signal.SIGKILL)
     cluster.send_until_deleted(master, held["oldest"])
-    assert cluster.members[master].metric("iotmq_replication_copies") == 0
+    assert copies_of(cluster.members[master]) == 0
     assert list((cluster.members[master].data / "copies").iterdir()) == []
-    cluster.members[number].launch()
-    cluster.wait_in_sync(3, within_s=60)
-    cluster.end()
+    cluster.members[number].start()
+    cluster.wait_in_sync()
     cluster.check()
 
 
@@ -265,6 +267,5 @@ def test_followers_delete_what_the_master_has_deleted(cluster: Cluster) -> None:
         return all(status is not None and status["oldest"] >= oldest for status in statuses)
 
     eventually(have_followed, "followers delete", within_s=30)
-    cluster.wait_in_sync(3)
-    cluster.end()
+    cluster.wait_in_sync()
     cluster.check()

@@ -112,7 +112,7 @@ def test_the_state_is_written_anew_when_the_consensus_store_has_lost_it(cluster:
     master = cluster.master()
     assert master is not None
     subprocess.run(
-        ["etcdctl", "--endpoints", cluster.etcd_url, "del", "--prefix", "/iotmq"],
+        ["etcdctl", "--endpoints", cluster.etcd_urls[0], "del", "--prefix", "/iotmq"],
         env={**os.environ, "ETCDCTL_API": "3"}, check=True, timeout=30,
     )  # fmt: skip
     eventually(

@@ -41,13 +41,13 @@ pytestmark = [
 PORT = 16_400
 KEYS = 8
 EVERY_WAY = pytest.mark.parametrize("how", ["kill", "hand-over", "stop"])
-BROKER_SETTINGS = "transaction_check_interval_s = 0.5\ntransaction_checks_max = 1000\n"
+SETTINGS = {"broker": {"transaction_check_interval_s": 0.5, "transaction_checks_max": 1000}}
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicatedCluster]:
     directory = tmp_path_factory.mktemp("native") / "cluster"
-    with ReplicatedCluster(directory, port=PORT, front_ends=0, broker=BROKER_SETTINGS) as cluster:
+    with ReplicatedCluster(directory, port=PORT, front_ends=0, settings=SETTINGS) as cluster:
         yield cluster
 
 

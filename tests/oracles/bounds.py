@@ -605,10 +605,10 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "tests/unit/mqtt_front/publish/test_ingress.py::test_more_topics_than_the_cache_holds",
     ),
     Bound(
-        "mqtt.topics.topic_table: topics of one table",
+        "mqtt.topics.topic_cache: topics of one cache",
         "the maximum it was made with",
         "MQTT_TOPIC_CACHE_BYTES_MAX",
-        "tests/unit/mqtt/topics/test_topic_table.py::test_full_by_bytes_at_their_maximum_and_not_one_below",
+        "tests/unit/mqtt/topics/test_topic_cache.py::test_full_by_bytes_at_their_maximum_and_not_one_below",
     ),
     Bound(
         "mqtt.server.connection: messages from a device without an answer",

@@ -28,12 +28,13 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
-    sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "oracles")]
+    sys.path[:0] = [str(ROOT), *(str(ROOT / folder) for folder in ("tests/oracles", "deploy/cluster"))]
 
 from bad_bytes import STRANGERS, request  # noqa: E402
-from fault_cluster import SEGMENT_BYTES, STORE, ClusterError, FaultCluster, Network, eventually  # noqa: E402
+from fault_cluster import SEGMENT_BYTES, STORE, FaultCluster, Network  # noqa: E402
 from fault_history import Fault, MemberLog, anomalies, duplicates, gaps_s, read_log  # noqa: E402
 from fault_load import FaultLoad  # noqa: E402
+from replicated_cluster import ClusterError, eventually  # noqa: E402
 
 from iotmq.errors import IotmqError  # noqa: E402
 from iotmq.remoting.codes import RequestCode  # noqa: E402
@@ -161,7 +162,7 @@ class Faults:
         for part in cluster.etcd:
             part.signal(signal.SIGKILL)
         for part in cluster.etcd:
-            copies.append(put_aside(cluster.directory / part.name, is_copy=True))
+            copies.append(put_aside(part.data, is_copy=True))
             part.start()
         for part in cluster.etcd:
             part.wait_ready()
@@ -174,8 +175,8 @@ class Faults:
         for part in cluster.etcd:
             part.signal(signal.SIGKILL)
         for part, copy in zip(cluster.etcd, copies, strict=True):
-            shutil.rmtree(cluster.directory / part.name)
-            copy.rename(cluster.directory / part.name)
+            shutil.rmtree(part.data)
+            copy.rename(part.data)
             part.start()
         for part in cluster.etcd:
             part.wait_ready()
@@ -197,7 +198,7 @@ class Faults:
         )
 
         def is_told() -> bool:
-            logs = "".join(part.log.read_text() for part in (*self._cluster.members.values(), twin))
+            logs = "".join(part.log_text() for part in (*self._cluster.members.values(), twin))
             return any(text in logs for text in texts)
 
         twin.start()
@@ -232,7 +233,7 @@ class Faults:
         copies = {}
         for number in chosen:
             cluster.kill(number)
-            copies[number] = put_aside(cluster.directory / f"member-{number}", is_copy=True)
+            copies[number] = put_aside(cluster.members[number].data, is_copy=True)
             cluster.start(number)
         self._master()
         time.sleep(_SHORT_S)
@@ -240,7 +241,7 @@ class Faults:
         cluster.pause(master)
         for number in chosen:
             cluster.kill(number)
-            put_back(copies[number], cluster.directory / f"member-{number}")
+            put_back(copies[number], cluster.members[number].data)
             cluster.start(number)
         if kills_master:
             cluster.kill(master)
@@ -253,7 +254,7 @@ class Faults:
         """Start a follower over a directory of another cluster, then over its own again."""
         cluster = self._cluster
         number = self._follower()
-        directory = cluster.directory / f"member-{number}"
+        directory = cluster.members[number].data
         cluster.kill(number)
         own = put_aside(directory, is_copy=False)
         cluster.make_foreign(number)
@@ -463,7 +464,7 @@ def check(cluster: FaultCluster, load: FaultLoad, confirmed: int) -> list[str]:
     logs: dict[int, MemberLog] = {}
     found: list[str] = []
     for number in cluster.members:
-        directory = cluster.directory / f"member-{number}"
+        directory = cluster.members[number].data
         logs[number] = read_log(directory, segment_bytes=SEGMENT_BYTES, confirmed=confirmed)
         sets = [word for key, value in STORE.items() for word in ("--set", f"store.{key}={value}")]
         done = subprocess.run(
@@ -472,7 +473,7 @@ def check(cluster: FaultCluster, load: FaultLoad, confirmed: int) -> list[str]:
         )  # fmt: skip
         if done.returncode:
             found.append(f"check: member {number}: {done.stdout[-2_000:]}{done.stderr[-2_000:]}")
-        text = (cluster.directory / f"member-{number}.log").read_text(errors="replace")
+        text = cluster.members[number].log_text()
         if "Traceback" in text:
             found.append(f"traceback: member {number}: {text[text.index('Traceback') :][:3_000]}")
     found += anomalies(load.history, logs)

@@ -1,58 +1,43 @@
 """A replicated broker of real processes whose network, disks and consensus store can be made to fail.
 
-With `Network.of_namespaces` each member and each node of etcd has a network namespace of its own, on one
+With `has_namespaces` each member and each node of etcd has a network namespace of its own, on one
 bridge: its link can be taken down, and packets from one host to another can be lost in one direction. That
-needs the rights for it, and a process that is alone in a network and a mount namespace (`unshare`). With
-`Network.plain` everything is on loopback, and the network does not fail.
+needs the rights for it, and a process that is alone in a network and a mount namespace (`unshare`). Without,
+everything is on loopback, and the network does not fail.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
-from module_files import load_module
+from replicated_cluster import BROKER, HEALED_S, ClusterError, Hosts, Part, ReplicatedCluster, eventually
 
 from iotmq.errors import IotmqError
-from iotmq.member.peers import PeerConnector
-from iotmq.member.wire import Introduction
 from iotmq.remoting.codes import RequestCode
 from iotmq.replicated.member_file import open_member_file
-from iotmq.replication.settings import ReplicationSettings
 
-ROOT: Final = Path(__file__).resolve().parents[2]
-replicated_cluster = load_module(ROOT / "deploy" / "cluster" / "replicated_cluster.py")
-BROKER: Final = "broker-a"
-CLUSTER: Final = "DefaultCluster"
 SEGMENT_BYTES: Final = 1 << 20
 STORE: Final = {
     "segment_bytes": SEGMENT_BYTES, "record_bytes_max": 262_144, "allocation_step_bytes": 65_536,
     "queue_file_entries": 5_000, "disk_delete_percent": 100, "disk_force_percent": 100,
 }  # fmt: skip
 DISK_MB: Final = 256
-# A busy machine may take long for what is done at once elsewhere.
-HEALED_S: Final = 90.0
 _LOAD_HOST: Final = "10.77.0.254"
 _NOBODY: Final = "02:00:00:00:00:99"
 
-Part = replicated_cluster.Part
-ClusterError = replicated_cluster.ClusterError
-eventually = replicated_cluster.eventually
 
-
-class Network:
-    """Hosts by name, and what is done to the ways between them."""
+class Network(Hosts):
+    """Hosts that have a network namespace each, and what is done to the ways between them."""
 
     def __init__(self, *, has_namespaces: bool) -> None:
         self.has_namespaces = has_namespaces
@@ -62,6 +47,7 @@ class Network:
         self._lost: set[tuple[str, str]] = set()
         self._down: set[str] = set()
         if has_namespaces:
+            self.load_host = _LOAD_HOST
             _run("ip", "link", "set", "lo", "up")
             _run("ip", "link", "add", "br0", "type", "bridge")
             _run("ip", "link", "set", "br0", "up")
@@ -80,15 +66,9 @@ class Network:
         )
         return done.returncode == 0
 
-    @property
-    def load_host(self) -> str:
-        """The address of what is no member and no node of etcd."""
-        return _LOAD_HOST if self.has_namespaces else "127.0.0.1"
-
     def add(self, name: str) -> str:
-        """Make a host, and return its address."""
         if not self.has_namespaces:
-            return "127.0.0.1"
+            return super().add(name)
         number = len(self._addresses) + 1
         address = self._addresses[name] = f"10.77.0.{number}"
         holder = self._holders[name] = subprocess.Popen(["unshare", "--net", "sleep", "infinity"])
@@ -104,7 +84,6 @@ class Network:
         return address
 
     def prefix(self, name: str) -> list[str]:
-        """Return the words before a command that runs at a host."""
         holder = self._holders.get(name)
         return [] if holder is None else ["nsenter", f"--net=/proc/{holder.pid}/ns/net", "--"]
 
@@ -153,8 +132,8 @@ def _run(*words: str) -> None:
     assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
 
 
-class FaultCluster:
-    """etcd of one or three nodes, two registries, three members, two front ends; `with` starts and ends."""
+class FaultCluster(ReplicatedCluster):
+    """Three members whose processes, network, disks and etcd can be made to fail."""
 
     def __init__(
         self,
@@ -165,63 +144,29 @@ class FaultCluster:
         etcd_nodes: int = 1,
         is_all_in_one: bool = False,
     ) -> None:
-        """With `is_all_in_one` each member's process has a registry and a front end, too."""
-        self.directory = directory
+        super().__init__(
+            directory,
+            port=port,
+            is_all_in_one=is_all_in_one,
+            settings={"store": STORE},
+            etcd_nodes=etcd_nodes,
+            etcd_options=["--unsafe-no-fsync"],
+            hosts=network,
+        )
         self.network = network
-        self.is_all_in_one = is_all_in_one
-        self._port = port
         self.said: list[str] = []
         """What commands printed."""
-        directory.mkdir(parents=True, exist_ok=True)
-        self.etcd = self._etcd(port, etcd_nodes)
-        hosts = {number: network.add(f"member-{number}") for number in (1, 2, 3)}
-        load = network.load_host
-        if is_all_in_one:
-            registries = [(hosts[number], port + 10 + number) for number in hosts]
-        else:
-            registries = [(load, port + 10 + number) for number in (1, 2)]
-        self.registries = tuple(f"{host}:{each}" for host, each in registries)
-        self.addresses = {number: (hosts[number], port + 30 + number) for number in hosts}
-        self.member_texts = [f"{number}={host}:{each}" for number, (host, each) in self.addresses.items()]
-        self.members: dict[int, Any] = {
-            number: self._member(number, port, f"member-{number}", number) for number in hosts
-        }
-        self.mqtt: list[tuple[str, int]] = []
-        self.others: list[Any] = []
-        if is_all_in_one:
-            self.mqtt = [(hosts[number], port + 50 + number) for number in hosts]
-        else:
-            for number, (host, each) in enumerate(registries, 1):
-                settings = f'[registry]\nlisten_host = "{host}"\nlisten_port = {each}\n'
-                self.others.append(self._part(f"registry-{number}", "registry", port + 20 + number, settings))
-            for number in (1, 2):
-                self.mqtt.append(("127.0.0.1", port + 50 + number))
-                settings = f"[mqtt]\nlisten_port = {port + 50 + number}\n" + self._registries()
-                self.others.append(self._part(f"front-{number}", "mqtt", port + 60 + number, settings))
-        self.connector = PeerConnector(
-            ReplicationSettings(members=tuple(self.member_texts)),
-            Introduction(cluster=CLUSTER, broker=BROKER, segment_bytes=SEGMENT_BYTES),
-        )
         self._fillers: list[Path] = []
-
-    # Life -------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         try:
-            for part in self.etcd:
-                part.start()
-            for part in self.etcd:
-                part.wait_ready()
             if self.network.has_namespaces:
                 # A disk of its own, which can be filled.
-                (self.directory / "member-3").mkdir()
-                disk = str(self.directory / "member-3")
-                _run("mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", disk)
-            for part in (*self.others, *self.members.values()):
-                part.start()
+                disk = self.members[3].data
+                disk.mkdir()
+                _run("mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(disk))
+            super().__enter__()
             self.wait_in_sync()
-            for part in self.others:
-                part.wait_ready()
             for address in self.mqtt:
                 eventually(partial(_listens, address), f"a front end listens at {address}")
         except BaseException:
@@ -229,62 +174,17 @@ class FaultCluster:
             raise
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.end()
-
     def end(self) -> None:
         """End all processes."""
-        for part in (*self.others, *self.members.values(), *self.etcd):
-            if part.is_running:
-                part.signal(signal.SIGCONT)
-                part.end()
+        super().end()
         self.network.end()
 
     # Looking ----------------------------------------------------------------------------------------------
-
-    def status(self, number: int) -> dict[str, Any] | None:
-        """What a member says of itself; None when it does not answer."""
-
-        async def ask() -> dict[str, Any] | None:
-            with contextlib.suppress(IotmqError):
-                return await self.connector.status(number, timeout_s=1.0)
-            return None
-
-        return asyncio.run(ask()) if self.members[number].is_running else None
-
-    def statuses(self) -> dict[int, dict[str, Any]]:
-        """What members say of themselves, those that answer."""
-        return {number: status for number in self.members if (status := self.status(number)) is not None}
-
-    def master(self) -> int | None:
-        """The member that serves with the latest epoch."""
-        serving = [(s["state"]["epoch"], n) for n, s in self.statuses().items() if s["isServing"]]
-        return max(serving)[1] if serving else None
 
     def followers(self) -> list[int]:
         """The members that are not master."""
         master = self.master()
         return [number for number in self.members if number != master]
-
-    def wait_in_sync(self, *, within_s: float = HEALED_S) -> int:
-        """Wait until a member is master and all are in sync; return its number."""
-
-        def find() -> int | None:
-            for part in self.members.values():
-                if not part.is_running:
-                    raise ClusterError(f"{part.name} has ended:\n{part.log.read_text()[-2_000:]}")
-            master = self.master()
-            status = None if master is None else self.status(master)
-            # An epoch of another master may still be recorded as its own by a member that was stopped.
-            is_whole = status is not None and status["isServing"] and len(status["state"]["in_sync"]) == 3
-            return master if is_whole else None
-
-        try:
-            found = eventually(find, "all members are in sync", within_s=within_s)
-        except ClusterError as error:
-            raise ClusterError(f"{error}\n{json.dumps(self.statuses(), indent=1)}") from None
-        assert isinstance(found, int)
-        return found
 
     def wait_level(self) -> int:
         """Wait until all members have confirmed the same end of the log, and return it."""
@@ -326,16 +226,16 @@ class FaultCluster:
             with contextlib.suppress(IotmqError):
                 asyncio.run(self.connector.request(master, RequestCode.HAND_OVER, fields, timeout_s=5.0))
 
-    def twin(self, number: int) -> Any:
+    def twin(self, number: int) -> Part:
         """Return a process with the number of a member and an empty directory, which is not started."""
-        directory = self.directory / f"twin-{number}"
-        shutil.rmtree(directory, ignore_errors=True)
-        return self._member(number, self._port, directory.name, 40 + number, native=self._port + 70 + number)
+        twin = self._member(number, f"twin-{number}", is_twin=True)
+        shutil.rmtree(twin.data, ignore_errors=True)
+        return twin
 
     def make_foreign(self, number: int) -> None:
         """Make a member's directory one of another cluster."""
         open_member_file(
-            self.directory / f"member-{number}",
+            self.members[number].data,
             cluster="another",
             broker=BROKER,
             member=number,
@@ -363,7 +263,7 @@ class FaultCluster:
 
     def fill_disk(self, number: int) -> None:
         """Leave no room on the disk of a member."""
-        filler = self.directory / f"member-{number}" / "filler"
+        filler = self.members[number].data / "filler"
         self._fillers.append(filler)
         with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
             while file.write(bytes(1 << 16)):
@@ -380,62 +280,3 @@ class FaultCluster:
                 part.signal(signal.SIGCONT)
             else:
                 part.start()
-
-    # Settings ---------------------------------------------------------------------------------------------
-
-    def _etcd(self, port: int, count: int) -> list[Any]:
-        program = shutil.which("etcd")
-        if program is None:
-            raise ClusterError("etcd is not installed: apt-get install etcd-server")
-        hosts = [self.network.add(f"etcd-{number}") for number in range(1, count + 1)]
-        nodes = [(host, port + 2 * number) for number, host in enumerate(hosts)]
-        self.etcd_urls = [f"http://{host}:{each}" for host, each in nodes]
-        peers = [f"http://{host}:{each + 1}" for host, each in nodes]
-        cluster = ",".join(f"etcd-{number}={peer}" for number, peer in enumerate(peers, 1))
-        return [
-            Part(
-                f"etcd-{number}",
-                [
-                    *self.network.prefix(f"etcd-{number}"), program, "--name", f"etcd-{number}",
-                    "--data-dir", str(self.directory / f"etcd-{number}"),
-                    "--listen-client-urls", url, "--advertise-client-urls", url,
-                    "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
-                    "--initial-cluster", cluster, "--unsafe-no-fsync",
-                ],
-                self.directory,
-                ready_url=f"{url}/health",
-            )
-            for number, (url, peer) in enumerate(zip(self.etcd_urls, peers, strict=True), 1)
-        ]  # fmt: skip
-
-    def _registries(self) -> str:
-        return f"registries = {json.dumps(list(self.registries))}\n"
-
-    def _member(self, number: int, port: int, name: str, directory_number: int, *, native: int = 0) -> Any:
-        host, own = self.addresses[number]
-        native = native or own
-        store = "".join(f"{key} = {value}\n" for key, value in STORE.items())
-        settings = (
-            f'[broker]\nname = "{BROKER}"\nlisten_host = "{host}"\nadvertised_host = "{host}"\n'
-            f"listen_port = {native}\n{self._registries()}\n[store]\n{store}\n"
-            f'[replication]\nmode = "elected"\nmember = {number}\n'
-            f"members = {json.dumps(self.member_texts)}\n\n"
-            f"[replication.etcd]\nendpoints = {json.dumps(self.etcd_urls)}\n\n"
-        )
-        role = "broker"
-        if self.is_all_in_one:
-            role = "serve"
-            settings += (
-                f'[registry]\nlisten_host = "{host}"\nlisten_port = {port + 10 + number}\n\n'
-                f'[mqtt]\nlisten_host = "{host}"\nlisten_port = {port + 50 + number}\n'
-                "allow_anonymous_remote = true\n\n"
-            )
-        prefix = self.network.prefix(f"member-{number}")
-        return self._part(name, role, port + 40 + directory_number, settings, prefix)
-
-    def _part(self, name: str, role: str, http_port: int, settings: str, prefix: Iterable[str] = ()) -> Any:
-        file = self.directory / f"{name}.toml"
-        file.write_text(f"{settings}\n[http]\nlisten_port = {http_port}\n")
-        words = [*prefix, sys.executable, "-m", "iotmq", role, "--config", str(file)]
-        words += ["--data", str(self.directory / name)]
-        return Part(name, words, self.directory, ready_url=f"http://127.0.0.1:{http_port}/readyz")

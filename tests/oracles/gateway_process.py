@@ -16,13 +16,12 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
 from eventually import WITHIN_S, eventually
+from process_pages import metric_at, metrics_at, page
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -41,6 +40,7 @@ SMALL_STORE = ("store.segment_bytes=16777216", "store.allocation_step_bytes=6553
 _PORTS = list(range(18_000 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 8, 32_000, 8))
 random.SystemRandom().shuffle(_PORTS)
 _next_port = itertools.cycle(_PORTS)
+_CLUSTER_PORTS = 100
 _READY_S = 30.0
 
 
@@ -51,6 +51,18 @@ def free_port() -> int:
             probe.bind(("127.0.0.1", port))
             return port
     raise AssertionError("no free port")
+
+
+def free_ports() -> int:
+    """The first of so many ports in a row as a cluster takes, which no other test is given."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 8
+    first = int(os.environ.get("IOTMQ_CLUSTER_PORT", "13000"))
+    for port in range(first + worker * _CLUSTER_PORTS, first + 40 * _CLUSTER_PORTS, 8 * _CLUSTER_PORTS):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            for each in range(port, port + _CLUSTER_PORTS):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", each))
+            return port
+    raise AssertionError(f"no {_CLUSTER_PORTS} free ports in a row from {first} on")
 
 
 class GatewayProcess:
@@ -190,23 +202,19 @@ class GatewayProcess:
 
     def http(self, path: str) -> tuple[int, str]:
         """Status and text of a GET; OSError while nobody listens."""
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.ports['http']}{path}", timeout=5) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode(errors="replace")
+        return page(f"{self._url}{path}")
 
     def metrics(self) -> dict[str, float]:
         """Every sample of /metrics, by its name with labels as it stands there."""
-        _status, text = self.http("/metrics")
-        return {
-            name: float(value) for name, value in re.findall(r"^([a-z]\w*(?:\{.*\})?) (\S+)$", text, re.M)
-        }
+        return metrics_at(self._url)
 
     def metric(self, name: str) -> float:
         """The sum of all samples of one name; 0 when there is none yet."""
-        return sum(value for key, value in self.metrics().items() if key.split("{")[0] == name)
+        return metric_at(self._url, name)
+
+    @property
+    def _url(self) -> str:
+        return f"http://127.0.0.1:{self.ports['http']}"
 
     def open_files(self) -> int:
         """Descriptors the process holds: a connection nobody closed shows here."""

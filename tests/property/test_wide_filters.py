@@ -15,7 +15,7 @@ from store_model import BORN_HOST, open_small
 from iotmq.broker.replies.cold_reads import ColdReads
 from iotmq.broker.session_store import queue_reader
 from iotmq.broker.session_store.projection import SessionProjection
-from iotmq.broker.session_store.queue_reader import QueueReader
+from iotmq.broker.session_store.queue_reader import LightQueueReader
 from iotmq.broker.session_store.records import Change, Open, Progress, Subscribe, encode_changes
 from iotmq.broker.tables.topics import SESSION_TOPIC
 from iotmq.message.records.record import decode_record, encode_batch
@@ -86,7 +86,7 @@ class WideMachine(RuleBasedStateMachine):
         )
         self.store.add_projection(self.projection)
         self.cold_reads = ColdReads(self.store, threads_max=1, waiting_max=1)
-        self.reader = QueueReader(self.projection, self.store, self.cold_reads)
+        self.reader = LightQueueReader(self.projection, self.store, self.cold_reads)
         self.note_wide()
 
     @property

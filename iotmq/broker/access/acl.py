@@ -271,7 +271,7 @@ class Guard:
         # Whose the record is decides; it is in memory when that is looked at.
         position = request.integer(record_field, minimum=0)
         self._cold_reads.finish(self._store.record_steps(position), read, answer.refuse)
-        return answer.take()
+        return answer.now_or_later()
 
     def handle_run(self, connection: ServerConnection, run: Run, at: int) -> int:
         """The fast path, for addresses that are not asked and for usual requests that show their signature.

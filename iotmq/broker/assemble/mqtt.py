@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from iotmq.broker.delivery.delivery import Delivery
+from iotmq.broker.delivery.delivery import LiveDelivery
 from iotmq.broker.delivery.delivery_catch_up import DeliveryCatchUp
 from iotmq.broker.delivery.retained import RetainedProjection
 from iotmq.broker.delivery.retained_reads import RetainedReads
@@ -19,7 +19,7 @@ from iotmq.broker.replies.request_table import RequestProcessor
 from iotmq.broker.scheduled.delayed_batches import DelayedBatches
 from iotmq.broker.scheduled.timers import Timers
 from iotmq.broker.session_store.projection import SessionProjection
-from iotmq.broker.session_store.queue_reader import QueueReader
+from iotmq.broker.session_store.queue_reader import LightQueueReader
 from iotmq.broker.sessions.sessions import Sessions
 from iotmq.metrics import Metric
 
@@ -32,7 +32,7 @@ class MqttProcessors:
         self._parts = parts
         self._device_replies = device_replies
         self._delayed_batches = DelayedBatches(timers, parts.writer, parts.clock)
-        self.delivery = Delivery(
+        self.delivery = LiveDelivery(
             applied_position=store.confirmed_position,
             call_soon=lambda callback: asyncio.get_running_loop().call_soon(callback),
         )
@@ -55,7 +55,7 @@ class MqttProcessors:
         self.sessions = Sessions(
             parts,
             session_projection,
-            QueueReader(session_projection, store, parts.cold_reads),
+            LightQueueReader(session_projection, store, parts.cold_reads),
             publish=WillPublisher(parts, self._delayed_batches, self.delivery).publish,
         )
         self._gateway = GatewayHandler(

@@ -12,7 +12,7 @@ class DeliveryChannel(PushChannel):
     @property
     def coming(self) -> int: ...
 
-class Delivery:
+class LiveDelivery:
     def __init__(
         self, *, applied_position: int, call_soon: Callable[[Callable[[], None]], object] | None = None
     ) -> None: ...

@@ -48,7 +48,7 @@ cdef class DeliveryChannel(PushChannel):
 
     cdef readonly dict filters          # the channel's filter id -> filter
     cdef readonly Py_ssize_t coming     # filters that wait behind records from before them
-    cdef readonly bint is_open          # until `Delivery.close_channel`
+    cdef readonly bint is_open          # until `LiveDelivery.close_channel`
     cdef Py_ssize_t last_entry          # where the entry of the latest record begins, -1 when there is none
     cdef uint32_t last_place
 
@@ -97,7 +97,7 @@ cdef class Stretch:
         self.end_position = end_position
 
 
-cdef class Delivery:
+cdef class LiveDelivery:
     """The filters of all front ends, and the projection that serves them. Lives on the store's thread.
 
     `call_soon(callback)` has the rest matched later when it is too much for a turn; without it all is at once.

@@ -13,7 +13,7 @@ from typing import Final
 
 from typing_extensions import Buffer
 
-from iotmq.broker.delivery.delivery import Delivery, DeliveryChannel
+from iotmq.broker.delivery.delivery import DeliveryChannel, LiveDelivery
 from iotmq.remoting.server import ServerConnection
 
 _PIECE_BYTES: Final = 256 * 1024
@@ -25,7 +25,7 @@ RecentRecords = Callable[[int, int], tuple[int, memoryview] | None]
 class DeliveryCatchUp:
     """Brings channels up to `delivery`."""
 
-    def __init__(self, delivery: Delivery, recent_records: RecentRecords) -> None:
+    def __init__(self, delivery: LiveDelivery, recent_records: RecentRecords) -> None:
         self._delivery = delivery
         self._recent_records = recent_records
         self.caught_up_total = 0
@@ -58,7 +58,7 @@ class DeliveryCatchUp:
         *,
         since: int,
     ) -> bool:
-        alone = Delivery(applied_position=since, call_soon=asyncio.get_running_loop().call_soon)
+        alone = LiveDelivery(applied_position=since, call_soon=asyncio.get_running_loop().call_soon)
         alone.attach(alone.open_channel(push), filters)
         while True:
             found = self._recent_records(alone.applied_position, _PIECE_BYTES)

@@ -149,7 +149,7 @@ class ReplyHandler(RequestProcessor):
             )
         else:
             answer.store_ended(None)
-        return answer.take()
+        return answer.now_or_later()
 
     def _topic_of(self, header: ReplyHeader, names: Mapping[str, str]) -> TopicConfig:
         """Check a reply as any send, in the protocol's order."""
@@ -291,8 +291,8 @@ class _Answer(DeferredReply):
         self._stored = result
         self._part_ended()
 
-    def take(self) -> Command | None:
-        response = super().take()
+    def now_or_later(self) -> Command | None:
+        response = super().now_or_later()
         if response is None:
             # What waits must not keep what was received alive.
             self._request.body = b""

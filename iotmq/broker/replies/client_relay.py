@@ -95,7 +95,7 @@ class RelayHandler(RequestProcessor):
             self._cold_reads.finish(self._record(message_id), read, answer.refuse)
         else:
             read(request.body_bytes())
-        return answer.take()
+        return answer.now_or_later()
 
     def _relay(
         self, connection: ServerConnection, request: Command, member: Member, command: Command

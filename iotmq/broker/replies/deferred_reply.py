@@ -9,7 +9,7 @@ from iotmq.remoting.server import ServerConnection
 
 
 class DeferredReply:
-    """The answer to one request: the handler returns `take()`."""
+    """The answer to one request: the handler returns `now_or_later()`."""
 
     __slots__ = ("_connection", "_is_late", "_request", "_response")
 
@@ -37,7 +37,7 @@ class DeferredReply:
         if not self._request.is_oneway:
             self.answer(self._request.reply(error.code, remark=str(error)))
 
-    def take(self) -> Command | None:
+    def now_or_later(self) -> Command | None:
         """Return the answer if there is one already, otherwise None: it will be sent."""
         self._is_late = True
         return self._response

@@ -78,7 +78,7 @@ class RepliesAfterRegistration:
             give()
         else:
             self._when_told(give)
-        return answer.take()
+        return answer.now_or_later()
 
     def connection_lost(self, connection: ServerConnection) -> None:
         self._handler.connection_lost(connection)

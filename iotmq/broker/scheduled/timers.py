@@ -42,7 +42,7 @@ from iotmq.message.records.record import Record, decode_record, property_value
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import ResponseCode
 from iotmq.store.kv.timer_index import NEVER_MS, Timer, TimerIndex
-from iotmq.store.log.timer_record import delivery_of, is_for, mark_of
+from iotmq.store.log.timer_record import is_for, mark_of, restored_message
 
 logger = logging.getLogger(__name__)
 
@@ -366,18 +366,18 @@ class Timers:
         view = self._store.read_record(timer.position)
         if view is None:
             return self.skip(timer, "its record is not in the log any more")
-        delivery = delivery_of(view, timer.kind == 0)
-        if not delivery.topic or delivery.queue_id < 0:
+        message = restored_message(view, timer.kind == 0)
+        if not message.topic or message.queue_id < 0:
             return self.skip(timer, "it does not say which topic it is for")
         self._ended.take(timer)
         self._writer.append(
-            delivery.topic,
-            delivery.queue_id,
-            delivery.element,
-            born_timestamp_ms=delivery.born_timestamp_ms,
-            born_host=delivery.born_host,
-            sys_flag=delivery.sys_flag,
-            reconsume_times=delivery.reconsume_times,
+            message.topic,
+            message.queue_id,
+            message.element,
+            born_timestamp_ms=message.born_timestamp_ms,
+            born_host=message.born_host,
+            sys_flag=message.sys_flag,
+            reconsume_times=message.reconsume_times,
             prepared_position=mark_of(timer.position, timer.kind),
             done=partial(self._delivered, timer),
             is_patient=True,

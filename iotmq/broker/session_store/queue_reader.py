@@ -44,7 +44,7 @@ _NO_QUEUE: Final = Refused(
 )
 
 
-class QueueReader:
+class LightQueueReader:
     """Reads the queues of one broker, on the loop's thread."""
 
     def __init__(self, projection: SessionProjection, store: Store, cold_reads: ColdReads) -> None:

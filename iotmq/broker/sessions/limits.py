@@ -20,7 +20,7 @@ from typing import Final
 from iotmq.broker.session_store.cursor import Cursor
 from iotmq.broker.session_store.log import SessionLog
 from iotmq.broker.session_store.projection import SessionProjection
-from iotmq.broker.session_store.queue_reader import QueueReader
+from iotmq.broker.session_store.queue_reader import LightQueueReader
 from iotmq.broker.session_store.records import Skip
 from iotmq.broker.session_store.sessions import StoredSession
 from iotmq.broker.session_store.shares import is_share
@@ -46,7 +46,7 @@ class SessionLimits:
         self,
         limits: QueueLimits,
         projection: SessionProjection,
-        reader: QueueReader,
+        reader: LightQueueReader,
         store: Store,
         log: SessionLog,
         clock: Clock,

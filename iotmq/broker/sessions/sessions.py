@@ -22,7 +22,7 @@ from iotmq.broker.parts import BrokerParts
 from iotmq.broker.session_store.channel import SessionChannel
 from iotmq.broker.session_store.log import LoggedDone, SessionLog, log_refusal, refusal_of
 from iotmq.broker.session_store.projection import SessionProjection
-from iotmq.broker.session_store.queue_reader import QueueReader
+from iotmq.broker.session_store.queue_reader import LightQueueReader
 from iotmq.broker.session_store.records import Close, End, Open, Subscribe, Unsubscribe
 from iotmq.broker.session_store.sessions import StoredSession
 from iotmq.broker.session_store.shares import is_share
@@ -99,7 +99,7 @@ class Sessions:
         self,
         parts: BrokerParts,
         projection: SessionProjection,
-        reader: QueueReader,
+        reader: LightQueueReader,
         *,
         publish: Callable[[Will], None],
     ) -> None:

@@ -18,7 +18,7 @@ WAITING_BYTES_MAX: Final = 16 << 20
 _WILL_BYTES: Final = 512
 
 
-class _Waiting(NamedTuple):
+class _DelayedWill(NamedTuple):
     """A will with a delay, the epoch of the session it belongs to, and what publishes it.
 
     None for a will that is left to the session, which has it as long as it was not published.
@@ -46,7 +46,7 @@ class Wills:
         self._actions = actions
         self._publish = publish
         # By client id; a client has one at most, however often it comes and goes.
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[str, _DelayedWill] = {}
         self._waiting_bytes = 0
         # By client id and epoch.
         self._held: dict[tuple[str, int], Will] = {}
@@ -70,7 +70,7 @@ class Wills:
         size = _size(will)
         is_kept = self._waiting_bytes + size <= WAITING_BYTES_MAX
         self._waiting_bytes += size if is_kept else 0
-        self._waiting[client_id] = _Waiting(epoch, will if is_kept else None, due)
+        self._waiting[client_id] = _DelayedWill(epoch, will if is_kept else None, due)
 
     def hold(self, client_id: str, epoch: int, will: Will, *, for_s: float) -> None:
         """Publish a will after `for_s`, unless its front end turns out to be alive by then (`release`).
@@ -103,7 +103,7 @@ class Wills:
         self._send_late(client_id, self._waiting[client_id])
         self._drop(client_id)
 
-    def _send_late(self, client_id: str, waiting: _Waiting) -> None:
+    def _send_late(self, client_id: str, waiting: _DelayedWill) -> None:
         will = waiting.will
         if will is None:
             stored = self._projection.session(client_id)
@@ -122,7 +122,7 @@ class Wills:
         if waiting is not None:
             self._actions.cancel(waiting.due)
 
-    def _drop(self, client_id: str) -> _Waiting | None:
+    def _drop(self, client_id: str) -> _DelayedWill | None:
         waiting = self._waiting.pop(client_id, None)
         if waiting is not None and waiting.will is not None:
             self._waiting_bytes -= _size(waiting.will)

@@ -20,7 +20,7 @@ from iotmq.broker.parts import BrokerParts
 from iotmq.broker.session_store.channel import SessionChannel
 from iotmq.broker.session_store.log import SessionLog
 from iotmq.broker.session_store.projection import QueueEntries, SessionProjection
-from iotmq.broker.session_store.queue_reader import QueueReader
+from iotmq.broker.session_store.queue_reader import LightQueueReader
 from iotmq.broker.session_store.records import EndShare, OpenShare, ProgressShare
 from iotmq.broker.session_store.shares import StoredShare, is_share
 from iotmq.broker.shares.share_group import Handout, Holder, ShareGroup, Strategy
@@ -137,7 +137,7 @@ class Shares:
         self,
         parts: BrokerParts,
         projection: SessionProjection,
-        reader: QueueReader,
+        reader: LightQueueReader,
         log: SessionLog,
         *,
         front_end_of: Callable[[str], str | None],

@@ -14,7 +14,7 @@ Respond: TypeAlias = Callable[[Command, StoredBatch], Command]
 
 
 class StoredReply(DeferredReply):
-    """Pass it to the writer as `done` and return `take()` from the handler.
+    """Pass it to the writer as `done` and return `now_or_later()` from the handler.
 
     `respond` makes the answer when the batch is stored. Without it the answer is a success, also after a slow
     flush: the client must not do it again. `refused()` is called before a refusal is answered.
@@ -46,9 +46,9 @@ class StoredReply(DeferredReply):
         else:
             self.answer(self._respond(self._request, result))
 
-    def take(self) -> Command | None:
+    def now_or_later(self) -> Command | None:
         """Return the answer as DeferredReply does; drop the body, which waiting must not keep alive."""
-        response = super().take()
+        response = super().now_or_later()
         if response is None:
             self._request.body = b""
         return response

@@ -1,6 +1,6 @@
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from iotmq.mqtt.topics.topic_table cimport TopicTable
+from iotmq.mqtt.topics.topic_cache cimport TopicCache
 
 cdef enum:
     # limits.MQTT_TOPIC_LEVELS_MAX, which is checked when the module is loaded.
@@ -57,7 +57,7 @@ cdef class FilterIndex:
     cdef uint64_t version
     cdef uint64_t multiplier
     cdef uint64_t exact_seed
-    cdef TopicTable cache
+    cdef TopicCache cache
     cdef Matches uncached               # what was found last and is not in the cache; its ids are `found`
     cdef Level levels[LEVELS_MAX]       # of the topic or filter at hand
     cdef uint32_t* found                # the matches being collected

@@ -17,7 +17,7 @@ from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy
 
 from iotmq.mqtt.topics.keyed_hash cimport fold, keyed_hash
-from iotmq.mqtt.topics.topic_table cimport TopicTable
+from iotmq.mqtt.topics.topic_cache cimport TopicCache
 
 import os
 
@@ -56,7 +56,7 @@ cdef class FilterIndex:
         self.version = 1
         self.multiplier = int.from_bytes(os.urandom(8), "little") | 1
         self.exact_seed = int.from_bytes(os.urandom(8), "little")
-        self.cache = TopicTable(cached_topics_max, cached_bytes_max)
+        self.cache = TopicCache(cached_topics_max, cached_bytes_max)
 
     def __dealloc__(self):
         cdef uint32_t index

@@ -32,7 +32,7 @@ from iotmq.mqtt.reason_codes import (
 from iotmq.mqtt_front.access.failed_attempts import FailedAttempts
 from iotmq.mqtt_front.access.file_authenticator import Exchange, FileAuthenticator
 from iotmq.mqtt_front.access.undecided import Undecided
-from iotmq.mqtt_front.access.verdicts import Accepted, Credentials, Question, Refused
+from iotmq.mqtt_front.access.verdicts import Accepted, Credentials, Denied, Question
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 
@@ -175,7 +175,7 @@ class Authentication:
         else:
             detail = f"the certificate's name {identity[:64]!a} is none for a user"
             self._refuse(
-                device, _credentials(device, connect), Refused(NOT_AUTHORIZED, "certificate", detail)
+                device, _credentials(device, connect), Denied(NOT_AUTHORIZED, "certificate", detail)
             )
 
     # Passwords
@@ -184,11 +184,11 @@ class Authentication:
         asked = _credentials(device, connect)
         if connect.user_name is None:
             if connect.password is not None:
-                self._refuse(device, asked, Refused(BAD_USER_NAME_OR_PASSWORD, "credentials", "no user name"))
+                self._refuse(device, asked, Denied(BAD_USER_NAME_OR_PASSWORD, "credentials", "no user name"))
             elif self._allow_anonymous:
                 self._accept(device, connect, "anonymous", None)
             else:
-                self._refuse(device, asked, Refused(NOT_AUTHORIZED, "anonymous", "no user name"))
+                self._refuse(device, asked, Denied(NOT_AUTHORIZED, "anonymous", "no user name"))
             return
         # Before anything is done with a name and a password that anybody may have made up.
         if self._is_blocked(device, asked):
@@ -205,7 +205,7 @@ class Authentication:
             )
 
     def _decided(
-        self, device: Device, connect: Connect, asked: Credentials, verdict: Accepted | Refused
+        self, device: Device, connect: Connect, asked: Credentials, verdict: Accepted | Denied
     ) -> None:
         """The authenticator has answered, maybe long after."""
         self._undecided.remove(device)
@@ -234,14 +234,14 @@ class Authentication:
             return
         self._running.pop(device, None)
         self._undecided.remove(device)
-        if isinstance(verdict, Refused):
+        if isinstance(verdict, Denied):
             self._refuse(device, running.asked, verdict)
         elif running.connect is not None:
             device.accept_authentication(verdict.data)
             self._accept(device, running.connect, "exchange", verdict.user)
         elif verdict.user != device.user:
             # The session is that of the first one.
-            self._refuse(device, running.asked, Refused(NOT_AUTHORIZED, "other user", f"as {verdict.user!a}"))
+            self._refuse(device, running.asked, Denied(NOT_AUTHORIZED, "other user", f"as {verdict.user!a}"))
         else:
             self._accepted["again"] += 1
             device.accept_authentication(verdict.data)
@@ -256,7 +256,7 @@ class Authentication:
         device.user = None if user is None else sys.intern(user)
         self._opens(device, connect)
 
-    def _refuse(self, device: Device, asked: Credentials, refused: Refused) -> None:
+    def _refuse(self, device: Device, asked: Credentials, refused: Denied) -> None:
         self._refused[refused.cause] += 1
         if refused.reason in (BAD_USER_NAME_OR_PASSWORD, NOT_AUTHORIZED):
             self._failures.add(asked.address, asked.user_name, self._clock.monotonic_s())
@@ -286,7 +286,7 @@ class Authentication:
             return True
         if not self._failures.is_exceeded(asked.address, asked.user_name, self._clock.monotonic_s()):
             return False
-        self._refuse(device, asked, Refused(CONNECTION_RATE_EXCEEDED, "address", "it has failed too often"))
+        self._refuse(device, asked, Denied(CONNECTION_RATE_EXCEEDED, "address", "it has failed too often"))
         return True
 
     def _has_room(self, device: Device, connect: Connect | None, asked: Credentials) -> bool:
@@ -294,7 +294,7 @@ class Authentication:
         if self._undecided.add(device, connect):
             return True
         detail = "too many devices are being asked who they are"
-        self._refuse(device, asked, Refused(SERVER_BUSY, "busy", detail))
+        self._refuse(device, asked, Denied(SERVER_BUSY, "busy", detail))
         return False
 
 

@@ -19,7 +19,7 @@ from iotmq.mqtt.reason_codes import BAD_USER_NAME_OR_PASSWORD, NOT_AUTHORIZED, S
 from iotmq.mqtt_front.access import scram, users_file
 from iotmq.mqtt_front.access.password_checks import PasswordChecks
 from iotmq.mqtt_front.access.users_file import UsersFileError
-from iotmq.mqtt_front.access.verdicts import Accepted, Credentials, Question, Refused
+from iotmq.mqtt_front.access.verdicts import Accepted, Credentials, Denied, Question
 from iotmq.mqtt_front.settings.authentication import AuthenticationSettings
 from iotmq.supervised import supervise
 from iotmq.watched_file import WatchedFiles
@@ -81,7 +81,7 @@ class FileAuthenticator:
         asked: Credentials,
         *,
         is_wanted: Callable[[], bool],
-        done: Callable[[Accepted | Refused], None],
+        done: Callable[[Accepted | Denied], None],
     ) -> None:
         """Call `done` once, at once or later, unless `is_wanted` has become false.
 
@@ -89,7 +89,7 @@ class FileAuthenticator:
         """
         name = self._name(asked)
         if name is None or asked.password is None:
-            done(Refused(BAD_USER_NAME_OR_PASSWORD, "credentials", "no name and password of a user's form"))
+            done(Denied(BAD_USER_NAME_OR_PASSWORD, "credentials", "no name and password of a user's form"))
             return
         is_begun = self._checks.check(
             name,
@@ -100,7 +100,7 @@ class FileAuthenticator:
         )
         if not is_begun:
             detail = f"mqtt.authentication.waiting_max is {self._settings.waiting_max}"
-            done(Refused(SERVER_BUSY, "busy", detail))
+            done(Denied(SERVER_BUSY, "busy", detail))
 
     def exchange(self) -> Exchange:
         """Begin an exchange by the one method there is."""
@@ -179,15 +179,15 @@ class FileAuthenticator:
             return None
 
     def _checked(
-        self, name: str, kept: str | None, done: Callable[[Accepted | Refused], None], is_right: bool
+        self, name: str, kept: str | None, done: Callable[[Accepted | Denied], None], is_right: bool
     ) -> None:
         # The file may have changed meanwhile.
         if is_right and kept is not None and self._users.kept(name) == kept:
             done(Accepted(sys.intern(name)))
         elif kept is None:
-            done(Refused(BAD_USER_NAME_OR_PASSWORD, "user", "there is no such user"))
+            done(Denied(BAD_USER_NAME_OR_PASSWORD, "user", "there is no such user"))
         else:
-            done(Refused(BAD_USER_NAME_OR_PASSWORD, "password", "the password is wrong"))
+            done(Denied(BAD_USER_NAME_OR_PASSWORD, "password", "the password is wrong"))
 
 
 class Exchange:
@@ -198,7 +198,7 @@ class Exchange:
         self._scram = scram.ScramExchange()
         self._is_asked = False
 
-    def step(self, data: bytes | None) -> Question | Accepted | Refused:
+    def step(self, data: bytes | None) -> Question | Accepted | Denied:
         """Take the data of the device's CONNECT or AUTH."""
         try:
             if self._scram.user is not None:
@@ -212,4 +212,4 @@ class Exchange:
             return Question(self._scram.first(data or b"", self._owner.verifier_of))
         except scram.ScramError as error:
             name = f" (user {self._scram.user[:64]!a})" if self._scram.user else ""
-            return Refused(NOT_AUTHORIZED, "exchange", f"{error}{name}")
+            return Denied(NOT_AUTHORIZED, "exchange", f"{error}{name}")

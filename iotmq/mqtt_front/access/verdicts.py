@@ -26,7 +26,7 @@ class Accepted(NamedTuple):
     data: bytes | None = None
 
 
-class Refused(NamedTuple):
+class Denied(NamedTuple):
     """The device may not connect. `cause` is for metrics, `detail` for the log only."""
 
     reason: Reason

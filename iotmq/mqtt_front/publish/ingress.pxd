@@ -2,7 +2,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from iotmq.mqtt.codec.byte_buffer cimport ByteBuffer
 from iotmq.mqtt.server.publish_sink cimport Publication, PublishSink
-from iotmq.mqtt.topics.topic_table cimport TopicTable
+from iotmq.mqtt.topics.topic_cache cimport TopicCache
 from iotmq.mqtt_front.connection.device cimport Device, DeviceGroup
 
 
@@ -84,7 +84,7 @@ cdef class Ingress(PublishSink):
     cdef object _port
     cdef object _loop
     cdef public DeviceGroup group       # set once, by the front end that owns both
-    cdef TopicTable _targets
+    cdef TopicCache _targets
     cdef list _lanes
     cdef dict _lane_of                  # (broker topic, queue id, is stored, is delayed) -> place in _lanes
     cdef list _active                   # lanes with something to send at the end of the turn

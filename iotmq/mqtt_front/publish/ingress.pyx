@@ -20,7 +20,7 @@ from iotmq.mqtt.codec.byte_buffer cimport append
 from iotmq.mqtt.codec.packet_types cimport LEVEL_5, STATE_CLOSED, STATE_CONNECTED
 from iotmq.mqtt.codec.publish_properties cimport PublishProperties, read_publish_properties
 from iotmq.mqtt.server.publish_sink cimport Publication, PublishSink
-from iotmq.mqtt.topics.topic_table cimport TopicTable
+from iotmq.mqtt.topics.topic_cache cimport TopicCache
 from iotmq.mqtt_front.connection.device cimport CONGESTED_INGRESS, Device
 from iotmq.mqtt_front.connection.message_properties cimport append_record_properties
 
@@ -315,7 +315,7 @@ cdef class Ingress(PublishSink):
         self._rewrites = TopicRewrites() if rewrites is None else rewrites
         self._port = port
         self._loop = loop
-        self._targets = TopicTable(CACHED_TOPICS_MAX, limits.MQTT_TOPIC_CACHE_BYTES_MAX)
+        self._targets = TopicCache(CACHED_TOPICS_MAX, limits.MQTT_TOPIC_CACHE_BYTES_MAX)
         self._lanes = []
         self._lane_of = {}
         self._active = []

@@ -100,7 +100,7 @@ def is_for(buffer, bytes topic not None, bytes unique_key not None):
         PyBuffer_Release(&view)
 
 
-cdef class Delivery:
+cdef class RestoredMessage:
     """Restore a waiting record's message: all that an append needs."""
 
     cdef readonly str topic                  # as in REAL_TOPIC; empty when that is missing
@@ -112,7 +112,7 @@ cdef class Delivery:
     cdef readonly int reconsume_times
 
 
-def delivery_of(buffer, bint has_own_time):
+def restored_message(buffer, bint has_own_time):
     """Return the message that waits in the record in `buffer`, without what was only there for it to wait.
 
     With `has_own_time` it keeps TIMER_OUT_MS, of a level DELAY, REAL_TOPIC and REAL_QID. Raises ValueError
@@ -122,7 +122,7 @@ def delivery_of(buffer, bint has_own_time):
     cdef RecordParts parts
     hold_record(buffer, &view, &parts)
     try:
-        return make_delivery(&parts, has_own_time)
+        return restore_message(&parts, has_own_time)
     finally:
         PyBuffer_Release(&view)
 
@@ -138,22 +138,22 @@ cdef int hold_record(buffer, Py_buffer* view, RecordParts* parts) except -1:
     return 0
 
 
-cdef Delivery make_delivery(const RecordParts* parts, bint has_own_time):
-    cdef Delivery delivery = Delivery.__new__(Delivery)
+cdef RestoredMessage restore_message(const RecordParts* parts, bint has_own_time):
+    cdef RestoredMessage message = RestoredMessage.__new__(RestoredMessage)
     cdef const uint8_t* value
     cdef int64_t number = -1
     cdef Py_ssize_t size = find_property(parts.properties, parts.properties_size, "REAL_TOPIC", 10, &value)
-    delivery.topic = value[:size].decode("utf-8", "replace") if size > 0 else ""
+    message.topic = value[:size].decode("utf-8", "replace") if size > 0 else ""
     size = find_property(parts.properties, parts.properties_size, "REAL_QID", 8, &value)
-    delivery.queue_id = -1
+    message.queue_id = -1
     if read_number(value, size, &number) and number <= 0x7FFFFFFF:
-        delivery.queue_id = <int> number
-    delivery.element = make_element(parts, has_own_time)
-    delivery.born_timestamp_ms = parts.born_timestamp_ms
-    delivery.born_host = parts.born_host[:parts.born_host_size]
-    delivery.sys_flag = parts.sys_flag & ~SYS_FLAG_TRANSACTION_MASK
-    delivery.reconsume_times = parts.reconsume_times
-    return delivery
+        message.queue_id = <int> number
+    message.element = make_element(parts, has_own_time)
+    message.born_timestamp_ms = parts.born_timestamp_ms
+    message.born_host = parts.born_host[:parts.born_host_size]
+    message.sys_flag = parts.sys_flag & ~SYS_FLAG_TRANSACTION_MASK
+    message.reconsume_times = parts.reconsume_times
+    return message
 
 
 cdef bytes make_element(const RecordParts* parts, bint has_own_time):

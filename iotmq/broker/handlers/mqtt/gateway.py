@@ -12,7 +12,7 @@ import msgspec
 from typing_extensions import Buffer
 
 from iotmq import limits
-from iotmq.broker.delivery.delivery import Delivery, DeliveryChannel, gather
+from iotmq.broker.delivery.delivery import DeliveryChannel, LiveDelivery, gather
 from iotmq.broker.delivery.delivery_catch_up import DeliveryCatchUp
 from iotmq.broker.exactly_once.stored_once import Append
 from iotmq.broker.parts import BrokerParts
@@ -43,7 +43,7 @@ class LocalGateway:
     """
 
     def __init__(
-        self, parts: BrokerParts, delayed: DelayedBatches, replies: DeviceReplies, delivery: Delivery
+        self, parts: BrokerParts, delayed: DelayedBatches, replies: DeviceReplies, delivery: LiveDelivery
     ) -> None:
         self._parts = parts
         self._writer = parts.writer
@@ -267,7 +267,7 @@ class GatewayHandler:
     """
 
     def __init__(
-        self, parts: BrokerParts, delayed: DelayedBatches, delivery: Delivery, catch_up: DeliveryCatchUp
+        self, parts: BrokerParts, delayed: DelayedBatches, delivery: LiveDelivery, catch_up: DeliveryCatchUp
     ) -> None:
         self._parts = parts
         self._writer = parts.writer
@@ -394,7 +394,7 @@ class GatewayHandler:
             is_repeat=request.boolean(REPEAT_FIELD, False),
             has_packet_ids=request.boolean(PACKET_IDS_FIELD, False),
         )
-        return answer.take()
+        return answer.now_or_later()
 
     def _release(self, connection: ServerConnection, request: Command) -> Command | None:
         body = bytes(_bytes(request))
@@ -405,7 +405,7 @@ class GatewayHandler:
             )
         answer = StoredReply(connection, request, _respond)
         self._stored_once.release(body, answer, now_ms=self._clock.now_ms())
-        return answer.take()
+        return answer.now_or_later()
 
     def _publish_transient(self, connection: ServerConnection, request: Command) -> Command:
         topic, queue_id = self._queue_of(request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from iotmq.broker.delivery.delivery import Delivery
+from iotmq.broker.delivery.delivery import LiveDelivery
 from iotmq.broker.delivery.retained_reads import RetainedReads
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.scheduled.delayed_batches import DelayedBatches
@@ -130,7 +130,7 @@ class _LocalMembers:
 class WillPublisher:
     """Stores the wills of clients that vanished, or delivers those whose route does not store."""
 
-    def __init__(self, parts: BrokerParts, delayed: DelayedBatches, delivery: Delivery) -> None:
+    def __init__(self, parts: BrokerParts, delayed: DelayedBatches, delivery: LiveDelivery) -> None:
         self._writer = parts.writer
         self._delayed = delayed
         self._delivery = delivery

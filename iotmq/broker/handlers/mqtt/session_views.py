@@ -97,7 +97,7 @@ class SessionViewsHandler(RequestProcessor):
         answer = Answer(connection, request)
         if not self._sessions.purge(client_id, answer.give_done):
             raise _unknown(client_id)
-        return answer.take()
+        return answer.now_or_later()
 
     def _list_shares(self, connection: ServerConnection, request: Command) -> Command:
         count_max = request.integer("maxNums", 100, minimum=1, maximum=limits.SHARES_LISTED_MAX)

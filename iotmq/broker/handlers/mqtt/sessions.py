@@ -90,7 +90,7 @@ class SessionHandler:
             channel = self.channel_of(connection)
             answer = Answer(connection, request)
             answer_to(channel, decode_body(decoder, request), answer)
-            return answer.take()
+            return answer.now_or_later()
 
         return handle
 
@@ -246,7 +246,7 @@ class SessionHandler:
             ),
             answer.give_records,
         )
-        return answer.take()
+        return answer.now_or_later()
 
     def _read_retained(self, connection: ServerConnection, request: Command) -> Command | None:
         self.channel_of(connection)
@@ -263,7 +263,7 @@ class SessionHandler:
             ),
             partial(_give_page, answer),
         )
-        return answer.take()
+        return answer.now_or_later()
 
     def _own_will(self, will: Will | None) -> Will | None:
         """With a queue of this broker: a front end counts those of all brokers."""

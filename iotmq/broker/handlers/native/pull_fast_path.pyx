@@ -54,7 +54,7 @@ _WORDS = "<next>", "<min>", "<max>"
 PlainPull = namedtuple("PlainPull", "queue tags consumers subscription")
 
 
-cdef class Plan:
+cdef class PullPlan:
     """Hold the general path's findings for pulls that differ in offsets alone."""
 
     cdef str group
@@ -117,7 +117,7 @@ cdef class PullPath:
         cdef int64_t records_max = min(frame.records_max, RECORDS_DEFAULT_MAX)
         cdef int64_t bytes_max = BYTES_DEFAULT_MAX
         cdef int64_t begun_us = now_us()
-        cdef Plan plan
+        cdef PullPlan plan
         cdef Queue queue
         if frame.flag & IS_ONEWAY:
             return 0
@@ -162,7 +162,7 @@ cdef class PullPath:
         """Answer a pull that was parked from here, with records."""
         self.answer(connection, opaque, is_binary, 1, read)
 
-    cdef bint take_offset(self, Plan plan, PullFrame frame) except -1:
+    cdef bint take_offset(self, PullPlan plan, PullFrame frame) except -1:
         """Keep the offset that came along; False when the general path has to say that it cannot be kept."""
         if frame.sys_flag & COMMITS and frame.commit_offset >= 0:
             try:
@@ -173,13 +173,13 @@ cdef class PullPath:
                 return False
         return True
 
-    cdef Plan plan_of(self, PullFrame frame):
+    cdef PullPlan plan_of(self, PullFrame frame):
         cdef uint8_t text[KEY_BYTES_MAX]
         cdef uint8_t* at = text
         cdef bint has_subscription = frame.sys_flag & HAS_SUBSCRIPTION != 0
         cdef Py_ssize_t size = frame.text_size[GROUP] + frame.text_size[TOPIC]
         cdef bytes key
-        cdef Plan plan
+        cdef PullPlan plan
         if has_subscription:
             size += frame.text_size[SUBSCRIPTION]
             if frame.text_size[EXPRESSION_TYPE] and not is_tag(frame):
@@ -202,8 +202,8 @@ cdef class PullPath:
             self.plans[key] = plan
         return plan
 
-    cdef Plan make_plan(self, PullFrame frame, bint has_subscription):
-        cdef Plan plan = Plan.__new__(Plan)
+    cdef PullPlan make_plan(self, PullFrame frame, bint has_subscription):
+        cdef PullPlan plan = PullPlan.__new__(PullPlan)
         subscription = None
         plan.group = text_of(frame, GROUP)
         plan.topic = text_of(frame, TOPIC)
@@ -217,7 +217,7 @@ cdef class PullPath:
             plan.was_broadcasting = plan.consumers.is_broadcasting
         return plan
 
-    cdef bint is_subscribed(self, Plan plan, PullFrame frame) except -1:
+    cdef bint is_subscribed(self, PullPlan plan, PullFrame frame) except -1:
         """Return whether the group's heartbeats still say what they said, and nothing older than the pull wants."""
         consumers = self.find_consumers(plan.group)
         if (

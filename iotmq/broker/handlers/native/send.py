@@ -285,7 +285,7 @@ class SendHandler:
             size_bytes = len(request.body) + len(header.properties) + _REQUEST_BYTES
             reply = DeferredReply(connection, request)
             self._wait_for_topic(_WaitingSend(reply, connection, request, names, is_batch, size_bytes), name)
-            return reply.take()
+            return reply.now_or_later()
         queue_id = header.queue_id
         if queue_id >= topic.queue_count:
             raise RefusedError(
@@ -390,7 +390,7 @@ class SendHandler:
             )
         else:
             append(elements, done=done)
-        return answer.take()
+        return answer.now_or_later()
 
     def _answer_when_told(self, answer: StoredReply, result: StoredBatch | RefusedBatch) -> None:
         """The next thing its sender does may be to ask a registry for the route of the topic it made."""
@@ -403,7 +403,7 @@ class SendHandler:
         respond = partial(self._respond, queue_id=queue_id)
         answer = StoredReply(connection, request, respond, refused=self._count_failure)
         self._delivery.timers.cancel(topic, unique_key, answer)
-        return answer.take()
+        return answer.now_or_later()
 
     def _prepare(
         self,
@@ -436,7 +436,7 @@ class SendHandler:
             batch_properties=self._cluster_property,
             done=answer,
         )
-        return answer.take()
+        return answer.now_or_later()
 
     def _find_topic(self, header: SendHeader, is_batch: bool) -> TopicConfig:
         """The topic to write to, made when that is allowed; the checks of the protocol in its order."""

@@ -61,7 +61,7 @@ class SendBackHandler(RequestProcessor):
             self._store_again(request, group, level, decode_record(view), answer)
 
         self._cold_reads.finish(self._store.record_steps(position), read, answer.refuse)
-        return answer.take()
+        return answer.now_or_later()
 
     def _store_again(
         self,

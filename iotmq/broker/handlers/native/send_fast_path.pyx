@@ -62,7 +62,7 @@ cdef struct Tally:
     int64_t size_bytes
 
 
-cdef class Plan:
+cdef class SendPlan:
     """A topic that plain sends may go to. Good until the topic changes."""
 
     cdef str topic
@@ -106,7 +106,7 @@ cdef class SendPath:
     cdef Tally tallies[TALLIES]
     cdef list tallied
     # The plan of the last send: most runs are one producer's.
-    cdef Plan last
+    cdef SendPlan last
     # Where an element or the shared properties of a batch are laid out.
     cdef uint8_t* room
     cdef Py_ssize_t room_bytes
@@ -164,7 +164,7 @@ cdef class SendPath:
         cdef int end = run.count if run.allowed < 0 else min(run.count, run.allowed)
         cdef int64_t now_ms = self.writer.begin_run()
         cdef const SendFrame* frame
-        cdef Plan plan
+        cdef SendPlan plan
         cdef Queue queue
         cdef Place place
         cdef Stored* stored
@@ -225,9 +225,9 @@ cdef class SendPath:
                 connection.hold(later.count)
         return at
 
-    cdef Plan plan_of(self, const SendFrame* frame):
+    cdef SendPlan plan_of(self, const SendFrame* frame):
         """Find the prepared topic of a send; None when it needs the general path."""
-        cdef Plan plan = self.last
+        cdef SendPlan plan = self.last
         cdef bytes topic
         if plan is not None and is_same(plan.topic_bytes, frame.topic, frame.topic_size):
             return plan
@@ -238,7 +238,7 @@ cdef class SendPath:
             queues = self.open_topic(name)
             if queues is None:
                 return None
-            plan = Plan.__new__(Plan)
+            plan = SendPlan.__new__(SendPlan)
             plan.topic = name
             plan.topic_bytes = topic
             plan.queues = queues

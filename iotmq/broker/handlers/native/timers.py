@@ -88,7 +88,7 @@ class TimerHandler(RequestProcessor):
         ext = {"msgId": unique_key}
         answer = StoredReply(connection, request, lambda *_: request.reply(ResponseCode.SUCCESS, ext=ext))
         self._timers.cancel(topic, unique_key, answer)
-        return answer.take()
+        return answer.now_or_later()
 
     def _list(self, connection: ServerConnection, request: Command) -> Command | None:
         topic = request.text("topic", "")
@@ -109,7 +109,7 @@ class TimerHandler(RequestProcessor):
             answer.refuse(error if isinstance(error, RequestError) else RefusedError(str(error)))
 
         self._timers.page(topic=topic, after=after, timers_max=timers_max, ready=ready, failed=failed)
-        return answer.take()
+        return answer.now_or_later()
 
 
 def _read_place(text: str) -> tuple[int, int]:

@@ -82,7 +82,7 @@ class TransactionHandler(RequestProcessor):
             answer.refuse(error)
 
         self._cold_reads.finish(steps, lambda _: None, refused)
-        return answer.take()
+        return answer.now_or_later()
 
     def _end_steps(
         self, answer: StoredReply, *, group: str, offset: int, position: int, outcome: int
@@ -147,4 +147,4 @@ class TransactionHandler(RequestProcessor):
             self._transactions.resume(record, answer)
 
         self._cold_reads.finish(self._store.record_steps(position), read, answer.refuse)
-        return answer.take()
+        return answer.now_or_later()

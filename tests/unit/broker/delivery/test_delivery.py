@@ -12,7 +12,7 @@ from fake_gateway import matches_of, record_of
 from loop_turns import turn_s_max
 
 from iotmq import limits
-from iotmq.broker.delivery.delivery import Delivery, gather
+from iotmq.broker.delivery.delivery import LiveDelivery, gather
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.hosts import encode_host
 from iotmq.message.properties import MQTT_TOPIC, encode_properties
@@ -50,7 +50,7 @@ def read_push(records: bytes, matches: bytes) -> list[tuple[list[int], bytes]]:
 class Log:
     """Applies records to a delivery as the store does."""
 
-    def __init__(self, delivery: Delivery) -> None:
+    def __init__(self, delivery: LiveDelivery) -> None:
         self.delivery = delivery
         self.position = 0
 
@@ -62,16 +62,16 @@ class Log:
 
 
 @pytest.fixture
-def delivery() -> Delivery:
-    return Delivery(applied_position=0)
+def delivery() -> LiveDelivery:
+    return LiveDelivery(applied_position=0)
 
 
 @pytest.fixture
-def log(delivery: Delivery) -> Log:
+def log(delivery: LiveDelivery) -> Log:
     return Log(delivery)
 
 
-def test_records_that_match_are_pushed_once_with_all_ids(delivery: Delivery, log: Log) -> None:
+def test_records_that_match_are_pushed_once_with_all_ids(delivery: LiveDelivery, log: Log) -> None:
     inbox = Inbox()
     channel = delivery.open_channel(inbox)
     delivery.attach(channel, [(5, "a/#"), (9, "a/+"), (7, "b")])
@@ -82,7 +82,7 @@ def test_records_that_match_are_pushed_once_with_all_ids(delivery: Delivery, log
     assert len(inbox.pushes) == 1, "no push without a match"
 
 
-def test_every_channel_gets_its_own_ids(delivery: Delivery, log: Log) -> None:
+def test_every_channel_gets_its_own_ids(delivery: LiveDelivery, log: Log) -> None:
     one, two, three = Inbox(), Inbox(), Inbox()
     channels = [delivery.open_channel(inbox) for inbox in (one, two, three)]
     delivery.attach(channels[0], [(1, "a")])
@@ -95,7 +95,7 @@ def test_every_channel_gets_its_own_ids(delivery: Delivery, log: Log) -> None:
     assert three.received == []
 
 
-def test_detached_filters_and_closed_channels_get_nothing(delivery: Delivery, log: Log) -> None:
+def test_detached_filters_and_closed_channels_get_nothing(delivery: LiveDelivery, log: Log) -> None:
     one, two = Inbox(), Inbox()
     first, second = delivery.open_channel(one), delivery.open_channel(two)
     delivery.attach(first, [(1, "a"), (2, "#")])
@@ -112,7 +112,7 @@ def test_detached_filters_and_closed_channels_get_nothing(delivery: Delivery, lo
     assert delivery.channel_count == 1
 
 
-def test_an_id_that_is_attached_again_means_the_new_filter(delivery: Delivery, log: Log) -> None:
+def test_an_id_that_is_attached_again_means_the_new_filter(delivery: LiveDelivery, log: Log) -> None:
     inbox = Inbox()
     channel = delivery.open_channel(inbox)
     delivery.attach(channel, [(1, "a")])
@@ -125,7 +125,7 @@ def test_an_id_that_is_attached_again_means_the_new_filter(delivery: Delivery, l
 @pytest.mark.parametrize(
     "topic", ["%RETRY%g", "%DLQ%g", "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRACE_TOPIC"]
 )
-def test_records_on_detours_are_not_pushed(delivery: Delivery, log: Log, topic: str) -> None:
+def test_records_on_detours_are_not_pushed(delivery: LiveDelivery, log: Log, topic: str) -> None:
     inbox = Inbox()
     delivery.attach(delivery.open_channel(inbox), [(1, "#")])
     properties = encode_properties({MQTT_TOPIC: "a"})
@@ -134,7 +134,7 @@ def test_records_on_detours_are_not_pushed(delivery: Delivery, log: Log, topic: 
 
 
 @pytest.mark.parametrize("topic", ["RMQ_SYS", "SCHEDULE_TOPIC", "RETRY%g", "mqtt"])
-def test_other_broker_topics_are_pushed(delivery: Delivery, log: Log, topic: str) -> None:
+def test_other_broker_topics_are_pushed(delivery: LiveDelivery, log: Log, topic: str) -> None:
     inbox = Inbox()
     delivery.attach(delivery.open_channel(inbox), [(1, "#")])
     log.append(encode_record(topic=topic, body=b"x", properties=encode_properties({MQTT_TOPIC: "a"})))
@@ -143,7 +143,7 @@ def test_other_broker_topics_are_pushed(delivery: Delivery, log: Log, topic: str
 
 @pytest.mark.parametrize("topic", ["", "a/#", "+", "a\0", "a" * 5_000])
 def test_native_records_without_a_legal_topic_are_not_pushed(
-    delivery: Delivery, log: Log, topic: str
+    delivery: LiveDelivery, log: Log, topic: str
 ) -> None:
     inbox = Inbox()
     delivery.attach(delivery.open_channel(inbox), [(1, "#"), (2, "a/#")])
@@ -156,7 +156,9 @@ def test_native_records_without_a_legal_topic_are_not_pushed(
     assert inbox.received == [([1, 2], b"y")]
 
 
-def test_a_front_end_that_fails_does_not_cost_the_others_their_records(delivery: Delivery, log: Log) -> None:
+def test_a_front_end_that_fails_does_not_cost_the_others_their_records(
+    delivery: LiveDelivery, log: Log
+) -> None:
     def failing(records: memoryview, matches: bytes) -> None:
         raise OSError("gone")
 
@@ -169,7 +171,7 @@ def test_a_front_end_that_fails_does_not_cost_the_others_their_records(delivery:
     assert delivery.failed_pushes == 2
 
 
-def test_a_front_end_may_leave_while_it_is_pushed_to(delivery: Delivery, log: Log) -> None:
+def test_a_front_end_may_leave_while_it_is_pushed_to(delivery: LiveDelivery, log: Log) -> None:
     inboxes = [Inbox() for _ in range(3)]
 
     def leaving(records: memoryview, matches: bytes) -> None:
@@ -184,7 +186,7 @@ def test_a_front_end_may_leave_while_it_is_pushed_to(delivery: Delivery, log: Lo
     assert delivery.channel_count == 3
 
 
-def test_nothing_is_read_while_no_filter_is_attached(delivery: Delivery, log: Log) -> None:
+def test_nothing_is_read_while_no_filter_is_attached(delivery: LiveDelivery, log: Log) -> None:
     delivery.open_channel(Inbox())
     log.append(b"not even a record")
     log.append()
@@ -197,7 +199,7 @@ def element(topic: str, body: bytes) -> tuple[bytes, bytes, int]:
 
 @pytest.mark.parametrize("host", [HOST, encode_host("::1", 10911)])
 def test_transient_messages_look_like_records_and_have_no_place_in_the_log(
-    delivery: Delivery, host: bytes
+    delivery: LiveDelivery, host: bytes
 ) -> None:
     inbox = Inbox()
     delivery.attach(delivery.open_channel(inbox), [(1, "a/#"), (2, "a/b")])
@@ -223,7 +225,7 @@ def test_transient_messages_look_like_records_and_have_no_place_in_the_log(
     ],
 )
 def test_transient_batches_that_are_none_are_refused_whole(
-    delivery: Delivery, batch: bytes, topic: bytes, is_watched: bool
+    delivery: LiveDelivery, batch: bytes, topic: bytes, is_watched: bool
 ) -> None:
     inbox = Inbox()
     if is_watched:
@@ -233,7 +235,7 @@ def test_transient_batches_that_are_none_are_refused_whole(
     assert not inbox.pushes
 
 
-def test_gather_takes_the_matched_records_alone(delivery: Delivery, log: Log) -> None:
+def test_gather_takes_the_matched_records_alone(delivery: LiveDelivery, log: Log) -> None:
     inbox = Inbox()
     delivery.attach(delivery.open_channel(inbox), [(1, "a/#"), (2, "a/b"), (3, "z")])
     log.append(
@@ -257,7 +259,7 @@ def test_gather_says_where_the_last_record_ends_in_the_log() -> None:
     assert gather(near + far, matches_of((0, [1])))[2] == 7 + len(near)
 
 
-def test_many_matches_of_one_push(delivery: Delivery, log: Log) -> None:
+def test_many_matches_of_one_push(delivery: LiveDelivery, log: Log) -> None:
     inbox = Inbox()
     channel = delivery.open_channel(inbox)
     delivery.attach(channel, [(number + 1, f"t/{number}") for number in range(1_000)])
@@ -271,7 +273,7 @@ class Turns:
 
     def __init__(self, filters: int) -> None:
         self.calls: deque[Callable[[], None]] = deque()
-        self.delivery = Delivery(applied_position=0, call_soon=self.calls.append)
+        self.delivery = LiveDelivery(applied_position=0, call_soon=self.calls.append)
         self.log = Log(self.delivery)
         self.inbox = Inbox()
         self.pushes: list[tuple[memoryview, bytes]] = []

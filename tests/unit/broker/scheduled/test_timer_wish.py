@@ -17,7 +17,7 @@ from iotmq.broker.scheduled.recall_handle import RecallHandle, decode_handle
 from iotmq.errors import RequestError
 from iotmq.message.properties import decode_properties
 from iotmq.message.records.record import encode_batch, encode_record
-from iotmq.store.log.timer_record import DUE_MS_MAX, delivery_of
+from iotmq.store.log.timer_record import DUE_MS_MAX, restored_message
 
 NOW_MS = 1_700_000_000_000
 
@@ -92,11 +92,11 @@ def test_a_message_that_waits_has_its_own_properties_again_when_it_is_delivered(
     moved = moved_properties(moved_properties(waiting.properties, NOW_MS), NOW_MS)
     assert decode_properties(moved)["TIMER_ROLL_TIMES"] == "2"
     stored = encode_record(topic=waiting.topic, body=b"body", properties=moved, flag=7, sys_flag=8 + 1)
-    delivery = delivery_of(stored, True)
-    assert (delivery.topic, delivery.queue_id, delivery.sys_flag) == ("T", 3, 1)
-    assert delivery.element == encode_batch([(b"body", b"KEYS\x01k\x02TIMER_OUT_MS\x01%d" % NOW_MS, 7)])
+    message = restored_message(stored, True)
+    assert (message.topic, message.queue_id, message.sys_flag) == ("T", 3, 1)
+    assert message.element == encode_batch([(b"body", b"KEYS\x01k\x02TIMER_OUT_MS\x01%d" % NOW_MS, 7)])
     left = b"KEYS\x01k\x02REAL_TOPIC\x01T\x02REAL_QID\x013"
-    assert delivery_of(stored, False).element == encode_batch([(b"body", left, 7)])
+    assert restored_message(stored, False).element == encode_batch([(b"body", left, 7)])
 
 
 def test_properties_leave_room_for_what_waiting_needs() -> None:

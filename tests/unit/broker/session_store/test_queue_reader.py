@@ -10,7 +10,7 @@ import pytest
 from session_bench import FrontEnd, SessionBench
 
 from iotmq.broker.session_store import queue_reader
-from iotmq.broker.session_store.queue_reader import QueueReader
+from iotmq.broker.session_store.queue_reader import LightQueueReader
 from iotmq.errors import RequestError
 from iotmq.message.records.record import decode_record
 from iotmq.ports.sessions import QueueRead, QueueRecords, Refused
@@ -29,7 +29,7 @@ class Site:
         self.all_id, self.little_id = queue_ids
 
     @property
-    def reader(self) -> QueueReader:
+    def reader(self) -> LightQueueReader:
         return self.bench.broker.sessions._reader
 
     def begin_read(self, queue_id: int, position: int = 0) -> list[QueueRecords | Refused]:

@@ -16,7 +16,7 @@ from fake_gateway import record_of
 from manual_clock import ManualClock
 
 from iotmq import limits
-from iotmq.broker.delivery.delivery import Delivery
+from iotmq.broker.delivery.delivery import LiveDelivery
 from iotmq.broker.delivery.delivery_catch_up import DeliveryCatchUp
 from iotmq.broker.handlers.mqtt import gateway as gateway_module
 from iotmq.broker.handlers.mqtt.gateway import GatewayHandler, LocalGateway
@@ -114,7 +114,7 @@ def parts_of(writer: MessageWriter) -> Any:
 
 class Bench:
     def __init__(self) -> None:
-        self.delivery = Delivery(applied_position=0)
+        self.delivery = LiveDelivery(applied_position=0)
         self.log = b""
         self.catch_up = DeliveryCatchUp(self.delivery, self.recent_records)
         self.delayed = Delayed()
@@ -401,7 +401,7 @@ def test_messages_do_not_wait_for_topics_that_take_none(bench: Bench, topic: str
 @pytest.mark.parametrize("is_stored", [True, False])
 def test_a_publisher_is_answered_when_its_records_are_matched(is_stored: bool) -> None:
     calls: deque[Callable[[], None]] = deque()
-    delivery = Delivery(applied_position=0, call_soon=calls.append)
+    delivery = LiveDelivery(applied_position=0, call_soon=calls.append)
     answers: list[tuple[int, str]] = []
     topic = "/".join("a" * 12)
     taken: list[bytes] = []

@@ -8,7 +8,7 @@ cdef struct TopicSlot:
     void* value             # the caller's
 
 
-cdef class TopicTable:
+cdef class TopicCache:
     cdef TopicSlot* slots
     cdef uint32_t mask
     cdef uint64_t seed

@@ -1,4 +1,4 @@
-class TopicTable:
+class TopicCache:
     @property
     def count(self) -> int: ...
     @property

@@ -15,11 +15,11 @@ from libc.string cimport memcmp, memcpy, memset
 from iotmq.mqtt.topics.keyed_hash cimport keyed_hash
 
 cdef enum:
-    ENTRIES_MIN = 256   # that a full table has at least
+    ENTRIES_MIN = 256   # that a full cache has at least
 
 
-cdef class TopicTable:
-    """Maps at most `count_max` topics to pointers, with values of `bytes_max` together; a full table raises."""
+cdef class TopicCache:
+    """Maps at most `count_max` topics to pointers, with values of `bytes_max` together; a full cache raises."""
 
     def __cinit__(self, uint32_t count_max, uint64_t bytes_max):
         cdef uint64_t capacity = 16
@@ -64,7 +64,7 @@ cdef class TopicTable:
     cdef int insert(self, const uint8_t* topic, Py_ssize_t size, void* value, uint64_t value_bytes) except -1:
         """Add a topic that `find` does not know; `value` is not NULL, and takes `value_bytes`."""
         if not self.has_room(size + value_bytes):
-            raise OverflowError("topic table is full")
+            raise OverflowError("topic cache is full")
         cdef uint64_t hash = keyed_hash(self.seed, self.multiplier, topic, size)
         cdef uint32_t at = <uint32_t>hash & self.mask
         while self.slots[at].topic != NULL:
