@@ -147,6 +147,9 @@ class Leading:
         point = common_point(log.epochs, log.end, message.epochs, message.end)
         if point is None and log.oldest == 0:
             point = 0
+        if (point or 0) < (follower.acked or 0):
+            # It has lost what it had: nothing counts but what it acknowledges from now on.
+            follower.acked = None
         if point is None or point < log.oldest:
             self._do(Send(member, CopyNeeded(self.epoch)))
             return

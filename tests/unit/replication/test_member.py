@@ -383,3 +383,24 @@ def test_a_follower_that_catches_up_is_sent_the_log_at_a_rate() -> None:
         bench.member.tick(now_s)
         sent += sent_by(bench.take())
     assert max(end for _, end in sent) == pytest.approx(500, abs=21)
+
+
+def test_a_follower_out_of_sync_that_has_lost_its_end_counts_from_what_it_has_now() -> None:
+    bench = Bench()
+    bench.told(ClusterState(epoch=1, master=2, in_sync=(B,)))
+    bench.log.append("message")
+    bench.member.log_grew(0.0)
+    bench.member.received(1, Open(A, 0, 0, 0, 0, ()), 0.0)
+    bench.member.received(1, Ack(1, bench.log.end, bench.log.end), 0.0)
+    assert bench.file.confirmed == bench.log.end
+    # Before it is recorded, an older copy of its directory is put back.
+    bench.member.link_closed(1, 0.1, is_outgoing=False)
+    bench.member.received(1, Open(A, 0, 0, 0, 0, ()), 0.1)
+    bench.member.received(1, Ack(1, 0, 0), 0.1)
+    bench.take()
+    bench.member.tick(0.1)
+    assert not any(isinstance(action, ReplaceState) for action in bench.take()), "it has nothing"
+    bench.member.received(1, Ack(1, bench.log.end, bench.log.end), 0.2)
+    bench.member.tick(0.2)
+    (asked,) = [action for action in bench.take() if isinstance(action, ReplaceState)]
+    assert asked.state.in_sync == (A, B)
