@@ -43,8 +43,9 @@ class Follower:
         self.is_refused = False
         # It is recorded as in sync, and its log is shorter than it was.
         self.has_lost = False
-        # Up to where it was sent the log, once it is told where to follow from.
+        # Up to where it was sent the log, once it is told where to follow from, and where that was.
         self.sent: int | None = None
+        self.sent_from = 0
         # The same over all its connections: one that comes again and again must not count as new each time.
         self.sent_most = 0
         # Up to where it has the log of this epoch.
@@ -153,7 +154,7 @@ class Leading:
         if point is None or point < log.oldest:
             self._do(Send(member, CopyNeeded(self.epoch)))
             return
-        follower.sent = point
+        follower.sent = follower.sent_from = point
         self._do(Send(member, FollowFrom(self.epoch, point, self.state.is_forced)))
         self._feed(follower, now_s)
 
@@ -295,7 +296,7 @@ class Leading:
         is_in_sync = follower.identity in self.state.in_sync
         window_bytes = settings.window_bytes if is_in_sync else settings.catch_up_window_bytes
         while follower.is_connected and follower.sent is not None and follower.sent < self._log.end:
-            if follower.sent - (follower.acked or 0) >= window_bytes and follower.acked is not None:
+            if follower.sent - max(follower.acked or 0, follower.sent_from) >= window_bytes:
                 return
             if follower.is_loading or (not is_in_sync and follower.spent_s > now_s):
                 return

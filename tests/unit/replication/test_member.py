@@ -333,13 +333,13 @@ def test_what_is_not_in_memory_is_loaded_before_it_is_sent() -> None:
     actions = bench.take()
     assert sent_by(actions) == [(0, 10)], "what was loaded is not asked about again"
     assert LoadLog(1, 10) in actions
-    log.loaded = {20}
+    log.loaded = set(range(20, 100))
+    bench.member.received(1, Ack(1, 10, 10), 1.2)
+    assert bench.take() == [], "it waits for the load"
     bench.member.log_loaded(1, 10, 1.2)
-    assert sent_by(bench.take()) == [(10, 20), (20, 30)]
     # A follower that catches up has its own, smaller window.
-    log.loaded = set(range(100))
+    assert sent_by(bench.take()) == [(10, 20), (20, 30)]
     bench.member.received(1, Ack(1, 10, 10), 1.3)
-    bench.member.log_loaded(1, 30, 1.3)
     assert sent_by(bench.take()) == []
     bench.member.received(1, Ack(1, 30, 30), 1.3)
     assert sent_by(bench.take()) == [(30, 40), (40, 50)]
@@ -404,3 +404,17 @@ def test_a_follower_out_of_sync_that_has_lost_its_end_counts_from_what_it_has_no
     bench.member.tick(0.2)
     (asked,) = [action for action in bench.take() if isinstance(action, ReplaceState)]
     assert asked.state.in_sync == (A, B)
+
+
+def test_a_new_follower_is_sent_no_more_than_its_window_before_it_answers() -> None:
+    bench = Bench(chunk_bytes=10, catch_up_window_bytes=20)
+    for number in range(500):
+        bench.log.append(("message", 1, number))
+    bench.told(ClusterState(epoch=1, master=2, in_sync=(B,)))
+    bench.take()
+    bench.member.received(1, Open(A, 0, 0, 0, 0, ()), 1.0)
+    assert sent_by(bench.take()) == [(0, 10), (10, 20)]
+    bench.member.received(1, Ack(1, 0, 0), 1.0)
+    assert sent_by(bench.take()) == []
+    bench.member.received(1, Ack(1, 20, 20), 1.0)
+    assert sent_by(bench.take()) == [(20, 30), (30, 40)]
