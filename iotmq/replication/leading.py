@@ -227,6 +227,9 @@ class Leading:
             follower.has_lost = follower.has_lost and follower.identity in self.effective
             if self._settings.catch_up_bytes_per_s:
                 self._feed(follower, now_s)
+        if self._hand_over_to is not None and now_s >= self._hand_over_end_s and not self.is_fenced:
+            # Also while a change is not answered: clients wait meanwhile.
+            self._hand_over_to = None
         if self._change.is_pending:
             return
         if self._hand_over_to is not None and self._may_hand_over(self._hand_over_to, now_s):
@@ -257,8 +260,6 @@ class Leading:
             state = next_state(self.state, self._settings, in_sync, reason="handed over")
             self._change.propose(replace(state, epoch=self.epoch + 1, master=member), now_s)
             return True
-        if now_s >= self._hand_over_end_s:
-            self._hand_over_to = None
         return False
 
     def _propose(self, in_sync: Iterable[Identity], reason: str, now_s: float) -> None:

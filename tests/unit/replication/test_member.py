@@ -418,3 +418,32 @@ def test_a_new_follower_is_sent_no_more_than_its_window_before_it_answers() -> N
     assert sent_by(bench.take()) == []
     bench.member.received(1, Ack(1, 20, 20), 1.0)
     assert sent_by(bench.take()) == [(20, 30), (30, 40)]
+
+
+def lead_two() -> Bench:
+    """A master with another member in sync that has everything."""
+    bench = Bench()
+    bench.told(ClusterState(epoch=1, master=2, in_sync=(A, B)))
+    bench.member.received(1, Open(A, 0, 0, 0, 0, ()), 0.0)
+    bench.member.received(1, Ack(1, bench.log.end, bench.log.end), 0.0)
+    assert bench.member.role is Role.LEADING
+    bench.take()
+    return bench
+
+
+def test_a_hand_over_is_given_up_while_a_change_is_not_answered() -> None:
+    bench = lead_two()
+    c = Identity(3, "c")
+    bench.member.received(3, Open(c, 0, 0, 0, 0, ()), 0.0)
+    bench.member.received(3, Ack(1, bench.log.end, bench.log.end), 0.0)
+    bench.member.tick(0.1)
+    assert any(isinstance(action, ReplaceState) for action in bench.take()), "the third is to be recorded"
+    leading = bench.member.leading
+    assert leading is not None
+    assert bench.member.hand_over(1, 0.2)
+    for tenths in range(3, 12):
+        bench.member.tick(tenths / 10)
+        assert leading.is_handing_over
+    bench.member.tick(1.3)
+    assert not leading.is_handing_over, "messages are taken again"
+    assert leading.takes_appends
