@@ -461,7 +461,8 @@ class _Run:
         if not self.driver.hand_over(number):
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
-                "this member is not master, or no such member is in sync: see `iotmq replication status`",
+                "this member is not master, no such member is in sync, or the consensus store does not answer: "
+                "see `iotmq replication status`",
             )
         return request.reply(ResponseCode.SUCCESS)
 

@@ -242,7 +242,12 @@ class Member:
     def hand_over(self, member: int, now_s: float) -> bool:
         """Make an in-sync follower master; False when that is not possible now."""
         leading = self.leading
-        return self.role is Role.LEADING and leading is not None and leading.hand_over(member, now_s)
+        if leading is None or self.role is not Role.LEADING:
+            return False
+        if now_s - self._beats_s >= self.settings.current_s:
+            # The change would not be answered, and nothing of this epoch is confirmed once it is asked for.
+            return False
+        return leading.hand_over(member, now_s)
 
     def release(self) -> None:
         """Tell followers that this master stops. The member does nothing afterwards."""

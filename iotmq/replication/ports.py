@@ -86,7 +86,7 @@ class MemberSettings(msgspec.Struct, frozen=True, kw_only=True):
     rank_s: float = 0.15
     """How long a member lets each better one go first."""
     current_s: float = 3.0
-    """A master that neither the consensus store nor its followers answer so long says so."""
+    """A master that the consensus store has not answered for so long hands over to nobody."""
     retry_s: float = 0.2
     poll_s: float = 2.0
     hand_over_s: float = 1.0

@@ -447,3 +447,18 @@ def test_a_hand_over_is_given_up_while_a_change_is_not_answered() -> None:
     bench.member.tick(1.3)
     assert not leading.is_handing_over, "messages are taken again"
     assert leading.takes_appends
+
+
+def test_nothing_is_handed_over_while_the_consensus_store_is_away() -> None:
+    bench = lead_two()
+    # The signs of life were read last at 0.
+    assert not bench.member.hand_over(1, 3.1)
+    bench.member.received(1, Ack(1, bench.log.end, bench.log.end), 3.1)
+    bench.member.tick(3.1)
+    assert not any(isinstance(action, ReplaceState) for action in bench.take())
+    bench.log.append("message")
+    bench.member.log_grew(3.2)
+    bench.member.received(1, Ack(1, bench.log.end, bench.log.end), 3.2)
+    assert bench.file.confirmed == bench.log.end, "messages are confirmed all the same"
+    bench.member.beaten({}, 3.3)
+    assert bench.member.hand_over(1, 3.3)
