@@ -956,7 +956,7 @@ class MemberDriver:
         for number, beat in beats.items():
             try:
                 others[number] = (beat, msgspec.json.decode(beat.value, type=BeatValue))
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 logger.debug("invalid sign of life of member %d: %s", number, error)
         self._others = others
         with self._ending():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from replication_sim import SimFile, SimLog
 
+from iotmq.errors import StoreError
 from iotmq.replication.cluster_state import ClusterState, Identity, decode_state
 from iotmq.replication.member import Beat, Member, Role
 from iotmq.replication.messages import (
@@ -462,3 +463,9 @@ def test_nothing_is_handed_over_while_the_consensus_store_is_away() -> None:
     assert bench.file.confirmed == bench.log.end, "messages are confirmed all the same"
     bench.member.beaten({}, 3.3)
     assert bench.member.hand_over(1, 3.3)
+
+
+@pytest.mark.parametrize("value", [b"", b"[]", b'{"reason": "\xff"}', b'{"x": ' + b"[" * 100_000])
+def test_a_state_that_cannot_be_read_is_refused(value: bytes) -> None:
+    with pytest.raises(StoreError, match="invalid replication state"):
+        decode_state(value)
