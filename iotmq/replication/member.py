@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
+from iotmq import limits
 from iotmq.replication.cluster_state import ClusterState, Identity
 from iotmq.replication.leading import Leading
 from iotmq.replication.messages import (
@@ -412,6 +413,15 @@ class Member:
         member = message.identity.member
         if self.leading is None:
             self._do(Disconnect(member, is_outgoing=False))
+        elif message.promised_epoch > self.leading.epoch + limits.REPLICATION_EPOCHS_AHEAD_MAX:
+            # Epochs that were used up once are so for ever.
+            self._do(
+                Alarm(
+                    f"member {member} says to have promised epoch {message.promised_epoch}, and the latest "
+                    f"is {self.leading.epoch}: its file `replication` is damaged, or it is no member"
+                )
+            )
+            self._do(Disconnect(member, is_outgoing=False))
         elif message.promised_epoch > self.leading.epoch:
             # It will take nothing of this epoch any more: a later one is needed.
             if message.promised_epoch > self._file.promised_epoch:
@@ -436,7 +446,9 @@ class Member:
 
     def _follow_from(self, message: FollowFrom, now_s: float) -> None:
         log, file = self._log, self._file
-        if message.epoch < file.promised_epoch or message.position > log.end:
+        known = max(file.promised_epoch, self._following.wanted_epoch)
+        is_possible = file.promised_epoch <= message.epoch <= known + limits.REPLICATION_EPOCHS_AHEAD_MAX
+        if not is_possible or message.position > log.end:
             self._do(Disconnect(self._following.master, is_outgoing=True))
             return
         if message.epoch > file.promised_epoch:

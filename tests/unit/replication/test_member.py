@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from replication_sim import SimFile, SimLog
 
+from iotmq import limits
 from iotmq.errors import StoreError
 from iotmq.replication.cluster_state import ClusterState, Identity, decode_state
 from iotmq.replication.member import Beat, Member, Role
@@ -469,3 +470,28 @@ def test_nothing_is_handed_over_while_the_consensus_store_is_away() -> None:
 def test_a_state_that_cannot_be_read_is_refused(value: bytes) -> None:
     with pytest.raises(StoreError, match="invalid replication state"):
         decode_state(value)
+
+
+def test_a_follower_with_an_epoch_that_nobody_can_have_promised_uses_up_none() -> None:
+    bench = Bench()
+    bench.told(ClusterState(epoch=1, master=2, in_sync=(B,)))
+    bench.take()
+    bench.member.received(1, Open(A, limits.REPLICATION_EPOCHS_AHEAD_MAX + 2, 0, 0, 0, ()), 0.0)
+    alarm, ended = bench.take()
+    assert isinstance(alarm, Alarm)
+    assert ended == Disconnect(1, is_outgoing=False)
+    assert (bench.member.role, bench.file.promised_epoch) == (Role.LEADING, 1)
+    bench.member.received(1, Open(A, limits.REPLICATION_EPOCHS_AHEAD_MAX + 1, 0, 0, 0, ()), 0.0)
+    assert bench.file.promised_epoch == limits.REPLICATION_EPOCHS_AHEAD_MAX + 2
+
+
+def test_a_master_with_an_epoch_that_cannot_be_is_promised_nothing() -> None:
+    bench = Bench()
+    bench.told(ClusterState(epoch=1, master=1, in_sync=(A, B)))
+    bench.member.link_opened(1, 0.0)
+    bench.take()
+    bench.member.received(1, FollowFrom(limits.REPLICATION_EPOCHS_AHEAD_MAX + 2, 0, False), 0.0)
+    assert bench.take() == [Disconnect(1, is_outgoing=True)]
+    assert bench.file.promised_epoch == 0
+    bench.member.received(1, FollowFrom(limits.REPLICATION_EPOCHS_AHEAD_MAX + 1, 0, False), 0.0)
+    assert bench.file.promised_epoch == limits.REPLICATION_EPOCHS_AHEAD_MAX + 1
