@@ -149,8 +149,9 @@ class ReplicatedBroker:
         if run is not None and run.is_serving and run.driver.hand_over():
             await happens_within(run.is_over, _HAND_OVER_S)
         self._stop_asked.set()
-        if run is not None:
-            run.is_over.set()
+        # A run that is made just now sees it for itself.
+        if self._run is not None:
+            self._run.is_over.set()
         if self._work is not None:
             await asyncio.wait([self._work])
         await self._listener.stop()
@@ -182,7 +183,8 @@ class ReplicatedBroker:
                 run = self._run
                 self._runs_count += 1
                 try:
-                    await run.run()
+                    if not self._stop_asked.is_set():
+                        await run.run()
                 finally:
                     await self._close_run()
                 if run.copy_from and not self._stop_asked.is_set():
