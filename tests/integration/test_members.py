@@ -24,6 +24,7 @@ from iotmq.remoting.connection import ClientConnection
 from iotmq.replicated.member_store import MemberStore
 from iotmq.replication.cluster_state import Identity
 from iotmq.replication.messages import Open
+from iotmq.replication.ports import MemberSettings
 from iotmq.replication.settings import ReplicationSettings
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
@@ -379,3 +380,21 @@ async def test_a_member_that_is_stopped_while_it_opens_its_log_ends(
     await soon(member._stop_asked.is_set, "it is to stop")
     may_open.set()
     await asyncio.wait_for(stopping, 10)
+
+
+async def test_members_that_are_far_from_each_other_connect(
+    make: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = PeerConnector.connect
+
+    async def connect_from_afar(connector: PeerConnector, number: int, **options: Any) -> ClientConnection:
+        # Two ways and back, and the handshake of TLS: longer than the pause before the next attempt.
+        await asyncio.sleep(2 * MemberSettings().retry_s)
+        return await connect(connector, number, **options)
+
+    monkeypatch.setattr(PeerConnector, "connect", connect_from_afar)
+    site = make(2)
+    await site.start_all()
+    await site.in_sync(2)
+    connection = await site.connect(await site.master())
+    assert (await send(connection, b"one")).code == ResponseCode.SUCCESS
