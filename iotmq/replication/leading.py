@@ -297,6 +297,11 @@ class Leading:
         is_in_sync = follower.identity in self.state.in_sync
         window_bytes = settings.window_bytes if is_in_sync else settings.catch_up_window_bytes
         while follower.is_connected and follower.sent is not None and follower.sent < self._log.end:
+            if follower.sent < self._log.oldest:
+                # Retention was faster than it is.
+                follower.sent, follower.is_loading = None, False
+                self._do(Send(follower.identity.member, CopyNeeded(self.epoch)))
+                return
             if follower.sent - max(follower.acked or 0, follower.sent_from) >= window_bytes:
                 return
             if follower.is_loading or (not is_in_sync and follower.spent_s > now_s):

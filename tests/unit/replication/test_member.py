@@ -495,3 +495,24 @@ def test_a_master_with_an_epoch_that_cannot_be_is_promised_nothing() -> None:
     assert bench.file.promised_epoch == 0
     bench.member.received(1, FollowFrom(limits.REPLICATION_EPOCHS_AHEAD_MAX + 1, 0, False), 0.0)
     assert bench.file.promised_epoch == limits.REPLICATION_EPOCHS_AHEAD_MAX + 1
+
+
+def test_a_follower_that_retention_overtakes_is_to_take_a_copy() -> None:
+    bench, log = lead_with_a_cold_log()
+    log.loaded = set(range(20))
+    bench.member.received(1, Open(A, 0, 0, 0, 0, ()), 1.0)
+    bench.take()
+    log.oldest = 30
+    bench.member.received(1, Ack(1, 20, 20), 1.0)
+    assert bench.take() == [Send(1, CopyNeeded(1))]
+    bench.member.tick(1.5)
+    assert sent_by(bench.take()) == []
+
+
+def test_a_load_that_retention_overtakes_is_followed_by_a_copy() -> None:
+    bench, log = lead_with_a_cold_log()
+    bench.member.received(1, Open(A, 0, 0, 0, 0, ()), 1.0)
+    assert LoadLog(1, 0) in bench.take()
+    log.oldest = 30
+    bench.member.log_loaded(1, 0, 1.1)
+    assert bench.take() == [Send(1, CopyNeeded(1))]
