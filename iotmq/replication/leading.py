@@ -11,6 +11,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from iotmq.errors import StoreCorruptError
 from iotmq.replication.cluster_state import ClusterState, Identity
 from iotmq.replication.epochs import common_point
 from iotmq.replication.messages import (
@@ -313,7 +314,14 @@ class Leading:
             is_loaded = False
             if follower.acked is not None and follower.acked >= follower.sent_most:
                 follower.progress_s = now_s
-            end = self._log.piece_end(follower.sent, settings.chunk_bytes)
+            try:
+                end = self._log.piece_end(follower.sent, settings.chunk_bytes)
+            except StoreCorruptError as error:
+                # Of no concern to others: they have what is damaged here.
+                member, follower.sent, follower.is_connected = follower.identity.member, None, False
+                self._do(Alarm(f"the log cannot be read for member {member}: {error}"))
+                self._do(Disconnect(member, is_outgoing=False))
+                return
             self._send(follower, follower.sent, end, now_s)
             if settings.catch_up_bytes_per_s:
                 since_s = max(follower.spent_s, now_s - _BURST_S)

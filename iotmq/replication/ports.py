@@ -34,7 +34,10 @@ class MemberLog(Protocol):
         """Append the record that begins an epoch."""
 
     def piece_end(self, position: int, bytes_max: int) -> int:
-        """Return the end of a piece of whole records from `position` on: `bytes_max`, or one record."""
+        """Return the end of a piece of whole records from `position` on: `bytes_max`, or one record.
+
+        StoreCorruptError where no record is to be found.
+        """
 
     def is_at_hand(self, position: int, bytes_max: int) -> bool:
         """Return whether the piece from there on can be had without waiting for the disk."""

@@ -6,7 +6,7 @@ import pytest
 from replication_sim import SimFile, SimLog
 
 from iotmq import limits
-from iotmq.errors import StoreError
+from iotmq.errors import StoreCorruptError, StoreError
 from iotmq.replication.cluster_state import ClusterState, Identity, decode_state
 from iotmq.replication.member import Beat, Member, Role
 from iotmq.replication.messages import (
@@ -516,3 +516,32 @@ def test_a_load_that_retention_overtakes_is_followed_by_a_copy() -> None:
     log.oldest = 30
     bench.member.log_loaded(1, 0, 1.1)
     assert bench.take() == [Send(1, CopyNeeded(1))]
+
+
+class DamagedLog(SimLog):
+    """A log in which the disk has lost a record."""
+
+    def piece_end(self, position: int, bytes_max: int) -> int:
+        if position <= 10 < position + bytes_max:
+            raise StoreCorruptError("no record at position 10")
+        return super().piece_end(position, bytes_max)
+
+
+def test_a_master_whose_log_is_damaged_ends_the_connection_of_who_needs_that_part_only() -> None:
+    bench = Bench(chunk_bytes=10)
+    log = DamagedLog()
+    bench.member = Member(bench.member.settings, log, bench.file, bench.done.append)
+    for number in range(50):
+        log.append(("message", 1, number))
+    bench.told(ClusterState(epoch=1, master=2, in_sync=(B,)))
+    bench.take()
+    bench.member.received(1, Open(A, 0, 0, 0, 0, ()), 1.0)
+    *_, alarm, ended = bench.take()
+    assert isinstance(alarm, Alarm)
+    assert "cannot be read for member 1" in alarm.text
+    assert ended == Disconnect(1, is_outgoing=False)
+    bench.member.tick(1.5)
+    assert bench.take() == [], "nothing is sent on a connection that has ended"
+    log.append("message")
+    bench.member.log_grew(1.5)
+    assert bench.file.confirmed == log.end
