@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from iotmq import limits
+from iotmq.errors import StoreCorruptError
 from iotmq.replication.cluster_state import ClusterState, Identity
 from iotmq.replication.leading import Leading
 from iotmq.replication.messages import (
@@ -479,7 +480,13 @@ class Member:
             return
         following.master_oldest = message.oldest
         if message.end > message.position:
-            log.append_copy(message.position, message.end, message.content)
+            try:
+                log.append_copy(message.position, message.end, message.content)
+            except StoreCorruptError as error:
+                # The master's fault, or the network's: this log is as good as it was.
+                self._do(Alarm(f"member {following.master} sends what is no log: {error}"))
+                self._do(Disconnect(following.master, is_outgoing=True))
+                return
         confirmed = min(message.confirmed, log.end)
         if confirmed > self._file.confirmed:
             self._file.note_confirmed(confirmed)

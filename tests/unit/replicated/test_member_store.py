@@ -204,11 +204,12 @@ def test_a_log_that_lost_what_was_confirmed_has_a_new_incarnation(
     again.close()
 
 
+@pytest.mark.parametrize("body", [b"not JSON", b'{"incarnation": "\xff"}'])
 def test_records_that_begin_no_epoch_are_passed_over(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, body: bytes
 ) -> None:
     member = open_member(tmp_path, 1)
-    put(member.store, EPOCH_TOPIC, 0, b"not JSON")
+    put(member.store, EPOCH_TOPIC, 0, body)
     member.log.append_epoch(1, member.file.identity)
     member.close()
     member = open_member(tmp_path, 1)
@@ -344,3 +345,17 @@ def test_what_was_lost_is_not_forgotten_by_an_opening_that_fails(
     again = open_member(tmp_path / "crashed", 1)
     assert again.file.identity != identity
     again.close()
+
+
+def test_of_a_piece_that_ends_inside_a_record_the_epochs_before_are_known(tmp_path: Path) -> None:
+    master, follower = open_member(tmp_path / "1", 1), open_member(tmp_path / "2", 2)
+    master.log.append_epoch(1, master.file.identity)
+    put(master.store, "T", 0, b"one")
+    data = log_bytes(master)
+    with pytest.raises(StoreCorruptError, match="inside a record"):
+        follower.log.append_copy(0, len(data) - 1, data[:-1])
+    assert list(follower.log.epochs) == list(follower.file.epochs) == [EpochStart(1, 0)]
+    copy(master, follower)
+    assert log_bytes(follower) == data
+    master.close()
+    follower.close()

@@ -14,6 +14,7 @@ from iotmq.replication.messages import (
     Action,
     Alarm,
     Confirmed,
+    Connect,
     CopyLog,
     CopyNeeded,
     Data,
@@ -545,3 +546,23 @@ def test_a_master_whose_log_is_damaged_ends_the_connection_of_who_needs_that_par
     log.append("message")
     bench.member.log_grew(1.5)
     assert bench.file.confirmed == log.end
+
+
+class PickyLog(SimLog):
+    """A log that finds no record in what it is given."""
+
+    def append_copy(self, position: int, end: int, content: object) -> None:
+        raise StoreCorruptError("the body's CRC is wrong")
+
+
+def test_a_follower_takes_no_bytes_that_are_no_log_and_goes_on() -> None:
+    bench = Bench()
+    bench.member = Member(bench.member.settings, PickyLog(), bench.file, bench.done.append)
+    bench.follow()
+    bench.member.received(1, data(0, 3), 0.0)
+    alarm, ended = bench.take()
+    assert isinstance(alarm, Alarm)
+    assert "member 1 sends what is no log" in alarm.text
+    assert ended == Disconnect(1, is_outgoing=True)
+    bench.member.tick(2.1)
+    assert Connect(1) in bench.take(), "it tries again after a while"
