@@ -221,7 +221,7 @@ class ReplicatedBroker:
             bytes_per_s=self._replication.copy_bytes_per_s,
             clock=self._clock,
         )
-        copying = self._copying = Copying(download, run.last_status)
+        copying = self._copying = Copying(download, run.last_status, check_member=run.check_member)
         self._listener.members = copying
         self._listener.refusal = lambda: copying.text
         try:
