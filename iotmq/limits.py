@@ -162,6 +162,8 @@ REPLICATION_MEMBER_MAX: Final = 127
 REPLICATION_MEMBERS_MAX: Final = 15
 REPLICATION_INCARNATION_CHARACTERS_MAX: Final = 64
 REPLICATION_EPOCHS_MAX: Final = 1_000
+# How far an epoch that another member names may be past the latest one known here: each was promised once.
+REPLICATION_EPOCHS_AHEAD_MAX: Final = 1_000_000
 # A copy of a member's data: how many a master makes at a time, the files of one, what one answer has of a
 # file, and the requests for pieces that may wait.
 REPLICATION_COPIES_MAX: Final = 2

@@ -183,6 +183,6 @@ def _decoded(beats: Mapping[int, SignOfLife]) -> Beats:
     for number, beat in beats.items():
         try:
             found[number] = (beat, msgspec.json.decode(beat.value, type=BeatValue))
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             logger.debug("invalid sign of life of member %d: %s", number, error)
     return found

@@ -160,7 +160,7 @@ class CopyDownload:
         answer = await _ask(connection, request, _BEGIN_S)
         try:
             return msgspec.json.decode(answer.body_bytes(), type=CopyList)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise StoreCorruptError(
                 f"the list of files of member {self.master} cannot be read: {error}"
             ) from error

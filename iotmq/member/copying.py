@@ -59,6 +59,7 @@ class Copies:
         self._threads = ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="iotmq-copy")
         self._copies: list[_Copy] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_stopping = False
         self._begun_count = 0
         self._sent_bytes = 0
 
@@ -98,11 +99,13 @@ class Copies:
                 copy.connection.close("idle copy")
 
     async def stop(self) -> None:
-        """End all copies; the store may be closed afterwards."""
+        """End all copies, and begin none any more; the store may be closed afterwards."""
+        self._is_stopping = True
         for copy in list(self._copies):
             self._give_up(copy, "this member stops, or is master no more")
             copy.connection.close("no master any more")
-        if self._tasks:
+        # The end of a read has its copy's directory deleted, by another task.
+        while self._tasks:
             await asyncio.wait(self._tasks)
         self._threads.shutdown(wait=False)
 
@@ -126,6 +129,8 @@ class Copies:
         )
 
     def _begin(self, connection: ServerConnection, request: Command, member: int) -> None:
+        if self._is_stopping:
+            raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, "this member begins anew")
         for copy in list(self._copies):
             if copy.member == member:
                 self._give_up(copy, "it begins anew")

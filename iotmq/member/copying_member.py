@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -27,8 +27,15 @@ logger = logging.getLogger("iotmq.replication")
 class Copying:
     """Takes one copy, and answers other members and operators meanwhile."""
 
-    def __init__(self, download: CopyDownload, last_status: Mapping[str, Any]) -> None:
-        """`last_status` is what the run before said of this member."""
+    def __init__(
+        self,
+        download: CopyDownload,
+        last_status: Mapping[str, Any],
+        *,
+        check_member: Callable[[ServerConnection, Command], None],
+    ) -> None:
+        """`last_status` is what the run before said of this member, `check_member` how it controlled access."""
+        self._check_member = check_member
         self._download = download
         self._last_status = last_status
         self._problem = ""
@@ -67,6 +74,7 @@ class Copying:
         """Answer what this member is doing, and refuse everything else."""
         if request.code != RequestCode.GET_MEMBER_STATUS:
             raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, self.text)
+        self._check_member(connection, request)
         download = self._download
         status = {
             **self._last_status,

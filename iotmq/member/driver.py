@@ -143,6 +143,8 @@ class MemberDriver:
         self._master_link: ClientConnection | None = None
         self._master_number = 0
         self._connects_count = 0
+        # The member that a connection is being made to; 0 for none.
+        self._connecting = 0
         self._follower_links: dict[int, ServerConnection] = {}
         self._tables = TableStream(events.tables)
         self._log_grew = NextTurn(self._report_growth)
@@ -409,8 +411,11 @@ class MemberDriver:
         elif isinstance(action, Confirmed):
             self._events.confirmed(action.position)
         elif isinstance(action, Connect):
-            self._connects_count += 1
-            self._spawn(self._connect(action.member, self._connects_count))
+            # One that takes its time is not begun anew: far away, none would ever come about.
+            if self._connecting != action.member:
+                self._connecting = action.member
+                self._connects_count += 1
+                self._spawn(self._connect(action.member, self._connects_count))
         elif isinstance(action, Disconnect):
             self._disconnect(action)
         elif isinstance(action, ReadState):
@@ -628,12 +633,14 @@ class MemberDriver:
             )
         except ConnectionClosedError as error:
             if count == self._connects_count:
+                self._connecting = 0
                 is_refused = isinstance(error.__cause__, ConnectionRefusedError)
                 self._link_closed(number, is_outgoing=True, is_refused=is_refused)
             return
         if count != self._connects_count or not self._is_running:
             link.abort("not wanted any more")
             return
+        self._connecting = 0
         self._drop_master()
         self._master_link, self._master_number = link, number
         self._tables.begin()
@@ -676,6 +683,7 @@ class MemberDriver:
         if action.is_outgoing:
             # A connection that is being made is for nobody any more.
             self._connects_count += 1
+            self._connecting = 0
             self._drop_master()
         elif (link := self._follower_links.pop(action.member, None)) is not None:
             link.close("no follower any more")

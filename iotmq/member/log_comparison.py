@@ -154,7 +154,7 @@ class LogComparison:
         )
         try:
             return msgspec.json.decode(answer.body_bytes(), type=LogChecksum)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BrokerError(
                 ResponseCode.SYSTEM_ERROR, f"the checksum of member {member} cannot be read: {error}"
             ) from None

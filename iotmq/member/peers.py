@@ -107,7 +107,7 @@ class PeerConnector:
         answer = await self.request(number, RequestCode.GET_MEMBER_STATUS, timeout_s=timeout_s)
         try:
             return msgspec.json.decode(answer.body_bytes(), type=dict[str, Any])
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BrokerError(
                 ResponseCode.SYSTEM_ERROR, f"the status of {self.address(number)} cannot be read: {error}"
             ) from None

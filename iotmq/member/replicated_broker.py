@@ -149,8 +149,9 @@ class ReplicatedBroker:
         if run is not None and run.is_serving and run.driver.hand_over():
             await happens_within(run.is_over, _HAND_OVER_S)
         self._stop_asked.set()
-        if run is not None:
-            run.is_over.set()
+        # A run that is made just now sees it for itself.
+        if self._run is not None:
+            self._run.is_over.set()
         if self._work is not None:
             await asyncio.wait([self._work])
         await self._listener.stop()
@@ -182,7 +183,8 @@ class ReplicatedBroker:
                 run = self._run
                 self._runs_count += 1
                 try:
-                    await run.run()
+                    if not self._stop_asked.is_set():
+                        await run.run()
                 finally:
                     await self._close_run()
                 if run.copy_from and not self._stop_asked.is_set():
@@ -219,7 +221,7 @@ class ReplicatedBroker:
             bytes_per_s=self._replication.copy_bytes_per_s,
             clock=self._clock,
         )
-        copying = self._copying = Copying(download, run.last_status)
+        copying = self._copying = Copying(download, run.last_status, check_member=run.check_member)
         self._listener.members = copying
         self._listener.refusal = lambda: copying.text
         try:
@@ -461,7 +463,8 @@ class _Run:
         if not self.driver.hand_over(number):
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
-                "this member is not master, or no such member is in sync: see `iotmq replication status`",
+                "this member is not master, no such member is in sync, or the consensus store does not answer: "
+                "see `iotmq replication status`",
             )
         return request.reply(ResponseCode.SUCCESS)
 

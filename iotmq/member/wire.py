@@ -86,13 +86,14 @@ def decode_open(request: Command) -> tuple[Introduction, Open]:
     """Decode the first message of a follower. RequestError when it cannot be one."""
     try:
         opening = _DECODER.decode(request.body_bytes())
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(ResponseCode.SYSTEM_ERROR, f"invalid open message: {error}") from None
-    identity, epochs = opening.identity, opening.epochs
+    introduction, identity, epochs = opening.introduction, opening.identity, opening.epochs
     positions = [start.position for start in epochs]
     if (
         not 1 <= identity.member <= limits.REPLICATION_MEMBER_MAX
         or len(identity.incarnation) > limits.REPLICATION_INCARNATION_CHARACTERS_MAX
+        or max(len(introduction.cluster), len(introduction.broker)) > limits.TOPIC_BYTES_MAX
         or not 0 <= opening.oldest <= opening.end < 2**62
         or not 0 <= opening.promised_epoch < 2**62
         or len(epochs) > limits.REPLICATION_EPOCHS_MAX
@@ -101,7 +102,7 @@ def decode_open(request: Command) -> tuple[Introduction, Open]:
         or (positions and not 0 <= positions[0] <= positions[-1] <= opening.end)
     ):
         raise RequestError(ResponseCode.SYSTEM_ERROR, "invalid open message: its numbers cannot be")
-    return opening.introduction, Open(
+    return introduction, Open(
         identity, opening.promised_epoch, opening.oldest, opening.end, opening.confirmed, epochs
     )
 
@@ -136,7 +137,7 @@ def decode_begin_copy(request: Command) -> tuple[Introduction, Identity]:
     """Decode the request that begins a copy. RequestError when it cannot be one."""
     try:
         wanted = _COPY_WANTED_DECODER.decode(request.body_bytes())
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(ResponseCode.SYSTEM_ERROR, f"invalid request for a copy: {error}") from None
     return wanted.introduction, wanted.identity
 

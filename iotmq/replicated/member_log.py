@@ -176,11 +176,11 @@ class StoreLog:
         queue = self._store.find_queue(EPOCH_TOPIC, 0)
         next_offset = 0 if queue is None else queue.next_offset
         taken = self._store.append_raw(position, content)  # type: ignore[arg-type]
-        if taken != end:
-            raise StoreCorruptError(f"a piece of the log ends inside a record: {taken} instead of {end}")
         queue = self._store.find_queue(EPOCH_TOPIC, 0)
         if queue is not None and queue.next_offset != next_offset:
-            self._begin(self._starts_between(position, end))
+            self._begin(self._starts_between(position, taken))
+        if taken != end:
+            raise StoreCorruptError(f"a piece of the log ends inside a record: {taken} instead of {end}")
 
     def cut(self, position: int) -> None:
         """Remove everything from `position` on, for good; what it was is kept aside. Raises StoreError."""
@@ -217,7 +217,7 @@ class StoreLog:
             return None
         try:
             return EpochStart(msgspec.json.decode(decode_record(view).body, type=_Epoch).epoch, position)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             # Anybody may send to the topic of a log that was not replicated.
             logger.warning("position %d: a record of topic %s that begins no epoch", position, EPOCH_TOPIC)
             return None

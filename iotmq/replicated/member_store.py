@@ -33,8 +33,11 @@ class MemberStore:
 
     def close(self) -> None:
         """Close the store, and write that the run has ended well. Raises StoreError."""
-        self.file.save()
-        self.store.close()
+        try:
+            self.file.save()
+        finally:
+            # Or the next run could not have the directory.
+            self.store.close()
         if self.store.flushed_position == self.store.appended_position:
             self.file.close()
 
@@ -66,14 +69,18 @@ def open_member_store(
         boot_id=boot_id,
     )
     store = Store.open(directory, settings, store_host=store_host, confirmed_limit=file.confirmed, **options)
-    damaged = [damage for damage in store.recovery.damage if damage.start_position < file.confirmed]
-    if damaged or store.appended_position < file.confirmed:
-        logger.error(
-            "the log of member %d has lost what was confirmed, from position %d on: it has to catch up",
-            member,
-            min([store.appended_position, *(damage.start_position for damage in damaged)]),
-        )
-        file.renew(confirmed=min(file.confirmed, store.appended_position))
-    elif store.confirmed_position > file.confirmed:
-        file.note_confirmed(store.confirmed_position)
-    return MemberStore(store, StoreLog(store, file, host=store_host), file)
+    try:
+        damaged = [damage for damage in store.recovery.damage if damage.start_position < file.confirmed]
+        if damaged or store.appended_position < file.confirmed:
+            logger.error(
+                "the log of member %d has lost what was confirmed, from position %d on: it has to catch up",
+                member,
+                min([store.appended_position, *(damage.start_position for damage in damaged)]),
+            )
+            file.renew(confirmed=min(file.confirmed, store.appended_position))
+        elif store.confirmed_position > file.confirmed:
+            file.note_confirmed(store.confirmed_position)
+        return MemberStore(store, StoreLog(store, file, host=store_host), file)
+    except BaseException:
+        store.close()
+        raise

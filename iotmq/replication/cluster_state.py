@@ -51,7 +51,7 @@ def decode_state(data: bytes) -> ClusterState:
     """A state as the consensus store holds it; StoreError when it is not one of this format."""
     try:
         state = msgspec.json.decode(data, type=ClusterState)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(f"invalid replication state in the consensus store: {error}") from None
     if state.format != FORMAT:
         raise StoreError(

@@ -11,6 +11,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from iotmq.errors import StoreCorruptError
 from iotmq.replication.cluster_state import ClusterState, Identity
 from iotmq.replication.epochs import common_point
 from iotmq.replication.messages import (
@@ -43,8 +44,9 @@ class Follower:
         self.is_refused = False
         # It is recorded as in sync, and its log is shorter than it was.
         self.has_lost = False
-        # Up to where it was sent the log, once it is told where to follow from.
+        # Up to where it was sent the log, once it is told where to follow from, and where that was.
         self.sent: int | None = None
+        self.sent_from = 0
         # The same over all its connections: one that comes again and again must not count as new each time.
         self.sent_most = 0
         # Up to where it has the log of this epoch.
@@ -147,10 +149,13 @@ class Leading:
         point = common_point(log.epochs, log.end, message.epochs, message.end)
         if point is None and log.oldest == 0:
             point = 0
+        if (point or 0) < (follower.acked or 0):
+            # It has lost what it had: nothing counts but what it acknowledges from now on.
+            follower.acked = None
         if point is None or point < log.oldest:
             self._do(Send(member, CopyNeeded(self.epoch)))
             return
-        follower.sent = point
+        follower.sent = follower.sent_from = point
         self._do(Send(member, FollowFrom(self.epoch, point, self.state.is_forced)))
         self._feed(follower, now_s)
 
@@ -223,6 +228,9 @@ class Leading:
             follower.has_lost = follower.has_lost and follower.identity in self.effective
             if self._settings.catch_up_bytes_per_s:
                 self._feed(follower, now_s)
+        if self._hand_over_to is not None and now_s >= self._hand_over_end_s and not self.is_fenced:
+            # Also while a change is not answered: clients wait meanwhile.
+            self._hand_over_to = None
         if self._change.is_pending:
             return
         if self._hand_over_to is not None and self._may_hand_over(self._hand_over_to, now_s):
@@ -253,8 +261,6 @@ class Leading:
             state = next_state(self.state, self._settings, in_sync, reason="handed over")
             self._change.propose(replace(state, epoch=self.epoch + 1, master=member), now_s)
             return True
-        if now_s >= self._hand_over_end_s:
-            self._hand_over_to = None
         return False
 
     def _propose(self, in_sync: Iterable[Identity], reason: str, now_s: float) -> None:
@@ -292,7 +298,12 @@ class Leading:
         is_in_sync = follower.identity in self.state.in_sync
         window_bytes = settings.window_bytes if is_in_sync else settings.catch_up_window_bytes
         while follower.is_connected and follower.sent is not None and follower.sent < self._log.end:
-            if follower.sent - (follower.acked or 0) >= window_bytes and follower.acked is not None:
+            if follower.sent < self._log.oldest:
+                # Retention was faster than it is.
+                follower.sent, follower.is_loading = None, False
+                self._do(Send(follower.identity.member, CopyNeeded(self.epoch)))
+                return
+            if follower.sent - max(follower.acked or 0, follower.sent_from) >= window_bytes:
                 return
             if follower.is_loading or (not is_in_sync and follower.spent_s > now_s):
                 return
@@ -303,7 +314,14 @@ class Leading:
             is_loaded = False
             if follower.acked is not None and follower.acked >= follower.sent_most:
                 follower.progress_s = now_s
-            end = self._log.piece_end(follower.sent, settings.chunk_bytes)
+            try:
+                end = self._log.piece_end(follower.sent, settings.chunk_bytes)
+            except StoreCorruptError as error:
+                # Of no concern to others: they have what is damaged here.
+                member, follower.sent, follower.is_connected = follower.identity.member, None, False
+                self._do(Alarm(f"the log cannot be read for member {member}: {error}"))
+                self._do(Disconnect(member, is_outgoing=False))
+                return
             self._send(follower, follower.sent, end, now_s)
             if settings.catch_up_bytes_per_s:
                 since_s = max(follower.spent_s, now_s - _BURST_S)

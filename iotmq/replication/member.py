@@ -12,6 +12,8 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
+from iotmq import limits
+from iotmq.errors import StoreCorruptError
 from iotmq.replication.cluster_state import ClusterState, Identity
 from iotmq.replication.leading import Leading
 from iotmq.replication.messages import (
@@ -242,7 +244,12 @@ class Member:
     def hand_over(self, member: int, now_s: float) -> bool:
         """Make an in-sync follower master; False when that is not possible now."""
         leading = self.leading
-        return self.role is Role.LEADING and leading is not None and leading.hand_over(member, now_s)
+        if leading is None or self.role is not Role.LEADING:
+            return False
+        if now_s - self._beats_s >= self.settings.current_s:
+            # The change would not be answered, and nothing of this epoch is confirmed once it is asked for.
+            return False
+        return leading.hand_over(member, now_s)
 
     def release(self) -> None:
         """Tell followers that this master stops. The member does nothing afterwards."""
@@ -407,6 +414,15 @@ class Member:
         member = message.identity.member
         if self.leading is None:
             self._do(Disconnect(member, is_outgoing=False))
+        elif message.promised_epoch > self.leading.epoch + limits.REPLICATION_EPOCHS_AHEAD_MAX:
+            # Epochs that were used up once are so for ever.
+            self._do(
+                Alarm(
+                    f"member {member} says to have promised epoch {message.promised_epoch}, and the latest "
+                    f"is {self.leading.epoch}: its file `replication` is damaged, or it is no member"
+                )
+            )
+            self._do(Disconnect(member, is_outgoing=False))
         elif message.promised_epoch > self.leading.epoch:
             # It will take nothing of this epoch any more: a later one is needed.
             if message.promised_epoch > self._file.promised_epoch:
@@ -431,7 +447,9 @@ class Member:
 
     def _follow_from(self, message: FollowFrom, now_s: float) -> None:
         log, file = self._log, self._file
-        if message.epoch < file.promised_epoch or message.position > log.end:
+        known = max(file.promised_epoch, self._following.wanted_epoch)
+        is_possible = file.promised_epoch <= message.epoch <= known + limits.REPLICATION_EPOCHS_AHEAD_MAX
+        if not is_possible or message.position > log.end:
             self._do(Disconnect(self._following.master, is_outgoing=True))
             return
         if message.epoch > file.promised_epoch:
@@ -462,7 +480,13 @@ class Member:
             return
         following.master_oldest = message.oldest
         if message.end > message.position:
-            log.append_copy(message.position, message.end, message.content)
+            try:
+                log.append_copy(message.position, message.end, message.content)
+            except StoreCorruptError as error:
+                # The master's fault, or the network's: this log is as good as it was.
+                self._do(Alarm(f"member {following.master} sends what is no log: {error}"))
+                self._do(Disconnect(following.master, is_outgoing=True))
+                return
         confirmed = min(message.confirmed, log.end)
         if confirmed > self._file.confirmed:
             self._file.note_confirmed(confirmed)

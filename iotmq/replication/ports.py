@@ -34,13 +34,16 @@ class MemberLog(Protocol):
         """Append the record that begins an epoch."""
 
     def piece_end(self, position: int, bytes_max: int) -> int:
-        """Return the end of a piece of whole records from `position` on: `bytes_max`, or one record."""
+        """Return the end of a piece of whole records from `position` on: `bytes_max`, or one record.
+
+        StoreCorruptError where no record is to be found.
+        """
 
     def is_at_hand(self, position: int, bytes_max: int) -> bool:
         """Return whether the piece from there on can be had without waiting for the disk."""
 
     def append_copy(self, position: int, end: int, content: object) -> None:
-        """Append what a master sent."""
+        """Append what a master sent. StoreCorruptError for bytes that are no log; whole records of it may stay."""
 
     def cut(self, position: int) -> None:
         """Remove everything from there on, for good: a crash afterwards does not bring it back."""
@@ -86,7 +89,7 @@ class MemberSettings(msgspec.Struct, frozen=True, kw_only=True):
     rank_s: float = 0.15
     """How long a member lets each better one go first."""
     current_s: float = 3.0
-    """A master that neither the consensus store nor its followers answer so long says so."""
+    """A master that the consensus store has not answered for so long hands over to nobody."""
     retry_s: float = 0.2
     poll_s: float = 2.0
     hand_over_s: float = 1.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from iotmq.message.records.record import encode_batch
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
+from iotmq.replicated.member_store import MemberStore
 from iotmq.replication.cluster_state import Identity
 from iotmq.replication.messages import Open
+from iotmq.replication.ports import MemberSettings
 from iotmq.replication.settings import ReplicationSettings
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
@@ -370,3 +373,48 @@ async def test_an_operator_is_told_when_members_do_not_say_that_they_have_it(
     answer = await change_topic(connection, "Made")
     assert answer.code == ResponseCode.SUCCESS
     assert "not all members in sync" in (answer.remark or "")
+
+
+async def test_a_member_that_is_stopped_while_it_opens_its_log_ends(
+    make: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = make(2)
+    master = await site.start_all()
+    await site.in_sync(2)
+    member = site.members[master]
+    opens, may_open = threading.Event(), threading.Event()
+    opening = member._open
+
+    def wait() -> MemberStore:
+        opens.set()
+        assert may_open.wait(30)
+        return opening()
+
+    monkeypatch.setattr(member, "_open", wait)
+    run = member._run
+    assert run is not None
+    assert run.driver.hand_over()
+    await soon(opens.is_set, "the former master opens its log")
+    stopping = asyncio.ensure_future(site.stop(master))
+    # It has asked for the end before the log is there.
+    await soon(member._stop_asked.is_set, "it is to stop")
+    may_open.set()
+    await asyncio.wait_for(stopping, 10)
+
+
+async def test_members_that_are_far_from_each_other_connect(
+    make: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = PeerConnector.connect
+
+    async def connect_from_afar(connector: PeerConnector, number: int, **options: Any) -> ClientConnection:
+        # Two ways and back, and the handshake of TLS: longer than the pause before the next attempt.
+        await asyncio.sleep(2 * MemberSettings().retry_s)
+        return await connect(connector, number, **options)
+
+    monkeypatch.setattr(PeerConnector, "connect", connect_from_afar)
+    site = make(2)
+    await site.start_all()
+    await site.in_sync(2)
+    connection = await site.connect(await site.master())
+    assert (await send(connection, b"one")).code == ResponseCode.SUCCESS

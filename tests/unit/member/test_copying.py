@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -17,12 +19,13 @@ from iotmq.addresses import address_text
 from iotmq.errors import RequestError
 from iotmq.member.copy_download import CopyDownload, CopyError
 from iotmq.member.copying import COPY_CODES, IDLE_S, Copies
+from iotmq.member.copying_member import Copying
 from iotmq.member.peers import PeerConnector
 from iotmq.member.wire import Introduction, decode_begin_copy, encode_begin_copy
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
-from iotmq.remoting.server import RemotingServer, ServerConnection
+from iotmq.remoting.server import RemotingServer, ServerConnection, absent_connection
 from iotmq.replicated.hot_copy import HotCopy
 from iotmq.replicated.member_store import MemberStore, open_member_store
 from iotmq.replication.cluster_state import Identity
@@ -271,3 +274,55 @@ async def test_without_a_data_directory_of_its_own_nothing_is_copied(
     shutil.rmtree(follower[0])
     with pytest.raises(Exception, match="is not there"):
         await download(master, follower).run()
+
+
+async def test_a_member_that_takes_a_copy_says_how_far_it_is_to_those_who_may_ask(
+    master: Master, follower: tuple[Path, Identity]
+) -> None:
+    may_ask = False
+
+    def check(connection: ServerConnection, request: Command) -> None:
+        if not may_ask:
+            raise RequestError(ResponseCode.NO_PERMISSION, "not you")
+
+    copying = Copying(download(master, follower), {"member": 2}, check_member=check)
+    request = Command.request(RequestCode.GET_MEMBER_STATUS)
+    with pytest.raises(RequestError, match="not you"):
+        copying.handle(absent_connection(), request)
+    may_ask = True
+    answer = copying.handle(absent_connection(), request)
+    assert answer is not None
+    assert b'"role":"copying"' in answer.body_bytes()
+
+
+async def test_the_directory_of_a_copy_is_gone_when_serving_copies_has_ended(
+    master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also that of one of which a piece is read at that time, and that takes a while to delete."""
+    reads, may_read, closed = threading.Event(), threading.Event(), []
+    read, close = HotCopy.read, HotCopy.close
+
+    def read_slowly(hot: HotCopy, number: int, at: int, size: int) -> tuple[bytes, int]:
+        reads.set()
+        assert may_read.wait(30)
+        return read(hot, number, at, size)
+
+    def close_slowly(hot: HotCopy) -> None:
+        time.sleep(0.1)
+        close(hot)
+        closed.append(hot)
+
+    monkeypatch.setattr(HotCopy, "read", read_slowly)
+    monkeypatch.setattr(HotCopy, "close", close_slowly)
+    connection, _ = await begin(master, 2)
+    connection.request(a_read()).cancel()
+    await soon(reads.is_set, "a piece is read")
+    stopping = asyncio.ensure_future(master.copies.stop())
+    await soon(lambda: master.copies._copies[0].is_ended, "it is to end")
+    may_read.set()
+    await stopping
+    assert len(closed) == 1
+    assert list((master.opened.store.directory / "copies").iterdir()) == []
+    connection, answer = await begin(master, 2)
+    assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert master.copies.held_position is None

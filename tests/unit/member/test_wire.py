@@ -7,7 +7,14 @@ import pytest
 
 from iotmq import limits
 from iotmq.errors import RequestError
-from iotmq.member.wire import Introduction, decode, decode_open, encode, encode_open
+from iotmq.member.wire import (
+    Introduction,
+    decode,
+    decode_begin_copy,
+    decode_open,
+    encode,
+    encode_open,
+)
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.frames.frame import FrameReader
@@ -105,11 +112,15 @@ def test_of_too_many_epochs_the_newest_are_told() -> None:
         {"epochs": [(n, n) for n in range(limits.REPLICATION_EPOCHS_MAX + 1)], "end": 2_000},
         {"epochs": 1},
         {"introduction": {}},
+        {"introduction": {"cluster": "c" * (limits.TOPIC_BYTES_MAX + 1), "broker": "b", "segment_bytes": 1}},
+        {"introduction": {"cluster": "c", "broker": "b" * (limits.TOPIC_BYTES_MAX + 1), "segment_bytes": 1}},
     ],
 )
 def test_an_open_whose_numbers_cannot_be_is_refused(changes: dict[str, object]) -> None:
     decode_open(opening())
     decode_open(opening(identity=(2, "x" * limits.REPLICATION_INCARNATION_CHARACTERS_MAX)))
+    name = "n" * limits.TOPIC_BYTES_MAX
+    decode_open(opening(introduction={"cluster": name, "broker": name, "segment_bytes": 1}))
     with pytest.raises(RequestError, match="invalid open message"):
         decode_open(opening(**changes))
 
@@ -130,3 +141,13 @@ def test_an_open_whose_numbers_cannot_be_is_refused(changes: dict[str, object]) 
 def test_a_message_that_cannot_be_is_refused(fields: dict[str, str], body: bytes) -> None:
     with pytest.raises(RequestError):
         decode(Command.request(RequestCode.MEMBER_MESSAGE, fields, body))
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"introduction": {"cluster": "\xff"}}', b'{"x": ' + b"[" * 100_000], ids=["no text", "deep"]
+)
+def test_a_body_that_is_no_json_is_refused(body: bytes) -> None:
+    request = Command.request(RequestCode.MEMBER_MESSAGE, {"kind": "open"}, body)
+    for decode_body in (decode_open, decode_begin_copy):
+        with pytest.raises(RequestError):
+            decode_body(request)

@@ -6,13 +6,15 @@ import gc
 import os
 import random
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from manual_clock import ManualClock
 from store_model import HOST, SMALL, bodies_of, put, wait_flushed
 
-from iotmq.errors import StoreCorruptError
+from iotmq.errors import StoreCorruptError, StoreError
+from iotmq.replicated.member_file import CONFIRMED_NAME, MemberFile
 from iotmq.replicated.member_log import DIVERGED_DIRECTORY, EPOCH_TOPIC
 from iotmq.replicated.member_store import MemberStore, open_member_store
 from iotmq.replication.epochs import EpochStart, common_point
@@ -202,11 +204,12 @@ def test_a_log_that_lost_what_was_confirmed_has_a_new_incarnation(
     again.close()
 
 
+@pytest.mark.parametrize("body", [b"not JSON", b'{"incarnation": "\xff"}'])
 def test_records_that_begin_no_epoch_are_passed_over(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, body: bytes
 ) -> None:
     member = open_member(tmp_path, 1)
-    put(member.store, EPOCH_TOPIC, 0, b"not JSON")
+    put(member.store, EPOCH_TOPIC, 0, body)
     member.log.append_epoch(1, member.file.identity)
     member.close()
     member = open_member(tmp_path, 1)
@@ -281,3 +284,78 @@ def test_members_that_change_roles_end_with_the_same_log(tmp_path: Path, seed: i
         assert bodies_of(member.store, "T", 0) == acknowledged
         assert member.store.check() == []
         member.close()
+
+
+def test_a_directory_is_let_go_when_the_disk_does_not_take_the_last_word(tmp_path: Path) -> None:
+    member = open_member(tmp_path, 1)
+    member.log.append_epoch(1, member.file.identity)
+    confirm(member, member.log.end)
+    # As if the disk were full.
+    (tmp_path / CONFIRMED_NAME).mkdir()
+    with pytest.raises(StoreError, match="cannot write"):
+        member.close()
+    (tmp_path / CONFIRMED_NAME).rmdir()
+    member = open_member(tmp_path, 1)
+    assert [start.epoch for start in member.log.epochs] == [1]
+    member.close()
+
+
+def test_a_directory_is_let_go_when_opening_fails_behind_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = open_member(tmp_path, 1)
+    member.log.append_epoch(1, member.file.identity)
+    member.file.note_epochs([])
+    member.close()
+
+    def refuse(file: MemberFile, epochs: Iterable[EpochStart]) -> None:
+        raise StoreError("no room")
+
+    monkeypatch.setattr(MemberFile, "note_epochs", refuse)
+    with pytest.raises(StoreError, match="no room"):
+        open_member(tmp_path, 1)
+    monkeypatch.undo()
+    member = open_member(tmp_path, 1)
+    assert [start.epoch for start in member.log.epochs] == [1]
+    member.close()
+
+
+def test_what_was_lost_is_not_forgotten_by_an_opening_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = open_member(tmp_path / "run", 1)
+    for number in range(5):
+        put(member.store, "T", 0, b"%d" % number * 300)
+    confirm(member, member.log.end)
+    member.file.save()
+    shutil.copytree(tmp_path / "run", tmp_path / "crashed")
+    identity, middle = member.file.identity, member.log.end // 2
+    member.close()
+    with open(min((tmp_path / "crashed" / "commitlog").iterdir()), "r+b") as segment:
+        segment.seek(middle)
+        segment.write(b"\xee" * 40)
+
+    def refuse(file: MemberFile, *, confirmed: int) -> None:
+        raise StoreError("no room")
+
+    monkeypatch.setattr(MemberFile, "renew", refuse)
+    with pytest.raises(StoreError, match="no room"):
+        open_member(tmp_path / "crashed", 1)
+    monkeypatch.undo()
+    again = open_member(tmp_path / "crashed", 1)
+    assert again.file.identity != identity
+    again.close()
+
+
+def test_of_a_piece_that_ends_inside_a_record_the_epochs_before_are_known(tmp_path: Path) -> None:
+    master, follower = open_member(tmp_path / "1", 1), open_member(tmp_path / "2", 2)
+    master.log.append_epoch(1, master.file.identity)
+    put(master.store, "T", 0, b"one")
+    data = log_bytes(master)
+    with pytest.raises(StoreCorruptError, match="inside a record"):
+        follower.log.append_copy(0, len(data) - 1, data[:-1])
+    assert list(follower.log.epochs) == list(follower.file.epochs) == [EpochStart(1, 0)]
+    copy(master, follower)
+    assert log_bytes(follower) == data
+    master.close()
+    follower.close()

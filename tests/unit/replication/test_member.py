@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from replication_sim import SimFile, SimLog
 
+from iotmq import limits
+from iotmq.errors import StoreCorruptError, StoreError
 from iotmq.replication.cluster_state import ClusterState, Identity, decode_state
 from iotmq.replication.member import Beat, Member, Role
 from iotmq.replication.messages import (
@@ -12,6 +14,7 @@ from iotmq.replication.messages import (
     Action,
     Alarm,
     Confirmed,
+    Connect,
     CopyLog,
     CopyNeeded,
     Data,
@@ -333,13 +336,13 @@ def test_what_is_not_in_memory_is_loaded_before_it_is_sent() -> None:
     actions = bench.take()
     assert sent_by(actions) == [(0, 10)], "what was loaded is not asked about again"
     assert LoadLog(1, 10) in actions
-    log.loaded = {20}
+    log.loaded = set(range(20, 100))
+    bench.member.received(1, Ack(1, 10, 10), 1.2)
+    assert bench.take() == [], "it waits for the load"
     bench.member.log_loaded(1, 10, 1.2)
-    assert sent_by(bench.take()) == [(10, 20), (20, 30)]
     # A follower that catches up has its own, smaller window.
-    log.loaded = set(range(100))
+    assert sent_by(bench.take()) == [(10, 20), (20, 30)]
     bench.member.received(1, Ack(1, 10, 10), 1.3)
-    bench.member.log_loaded(1, 30, 1.3)
     assert sent_by(bench.take()) == []
     bench.member.received(1, Ack(1, 30, 30), 1.3)
     assert sent_by(bench.take()) == [(30, 40), (40, 50)]
@@ -383,3 +386,183 @@ def test_a_follower_that_catches_up_is_sent_the_log_at_a_rate() -> None:
         bench.member.tick(now_s)
         sent += sent_by(bench.take())
     assert max(end for _, end in sent) == pytest.approx(500, abs=21)
+
+
+def test_a_follower_out_of_sync_that_has_lost_its_end_counts_from_what_it_has_now() -> None:
+    bench = Bench()
+    bench.told(ClusterState(epoch=1, master=2, in_sync=(B,)))
+    bench.log.append("message")
+    bench.member.log_grew(0.0)
+    bench.member.received(1, Open(A, 0, 0, 0, 0, ()), 0.0)
+    bench.member.received(1, Ack(1, bench.log.end, bench.log.end), 0.0)
+    assert bench.file.confirmed == bench.log.end
+    # Before it is recorded, an older copy of its directory is put back.
+    bench.member.link_closed(1, 0.1, is_outgoing=False)
+    bench.member.received(1, Open(A, 0, 0, 0, 0, ()), 0.1)
+    bench.member.received(1, Ack(1, 0, 0), 0.1)
+    bench.take()
+    bench.member.tick(0.1)
+    assert not any(isinstance(action, ReplaceState) for action in bench.take()), "it has nothing"
+    bench.member.received(1, Ack(1, bench.log.end, bench.log.end), 0.2)
+    bench.member.tick(0.2)
+    (asked,) = [action for action in bench.take() if isinstance(action, ReplaceState)]
+    assert asked.state.in_sync == (A, B)
+
+
+def test_a_new_follower_is_sent_no_more_than_its_window_before_it_answers() -> None:
+    bench = Bench(chunk_bytes=10, catch_up_window_bytes=20)
+    for number in range(500):
+        bench.log.append(("message", 1, number))
+    bench.told(ClusterState(epoch=1, master=2, in_sync=(B,)))
+    bench.take()
+    bench.member.received(1, Open(A, 0, 0, 0, 0, ()), 1.0)
+    assert sent_by(bench.take()) == [(0, 10), (10, 20)]
+    bench.member.received(1, Ack(1, 0, 0), 1.0)
+    assert sent_by(bench.take()) == []
+    bench.member.received(1, Ack(1, 20, 20), 1.0)
+    assert sent_by(bench.take()) == [(20, 30), (30, 40)]
+
+
+def lead_two() -> Bench:
+    """A master with another member in sync that has everything."""
+    bench = Bench()
+    bench.told(ClusterState(epoch=1, master=2, in_sync=(A, B)))
+    bench.member.received(1, Open(A, 0, 0, 0, 0, ()), 0.0)
+    bench.member.received(1, Ack(1, bench.log.end, bench.log.end), 0.0)
+    assert bench.member.role is Role.LEADING
+    bench.take()
+    return bench
+
+
+def test_a_hand_over_is_given_up_while_a_change_is_not_answered() -> None:
+    bench = lead_two()
+    c = Identity(3, "c")
+    bench.member.received(3, Open(c, 0, 0, 0, 0, ()), 0.0)
+    bench.member.received(3, Ack(1, bench.log.end, bench.log.end), 0.0)
+    bench.member.tick(0.1)
+    assert any(isinstance(action, ReplaceState) for action in bench.take()), "the third is to be recorded"
+    leading = bench.member.leading
+    assert leading is not None
+    assert bench.member.hand_over(1, 0.2)
+    for tenths in range(3, 12):
+        bench.member.tick(tenths / 10)
+        assert leading.is_handing_over
+    bench.member.tick(1.3)
+    assert not leading.is_handing_over, "messages are taken again"
+    assert leading.takes_appends
+
+
+def test_nothing_is_handed_over_while_the_consensus_store_is_away() -> None:
+    bench = lead_two()
+    # The signs of life were read last at 0.
+    assert not bench.member.hand_over(1, 3.1)
+    bench.member.received(1, Ack(1, bench.log.end, bench.log.end), 3.1)
+    bench.member.tick(3.1)
+    assert not any(isinstance(action, ReplaceState) for action in bench.take())
+    bench.log.append("message")
+    bench.member.log_grew(3.2)
+    bench.member.received(1, Ack(1, bench.log.end, bench.log.end), 3.2)
+    assert bench.file.confirmed == bench.log.end, "messages are confirmed all the same"
+    bench.member.beaten({}, 3.3)
+    assert bench.member.hand_over(1, 3.3)
+
+
+@pytest.mark.parametrize("value", [b"", b"[]", b'{"reason": "\xff"}', b'{"x": ' + b"[" * 100_000])
+def test_a_state_that_cannot_be_read_is_refused(value: bytes) -> None:
+    with pytest.raises(StoreError, match="invalid replication state"):
+        decode_state(value)
+
+
+def test_a_follower_with_an_epoch_that_nobody_can_have_promised_uses_up_none() -> None:
+    bench = Bench()
+    bench.told(ClusterState(epoch=1, master=2, in_sync=(B,)))
+    bench.take()
+    bench.member.received(1, Open(A, limits.REPLICATION_EPOCHS_AHEAD_MAX + 2, 0, 0, 0, ()), 0.0)
+    alarm, ended = bench.take()
+    assert isinstance(alarm, Alarm)
+    assert ended == Disconnect(1, is_outgoing=False)
+    assert (bench.member.role, bench.file.promised_epoch) == (Role.LEADING, 1)
+    bench.member.received(1, Open(A, limits.REPLICATION_EPOCHS_AHEAD_MAX + 1, 0, 0, 0, ()), 0.0)
+    assert bench.file.promised_epoch == limits.REPLICATION_EPOCHS_AHEAD_MAX + 2
+
+
+def test_a_master_with_an_epoch_that_cannot_be_is_promised_nothing() -> None:
+    bench = Bench()
+    bench.told(ClusterState(epoch=1, master=1, in_sync=(A, B)))
+    bench.member.link_opened(1, 0.0)
+    bench.take()
+    bench.member.received(1, FollowFrom(limits.REPLICATION_EPOCHS_AHEAD_MAX + 2, 0, False), 0.0)
+    assert bench.take() == [Disconnect(1, is_outgoing=True)]
+    assert bench.file.promised_epoch == 0
+    bench.member.received(1, FollowFrom(limits.REPLICATION_EPOCHS_AHEAD_MAX + 1, 0, False), 0.0)
+    assert bench.file.promised_epoch == limits.REPLICATION_EPOCHS_AHEAD_MAX + 1
+
+
+def test_a_follower_that_retention_overtakes_is_to_take_a_copy() -> None:
+    bench, log = lead_with_a_cold_log()
+    log.loaded = set(range(20))
+    bench.member.received(1, Open(A, 0, 0, 0, 0, ()), 1.0)
+    bench.take()
+    log.oldest = 30
+    bench.member.received(1, Ack(1, 20, 20), 1.0)
+    assert bench.take() == [Send(1, CopyNeeded(1))]
+    bench.member.tick(1.5)
+    assert sent_by(bench.take()) == []
+
+
+def test_a_load_that_retention_overtakes_is_followed_by_a_copy() -> None:
+    bench, log = lead_with_a_cold_log()
+    bench.member.received(1, Open(A, 0, 0, 0, 0, ()), 1.0)
+    assert LoadLog(1, 0) in bench.take()
+    log.oldest = 30
+    bench.member.log_loaded(1, 0, 1.1)
+    assert bench.take() == [Send(1, CopyNeeded(1))]
+
+
+class DamagedLog(SimLog):
+    """A log in which the disk has lost a record."""
+
+    def piece_end(self, position: int, bytes_max: int) -> int:
+        if position <= 10 < position + bytes_max:
+            raise StoreCorruptError("no record at position 10")
+        return super().piece_end(position, bytes_max)
+
+
+def test_a_master_whose_log_is_damaged_ends_the_connection_of_who_needs_that_part_only() -> None:
+    bench = Bench(chunk_bytes=10)
+    log = DamagedLog()
+    bench.member = Member(bench.member.settings, log, bench.file, bench.done.append)
+    for number in range(50):
+        log.append(("message", 1, number))
+    bench.told(ClusterState(epoch=1, master=2, in_sync=(B,)))
+    bench.take()
+    bench.member.received(1, Open(A, 0, 0, 0, 0, ()), 1.0)
+    *_, alarm, ended = bench.take()
+    assert isinstance(alarm, Alarm)
+    assert "cannot be read for member 1" in alarm.text
+    assert ended == Disconnect(1, is_outgoing=False)
+    bench.member.tick(1.5)
+    assert bench.take() == [], "nothing is sent on a connection that has ended"
+    log.append("message")
+    bench.member.log_grew(1.5)
+    assert bench.file.confirmed == log.end
+
+
+class PickyLog(SimLog):
+    """A log that finds no record in what it is given."""
+
+    def append_copy(self, position: int, end: int, content: object) -> None:
+        raise StoreCorruptError("the body's CRC is wrong")
+
+
+def test_a_follower_takes_no_bytes_that_are_no_log_and_goes_on() -> None:
+    bench = Bench()
+    bench.member = Member(bench.member.settings, PickyLog(), bench.file, bench.done.append)
+    bench.follow()
+    bench.member.received(1, data(0, 3), 0.0)
+    alarm, ended = bench.take()
+    assert isinstance(alarm, Alarm)
+    assert "member 1 sends what is no log" in alarm.text
+    assert ended == Disconnect(1, is_outgoing=True)
+    bench.member.tick(2.1)
+    assert Connect(1) in bench.take(), "it tries again after a while"
