@@ -299,19 +299,33 @@ class _RelayedClient:
 
     def _forward(self, link: ClientConnection, request: Command, size: int) -> None:
         self._relay.count_relayed()
-        if request.is_oneway:
+        opaque = request.opaque
+        try:
+            answer = self._pass_on(link, request)
+        except ValueError as error:
+            # Clients may write a header in fewer bytes than we do.
             self._release(size)
-            link.send_oneway(request)
+            request.opaque = opaque
+            self.connection.reply(request.reply(ResponseCode.SYSTEM_ERROR, remark=f"not passed on: {error}"))
+            return
+        if answer is None:
+            self._release(size)
         else:
-            opaque = request.opaque
-            held_ms = 0
-            if request.code in _PULLS:
-                held_ms = _milliseconds(request.ext.get("suspendTimeoutMillis", ""))
-            answer = link.request(request, _ANSWER_S + held_ms / 1000)
             # Waiting must not keep it alive.
             request.body = b""
             answer.add_done_callback(partial(self._answered, request, opaque, size))
         self._keep_pace(self.connection, link)
+
+    @staticmethod
+    def _pass_on(link: ClientConnection, request: Command) -> asyncio.Future[Command] | None:
+        """Send a request on; its answer is to come, unless it is oneway. ValueError when it has no room."""
+        if request.is_oneway:
+            link.send_oneway(request)
+            return None
+        held_ms = 0
+        if request.code in _PULLS:
+            held_ms = _milliseconds(request.ext.get("suspendTimeoutMillis", ""))
+        return link.request(request, _ANSWER_S + held_ms / 1000)
 
     def _answered(self, request: Command, opaque: int, size: int, future: asyncio.Future[Command]) -> None:
         self._release(size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -312,6 +313,40 @@ async def test_a_master_that_does_not_answer_in_time_is_not_waited_for(
         master.connections[1].reply(master.requests[1].reply(ResponseCode.PULL_NOT_FOUND))
         assert (await slow).code == ResponseCode.PULL_NOT_FOUND
         await in_flight(follower, 0)
+
+
+def unpassable(opaque: int) -> bytes:
+    """Return the frame of a request whose header is as large as may be, and larger when written again."""
+    begin, end = b'{"code":10,"opaque":%d,"extFields":{"topic":"' % opaque, b'"}}'
+    header = begin + b"t" * (limits.HEADER_BYTES_MAX - len(begin) - len(end)) + end
+    return struct.pack(">ii", 4 + len(header), len(header)) + header
+
+
+async def test_a_request_that_cannot_be_written_again_is_refused_and_counts_no_more() -> None:
+    async with relayed() as (master, follower, client):
+        await client.request(send(), WAIT_S)
+        assert client._transport is not None
+        client._transport.write(unpassable(opaque=7))
+        await soon(lambda: client._traffic.responses_unmatched == 1, "it is answered")
+        assert (await client.request(send(), WAIT_S)).code == ResponseCode.SUCCESS
+        await in_flight(follower, 0)
+        assert follower.listener._relay.bytes_in_flight == 0
+        assert len(master.requests) == 2
+
+
+async def test_a_request_that_cannot_be_written_again_and_waited_does_not_hold_up_those_behind_it() -> None:
+    async with sites() as (master, follower):
+        client = await ClientConnection.connect("127.0.0.1", follower.port)
+        assert client._transport is not None
+        client._transport.write(unpassable(opaque=7))
+        last = client.request(send(b"last"), WAIT_S)
+        await soon(lambda: samples(follower)["iotmq_replication_relayed_in_flight"], "it waits for a master")
+        follower.listener.master = lambda: 1
+        await master.serve()
+        assert (await last).body_bytes() == b"last"
+        await in_flight(follower, 0)
+        assert client._traffic.responses_unmatched == 1
+        await client.close()
 
 
 async def test_bytes_of_a_connection_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
