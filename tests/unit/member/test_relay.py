@@ -349,6 +349,21 @@ async def test_a_request_that_cannot_be_written_again_and_waited_does_not_hold_u
         await client.close()
 
 
+async def test_a_master_that_the_settings_do_not_name_is_one_that_cannot_be_reached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(relay_module, "_HOLD_S", 0.2)
+    async with relayed() as (_, follower, client):
+        await client.request(send(), WAIT_S)
+        # Before it is noticed that this is another one, the former counts as reachable.
+        monkeypatch.setattr(follower.listener._relay, "_master", lambda: 9)
+        other = await ClientConnection.connect("127.0.0.1", follower.port)
+        answer = await other.request(send(), WAIT_S)
+        assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        await in_flight(follower, 0)
+        await other.close()
+
+
 async def test_bytes_of_a_connection_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     size = 1_000 + relay_module._REQUEST_BYTES
     monkeypatch.setattr(limits, "RELAYED_BYTES_OF_CONNECTION_MAX", 2 * size)
