@@ -126,6 +126,11 @@ def pull(offset: str = "17") -> Command:
     )
 
 
+def of_java(request: Command) -> Command:
+    request.language = LanguageCode.JAVA
+    return request
+
+
 def own_address(client: ClientConnection) -> tuple[str, int]:
     assert client._transport is not None
     host, port = client._transport.get_extra_info("sockname")
@@ -282,7 +287,7 @@ async def test_what_is_in_flight_when_the_master_ends_is_refused_and_the_next_go
         first.answers = nothing
         follower.listener.master = lambda: 1
         client = await ClientConnection.connect("127.0.0.1", follower.port)
-        futures = [client.request(send(), WAIT_S), client.request(pull(), WAIT_S)]
+        futures = [client.request(of_java(send()), WAIT_S), client.request(of_java(pull()), WAIT_S)]
         await soon(lambda: len(first.requests) == 2, "they are there")
         # Silent, and master no more: nobody waits for its end.
         await second.serve()
@@ -303,12 +308,12 @@ async def test_a_master_that_does_not_answer_in_time_is_not_waited_for(
     monkeypatch.setattr(relay_module, "_ANSWER_S", 0.1)
     async with relayed() as (master, follower, client):
         master.answers = nothing
-        answer = await client.request(send(), WAIT_S)
+        answer = await client.request(of_java(send()), WAIT_S)
         assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
         # A pull may be held for as long as it says, in addition.
-        slow = client.request(pull(), WAIT_S)
+        slow = client.request(of_java(pull()), WAIT_S)
         await soon(lambda: len(master.requests) == 2, "it is there")
-        await client.request(send(), WAIT_S)
+        await client.request(of_java(send()), WAIT_S)
         assert not slow.done()
         master.connections[1].reply(master.requests[1].reply(ResponseCode.PULL_NOT_FOUND))
         assert (await slow).code == ResponseCode.PULL_NOT_FOUND
@@ -362,6 +367,47 @@ async def test_a_master_that_the_settings_do_not_name_is_one_that_cannot_be_reac
         assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
         await in_flight(follower, 0)
         await other.close()
+
+
+async def test_a_client_of_our_own_ends_with_its_link() -> None:
+    """It learns that what it has there has ended, and is not told of a refusal of what may be stored."""
+    async with sites(3) as (first, second, follower):
+        await first.serve()
+        follower.listener.master = lambda: 1
+        client, idle = [await ClientConnection.connect("127.0.0.1", follower.port) for _ in range(2)]
+        await idle.request(Command.request(RequestCode.ATTACH_FILTERS), WAIT_S)
+        assert (await client.request(send(), WAIT_S)).code == ResponseCode.SUCCESS
+        first.answers = nothing
+        unanswered = client.request(send(), WAIT_S)
+        await soon(lambda: len(first.requests) == 3, "it is there")
+        await second.serve()
+        follower.listener.master = lambda: 2
+        with pytest.raises(ConnectionClosedError):
+            await unanswered
+        await soon(lambda: idle.is_closed, "one that waits for nothing ends, too")
+        await in_flight(follower, 0)
+        again = await ClientConnection.connect("127.0.0.1", follower.port)
+        assert (await again.request(send(), WAIT_S)).ext == {"by": "2"}
+        await again.close()
+
+
+async def test_a_client_of_our_own_ends_when_its_member_becomes_master() -> None:
+    async with relayed() as (master, follower, client):
+        await client.request(Command.request(RequestCode.INTRODUCE_FRONT_END), WAIT_S)
+        await follower.serve()
+        await soon(lambda: client.is_closed, "what it had at the former master is not here")
+        await soon(lambda: master.connections[0].is_closed, "its link has ended")
+
+
+async def test_a_client_of_our_own_is_not_told_of_a_refusal_when_the_master_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(relay_module, "_ANSWER_S", 0.1)
+    async with relayed() as (master, follower, client):
+        master.answers = nothing
+        with pytest.raises(ConnectionClosedError):
+            await client.request(send(), WAIT_S)
+        await in_flight(follower, 0)
 
 
 async def test_bytes_of_a_connection_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -511,10 +557,6 @@ async def test_clients_that_wait_for_nothing_stay_when_the_broker_leaves() -> No
         clients = [await ClientConnection.connect("127.0.0.1", former.port) for _ in range(4)]
         client, waiting, own, front_end = clients
 
-        def of_java(request: Command) -> Command:
-            request.language = LanguageCode.JAVA
-            return request
-
         await client.request(of_java(send()), WAIT_S)
         await own.request(Command.request(RequestCode.HEART_BEAT), WAIT_S)
         await front_end.request(of_java(Command.request(RequestCode.ATTACH_FILTERS)), WAIT_S)
@@ -540,7 +582,7 @@ async def test_clients_that_wait_for_nothing_stay_when_the_broker_leaves() -> No
 
 async def test_links_end_when_the_broker_leaves_and_their_clients_stay() -> None:
     async with relayed() as (master, _, client):
-        await client.request(send(), WAIT_S)
+        await client.request(of_java(send()), WAIT_S)
         await master.seat.stop()
         await soon(lambda: master.connections[0].is_closed, "its link has ended")
         assert not client.is_closed
