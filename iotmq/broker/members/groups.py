@@ -118,7 +118,7 @@ class Groups:
         self._producers_of: dict[ServerConnection, set[tuple[str, str]]] = {}
         self.expired_count = 0
         self.changed: ChangedKeys[_ConsumerKey] = ChangedKeys(limits.CHANGED_CONSUMERS_MAX)
-        # Consumers of the master, while this is a follower.
+        # Consumers of the master, while this is a follower; the one heard of last comes last.
         self._copied: dict[_ConsumerKey, CopiedConsumer] = {}
         self.version = DataVersion()
 
@@ -259,14 +259,16 @@ class Groups:
         copied, self._copied = self._copied, {}
         seen_s = self._clock.monotonic_s() - self.expiry_s + _RESTORED_S
         restored: dict[str, ConsumerGroup] = {}
+        # What came with others of the group may be from before a member came or changed its subscriptions.
+        latest = {name: consumer for (name, _), consumer in copied.items()}
         for (name, client_id), consumer in copied.items():
             group = restored.get(name)
             if group is None:
                 group = restored[name] = self._consumers.setdefault(name, ConsumerGroup(name))
-                group.consume_type = consumer.consume_type
-                group.message_model = consumer.message_model
-                group.consume_from_where = consumer.consume_from_where
-                group.subscribe(consumer.subscriptions)
+                group.consume_type = latest[name].consume_type
+                group.message_model = latest[name].message_model
+                group.consume_from_where = latest[name].consume_from_where
+                group.subscribe(latest[name].subscriptions)
             member = Member(
                 client_id, connection, language=consumer.language, version=consumer.version, seen_s=seen_s
             )
@@ -300,10 +302,9 @@ class Groups:
         if len(table) + len(new) > limits.COPIED_CONSUMERS_MAX:
             raise RefusedError(f"more than {limits.COPIED_CONSUMERS_MAX} consumers")
         for consumer in entries:
+            table.pop(consumer.key, None)
             if consumer.is_there:
                 table[consumer.key] = consumer
-            else:
-                table.pop(consumer.key, None)
 
     def replace(self, copy: dict[_ConsumerKey, CopiedConsumer]) -> None:
         """Hold what a copy has."""

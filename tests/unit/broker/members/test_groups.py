@@ -336,6 +336,30 @@ def test_followers_hear_of_heartbeats_and_of_those_that_leave(groups: Groups, cl
     assert other.restore(FakeConnection()) == []  # type: ignore[arg-type]
 
 
+def test_what_was_heard_last_of_a_group_is_what_the_next_master_knows_of_it(
+    groups: Groups, clock: ManualClock
+) -> None:
+    """Else a member that came a moment ago pulls with a subscription that is newer than the group's."""
+
+    def subscribed(version: int, *topics: str) -> list[dict[str, Any]]:
+        return [{"topic": topic, "subString": "*", "subVersion": version} for topic in topics]
+
+    follower = Groups(clock, expiry_s=120)
+    groups.changed.track()
+    for client_id, subscriptions in [("c1", subscribed(1, "T")), ("c2", subscribed(5, "T", "U"))]:
+        register(groups, FakeConnection(), beat(client_id, subscriptions=subscriptions))
+        follower.apply(list(groups.entries_of(groups.changed.take() or set())), None)
+    (group,) = follower.restore(FakeConnection())  # type: ignore[arg-type]
+    assert {name: data.sub_version for name, data in group.subscriptions.items()} == {"T": 5, "U": 5}
+    # One that was known before, and says something new, is the latest as well.
+    follower = Groups(clock, expiry_s=120)
+    follower.apply(copied(groups), None)
+    register(groups, FakeConnection(), beat("c1", subscriptions=subscribed(9, "T")))
+    follower.apply(list(groups.entries_of(groups.changed.take() or set())), None)
+    (group,) = follower.restore(FakeConnection())  # type: ignore[arg-type]
+    assert {name: data.sub_version for name, data in group.subscriptions.items()} == {"T": 9}
+
+
 def test_copied_consumers_have_a_maximum(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "COPIED_CONSUMERS_MAX", 2)
     follower = Groups(clock, expiry_s=120)
