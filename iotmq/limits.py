@@ -168,7 +168,7 @@ REPLICATION_COPIES_MAX: Final = 2
 COPY_FILES_MAX: Final = 50_000
 COPY_PIECE_BYTES_MAX: Final = 1024 * 1024
 COPY_READS_MAX: Final = 16
-# Members of consumer groups that a follower knows of, and how many may
+# Consumer groups and their members that a follower knows of, and how many may
 # change before all are sent again.
 COPIED_CONSUMERS_MAX: Final = 262_144
 CHANGED_CONSUMERS_MAX: Final = 16_384
