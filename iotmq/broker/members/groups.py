@@ -304,16 +304,16 @@ class Groups:
     def apply(
         self, entries: Sequence[CopiedConsumer], copy: dict[_ConsumerKey, CopiedConsumer] | None
     ) -> None:
-        """Change a copy, or the table. RequestError (1) past the maximum, and then nothing has changed."""
+        """Change a copy, or the table. What comes past the maximum is left out.
+
+        The master has no such maximum, and would find no follower that takes what it has.
+        """
         table = self._copied if copy is None else copy
-        new = {consumer.key for consumer in entries if consumer.is_there} - table.keys()
-        if len(table) + len(new) > limits.COPIED_CONSUMERS_MAX:
-            raise RefusedError(f"more than {limits.COPIED_CONSUMERS_MAX} consumers")
         for consumer in entries:
-            if consumer.is_there:
-                table[consumer.key] = consumer
-            else:
+            if not consumer.is_there:
                 table.pop(consumer.key, None)
+            elif consumer.key in table or len(table) < limits.COPIED_CONSUMERS_MAX:
+                table[consumer.key] = consumer
 
     def replace(self, copy: dict[_ConsumerKey, CopiedConsumer]) -> None:
         """Hold what a copy has."""

@@ -378,15 +378,28 @@ def test_what_a_group_has_is_sent_once_and_not_with_each_of_its_members(groups: 
         assert len(msgspec.msgpack.encode(entries)) < len(body) + count * 100
 
 
-def test_copied_consumers_have_a_maximum(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "COPIED_CONSUMERS_MAX", 2)
+def test_consumers_past_the_maximum_are_not_known_to_the_next_master(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A master has no such maximum: a follower that refused its table could not follow any more."""
+    monkeypatch.setattr(limits, "COPIED_CONSUMERS_MAX", 3)
     follower = Groups(clock, expiry_s=120)
-    follower.apply([CopiedConsumer(("g", client_id), True) for client_id in ("a", "b")], None)
-    follower.apply([CopiedConsumer(("g", "b"), True), CopiedConsumer(("g", "x"), False)], None)
-    with pytest.raises(RequestError, match="more than 2"):
-        follower.apply([CopiedConsumer(("g", "a"), False), CopiedConsumer(("g", "c"), True)], None)
-    (group,) = follower.restore(FakeConnection())  # type: ignore[arg-type]
-    assert list(group.members) == ["a", "b"]
+    copy = follower.new_copy()
+
+    def come(*client_ids: str) -> list[CopiedConsumer]:
+        return [CopiedConsumer(("g", client_id), True) for client_id in client_ids]
+
+    for table in (copy, None):
+        follower.apply(come("", "a", "b"), table)
+        follower.apply([CopiedConsumer(("g", "b"), True, 7), CopiedConsumer(("g", "x"), False)], table)
+        follower.apply(come("c"), table)
+        follower.apply([CopiedConsumer(("g", "a"), False), *come("d", "e")], table)
+    for _ in range(2):
+        (group,) = follower.restore(FakeConnection())  # type: ignore[arg-type]
+        assert list(group.members) == ["b", "d"]
+        assert group.members["b"].language == 7
+        follower = Groups(clock, expiry_s=120)
+        follower.replace(copy)
 
 
 @pytest.mark.parametrize("over", [0, 1])
