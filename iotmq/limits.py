@@ -170,8 +170,8 @@ REPLICATION_COPIES_MAX: Final = 2
 COPY_FILES_MAX: Final = 50_000
 COPY_PIECE_BYTES_MAX: Final = 1024 * 1024
 COPY_READS_MAX: Final = 16
-# Members of consumer groups that a follower knows of, and how many may
-# change before all are sent again.
+# Consumer groups and their members that a follower knows of, others are left out; and how many may change
+# before all are sent again.
 COPIED_CONSUMERS_MAX: Final = 262_144
 CHANGED_CONSUMERS_MAX: Final = 16_384
 # What a member passes on to the master: requests of all its clients without an answer yet, their bytes, and

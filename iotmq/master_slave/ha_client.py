@@ -155,6 +155,8 @@ class HaClient:
             return
         self.connects_count += 1
         self._link = link
+        if address != self._address:
+            link.close("the master has another address")
         try:
             while not await happens_within(link.ended, _LOOK_S):
                 link.look()

@@ -11,7 +11,7 @@ import msgspec
 
 from iotmq.addresses import address_text, parse_address
 from iotmq.broker.settings import BrokerSettings
-from iotmq.errors import BrokerError, IotmqError
+from iotmq.errors import BrokerError, ConnectionClosedError, IotmqError
 from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
@@ -64,16 +64,21 @@ class MasterCalls:
 
     async def body(self, code: int) -> bytes:
         """Return the body of the master's answer to a request without fields. IotmqError without one."""
-        assert self._address is not None, "call_at comes first"
+        address = self._address
+        assert address is not None, "call_at comes first"
         connection = self._connection
         if connection is None or connection.is_closed:
-            connection = self._connection = await ClientConnection.connect(
-                *self._address, timeout_s=_TIMEOUT_S, credentials=self._credentials, tls=self._tls
+            connection = await ClientConnection.connect(
+                *address, timeout_s=_TIMEOUT_S, credentials=self._credentials, tls=self._tls
             )
+            if address != self._address:
+                connection.abort("not needed any more")
+                raise ConnectionClosedError("the master has another address")
+            self._connection = connection
         answer = await connection.request(Command.request(code), timeout_s=_TIMEOUT_S)
         if answer.code != ResponseCode.SUCCESS:
             raise BrokerError(
-                answer.code, answer.remark or f"no reason, by the master {address_text(*self._address)}"
+                answer.code, answer.remark or f"no reason, by the master {address_text(*address)}"
             )
         return bytes(answer.body_bytes())
 
@@ -138,19 +143,19 @@ async def find_master(settings: BrokerSettings) -> tuple[str, int] | None:
         except IotmqError as error:
             logger.debug("registry %s does not say who is master: %s", registry, error)
             continue
-        address = found.broker_addr_table.get(settings.name, _Group()).broker_addrs.get(_MASTER_ID)
+        address = told_address(found.broker_addr_table.get(settings.name, _Group()).broker_addrs, _MASTER_ID)
         if address is not None:
-            return parse_address(address)
+            return address
     return None
 
 
 def told_address(ext: Mapping[str, str], field: str) -> tuple[str, int] | None:
-    """Return an address among the fields of a registry's answer; None when it has none that can be one."""
+    """Return an address among those in a registry's answer; None when it has none that can be one."""
     text = ext.get(field, "")
     if not text:
         return None
     try:
         return parse_address(text)
     except ValueError as error:
-        logger.warning("a registry tells of the master's %s: %s", field, error)
+        logger.warning("a registry tells of the master (%s): %s", field, error)
         return None

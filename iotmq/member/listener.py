@@ -73,7 +73,12 @@ class MemberListener:
         """Why clients are refused while no broker serves."""
         self.master: Callable[[], int | None] = lambda: None
         """The number of the member recorded as master; None when that is this one, or nobody."""
-        self._relay = Relay(connector, master=lambda: self.master(), refusal=lambda: self.refusal())
+        self._relay = Relay(
+            connector,
+            master=lambda: self.master(),
+            refusal=lambda: self.refusal(),
+            is_own=self._own.__contains__,
+        )
         # Clients that came by way of another member. They are not passed on again.
         self._relayed: set[ServerConnection] = set()
         # Connections that end because a broker leaves; set when the last one has gone.

@@ -39,11 +39,8 @@ class PeerConnector:
         on_lost: OnLost | None = None,
     ) -> ClientConnection:
         """Connect to a member. ConnectionClosedError, with the system's error as its cause."""
-        address = self.members.get(number)
-        if address is None:
-            raise ConnectionClosedError(f"replication.members does not name member {number}")
         return await ClientConnection.connect(
-            *address,
+            *self._address_of(number),
             on_request=on_request,
             on_lost=on_lost,
             timeout_s=timeout_s,
@@ -66,7 +63,11 @@ class PeerConnector:
         ConnectionClosedError, RequestTimeoutError; BrokerError when the member is not master.
         """
         connection = await ClientConnection.connect(
-            *self.members[number], on_request=on_request, on_lost=on_lost, timeout_s=timeout_s, tls=self._tls
+            *self._address_of(number),
+            on_request=on_request,
+            on_lost=on_lost,
+            timeout_s=timeout_s,
+            tls=self._tls,
         )
         introduction = Command.request(RequestCode.RELAY_CLIENT, {"host": host, "port": str(port)})
         if self._credentials is not None:
@@ -113,5 +114,13 @@ class PeerConnector:
             ) from None
 
     def address(self, number: int) -> str:
-        """Return HOST:PORT of a member."""
-        return address_text(*self.members[number])
+        """Return HOST:PORT of a member, or what is to be said of one that the settings do not name."""
+        address = self.members.get(number)
+        return "which replication.members does not name here" if address is None else address_text(*address)
+
+    def _address_of(self, number: int) -> tuple[str, int]:
+        """Return where a member is. ConnectionClosedError: members that were added later are not known here."""
+        address = self.members.get(number)
+        if address is None:
+            raise ConnectionClosedError(f"replication.members does not name member {number}")
+        return address

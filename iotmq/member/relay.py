@@ -10,6 +10,9 @@ While no master is known, or it does not serve yet, requests wait for up to `_HO
 read from their client. When a link ends, pulls are answered with "again at once", and everything else as by
 a broker that takes no requests: the client does not know whether a message was stored, as after a lost
 connection.
+
+For clients of iotmq's own the end of the link is the end of their connection. A front end that went on would
+believe that the next master knows its filters and sessions, and a producer that it was refused.
 """
 
 from __future__ import annotations
@@ -54,13 +57,20 @@ class Relay:
     """The links of the clients of one member."""
 
     def __init__(
-        self, connector: PeerConnector, *, master: Callable[[], int | None], refusal: Callable[[], str]
+        self,
+        connector: PeerConnector,
+        *,
+        master: Callable[[], int | None],
+        refusal: Callable[[], str],
+        is_own: Callable[[ServerConnection], bool],
     ) -> None:
         """`master` gives the number of the member recorded as master, None for this one or none.
 
-        `refusal` says why this member does not serve, and where the master is.
+        `refusal` says why this member does not serve, and where the master is. `is_own` tells clients that
+        have to see it when what they have at the master has ended.
         """
         self._connector = connector
+        self.is_own = is_own
         self._master = master
         self._refusal = refusal
         self._clients: dict[ServerConnection, _RelayedClient] = {}
@@ -299,25 +309,40 @@ class _RelayedClient:
 
     def _forward(self, link: ClientConnection, request: Command, size: int) -> None:
         self._relay.count_relayed()
-        if request.is_oneway:
+        opaque = request.opaque
+        try:
+            answer = self._pass_on(link, request)
+        except ValueError as error:
+            # Clients may write a header in fewer bytes than we do.
             self._release(size)
-            link.send_oneway(request)
+            request.opaque = opaque
+            self.connection.reply(request.reply(ResponseCode.SYSTEM_ERROR, remark=f"not passed on: {error}"))
+            return
+        if answer is None:
+            self._release(size)
         else:
-            opaque = request.opaque
-            held_ms = 0
-            if request.code in _PULLS:
-                held_ms = _milliseconds(request.ext.get("suspendTimeoutMillis", ""))
-            answer = link.request(request, _ANSWER_S + held_ms / 1000)
             # Waiting must not keep it alive.
             request.body = b""
             answer.add_done_callback(partial(self._answered, request, opaque, size))
         self._keep_pace(self.connection, link)
 
+    @staticmethod
+    def _pass_on(link: ClientConnection, request: Command) -> asyncio.Future[Command] | None:
+        """Send a request on; its answer is to come, unless it is oneway. ValueError when it has no room."""
+        if request.is_oneway:
+            link.send_oneway(request)
+            return None
+        held_ms = 0
+        if request.code in _PULLS:
+            held_ms = _milliseconds(request.ext.get("suspendTimeoutMillis", ""))
+        return link.request(request, _ANSWER_S + held_ms / 1000)
+
     def _answered(self, request: Command, opaque: int, size: int, future: asyncio.Future[Command]) -> None:
         self._release(size)
         request.opaque = opaque
         if future.exception() is not None:
-            self.connection.reply(self._relay.refuse(request))
+            if not self._part("no answer of the master"):
+                self.connection.reply(self._relay.refuse(request))
             return
         answer = future.result()
         answer.opaque = opaque
@@ -354,9 +379,17 @@ class _RelayedClient:
             source.resume()
 
     def link_lost(self, link: ClientConnection) -> None:
-        """Forget the link, whose requests have been refused; the next request opens another one."""
+        """Forget the link, whose requests have failed; the next request opens another one."""
         if link is self._link:
             self._link = None
+            self._part("the link to the master has ended")
+
+    def _part(self, reason: str) -> bool:
+        """End the connection of a client that sees by it what has become of its requests, and nothing else."""
+        if not self._relay.is_own(self.connection):
+            return False
+        self.connection.close(reason)
+        return True
 
     def drop(self, reason: str) -> None:
         """End the link, if there is one."""

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from iotmq.addresses import address_text
 from iotmq.broker.broker import Broker
 from iotmq.broker.broker_role import BrokerRole
 from iotmq.broker.registration.advertised_address import resolve_store_host
@@ -308,8 +307,8 @@ class ReplicatedBroker:
         return self._replication.member
 
     def master_address(self, number: int) -> str:
-        """Return HOST:PORT of a member."""
-        return address_text(*self._connector.members[number])
+        """Return HOST:PORT of a member, or why it is not known."""
+        return self._connector.address(number)
 
 
 class _Run:

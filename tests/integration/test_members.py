@@ -65,6 +65,26 @@ async def test_a_follower_passes_requests_on_to_the_master(make: MakeSite) -> No
     assert len(bodies(site, master)) == 1
 
 
+async def test_a_member_that_does_not_know_the_master_s_address_refuses_and_answers(make: MakeSite) -> None:
+    """As while a member is added: others are restarted with the longer list later."""
+    site = make()
+    master = await site.start_all()
+    await site.in_sync(3)
+    follower = next(number for number in site.members if number != master)
+    await site.stop(follower)
+    known = tuple(f"{n}=127.0.0.1:{port}" for n, port in site.ports.items() if n != master)
+    await site.start(follower, replication={"members": known})
+    await soon(lambda: (site.status(follower) or {}).get("state"), "it has read who is master")
+    connection = await site.connect(follower)
+    answer = await send(connection, b"lost?")
+    assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert f"member {master}" in str(answer.remark)
+    # Nothing more is read from a client whose requests wait.
+    answer = await send(connection, b"and again")
+    assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    await connection.close()
+
+
 async def test_operators_ask_and_hand_over(make: MakeSite) -> None:
     site = make()
     master = await site.start_all()

@@ -32,8 +32,9 @@ BROADCASTING = "BROADCASTING"
 # A consumer that came by a former master has so long for its next heartbeat: two of them.
 _RESTORED_S: Final = 60.0
 
-# Group, client id.
+# Group, client id; without one it is the group itself.
 _ConsumerKey: TypeAlias = tuple[str, str]
+_GROUP: Final = ""
 
 
 class Member:
@@ -52,7 +53,10 @@ class Member:
 
 
 class CopiedConsumer(NamedTuple):
-    """A client in a consumer group, with what its group has; `is_there` is False for one that has left."""
+    """A client in a consumer group, or what the group has; `is_there` is False for one that has left.
+
+    What a group has is sent once, and not with each member: it may be a mebibyte.
+    """
 
     key: _ConsumerKey
     is_there: bool
@@ -164,8 +168,10 @@ class Groups:
             )
             if group.subscribe(data.subscription_data_set or ()) or is_new:
                 changed.append(name)
+            if is_new:
+                self.changed.note((name, client_id))
             # Clients raise the versions of subscriptions that are the same, and pull with the new ones.
-            self.changed.note((name, client_id))
+            self.changed.note((name, _GROUP))
         for producer in producers:
             self._join(
                 self._producers.setdefault(producer.group_name, {}),
@@ -260,13 +266,17 @@ class Groups:
         seen_s = self._clock.monotonic_s() - self.expiry_s + _RESTORED_S
         restored: dict[str, ConsumerGroup] = {}
         for (name, client_id), consumer in copied.items():
+            if client_id == _GROUP:
+                continue
             group = restored.get(name)
             if group is None:
                 group = restored[name] = self._consumers.setdefault(name, ConsumerGroup(name))
-                group.consume_type = consumer.consume_type
-                group.message_model = consumer.message_model
-                group.consume_from_where = consumer.consume_from_where
-                group.subscribe(consumer.subscriptions)
+                of_group = copied.get((name, _GROUP), CopiedConsumer((name, _GROUP), False))
+                group.consume_type = of_group.consume_type
+                group.message_model = of_group.message_model
+                group.consume_from_where = of_group.consume_from_where
+                group.subscribe(of_group.subscriptions)
+                self.changed.note((name, _GROUP))
             member = Member(
                 client_id, connection, language=consumer.language, version=consumer.version, seen_s=seen_s
             )
@@ -277,9 +287,9 @@ class Groups:
     # What followers are sent, and take (copied_table.KeyedTable)
 
     def copied_entries(self) -> Iterator[CopiedConsumer]:
-        """Yield all consumers."""
+        """Yield all groups and their consumers."""
         for group in list(self._consumers.values()):
-            for client_id in list(group.members):
+            for client_id in [_GROUP, *group.members]:
                 yield self._copied_consumer((group.name, client_id))
 
     def entries_of(self, keys: set[_ConsumerKey]) -> Iterator[CopiedConsumer]:
@@ -294,35 +304,40 @@ class Groups:
     def apply(
         self, entries: Sequence[CopiedConsumer], copy: dict[_ConsumerKey, CopiedConsumer] | None
     ) -> None:
-        """Change a copy, or the table. RequestError (1) past the maximum, and then nothing has changed."""
+        """Change a copy, or the table. What comes past the maximum is left out.
+
+        The master has no such maximum, and would find no follower that takes what it has.
+        """
         table = self._copied if copy is None else copy
-        new = {consumer.key for consumer in entries if consumer.is_there} - table.keys()
-        if len(table) + len(new) > limits.COPIED_CONSUMERS_MAX:
-            raise RefusedError(f"more than {limits.COPIED_CONSUMERS_MAX} consumers")
         for consumer in entries:
-            if consumer.is_there:
-                table[consumer.key] = consumer
-            else:
+            if not consumer.is_there:
                 table.pop(consumer.key, None)
+            elif consumer.key in table or len(table) < limits.COPIED_CONSUMERS_MAX:
+                table[consumer.key] = consumer
 
     def replace(self, copy: dict[_ConsumerKey, CopiedConsumer]) -> None:
         """Hold what a copy has."""
         self._copied = copy
 
     def _copied_consumer(self, key: _ConsumerKey) -> CopiedConsumer:
-        group = self._consumers.get(key[0])
-        member = None if group is None else group.members.get(key[1])
-        if group is None or member is None:
+        name, client_id = key
+        group = self._consumers.get(name)
+        if group is None:
             return CopiedConsumer(key, False)
-        return CopiedConsumer(
-            key,
-            True,
-            member.language,
-            member.version,
-            group.consume_type,
-            group.message_model,
-            group.consume_from_where,
-            tuple(group.subscriptions.values()),
+        if client_id == _GROUP:
+            return CopiedConsumer(
+                key,
+                True,
+                consume_type=group.consume_type,
+                message_model=group.message_model,
+                consume_from_where=group.consume_from_where,
+                subscriptions=tuple(group.subscriptions.values()),
+            )
+        member = group.members.get(client_id)
+        return (
+            CopiedConsumer(key, False)
+            if member is None
+            else CopiedConsumer(key, True, member.language, member.version)
         )
 
     def metrics(self) -> Iterable[Metric]:
@@ -400,6 +415,7 @@ class Groups:
             return False
         if not group.members:
             del self._consumers[name]
+            self.changed.note((name, _GROUP))
         _discard(self._consumers_of, member.connection, (name, client_id))
         self.changed.note((name, client_id))
         return True

@@ -129,8 +129,10 @@ class Connections:
         known = self._addresses.get(address)
         if known is None:
             return
-        if known.connecting is not None:
-            known.connecting.cancel()
+        # Not left to the task: one that has not begun to run ends without a word.
+        connecting, known.connecting = known.connecting, None
+        if connecting is not None:
+            connecting.cancel()
         connection, known.connection = known.connection, None
         if connection is not None:
             connection.abort("dropped")
@@ -185,7 +187,9 @@ class Connections:
             known.not_before_s = self._clock.monotonic_s() + known.backoff.next_s()
             raise ConnectionClosedError(known.last_error) from error
         finally:
-            known.connecting = None
+            # After a drop it is another try's.
+            if known.connecting is asyncio.current_task():
+                known.connecting = None
         known.connection = connection
         known.connected_s = self._clock.monotonic_s()
         known.not_before_s = 0.0

@@ -147,3 +147,29 @@ async def test_a_master_that_does_not_listen_is_tried_again(
         writer.close()
     await soon(lambda: "no connection to 127.0.0.1" in caplog.text, "it says so")
     assert not bench.client.is_connected
+
+
+async def test_a_master_that_moves_while_the_former_address_is_tried_is_followed_to_the_new_one(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.master()
+    former: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
+    is_trying, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def wait_for_the_disk() -> bool:
+        is_trying.set()
+        await goes_on.wait()
+        return True
+
+    async def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await former.put(writer)
+
+    monkeypatch.setattr(bench.client, "_is_all_confirmed", wait_for_the_disk)
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
+        bench.client.follow(server.sockets[0].getsockname()[:2])
+        await is_trying.wait()
+        bench.client.follow(bench.server.sockets[0].getsockname()[:2])
+        goes_on.set()
+        await bench.master()
+        while not former.empty():
+            former.get_nowait().close()

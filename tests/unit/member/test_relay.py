@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -123,6 +124,11 @@ def pull(offset: str = "17") -> Command:
     return Command.request(
         RequestCode.PULL_MESSAGE, {"queueOffset": offset, "suspendTimeoutMillis": "1000", "topic": "t"}
     )
+
+
+def of_java(request: Command) -> Command:
+    request.language = LanguageCode.JAVA
+    return request
 
 
 def own_address(client: ClientConnection) -> tuple[str, int]:
@@ -281,7 +287,7 @@ async def test_what_is_in_flight_when_the_master_ends_is_refused_and_the_next_go
         first.answers = nothing
         follower.listener.master = lambda: 1
         client = await ClientConnection.connect("127.0.0.1", follower.port)
-        futures = [client.request(send(), WAIT_S), client.request(pull(), WAIT_S)]
+        futures = [client.request(of_java(send()), WAIT_S), client.request(of_java(pull()), WAIT_S)]
         await soon(lambda: len(first.requests) == 2, "they are there")
         # Silent, and master no more: nobody waits for its end.
         await second.serve()
@@ -302,15 +308,105 @@ async def test_a_master_that_does_not_answer_in_time_is_not_waited_for(
     monkeypatch.setattr(relay_module, "_ANSWER_S", 0.1)
     async with relayed() as (master, follower, client):
         master.answers = nothing
-        answer = await client.request(send(), WAIT_S)
+        answer = await client.request(of_java(send()), WAIT_S)
         assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
         # A pull may be held for as long as it says, in addition.
-        slow = client.request(pull(), WAIT_S)
+        slow = client.request(of_java(pull()), WAIT_S)
         await soon(lambda: len(master.requests) == 2, "it is there")
-        await client.request(send(), WAIT_S)
+        await client.request(of_java(send()), WAIT_S)
         assert not slow.done()
         master.connections[1].reply(master.requests[1].reply(ResponseCode.PULL_NOT_FOUND))
         assert (await slow).code == ResponseCode.PULL_NOT_FOUND
+        await in_flight(follower, 0)
+
+
+def unpassable(opaque: int) -> bytes:
+    """Return the frame of a request whose header is as large as may be, and larger when written again."""
+    begin, end = b'{"code":10,"opaque":%d,"extFields":{"topic":"' % opaque, b'"}}'
+    header = begin + b"t" * (limits.HEADER_BYTES_MAX - len(begin) - len(end)) + end
+    return struct.pack(">ii", 4 + len(header), len(header)) + header
+
+
+async def test_a_request_that_cannot_be_written_again_is_refused_and_counts_no_more() -> None:
+    async with relayed() as (master, follower, client):
+        await client.request(send(), WAIT_S)
+        assert client._transport is not None
+        client._transport.write(unpassable(opaque=7))
+        await soon(lambda: client._traffic.responses_unmatched == 1, "it is answered")
+        assert (await client.request(send(), WAIT_S)).code == ResponseCode.SUCCESS
+        await in_flight(follower, 0)
+        assert follower.listener._relay.bytes_in_flight == 0
+        assert len(master.requests) == 2
+
+
+async def test_a_request_that_cannot_be_written_again_and_waited_does_not_hold_up_those_behind_it() -> None:
+    async with sites() as (master, follower):
+        client = await ClientConnection.connect("127.0.0.1", follower.port)
+        assert client._transport is not None
+        client._transport.write(unpassable(opaque=7))
+        last = client.request(send(b"last"), WAIT_S)
+        await soon(lambda: samples(follower)["iotmq_replication_relayed_in_flight"], "it waits for a master")
+        follower.listener.master = lambda: 1
+        await master.serve()
+        assert (await last).body_bytes() == b"last"
+        await in_flight(follower, 0)
+        assert client._traffic.responses_unmatched == 1
+        await client.close()
+
+
+async def test_a_master_that_the_settings_do_not_name_is_one_that_cannot_be_reached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(relay_module, "_HOLD_S", 0.2)
+    async with relayed() as (_, follower, client):
+        await client.request(send(), WAIT_S)
+        # Before it is noticed that this is another one, the former counts as reachable.
+        monkeypatch.setattr(follower.listener._relay, "_master", lambda: 9)
+        other = await ClientConnection.connect("127.0.0.1", follower.port)
+        answer = await other.request(send(), WAIT_S)
+        assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        await in_flight(follower, 0)
+        await other.close()
+
+
+async def test_a_client_of_our_own_ends_with_its_link() -> None:
+    """It learns that what it has there has ended, and is not told of a refusal of what may be stored."""
+    async with sites(3) as (first, second, follower):
+        await first.serve()
+        follower.listener.master = lambda: 1
+        client, idle = [await ClientConnection.connect("127.0.0.1", follower.port) for _ in range(2)]
+        await idle.request(Command.request(RequestCode.ATTACH_FILTERS), WAIT_S)
+        assert (await client.request(send(), WAIT_S)).code == ResponseCode.SUCCESS
+        first.answers = nothing
+        unanswered = client.request(send(), WAIT_S)
+        await soon(lambda: len(first.requests) == 3, "it is there")
+        await second.serve()
+        follower.listener.master = lambda: 2
+        with pytest.raises(ConnectionClosedError):
+            await unanswered
+        await soon(lambda: idle.is_closed, "one that waits for nothing ends, too")
+        await in_flight(follower, 0)
+        again = await ClientConnection.connect("127.0.0.1", follower.port)
+        assert (await again.request(send(), WAIT_S)).ext == {"by": "2"}
+        await again.close()
+
+
+async def test_a_client_of_our_own_ends_when_its_member_becomes_master() -> None:
+    async with relayed() as (master, follower, client):
+        await client.request(Command.request(RequestCode.INTRODUCE_FRONT_END), WAIT_S)
+        await follower.serve()
+        await soon(lambda: client.is_closed, "what it had at the former master is not here")
+        await soon(lambda: master.connections[0].is_closed, "its link has ended")
+
+
+async def test_a_client_of_our_own_is_not_told_of_a_refusal_when_the_master_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(relay_module, "_ANSWER_S", 0.1)
+    async with relayed() as (master, follower, client):
+        master.answers = nothing
+        with pytest.raises(ConnectionClosedError):
+            await client.request(send(), WAIT_S)
         await in_flight(follower, 0)
 
 
@@ -461,10 +557,6 @@ async def test_clients_that_wait_for_nothing_stay_when_the_broker_leaves() -> No
         clients = [await ClientConnection.connect("127.0.0.1", former.port) for _ in range(4)]
         client, waiting, own, front_end = clients
 
-        def of_java(request: Command) -> Command:
-            request.language = LanguageCode.JAVA
-            return request
-
         await client.request(of_java(send()), WAIT_S)
         await own.request(Command.request(RequestCode.HEART_BEAT), WAIT_S)
         await front_end.request(of_java(Command.request(RequestCode.ATTACH_FILTERS)), WAIT_S)
@@ -490,7 +582,7 @@ async def test_clients_that_wait_for_nothing_stay_when_the_broker_leaves() -> No
 
 async def test_links_end_when_the_broker_leaves_and_their_clients_stay() -> None:
     async with relayed() as (master, _, client):
-        await client.request(send(), WAIT_S)
+        await client.request(of_java(send()), WAIT_S)
         await master.seat.stop()
         await soon(lambda: master.connections[0].is_closed, "its link has ended")
         assert not client.is_closed

@@ -316,19 +316,21 @@ def test_followers_hear_of_heartbeats_and_of_those_that_leave(groups: Groups, cl
     register(groups, connection, beat())
     assert groups.changed.take() == set()
     groups.changed.track()
+    follower.apply(copied(groups), None)
     # The same filter with a newer version, by which the client pulls from then on.
     newer = [{"topic": "T", "subString": "*", "subVersion": 2}]
     assert register(groups, connection, beat(subscriptions=newer)) == []
     keys = groups.changed.take()
     assert keys is not None
-    assert keys == {("g", "c1")}
+    # What changes is the group's.
+    assert keys == {("g", "")}
     follower.apply(list(groups.entries_of(keys)), None)
     goodbye(groups, connection, consumer="g")
     keys = groups.changed.take()
     assert keys is not None
-    assert keys == {("g", "c1")}
+    assert keys == {("g", "c1"), ("g", "")}
     left = list(groups.entries_of(keys))
-    assert [consumer.is_there for consumer in left] == [False]
+    assert [consumer.is_there for consumer in left] == [False, False]
     (kept,) = follower.restore(FakeConnection())  # type: ignore[arg-type]
     assert kept.subscriptions["T"].sub_version == 2
     other = Groups(clock, expiry_s=120)
@@ -336,15 +338,68 @@ def test_followers_hear_of_heartbeats_and_of_those_that_leave(groups: Groups, cl
     assert other.restore(FakeConnection()) == []  # type: ignore[arg-type]
 
 
-def test_copied_consumers_have_a_maximum(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "COPIED_CONSUMERS_MAX", 2)
+def test_what_was_heard_last_of_a_group_is_what_the_next_master_knows_of_it(
+    groups: Groups, clock: ManualClock
+) -> None:
+    """Else a member that came a moment ago pulls with a subscription that is newer than the group's."""
+
+    def subscribed(version: int, *topics: str) -> list[dict[str, Any]]:
+        return [{"topic": topic, "subString": "*", "subVersion": version} for topic in topics]
+
     follower = Groups(clock, expiry_s=120)
-    follower.apply([CopiedConsumer(("g", client_id), True) for client_id in ("a", "b")], None)
-    follower.apply([CopiedConsumer(("g", "b"), True), CopiedConsumer(("g", "x"), False)], None)
-    with pytest.raises(RequestError, match="more than 2"):
-        follower.apply([CopiedConsumer(("g", "a"), False), CopiedConsumer(("g", "c"), True)], None)
+    groups.changed.track()
+    for client_id, subscriptions in [("c1", subscribed(1, "T")), ("c2", subscribed(5, "T", "U"))]:
+        register(groups, FakeConnection(), beat(client_id, subscriptions=subscriptions))
+        follower.apply(list(groups.entries_of(groups.changed.take() or set())), None)
     (group,) = follower.restore(FakeConnection())  # type: ignore[arg-type]
-    assert list(group.members) == ["a", "b"]
+    assert {name: data.sub_version for name, data in group.subscriptions.items()} == {"T": 5, "U": 5}
+    # One that was known before, and says something new, is the latest as well.
+    follower = Groups(clock, expiry_s=120)
+    follower.apply(copied(groups), None)
+    register(groups, FakeConnection(), beat("c1", subscriptions=subscribed(9, "T")))
+    follower.apply(list(groups.entries_of(groups.changed.take() or set())), None)
+    (group,) = follower.restore(FakeConnection())  # type: ignore[arg-type]
+    assert {name: data.sub_version for name, data in group.subscriptions.items()} == {"T": 9}
+
+
+def test_what_a_group_has_is_sent_once_and_not_with_each_of_its_members(groups: Groups) -> None:
+    """One connection brings a thousand members, and their group has up to a mebibyte of subscriptions."""
+    groups.changed.track()
+    connection = FakeConnection()
+    count = limits.CLIENTS_PER_CONNECTION_MAX
+    for number in range(count):
+        register(groups, connection, beat(f"c{number}"))
+    wide = [{"topic": "T", "subString": " || ".join(f"tag{number}" for number in range(5_000))}]
+    body = beat("c0", subscriptions=wide)
+    register(groups, connection, body)
+    changed = list(groups.entries_of(groups.changed.take() or set()))
+    assert len(changed) == count + 1
+    for entries in (changed, list(groups.copied_entries())):
+        assert len(msgspec.msgpack.encode(entries)) < len(body) + count * 100
+
+
+def test_consumers_past_the_maximum_are_not_known_to_the_next_master(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A master has no such maximum: a follower that refused its table could not follow any more."""
+    monkeypatch.setattr(limits, "COPIED_CONSUMERS_MAX", 3)
+    follower = Groups(clock, expiry_s=120)
+    copy = follower.new_copy()
+
+    def come(*client_ids: str) -> list[CopiedConsumer]:
+        return [CopiedConsumer(("g", client_id), True) for client_id in client_ids]
+
+    for table in (copy, None):
+        follower.apply(come("", "a", "b"), table)
+        follower.apply([CopiedConsumer(("g", "b"), True, 7), CopiedConsumer(("g", "x"), False)], table)
+        follower.apply(come("c"), table)
+        follower.apply([CopiedConsumer(("g", "a"), False), *come("d", "e")], table)
+    for _ in range(2):
+        (group,) = follower.restore(FakeConnection())  # type: ignore[arg-type]
+        assert list(group.members) == ["b", "d"]
+        assert group.members["b"].language == 7
+        follower = Groups(clock, expiry_s=120)
+        follower.replace(copy)
 
 
 @pytest.mark.parametrize("over", [0, 1])
@@ -354,7 +409,7 @@ def test_past_so_many_changes_all_consumers_are_sent_again(
     monkeypatch.setattr(limits, "CHANGED_CONSUMERS_MAX", 2)
     groups = Groups(clock, expiry_s=120)
     groups.changed.track()
-    keys = [("g", f"c{number}") for number in range(2 + over)]
-    for _, client_id in keys:
+    keys = [("g", ""), *(("g", f"c{number}") for number in range(1 + over))]
+    for _, client_id in keys[1:]:
         register(groups, FakeConnection(), beat(client_id))
     assert groups.changed.take() == (None if over else set(keys))

@@ -111,6 +111,37 @@ async def test_all_who_ask_at_once_share_one_connection() -> None:
             await events.connections.get(broker.address)
 
 
+async def test_an_address_that_is_dropped_in_the_turn_in_which_it_is_first_tried_is_tried_again() -> None:
+    broker = FakeBroker()
+    async with started(broker):
+        events = Events()
+        getting = asyncio.ensure_future(events.connections.get(broker.address))
+        # The task of this one runs, and that of the try has not yet.
+        await asyncio.sleep(0)
+        events.connections.drop(broker.address)
+        with pytest.raises(ConnectionClosedError, match="not tried any more"):
+            await getting
+        connection = await events.connections.get(broker.address)
+        assert events.connections.ready(broker.address) is connection
+        await events.connections.close()
+
+
+async def test_who_asks_in_the_turn_of_a_drop_gets_a_new_try() -> None:
+    broker = FakeBroker()
+    async with started(broker):
+        events = Events()
+        first = asyncio.ensure_future(events.connections.get(broker.address))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        events.connections.drop(broker.address)
+        connection = await events.connections.get(broker.address)
+        with pytest.raises(ConnectionClosedError, match="not tried any more"):
+            await first
+        assert events.connections.ready(broker.address) is connection
+        await events.connections.close()
+        assert len(events.connected) == 1
+
+
 async def test_a_failed_address_rests_longer_each_time() -> None:
     broker = FakeBroker()
     async with started(broker):
