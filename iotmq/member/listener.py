@@ -116,8 +116,7 @@ class MemberListener:
                 raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, "this member begins anew")
             if connection in self._relayed:
                 raise RequestError(ResponseCode.NO_PERMISSION, "a client is no member")
-            self._links.add(connection)
-            return self.members.handle(connection, request)
+            return self._handle_member(self.members, connection, request)
         if _is_own(request):
             self._own.add(connection)
         if request.code == RequestCode.RELAY_CLIENT:
@@ -130,6 +129,23 @@ class MemberListener:
             )
         self._relay.handle(connection, request)
         return None
+
+    def _handle_member(
+        self, members: MemberRequests, connection: ServerConnection, request: Command
+    ) -> Command | None:
+        """Have a request of a member or an operator handled. Members begin with one that makes them known."""
+        is_first = connection not in self._links and (
+            request.code in COPY_CODES or request.ext.get("kind") == "open"
+        )
+        if is_first:
+            # Before: what follows from it may concern all clients.
+            self._links.add(connection)
+        try:
+            return members.handle(connection, request)
+        except RequestError:
+            if is_first:
+                self._links.discard(connection)
+            raise
 
     def _introduce(self, connection: ServerConnection, request: Command) -> Command:
         """Take a connection as that of another member's client."""

@@ -21,7 +21,7 @@ from iotmq.replication.cluster_state import Identity
 from iotmq.replication.epochs import EpochStart
 from iotmq.store.log.marker import lost_offsets
 from iotmq.store.recovery.damage import DamageKeeper
-from iotmq.store.replication.tail import piece_end, positions_of, whole_records
+from iotmq.store.replication.tail import is_boundary, piece_end, positions_of, whole_records
 
 if TYPE_CHECKING:
     from iotmq.store.queues.residency import ColdRead
@@ -183,7 +183,12 @@ class StoreLog:
             raise StoreCorruptError(f"a piece of the log ends inside a record: {taken} instead of {end}")
 
     def cut(self, position: int) -> None:
-        """Remove everything from `position` on, for good; what it was is kept aside. Raises StoreError."""
+        """Remove everything from `position` on, for good; what it was is kept aside.
+
+        Raises StoreError, among them StoreCorruptError when no record ends there, and then nothing has changed.
+        """
+        if not is_boundary(self._store.log, self._store.confirmed_position, position):
+            raise StoreCorruptError(f"no record ends at position {position}, so nothing is cut there")
         self._keep_aside(position)
         self._store.cut(position)
         self._epochs = [start for start in self._epochs if start.position < position]

@@ -467,7 +467,11 @@ class Member:
             self._become(Role.HELD)
             return
         if message.position < log.end:
-            log.cut(message.position)
+            try:
+                log.cut(message.position)
+            except StoreCorruptError as error:
+                self._refuse_master(error)
+                return
         self._following.epoch = message.epoch
         self._acknowledge()
 
@@ -483,15 +487,19 @@ class Member:
             try:
                 log.append_copy(message.position, message.end, message.content)
             except StoreCorruptError as error:
-                # The master's fault, or the network's: this log is as good as it was.
-                self._do(Alarm(f"member {following.master} sends what is no log: {error}"))
-                self._do(Disconnect(following.master, is_outgoing=True))
+                self._refuse_master(error)
                 return
         confirmed = min(message.confirmed, log.end)
         if confirmed > self._file.confirmed:
             self._file.note_confirmed(confirmed)
             self._do(Confirmed(confirmed))
         self._acknowledge()
+
+    def _refuse_master(self, error: StoreCorruptError) -> None:
+        """End the connection to a master that is wrong about its log, or is misheard; this log is as it was."""
+        master = self._following.master
+        self._do(Alarm(f"member {master} sends what is no log: {error}"))
+        self._do(Disconnect(master, is_outgoing=True))
 
     def _acknowledge(self) -> None:
         following, log = self._following, self._log

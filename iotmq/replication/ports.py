@@ -46,7 +46,10 @@ class MemberLog(Protocol):
         """Append what a master sent. StoreCorruptError for bytes that are no log; whole records of it may stay."""
 
     def cut(self, position: int) -> None:
-        """Remove everything from there on, for good: a crash afterwards does not bring it back."""
+        """Remove everything from there on, for good: a crash afterwards does not bring it back.
+
+        StoreCorruptError when no record ends there.
+        """
 
 
 class MemberFile(Protocol):

@@ -359,3 +359,18 @@ def test_of_a_piece_that_ends_inside_a_record_the_epochs_before_are_known(tmp_pa
     assert log_bytes(follower) == data
     master.close()
     follower.close()
+
+
+def test_a_log_is_cut_where_a_record_ends_or_not_at_all(tmp_path: Path) -> None:
+    member = open_member(tmp_path, 1)
+    first_end = put(member.store, "T", 0, b"one").end_position
+    put(member.store, "T", 0, b"two")
+    data = log_bytes(member)
+    for position in (1, first_end - 1, first_end + 1, len(data) - 1):
+        with pytest.raises(StoreCorruptError, match="no record ends"):
+            member.log.cut(position)
+    assert log_bytes(member) == data
+    assert not (tmp_path / DIVERGED_DIRECTORY).exists()
+    member.log.cut(first_end)
+    assert log_bytes(member) == data[:first_end]
+    member.close()

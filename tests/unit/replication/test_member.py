@@ -549,7 +549,10 @@ def test_a_master_whose_log_is_damaged_ends_the_connection_of_who_needs_that_par
 
 
 class PickyLog(SimLog):
-    """A log that finds no record in what it is given."""
+    """A log that finds no record in what it is given, nor where it is to be cut."""
+
+    def cut(self, position: int) -> None:
+        raise StoreCorruptError(f"no record ends at position {position}")
 
     def append_copy(self, position: int, end: int, content: object) -> None:
         raise StoreCorruptError("the body's CRC is wrong")
@@ -566,3 +569,17 @@ def test_a_follower_takes_no_bytes_that_are_no_log_and_goes_on() -> None:
     assert ended == Disconnect(1, is_outgoing=True)
     bench.member.tick(2.1)
     assert Connect(1) in bench.take(), "it tries again after a while"
+
+
+def test_a_follower_cuts_its_log_between_records_only_and_goes_on() -> None:
+    bench = Bench()
+    log = PickyLog()
+    log.append(("message", 1, 0))
+    bench.member = Member(bench.member.settings, log, bench.file, bench.done.append)
+    bench.told(ClusterState(epoch=1, master=1, in_sync=(A, B)))
+    bench.member.link_opened(1, 0.0)
+    bench.take()
+    bench.member.received(1, FollowFrom(1, 0, False), 0.0)
+    alarm, ended = bench.take()
+    assert isinstance(alarm, Alarm)
+    assert ended == Disconnect(1, is_outgoing=True)
