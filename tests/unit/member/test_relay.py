@@ -473,6 +473,62 @@ async def test_a_client_that_does_not_read_is_not_read_for(monkeypatch: pytest.M
         assert not at_follower.is_closed
 
 
+async def test_a_master_that_does_not_read_is_not_read_for_when_requests_have_waited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with sites() as (master, follower):
+        links: list[ServerConnection] = []
+
+        def stall(connection: ServerConnection, request: Command) -> None:
+            links.append(connection)
+            connection.pause()
+
+        monkeypatch.setattr(master, "check_member", stall)
+        client = await ClientConnection.connect("127.0.0.1", follower.port)
+        # More than a system takes for a peer that does not read.
+        waiting = client.request(of_java(send(bytes(12 * 1024 * 1024))), WAIT_S)
+        await in_flight(follower, 1)
+        (at_follower,) = follower.listener.clients()
+        follower.listener.master = lambda: 1
+        await master.serve()
+        await soon(lambda: samples(follower)["iotmq_replication_relayed_requests_total"] == 1, "it goes on")
+        behind = client.request(of_java(send(b"behind")), WAIT_S)
+        assert at_follower._is_paused
+        links[0].resume()
+        assert {answer.code for answer in await asyncio.gather(waiting, behind)} == {0}
+        assert not at_follower._is_paused
+        await client.close()
+
+
+async def test_what_is_taken_by_the_other_side_does_not_end_the_wait_for_a_master(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(relay_module, "_UNSENT_BYTES_MAX", 0)
+    async with relayed() as (master, follower, client):
+        answer = await client.request(of_java(send()), WAIT_S)
+        assert answer.code == ResponseCode.SUCCESS
+        (at_follower,) = follower.listener.clients()
+        relayed_client = follower.listener._relay._clients[at_follower]
+        # One that is slowed down, whose link ends before the master has taken what came.
+        drained = asyncio.Event()
+
+        async def drain() -> None:
+            await drained.wait()
+
+        assert relayed_client._link is not None
+        monkeypatch.setattr(ClientConnection, "drain", lambda _: drain())
+        second = client.request(of_java(send()), WAIT_S)
+        await soon(lambda: at_follower in relayed_client._slowed, "nothing more is read from it")
+        await second
+        follower.listener.master = lambda: None
+        await soon(lambda: relayed_client._link is None, "the link has ended")
+        relayed_client.take(of_java(send(b"waits")))
+        drained.set()
+        await soon(lambda: at_follower not in relayed_client._slowed, "what came was taken")
+        assert at_follower._is_paused
+        relayed_client.leave()
+
+
 async def test_a_client_of_a_member_that_becomes_master_is_served_there() -> None:
     async with sites() as (member, _):
         client = await ClientConnection.connect("127.0.0.1", member.port)

@@ -134,3 +134,21 @@ async def test_a_stop_answers_everything_and_a_deposed_broker_nothing(bench: Ben
     bench.append(10)(Batch())
     bench.waits.finish()
     assert bench.done == [ResponseCode.FLUSH_SLAVE_TIMEOUT]
+
+
+@pytest.mark.parametrize("end", ["time_out", "finish", "report"])
+async def test_one_that_cannot_be_answered_does_not_keep_the_others_from_their_answers(
+    bench: Bench, end: str
+) -> None:
+    def fail(batch: object) -> None:
+        raise ValueError("no answer")
+
+    bench.waits.then(10, fail)(Batch())
+    bench.append(20)(Batch())
+    bench.clock.advance(TIMEOUT_S)
+    if end == "report":
+        bench.slaves.report(20)
+    else:
+        getattr(bench.waits, end)()
+    assert bench.done == [0 if end == "report" else ResponseCode.FLUSH_SLAVE_TIMEOUT]
+    assert len(bench.waits) == 0
