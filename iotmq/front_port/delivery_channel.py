@@ -15,10 +15,10 @@ from functools import partial
 import msgspec
 
 from iotmq import limits
-from iotmq.addresses import parse_address
 from iotmq.backoff import Backoff
 from iotmq.errors import ConnectionClosedError, RequestTimeoutError
 from iotmq.event_loop import happens_within
+from iotmq.front_port.kept_connection import KeptConnection
 from iotmq.ports.gateway import DeliveryReceiver
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
@@ -36,7 +36,7 @@ _CATCH_UP_TIMEOUT_S = 60.0
 _PING_INTERVAL_S = 20.0
 
 
-class DeliveryChannel:
+class DeliveryChannel(KeptConnection):
     """A delivery channel, reconnected whenever it ends; `filters` (id -> filter) may change meanwhile."""
 
     def __init__(
@@ -49,39 +49,17 @@ class DeliveryChannel:
         credentials: Credentials | None,
         tls: ssl.SSLContext | None,
     ) -> None:
-        self.address = address
-        self._credentials = credentials
-        self._tls = tls
+        super().__init__(address, credentials=credentials, tls=tls)
         self._opened = opened
         self.record_bytes_max = limits.RECORD_BYTES_MAX
         self._filters = filters
         self._receiver = receiver
-        self._connection: ClientConnection | None = None
-        # Ends the present connection, or the try to make one, when the broker is elsewhere.
-        self._stay: asyncio.Timeout | None = None
         # Where in the broker's log everything was seen for these filters; 0 when nothing is known.
         self._position = 0
         self._seen: set[int] = set()
         self.opened_total = 0
         self.malformed_total = 0
         self._task = supervise("delivery channel", self._keep_open)
-
-    @property
-    def is_open(self) -> bool:
-        """Return whether the broker knows all filters."""
-        return self._connection is not None
-
-    def move(self, address: str) -> None:
-        """Connect to HOST:PORT from now on; at once when that is another address than before."""
-        if address == self.address:
-            return
-        self.address = address
-        self.retry(is_renewed=True)
-
-    def retry(self, *, is_renewed: bool) -> None:
-        """Connect at once where there is no connection; `is_renewed`: and instead of one that is there."""
-        if (is_renewed or not self.is_open) and self._stay is not None and not self._stay.expired():
-            self._stay.reschedule(asyncio.get_running_loop().time())
 
     async def stop(self) -> None:
         """Close the channel for good."""
@@ -103,30 +81,13 @@ class DeliveryChannel:
             Command.request(RequestCode.DETACH_FILTERS, body=msgspec.json.encode({"ids": filter_ids}))
         )
 
-    async def _keep_open(self) -> None:
-        while True:
-            try:
-                async with asyncio.timeout(None) as self._stay:
-                    await self._keep_open_here(self._stay)
-            except TimeoutError:
-                _log.info("delivery channel moves", extra={"broker": self.address})
-
     async def _keep_open_here(self, stay: asyncio.Timeout) -> None:
-        """Connect again and again, until the broker is elsewhere."""
         backoff = Backoff(min_s=0.1, max_s=5.0)
         while True:
             lost = asyncio.Event()
             connection: ClientConnection | None = None
             try:
-                host, port = parse_address(self.address)
-                connection = await ClientConnection.connect(
-                    host,
-                    port,
-                    on_request=self._requested,
-                    on_lost=partial(_note_lost, lost),
-                    credentials=self._credentials,
-                    tls=self._tls,
-                )
+                connection = await self._connect(partial(_note_lost, lost))
                 await self._attach_all(connection)
                 self._connection = connection
                 self.opened_total += 1

@@ -104,7 +104,7 @@ class RemoteGateway:
     def not_ready_reason(self) -> str | None:
         if self._not_ready is not None:
             return self._not_ready
-        down = sorted(channel.address for channel in self._channels.values() if not channel.is_open)
+        down = sorted(channel.address for channel in self._channels.values() if not channel.is_ready)
         return f"no delivery channel to {', '.join(down)}" if down else None
 
     async def start(
@@ -241,7 +241,7 @@ class RemoteGateway:
 
     def attach(self, filters: Sequence[tuple[int, str]], done: Callable[[bool], None]) -> None:
         self._filters.update(filters)
-        requests = [channel.attach(filters) for channel in self._channels.values() if channel.is_open]
+        requests = [channel.attach(filters) for channel in self._channels.values() if channel.is_ready]
         if not requests:
             done(True)  # every channel attaches all filters as soon as it opens
             return
@@ -269,7 +269,7 @@ class RemoteGateway:
                 (
                     "iotmq_mqtt_delivery_channel_up",
                     "1 while the delivery channel to a broker is open.",
-                    channel.is_open,
+                    channel.is_ready,
                 ),
                 (
                     "iotmq_mqtt_delivery_channel_opened_total",

@@ -13,10 +13,10 @@ from typing import Final, Protocol, TypeVar
 import msgspec
 
 from iotmq import limits
-from iotmq.addresses import parse_address
 from iotmq.backoff import Backoff
 from iotmq.errors import BrokerError, ConnectionClosedError, RequestError, RequestTimeoutError
 from iotmq.event_loop import happens_within
+from iotmq.front_port.kept_connection import KeptConnection
 from iotmq.front_port.request_turns import RequestTurns
 from iotmq.front_port.session_answers import decoded, outcome_of, split_records, tell
 from iotmq.ports import bodies
@@ -132,7 +132,7 @@ class FrontEnd(msgspec.Struct, frozen=True, kw_only=True):
     tls: ssl.SSLContext | None = None
 
 
-class SessionLink:
+class SessionLink(KeptConnection):
     """Sessions at one broker. Requests fail while the link is not ready, but for reads, which wait.
 
     Everything the broker says is passed on in the order it said it: answers come through futures, one turn of
@@ -148,18 +148,12 @@ class SessionLink:
         number: int,
         front_end: FrontEnd,
     ) -> None:
+        super().__init__(address, credentials=front_end.credentials, tls=front_end.tls)
         self.number = number
         self.broker_name = broker_name
-        self.address = address
         self._listener = listener
         self._introduction = {"name": front_end.name, "token": front_end.token}
-        self._credentials = front_end.credentials
-        self._tls = front_end.tls
         self._loop = asyncio.get_running_loop()
-        # Set while the broker has all claims.
-        self._connection: ClientConnection | None = None
-        # Ends the present connection, or the try to make one, when the broker is elsewhere.
-        self._stay: asyncio.Timeout | None = None
         self._known: dict[str, _Known] = {}
         # Closed while the broker could not be told, with what was known of them.
         self._parted: dict[str, tuple[CloseRequest, _Known]] = {}
@@ -177,11 +171,6 @@ class SessionLink:
         self._task = supervise("session link", self._keep_open)
 
     @property
-    def is_ready(self) -> bool:
-        """Return whether the broker answers."""
-        return self._connection is not None
-
-    @property
     def session_count(self) -> int:
         """Return how many sessions this front end has at the broker."""
         return len(self._known)
@@ -189,18 +178,6 @@ class SessionLink:
     def report_draining(self, *, is_draining: bool) -> None:
         """Tell the broker with each heartbeat whether the front end drains."""
         self._introduction["isDraining"] = "true" if is_draining else "false"
-
-    def move(self, address: str) -> None:
-        """Connect to HOST:PORT from now on; at once when that is another address than before."""
-        if address == self.address:
-            return
-        self.address = address
-        self.retry(is_renewed=True)
-
-    def retry(self, *, is_renewed: bool) -> None:
-        """Connect at once where there is no connection; `is_renewed`: and instead of one that is there."""
-        if (is_renewed or not self.is_ready) and self._stay is not None and not self._stay.expired():
-            self._stay.reschedule(self._loop.time())
 
     async def stop(self) -> None:
         """Close the link; sessions that were not closed are given up."""
@@ -387,31 +364,14 @@ class SessionLink:
 
     # The connection
 
-    async def _keep_open(self) -> None:
-        while True:
-            try:
-                async with asyncio.timeout(None) as self._stay:
-                    await self._keep_open_here(self._stay)
-            except TimeoutError:
-                _log.info("sessions move", extra={"broker": self.broker_name, "address": self.address})
-
     async def _keep_open_here(self, stay: asyncio.Timeout) -> None:
-        """Connect again and again, until the broker is elsewhere."""
         # Devices with sessions are refused while there is no link, so a broker that is back is noticed soon.
         backoff = Backoff(min_s=0.05, max_s=1.0)
         while True:
             lost = asyncio.Event()
             connection: ClientConnection | None = None
             try:
-                host, port = parse_address(self.address)
-                connection = await ClientConnection.connect(
-                    host,
-                    port,
-                    on_request=self._requested,
-                    on_lost=partial(self._note_lost, lost),
-                    credentials=self._credentials,
-                    tls=self._tls,
-                )
+                connection = await self._connect(partial(self._note_lost, lost))
                 await self._introduce(connection)
                 await self._claim_all(connection)
                 self._become_ready(connection)

@@ -17,19 +17,19 @@ METHOD_ZLIB: Final = 3
 _ZLIB_METHODS: Final = (0, METHOD_ZLIB)
 
 
-def compress_body(body: bytes, sys_flag: int = 0, *, level: int = 5) -> tuple[bytes, int]:
-    """Return the body compressed, and `sys_flag` marked so; both unchanged when that would not be shorter."""
+def compress_body(body: bytes, *, level: int = 5) -> tuple[bytes, int]:
+    """Return the body compressed, and the sys flag that says so; itself and 0 when that is not shorter."""
     compressed = zlib.compress(body, level)
     if len(compressed) >= len(body):
-        return body, sys_flag
-    return compressed, sys_flag & ~METHOD_MASK | COMPRESSED | METHOD_ZLIB << METHOD_SHIFT
+        return body, 0
+    return compressed, COMPRESSED | METHOD_ZLIB << METHOD_SHIFT
 
 
-def inflate_body(body: bytes, sys_flag: int, *, bytes_max: int = INFLATED_BODY_BYTES_MAX) -> bytes:
+def inflate_body(body: bytes, sys_flag: int) -> bytes:
     """Return the body as its sender made it: inflated when `sys_flag` says it is compressed, else as it is.
 
-    Raises MessageFormatError for a damaged body, for one that inflates past `bytes_max`, and for a
-    method other than zlib. `decode_columns` follows the same rules.
+    Raises MessageFormatError for a damaged body, for one that inflates past INFLATED_BODY_BYTES_MAX, and for
+    a method other than zlib. `decode_columns` follows the same rules.
     """
     if not sys_flag & COMPRESSED:
         return body
@@ -37,11 +37,11 @@ def inflate_body(body: bytes, sys_flag: int, *, bytes_max: int = INFLATED_BODY_B
         raise MessageFormatError("body compressed in a way other than zlib")
     inflater = zlib.decompressobj()
     try:
-        plain = inflater.decompress(body, bytes_max + 1)
+        plain = inflater.decompress(body, INFLATED_BODY_BYTES_MAX + 1)
     except zlib.error as error:
         raise MessageFormatError("compressed body is damaged") from error
-    if len(plain) > bytes_max:
-        raise MessageFormatError(f"body inflates past {bytes_max} bytes")
+    if len(plain) > INFLATED_BODY_BYTES_MAX:
+        raise MessageFormatError(f"body inflates past {INFLATED_BODY_BYTES_MAX} bytes")
     if not inflater.eof:
         raise MessageFormatError("compressed body is cut off")
     return plain

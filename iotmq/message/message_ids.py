@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import secrets
 from datetime import UTC, datetime
-from ipaddress import ip_address
 
 from iotmq.clock import Clock, SystemClock
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.hosts import HOST_V4_BYTES, HOST_V6_BYTES, decode_host, encode_host
 
+_LOOPBACK = bytes((127, 0, 0, 1))
 _POSITION_BYTES = 8
 _COUNTER_VALUES = 0x10000
 
@@ -49,14 +49,14 @@ def parse_offset_message_id(message_id: str) -> tuple[str, int, int]:
 class UniqueKeys:
     """Makes the UNIQ_KEY of messages: unlike any other, also those of other processes and hosts.
 
-    Layout: IP address 4 or 16, process id 2, a number of this generator 4 (Java has its class loader's
-    hash there), milliseconds since the first of the month (UTC) 4, counter 2. Java starts the month in
-    local time; nothing but its tools' guess of the sending time depends on that.
+    Layout: IP address 4 (always loopback: the number makes keys differ), process id 2, a number of this
+    generator 4 (Java has its class loader's hash there), milliseconds since the first of the month (UTC) 4,
+    counter 2. Java starts the month in local time; nothing but its tools' guess of the sending time depends
+    on that.
     A new month and a fork make it take a new number, so that keys do not come round again.
     """
 
-    def __init__(self, host: str = "127.0.0.1", *, clock: Clock | None = None) -> None:
-        self._address = ip_address(host).packed
+    def __init__(self, *, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._counter = 0
         # The millisecond of the last key: runs ahead of the clock when it has used up its 65,536 keys
@@ -100,7 +100,7 @@ class UniqueKeys:
         after = datetime(day.year + day.month // 12, day.month % 12 + 1, 1, tzinfo=UTC)
         self._month_start_ms = int(first.timestamp()) * 1000
         self._month_end_ms = int(after.timestamp()) * 1000
-        fields = self._address + (self._process_id & 0xFFFF).to_bytes(2) + secrets.token_bytes(4)
+        fields = _LOOPBACK + (self._process_id & 0xFFFF).to_bytes(2) + secrets.token_bytes(4)
         self._process = fields.hex().upper()
 
     def _start_process(self) -> None:

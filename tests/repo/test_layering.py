@@ -273,6 +273,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "replicated": ("member_file", "member_log", "member_store", "hot_copy", "incoming_copy"),
     "registry": ("routes", "settings", "changed_settings", "kv", "registration", "watches", "server"),
     "front_port": (
+        "kept_connection",
         "delivery_channel",
         "request_turns",
         "session_answers",

@@ -13,14 +13,13 @@ from iotmq.client.transport.client import IotmqClient
 class Session:
     """The client of one action, and its output."""
 
-    def __init__(
-        self, client: IotmqClient, *, output: BinaryIO | None = None, is_quiet: bool = False
-    ) -> None:
-        """`output` takes what an action writes as bytes; `is_quiet` keeps progress lines back."""
+    def __init__(self, client: IotmqClient, *, is_quiet: bool) -> None:
+        """`is_quiet` keeps progress lines back."""
         self.client = client
         self.admin = Admin(client)
         self.waiting = WaitingMessages(client)
-        self.output: BinaryIO = output or sys.stdout.buffer
+        self.output: BinaryIO = sys.stdout.buffer
+        """Where an action writes bytes."""
         self._is_quiet = is_quiet
         self._progress_width = 0
 
