@@ -1,6 +1,6 @@
 """Whether `broker/light_queues/queued_push.pyx` has to be compiled: the same with numpy, beside it.
 
-    .venv/bin/python -m benchmarks.experiments.queued_push
+.venv/bin/python -m benchmarks.experiments.queued_push
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ _log = logging.getLogger("iotmq.mqtt")
 
 
 class KeptConnection(ABC):
-    """Keep a connection to one broker: `_keep_open` is work for a task. A subclass says what is told on it."""
+    """Keep a connection to one broker: `_keep_open` is work for a task. Subclasses say what is told on it."""
 
     def __init__(self, address: str, *, credentials: Credentials | None, tls: ssl.SSLContext | None) -> None:
         self.address = address

@@ -34,7 +34,7 @@ class Copying:
         *,
         check_member: Callable[[ServerConnection, Command], None],
     ) -> None:
-        """`last_status` is what the run before said of this member, `check_member` how it controlled access."""
+        """`last_status` is what the run before said of this member, `check_member` its access control."""
         self._check_member = check_member
         self._download = download
         self._last_status = last_status

@@ -763,6 +763,7 @@ class MemberDriver:
             takes_records=self._opened.store.append_refusal is None,
         )
 
+
 def _text(introduction: Introduction) -> str:
     return (
         f"broker {introduction.broker} of cluster {introduction.cluster}, store.segment_bytes "

@@ -119,7 +119,7 @@ class PeerConnector:
         return "which replication.members does not name here" if address is None else address_text(*address)
 
     def _address_of(self, number: int) -> tuple[str, int]:
-        """Return where a member is. ConnectionClosedError: members that were added later are not known here."""
+        """Return where a member is. ConnectionClosedError for one added later, which is not known here."""
         address = self.members.get(number)
         if address is None:
             raise ConnectionClosedError(f"replication.members does not name member {number}")

@@ -385,7 +385,7 @@ class _RelayedClient:
             self._part("the link to the master has ended")
 
     def _part(self, reason: str) -> bool:
-        """End the connection of a client that sees by it what has become of its requests, and nothing else."""
+        """End the connection of a client that sees by nothing else what has become of its requests."""
         if not self._relay.is_own(self.connection):
             return False
         self.connection.close(reason)

@@ -462,7 +462,7 @@ class _Run:
         if not self.driver.hand_over(number):
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
-                "this member is not master, no such member is in sync, or the consensus store does not answer: "
+                "this member is not master, no such member is in sync, or the consensus store is silent: "
                 "see `iotmq replication status`",
             )
         return request.reply(ResponseCode.SUCCESS)

@@ -102,9 +102,7 @@ class TableStream:
         `send_changes` was called before.
         """
         targets = {
-            link: sent
-            for link in links
-            if self._taken.get(link, -1) < (sent := self._sent.get(link, 0))
+            link: sent for link in links if self._taken.get(link, -1) < (sent := self._sent.get(link, 0))
         }
         if not targets:
             call(True)

@@ -185,7 +185,7 @@ class StoreLog:
     def cut(self, position: int) -> None:
         """Remove everything from `position` on, for good; what it was is kept aside.
 
-        Raises StoreError, among them StoreCorruptError when no record ends there, and then nothing has changed.
+        Raises StoreError; StoreCorruptError when no record ends there, and then nothing has changed.
         """
         if not is_boundary(self._store.log, self._store.confirmed_position, position):
             raise StoreCorruptError(f"no record ends at position {position}, so nothing is cut there")

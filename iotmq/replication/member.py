@@ -496,7 +496,7 @@ class Member:
         self._acknowledge()
 
     def _refuse_master(self, error: StoreCorruptError) -> None:
-        """End the connection to a master that is wrong about its log, or is misheard; this log is as it was."""
+        """End the connection to a master that is wrong about its log or misheard; this log is as it was."""
         master = self._following.master
         self._do(Alarm(f"member {master} sends what is no log: {error}"))
         self._do(Disconnect(master, is_outgoing=True))

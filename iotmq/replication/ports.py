@@ -43,7 +43,7 @@ class MemberLog(Protocol):
         """Return whether the piece from there on can be had without waiting for the disk."""
 
     def append_copy(self, position: int, end: int, content: object) -> None:
-        """Append what a master sent. StoreCorruptError for bytes that are no log; whole records of it may stay."""
+        """Append what a master sent. StoreCorruptError for bytes that are no log; whole records may stay."""
 
     def cut(self, position: int) -> None:
         """Remove everything from there on, for good: a crash afterwards does not bring it back.

@@ -118,8 +118,7 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "broker.tables.table_copies: tables that are not copied to their end",
         "one of each table, of the maximum of its entries",
         "items x TABLE_PIECE_BYTES_MAX for a piece",
-        "tests/unit/broker/tables/test_table_copies.py"
-        "::test_a_table_has_no_more_entries_than_there_may_be",
+        "tests/unit/broker/tables/test_table_copies.py::test_a_table_has_no_more_entries_than_there_may_be",
     ),
     Bound(
         "broker.members.queue_locks: locked queues",

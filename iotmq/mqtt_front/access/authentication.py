@@ -174,9 +174,7 @@ class Authentication:
             self._accept(device, connect, "certificate", identity)
         else:
             detail = f"the certificate's name {identity[:64]!a} is none for a user"
-            self._refuse(
-                device, _credentials(device, connect), Denied(NOT_AUTHORIZED, "certificate", detail)
-            )
+            self._refuse(device, _credentials(device, connect), Denied(NOT_AUTHORIZED, "certificate", detail))
 
     # Passwords
 

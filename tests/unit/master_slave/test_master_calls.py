@@ -53,7 +53,9 @@ async def test_a_registry_that_has_the_master_at_no_address_is_passed_over(addre
     async with Peer(knows(address)) as lying, Peer(knows("10.0.0.1:10911")) as other:
 
         def registries(*peers: Peer) -> BrokerSettings:
-            return BrokerSettings(name="b", registries=tuple(f"127.0.0.1:{peer.address[1]}" for peer in peers))
+            return BrokerSettings(
+                name="b", registries=tuple(f"127.0.0.1:{peer.address[1]}" for peer in peers)
+            )
 
         assert await find_master(registries(lying, other)) == ("10.0.0.1", 10911)
         assert await find_master(registries(lying)) is None

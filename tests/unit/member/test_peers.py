@@ -36,7 +36,9 @@ class Peer:
 
 
 @pytest.mark.parametrize(
-    "status", [b"", b"[]", b'{"role": "\xff"}', b'{"role": ' + b"[" * 100_000], ids=["empty", "list", "no text", "deep"]
+    "status",
+    [b"", b"[]", b'{"role": "\xff"}', b'{"role": ' + b"[" * 100_000],
+    ids=["empty", "list", "no text", "deep"],
 )
 async def test_a_status_that_cannot_be_read_is_an_error_of_that_member(status: bytes) -> None:
     peer = Peer(status)

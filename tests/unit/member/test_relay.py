@@ -504,7 +504,7 @@ async def test_what_is_taken_by_the_other_side_does_not_end_the_wait_for_a_maste
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(relay_module, "_UNSENT_BYTES_MAX", 0)
-    async with relayed() as (master, follower, client):
+    async with relayed() as (_master, follower, client):
         answer = await client.request(of_java(send()), WAIT_S)
         assert answer.code == ResponseCode.SUCCESS
         (at_follower,) = follower.listener.clients()
