@@ -12,11 +12,11 @@ from iotmq.store.log.timer_record import (
     DELAY_LEVELS_MAX,
     DUE_MS_MAX,
     USUAL_DELAYS_MS,
-    restored_message,
     due_time,
     mark_of,
     name_hash,
     record_tags_code,
+    restored_message,
 )
 
 STORED_MS = 1_700_000_000_000
