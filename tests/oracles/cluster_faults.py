@@ -458,7 +458,7 @@ async def play(cluster: FaultCluster, load: FaultLoad, faults: Faults, name: str
     await asyncio.sleep(_SETTLE_S)
     fault = Fault(name, begun_s, healed_s, time.monotonic())
     load.history.faults.append(fault)
-    gap_s = gaps_s(load.history)[-1][1]
+    gap_s = (await asyncio.to_thread(gaps_s, load.history, faults=[fault]))[0][1]
     print(
         f"round {number}: {name}: nothing acknowledged for {gap_s * 1000:.0f} ms, in sync "
         f"{fault.end_s - healed_s - _SETTLE_S:.1f} s after its end, "

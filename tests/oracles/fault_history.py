@@ -183,11 +183,13 @@ def duplicates(logs: Mapping[int, MemberLog], history: History) -> int:
     return sum(count - 1 for body, count in Counter(s.body for s in log.records).items() if body in ours)
 
 
-def gaps_s(history: History, sources: str = "") -> list[tuple[str, float]]:
-    """Return, for each fault, the longest time without any acknowledgement that overlaps it."""
+def gaps_s(
+    history: History, sources: str = "", *, faults: Sequence[Fault] | None = None
+) -> list[tuple[str, float]]:
+    """Return, for each fault or those given, the longest time without an acknowledgement that overlaps it."""
     times = sorted(e.done_s for e in history.sent if e.done_s is not None and e.source.startswith(sources))
     gaps = []
-    for fault in history.faults:
+    for fault in history.faults if faults is None else faults:
         longest = max(
             (b - a for a, b in pairwise(times) if b > fault.begun_s and a < fault.end_s), default=0.0
         )
