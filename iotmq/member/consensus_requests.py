@@ -85,6 +85,8 @@ class ConsensusRequests:
         """Read the state; a missing one is made if this is the member to do it."""
         if self._open_count >= _REQUESTS_MAX:
             return
+        first: ClusterState | None = None
+        # Also ends the block, without an error, where the consensus store does not answer.
         with self._asking():
             found = await self._store.read()
             if found is not None:
