@@ -299,12 +299,11 @@ class _RelayedClient:
             self._opening = None
         if link is None or link.is_closed:
             self._refuse_waiting()
-            self._read_on(self.connection)
-            return
-        self._link = link
-        while self._waiting and self._link is link:
-            self._forward(link, *self._waiting.popleft())
-        self._read_on(self.connection)
+        else:
+            self._link = link
+            while self._waiting and self._link is link:
+                self._forward(link, *self._waiting.popleft())
+        self._read_again(self.connection)
 
     def _refuse_waiting(self) -> None:
         while self._waiting:
@@ -385,12 +384,12 @@ class _RelayedClient:
             pass
         finally:
             self._slowed.discard(source)
-            self._read_on(source)
+            self._read_again(source)
 
-    def _read_on(self, source: Channel) -> None:
-        """Read from one side again, unless something else still keeps it back."""
-        waits = source is self.connection and self._opening is not None
-        if source not in self._slowed and not waits:
+    def _read_again(self, source: Channel) -> None:
+        """Read from one side again, unless it still has to wait for the other, or for a link."""
+        is_waiting = source is self.connection and self._opening is not None
+        if source not in self._slowed and not is_waiting:
             source.resume()
 
     def link_lost(self, link: ClientConnection) -> None:
@@ -431,7 +430,7 @@ class _RelayedClient:
             self._release(size)
             with surviving("requests that waited for a master"):
                 self._serve(handler, request)
-        self._read_on(self.connection)
+        self._read_again(self.connection)
 
     def _serve(self, handler: RequestHandler, request: Command) -> None:
         response: Command | None
