@@ -87,6 +87,7 @@ class ConsensusRequests:
             return
         first: ClusterState | None = None
         # Also ends the block, without an error, where the consensus store does not answer.
+        first: ClusterState | None = None
         with self._asking():
             found = await self._store.read()
             if found is not None:
@@ -99,10 +100,9 @@ class ConsensusRequests:
                 self._answers.state_read(number, found.version, state)
                 return
             first = self._answers.state_missing()
-            if first is None:
-                return
-            if await self._store.create(first.encode()) is not None:
+            if first is not None and await self._store.create(first.encode()) is not None:
                 logger.warning("the first state of this broker is made: member %d is master", first.master)
+        if first is not None:
             self._answers.poked()
 
     async def replace(self, action: ReplaceState) -> None:
