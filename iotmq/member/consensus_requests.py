@@ -87,7 +87,6 @@ class ConsensusRequests:
             return
         first: ClusterState | None = None
         # Also ends the block, without an error, where the consensus store does not answer.
-        first: ClusterState | None = None
         with self._asking():
             found = await self._store.read()
             if found is not None:
