@@ -316,7 +316,7 @@ async def test_a_storm_is_asked_no_faster_than_the_broker_takes_it(
     site.broker.answers[RequestCode.READ_LIGHT_QUEUE] = (0, {"nextPosition": "9", "isEnd": "true"}, b"")
     site.broker.connections[-1].abort("test")
     answers = await asyncio.gather(*openings)
-    assert [isinstance(each, Refused) for each in answers] == [True] * 4 + [False] * 16, "those not asked wait"
+    assert [isinstance(each, Refused) for each in answers] == [True] * 4 + [False] * 16
     assert {found.next_position for found in await asyncio.gather(*reads)} == {9}
     assert (site.link._turns.under_way, site.link._turns.waiting_count) == (0, 0)
     assert isinstance(await site.open(), OpenedSession)
