@@ -14,7 +14,7 @@ from typing import Final, Protocol
 import msgspec
 
 from iotmq.errors import ConsensusUnavailableError, StoreError
-from iotmq.replication.cluster_state import ClusterState, Identity, decode_state
+from iotmq.replication.cluster_state import ClusterState, Identity, MemberAddress, decode_state
 from iotmq.replication.consensus.port import ConsensusStore, SignOfLife
 from iotmq.replication.messages import ReplaceState
 
@@ -156,14 +156,14 @@ class ConsensusRequests:
             self._open_count -= 1
 
 
-def first_state(members: Mapping[int, object], beats: Beats) -> ClusterState | None:
+def first_state(members: tuple[MemberAddress, ...], beats: Beats) -> ClusterState | None:
     """Return the state for members that have never been replicated; None while it is not clear.
 
     All members must be there. One of them may have a log already, of a broker that was not replicated: it
     becomes master, and the others get its log.
     """
     fresh = {number: value for number, (beat, value) in beats.items() if beat.age_s < _FRESH_S}
-    if set(fresh) != set(members) or any(value.promised for value in fresh.values()):
+    if set(fresh) != set(dict(members)) or any(value.promised for value in fresh.values()):
         return None
     with_log = [number for number, value in fresh.items() if value.end]
     if len(with_log) > 1:
@@ -174,6 +174,7 @@ def first_state(members: Mapping[int, object], beats: Beats) -> ClusterState | N
         epoch=1,
         master=master,
         in_sync=tuple(Identity(number, fresh[number].incarnation) for number in in_sync),
+        members=members,
         reason="first start",
     )
 

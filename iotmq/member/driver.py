@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, Protocol
 
-from iotmq.addresses import address_text
 from iotmq.broker.tables.table_copies import TableCopies
 from iotmq.clock import Clock
 from iotmq.errors import (
     ConnectionClosedError,
     IotmqError,
+    MemberChangeError,
     RequestError,
     TableCopyError,
 )
@@ -56,6 +56,7 @@ from iotmq.replication.messages import (
     CopyLog,
     Data,
     Disconnect,
+    KnowMembers,
     Lead,
     LoadLog,
     Message,
@@ -65,6 +66,7 @@ from iotmq.replication.messages import (
     Resign,
     Send,
 )
+from iotmq.replication.next_state import MemberChange
 from iotmq.replication.ports import MemberSettings
 from iotmq.supervised import end, supervise
 
@@ -209,7 +211,7 @@ class MemberDriver:
         if leading.has_few:
             return (
                 f"{leading.in_sync_count} members are in sync, and replication.in_sync_min is "
-                f"{self._settings.in_sync_min}"
+                f"{self._settings.in_sync_min_of(leading.state)}"
             )
         return "another member is about to be master"
 
@@ -219,7 +221,7 @@ class MemberDriver:
         leading = self.member.leading
         return (
             leading is not None
-            and len(self._connector.members) > 1
+            and len(self._settings.members_of(leading.state)) > 1
             and len(leading.state.in_sync) == 1
             and len(leading.effective) == 1
         )
@@ -290,6 +292,13 @@ class MemberDriver:
             self.member.hand_over(best.identity.member, self._now_s())
         self._tick()
         return self.is_handing_over or self.member.leading is None
+
+    def change_members(self, change: MemberChange) -> None:
+        """Add a member or remove one, soon: the state tells. MemberChangeError says why it cannot be done."""
+        if not self._is_running:
+            raise MemberChangeError("this member begins anew")
+        self.member.change_members(change, self._now_s())
+        self._tick()
 
     def _look_at_disk(self) -> None:
         """Have a member whose disk is well made master where this one's is full or broken."""
@@ -422,6 +431,14 @@ class MemberDriver:
             self._spawn(self._requests.read(action.number))
         elif isinstance(action, ReplaceState):
             self._spawn(self._requests.replace(action))
+        elif isinstance(action, KnowMembers):
+            self._connector.know(action.members)
+            if action.members != self._settings.members:
+                logger.warning(
+                    "the members are %s, as recorded; replication.members of member %d names others",
+                    ", ".join(f"{member}={address}" for member, address in action.members),
+                    self._own.member,
+                )
         elif isinstance(action, AskOthers):
             for number in action.members:
                 self._spawn(self._ask(number))
@@ -544,8 +561,11 @@ class MemberDriver:
             )
         elif number == self._own.member:
             refusal = f"two members have the number {number}: correct replication.member of one of them"
-        elif number not in self._connector.members:
-            refusal = f"replication.members of member {self._own.member} does not name member {number}"
+        elif not self.member.is_member(number):
+            refusal = (
+                f"member {number} follows, and is no member: stop it, or "
+                f"`iotmq replication add {number}=HOST:PORT`"
+            )
         elif self._is_heard(number, other_than=connection):
             # Or the two would take the place of each other again and again.
             refusal = (
@@ -720,7 +740,7 @@ class MemberDriver:
                 "another one? See `iotmq replication adopt`"
             )
             return None
-        state = first_state(self._connector.members, self._others)
+        state = first_state(self._settings.members, self._others)
         return state if state is not None and state.master == self._own.member else None
 
     def state_replaced(self, number: int, version: int | None) -> None:
@@ -755,7 +775,7 @@ class MemberDriver:
         file = self._opened.file
         return BeatValue(
             incarnation=self._own.incarnation,
-            address=address_text(*self._connector.members[self._own.member]),
+            address=dict(self._settings.members)[self._own.member],
             leads=self.member.leads,
             end=self._opened.log.end,
             confirmed=file.confirmed,

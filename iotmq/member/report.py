@@ -72,6 +72,7 @@ def status(member: Member, opened: MemberStore, now_s: float) -> dict[str, Any]:
         "confirmed": file.confirmed,
         "flushed": log.flushed,
         "state": None if state is None else msgspec.to_builtins(state),
+        "stateVersion": member.state_version,
         "followers": followers,
     }
 

@@ -12,9 +12,11 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from iotmq import limits
-from iotmq.errors import StoreCorruptError
-from iotmq.replication.cluster_state import ClusterState, Identity
+from iotmq.errors import MemberChangeError, StoreCorruptError
+from iotmq.replication.cluster_state import ClusterState, Identity, MemberAddress
 from iotmq.replication.leading import Leading
 from iotmq.replication.messages import (
     Ack,
@@ -29,6 +31,7 @@ from iotmq.replication.messages import (
     Disconnect,
     FollowFrom,
     HandedOver,
+    KnowMembers,
     Lead,
     Message,
     Open,
@@ -37,6 +40,7 @@ from iotmq.replication.messages import (
     Resign,
     Send,
 )
+from iotmq.replication.next_state import MemberChange, next_state
 from iotmq.replication.ports import MemberFile, MemberLog, MemberSettings
 from iotmq.replication.state_change import StateChange
 
@@ -89,6 +93,8 @@ class Member:
         self.role = Role.HELD
         self.leading: Leading | None = None
         self._change: StateChange | None = None
+        # What was said last of who the members are.
+        self._members: tuple[MemberAddress, ...] = ()
         # Numbers the requests to the consensus store.
         self._numbers = itertools.count(1)
         self._read_s = float("-inf")
@@ -109,6 +115,17 @@ class Member:
     def state(self) -> ClusterState | None:
         """Return the state of the consensus store, as far as is known."""
         return None if self._change is None else self._change.state
+
+    @property
+    def state_version(self) -> int:
+        """Return the version of that state; 0 while none is known."""
+        return 0 if self._change is None else self._change.version
+
+    def is_member(self, number: int) -> bool:
+        """Return whether a number is that of a member, as far as is known."""
+        if self.leading is not None:
+            return self.leading.is_member(number)
+        return self.state is not None and self.settings.has_member(self.state, number)
 
     @property
     def leads(self) -> int:
@@ -251,6 +268,14 @@ class Member:
             return False
         return leading.hand_over(member, now_s)
 
+    def change_members(self, change: MemberChange, now_s: float) -> None:
+        """Add a member or remove one, soon: `state` tells. MemberChangeError says why it cannot be done."""
+        if self.leading is None:
+            raise MemberChangeError("this member is not master: see `iotmq replication status`")
+        if now_s - self._beats_s >= self.settings.current_s:
+            raise MemberChangeError("the consensus store does not answer")
+        self.leading.change_members(change, now_s)
+
     def release(self) -> None:
         """Tell followers that this master stops. The member does nothing afterwards."""
         if self.leading is not None:
@@ -284,12 +309,15 @@ class Member:
         """Do what the state says, which is another one than before."""
         assert self._change is not None
         state = self._change.state
+        if (members := self.settings.members_of(state)) != self._members:
+            self._members = members
+            self._do(KnowMembers(members))
         leading = self.leading
         if leading is not None and (state.epoch, state.master) == (leading.epoch, self.number):
             if leading.is_fenced:
                 self.stand(now_s)
             else:
-                leading.confirm()
+                leading.state_recorded()
                 self._look_at_confirmed()
         elif self._log.epochs and state.epoch < self._log.epochs[-1].epoch:
             self._do(
@@ -297,6 +325,15 @@ class Member:
                     f"the consensus store has epoch {state.epoch}, the log of member {self.number} has "
                     f"{self._log.epochs[-1].epoch}: was the store restored from a backup? See "
                     "`iotmq replication adopt`"
+                )
+            )
+            self._become(Role.HELD)
+        elif not (self.is_member(self.number) or state.master == self.number):
+            address = dict(self.settings.members).get(self.number, "HOST:PORT")
+            self._do(
+                Alarm(
+                    f"member {self.number} is no member of this broker, or none any more. To have it follow: "
+                    f"`iotmq replication add {self.number}={address}`"
                 )
             )
             self._become(Role.HELD)
@@ -381,19 +418,9 @@ class Member:
         if self._is_master_gone:
             # Or nothing would be confirmed before it is missed.
             in_sync = {own, *(identity for identity in in_sync if identity.member != state.master)}
-        eligible: set[Identity] = set()
-        if self.settings.refuses_when_few and len(in_sync) < self.settings.in_sync_min:
-            eligible = {*state.in_sync, *state.eligible} - in_sync
-        self._change.propose(
-            ClusterState(
-                epoch=self._stands_for,
-                master=self.number,
-                in_sync=tuple(sorted(in_sync)),
-                eligible=tuple(sorted(eligible)),
-                reason=f"member {state.master} was not heard of",
-            ),
-            now_s,
-        )
+        reason = f"member {state.master} was not heard of"
+        following = next_state(state, self.settings, in_sync, reason=reason)
+        self._change.propose(replace(following, epoch=self._stands_for, master=self.number), now_s)
 
     def _take_over(self, now_s: float) -> None:
         assert self._change is not None
@@ -412,7 +439,7 @@ class Member:
     def _opened(self, message: Open, now_s: float) -> None:
         """A follower asks to follow."""
         member = message.identity.member
-        if self.leading is None:
+        if self.leading is None or not self.leading.is_member(member):
             self._do(Disconnect(member, is_outgoing=False))
         elif message.promised_epoch > self.leading.epoch + limits.REPLICATION_EPOCHS_AHEAD_MAX:
             # Epochs that were used up once are so for ever.

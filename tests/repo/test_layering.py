@@ -260,6 +260,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "epochs",
         "messages",
         "ports",
+        "next_state",
         "state_change",
         "leading",
         "member",
