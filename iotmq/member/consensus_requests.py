@@ -97,9 +97,10 @@ class ConsensusRequests:
                 self._answers.state_read(number, found.version, state)
                 return
             first = self._answers.state_missing()
-            if first is not None and await self._store.create(first.encode()) is not None:
+            if first is None:
+                return
+            if await self._store.create(first.encode()) is not None:
                 logger.warning("the first state of this broker is made: member %d is master", first.master)
-        if first is not None:
             self._answers.poked()
 
     async def replace(self, action: ReplaceState) -> None:
