@@ -398,9 +398,10 @@ async def _change_members(
         if asked_s > began_s and state is not None and is_done(state):
             return
         if time.monotonic() - asked_s > _ASK_AGAIN_S:
-            # One that may not serve yet, because too few members are in sync.
-            master = next((a.member for a in answers if (a.status or {}).get("role") in _MASTER_ROLES), None)
-            if master is None:
+            # It may not serve yet, because too few members are in sync.
+            master = next((a.member for a in answers if state is not None and a.member == state.master), None)
+            role = next((a.status["role"] for a in answers if a.member == master and a.status), None)
+            if master is None or role not in _MASTER_ROLES:
                 raise ReplicationRefusedError("no member is master now: see `iotmq replication status`")
             is_first, asked_s = asked_s < began_s, time.monotonic()
             try:
@@ -451,7 +452,6 @@ async def _force(options: argparse.Namespace, config: Config, connector: PeerCon
             in_sync=(identity,),
             members=_members_with(old.members or config.replication.member_addresses, chosen),
             reason="forced by an operator",
-            since_ms=time.time_ns() // 1_000_000,
             is_forced=True,
         )
         if not options.is_confirmed:
@@ -526,7 +526,6 @@ def _adopted(answers: list[_Answer], old_epoch: int, members: tuple[MemberAddres
         in_sync=(Identity(member, status["incarnation"]),),
         members=_members_with(members, best),
         reason="adopted by an operator",
-        since_ms=time.time_ns() // 1_000_000,
     )
 
 

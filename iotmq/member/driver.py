@@ -233,6 +233,11 @@ class MemberDriver:
         return leading is not None and leading.is_handing_over
 
     @property
+    def is_current(self) -> bool:
+        """Return whether this is the master, and may give what only one master may give."""
+        return self._is_running and self.member.is_current(self._now_s())
+
+    @property
     def is_fenced(self) -> bool:
         """Return whether nothing of this member's epoch is confirmed any more."""
         leading = self.member.leading
@@ -514,7 +519,7 @@ class MemberDriver:
     def _flushed(self) -> None:
         if self._is_running:
             with self._ending():
-                self.member.flushed(self._now_s())
+                self.member.flushed()
 
     def _tick(self) -> None:
         if self._is_running:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -262,14 +262,14 @@ class ReplicatedBroker:
 
     # What a run needs of it.
 
-    def make_broker(self, opened: MemberStore) -> Broker:
+    def make_broker(self, opened: MemberStore, is_current: Callable[[], bool]) -> Broker:
         """Make the broker of a run; it serves once it is started."""
         return Broker(
             self._settings,
             opened.store,
             directory=self._directory,
             clock=self._clock,
-            role=BrokerRole(make_server=self._listener.seat),
+            role=BrokerRole(make_server=self._listener.seat, is_member=True, is_current=is_current),
         )
 
     def make_driver(self, opened: MemberStore, consensus: ConsensusStore, run: _Run) -> MemberDriver:
@@ -315,7 +315,7 @@ class _Run:
     def __init__(self, owner: ReplicatedBroker, opened: MemberStore, consensus: ConsensusStore) -> None:
         self._owner = owner
         self.opened = opened
-        self.broker = owner.make_broker(opened)
+        self.broker = owner.make_broker(opened, lambda: self.driver.is_current)
         self.driver = owner.make_driver(opened, consensus, self)
         self.is_over = asyncio.Event()
         self.is_serving = False

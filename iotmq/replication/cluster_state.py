@@ -46,7 +46,6 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     """All members, sorted. None in a state that an earlier version of iotmq has written: the settings name
     them then."""
     reason: str = ""
-    since_ms: int = 0
     is_forced: bool = False
     """True when an operator made a member master that may lack what was acknowledged."""
 

@@ -83,6 +83,11 @@ class Leading:
         self._change = change
         self._do = do
         self._began_s = now_s
+        # When the state was asked for that named this master last.
+        self.recorded_s = float("-inf")
+        # When `tick` was called last, and when that was after a pause.
+        self._tick_s = now_s
+        self._awake_s = float("-inf")
         self.epoch = change.state.epoch
         log.append_epoch(self.epoch, self._own)
         self.record_end = log.end
@@ -125,6 +130,32 @@ class Leading:
     def has_few(self) -> bool:
         """Return whether too few members are in sync to acknowledge anything."""
         return any(map(self._settings.is_refusing, (self.state, *self._change.pending)))
+
+    def is_current(self, now_s: float) -> bool:
+        """Return whether nobody else has been made master until a moment ago.
+
+        Who could be is in the effective set, or eligible, and acknowledges nothing of this epoch any more.
+        """
+        limit_s = self._settings.current_s
+        if self.is_fenced:
+            return False
+        if now_s - self.recorded_s < limit_s:
+            return True
+        return now_s - self._tick_s <= limit_s / 2 and self.is_heard(now_s - limit_s)
+
+    def is_heard(self, since_s: float) -> bool:
+        """Return whether all who could be made master have acknowledged something since then."""
+        if self.has_few:
+            return False
+        # What has waited while this process was stopped may be old, and is read all at once.
+        since_s = max(since_s, self._awake_s + self._settings.heartbeat_s)
+        for identity in self.effective - {self._own}:
+            follower = self.followers.get(identity.member)
+            if follower is None or follower.identity != identity or not follower.is_connected:
+                return False
+            if follower.acked is None or follower.heard_s < since_s:
+                return False
+        return True
 
     @property
     def in_sync_count(self) -> int:
@@ -184,6 +215,7 @@ class Leading:
         self.confirm()
 
     def link_closed(self, member: int, *, is_refused: bool, now_s: float) -> None:
+        """Take note that the connection of a follower has ended. `is_refused`: its process has, too."""
         follower = self.followers.get(member)
         if follower is not None:
             if follower.is_connected:
@@ -246,6 +278,9 @@ class Leading:
 
     def tick(self, now_s: float) -> None:
         """Send heartbeats, and change the set of members in sync where that is due."""
+        if now_s - self._tick_s > self._settings.current_s / 2:
+            self._awake_s = now_s
+        self._tick_s = now_s
         for follower in self.followers.values():
             if follower.is_connected and now_s - follower.sent_s >= self._settings.heartbeat_s:
                 self._beat(follower, now_s)

@@ -67,6 +67,10 @@ _NEXT: Final[Mapping[Role, frozenset[Role]]] = {
 }
 
 
+# Reads of the state without an answer whose time is known; later ones say more.
+_READS_KEPT: Final = 16
+
+
 class Beat(NamedTuple):
     """A member's sign of life as the consensus store has it."""
 
@@ -98,6 +102,8 @@ class Member:
         # Numbers the requests to the consensus store.
         self._numbers = itertools.count(1)
         self._read_s = float("-inf")
+        # When the last reads of the state were asked for.
+        self._reads_s: dict[int, float] = {}
         self._following = _Following()
         # The epoch to stand for, and the read after which this may be asked for.
         self._stands_for = 0
@@ -161,8 +167,16 @@ class Member:
             self._new_state(now_s)
         elif self._change.seen(state, version):
             self._new_state(now_s)
+        self._note_read(number, version)
         if self.role is Role.CANDIDATE and number >= self._stands_after and not self._change.is_pending:
             self._ask_for_title(now_s)
+
+    def _note_read(self, number: int, version: int) -> None:
+        """Take note that this master was recorded as such when a read was asked for."""
+        assert self._change is not None
+        asked_s = self._reads_s.pop(number, None)
+        if self.leading is not None and asked_s is not None and version == self._change.version:
+            self.leading.recorded_s = max(self.leading.recorded_s, asked_s)
 
     def state_replaced(self, number: int, version: int | None, now_s: float) -> None:
         """Take the answer of the consensus store to a change: the new version, or None for a refusal."""
@@ -211,7 +225,7 @@ class Member:
         elif self.role is Role.FOLLOWING and member == self._following.master:
             self._following.heard_s = now_s
             if isinstance(message, FollowFrom):
-                self._follow_from(message, now_s)
+                self._follow_from(message)
             elif isinstance(message, Data):
                 self._take(message)
             elif isinstance(message, CopyNeeded):
@@ -221,6 +235,10 @@ class Member:
                 self._following.is_released = message.epoch == self._following.epoch
             elif isinstance(message, HandedOver):
                 self._read(now_s)
+
+    def is_current(self, now_s: float) -> bool:
+        """Return whether it is master, and may give what only one master may give."""
+        return self.leading is not None and self.leading.is_current(now_s)
 
     def hears_master(self, now_s: float) -> bool:
         """Return whether the master was heard lately, for another member that asks."""
@@ -250,7 +268,7 @@ class Member:
         self.leading.log_grew(now_s)
         self._look_at_confirmed()
 
-    def flushed(self, now_s: float) -> None:
+    def flushed(self) -> None:
         """The disk has more of the log."""
         if self.leading is not None:
             self.leading.confirm()
@@ -263,7 +281,7 @@ class Member:
         leading = self.leading
         if leading is None or self.role is not Role.LEADING:
             return False
-        if now_s - self._beats_s >= self.settings.current_s:
+        if now_s - self._beats_s >= self.settings.store_silent_s:
             # The change would not be answered, and nothing of this epoch is confirmed once it is asked for.
             return False
         return leading.hand_over(member, now_s)
@@ -272,7 +290,7 @@ class Member:
         """Add a member or remove one, soon: `state` tells. MemberChangeError says why it cannot be done."""
         if self.leading is None:
             raise MemberChangeError("this member is not master: see `iotmq replication status`")
-        if now_s - self._beats_s >= self.settings.current_s:
+        if now_s - self._beats_s >= self.settings.store_silent_s:
             raise MemberChangeError("the consensus store does not answer")
         self.leading.change_members(change, now_s)
 
@@ -284,7 +302,7 @@ class Member:
 
     def tick(self, now_s: float) -> None:
         """Do what is due; to be called every 50 ms or so."""
-        if now_s - self._read_s >= (self.settings.retry_s if self._is_unsure else self.settings.poll_s):
+        if now_s - self._read_s >= self._read_interval_s(now_s):
             self._read(now_s)
         if self._change is not None:
             self._change.tick(now_s)
@@ -299,9 +317,21 @@ class Member:
     def _is_unsure(self) -> bool:
         return self._change is None or (self.role is Role.CANDIDATE and not self._change.is_pending)
 
+    def _read_interval_s(self, now_s: float) -> float:
+        settings, leading = self.settings, self.leading
+        if self._is_unsure:
+            return settings.retry_s
+        if leading is not None and not leading.is_heard(now_s - settings.current_s / 2):
+            # Followers do not show that it is master still, or not for much longer.
+            return settings.current_s / 4
+        return settings.poll_s
+
     def _read(self, now_s: float) -> int:
         self._read_s = now_s
         number = next(self._numbers)
+        self._reads_s[number] = now_s
+        if len(self._reads_s) > _READS_KEPT:
+            del self._reads_s[next(iter(self._reads_s))]
         self._do(ReadState(number))
         return number
 
@@ -472,7 +502,7 @@ class Member:
         self._become(Role.FOLLOWING)
         self._following = _Following(master=master, wanted_epoch=epoch, connect_s=now_s, heard_s=now_s)
 
-    def _follow_from(self, message: FollowFrom, now_s: float) -> None:
+    def _follow_from(self, message: FollowFrom) -> None:
         log, file = self._log, self._file
         known = max(file.promised_epoch, self._following.wanted_epoch)
         is_possible = file.promised_epoch <= message.epoch <= known + limits.REPLICATION_EPOCHS_AHEAD_MAX

@@ -94,8 +94,12 @@ class MemberSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Age of a member's beat in the consensus store from which on the member may be gone."""
     rank_s: float = 0.15
     """How long a member lets each better one go first."""
-    current_s: float = 3.0
-    """A master that the consensus store has not answered for so long hands over to nobody."""
+    current_s: float = 1.0
+    """A master that has had no sign for so long that nobody else is master gives nothing that only one may
+    give. Less than what others wait before they stand."""
+    store_silent_s: float = 3.0
+    """A master whose signs of life the consensus store has not answered for so long begins no change that
+    others wait for."""
     retry_s: float = 0.2
     poll_s: float = 2.0
     hand_over_s: float = 1.0

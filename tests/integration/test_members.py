@@ -21,6 +21,7 @@ from iotmq.message.records.record import encode_batch
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
+from iotmq.remoting.signature import Credentials
 from iotmq.replicated.member_store import MemberStore
 from iotmq.replication.cluster_state import Identity
 from iotmq.replication.messages import Open
@@ -75,8 +76,9 @@ async def test_a_member_whose_settings_name_others_uses_the_recorded_members_and
     await site.stop(follower)
     caplog.clear()
     await site.start(follower, replication={"members": (f"{follower}=127.0.0.1:{site.ports[follower]}",)})
+    text = f"replication.members of member {follower} names others"
+    await soon(lambda: text in caplog.text, "it says so")
     await site.in_sync(3)
-    assert f"replication.members of member {follower} names others" in caplog.text
     connection = await site.connect(follower)
     assert (await send(connection, b"by way of a follower")).code == ResponseCode.SUCCESS
     assert len(bodies(site, master)) == 1
@@ -271,6 +273,36 @@ async def test_without_etcd_sends_go_on(make: MakeSite, etcd: FakeEtcd) -> None:
     assert await site.master() == master
 
 
+async def test_a_master_that_is_cut_off_from_all_gives_no_locks_and_gives_them_again(
+    make: MakeSite, etcd: FakeEtcd
+) -> None:
+    site = make()
+    master = await site.start_all()
+    await site.in_sync(3)
+    connection = await site.connect(master)
+    assert (await send(connection, b"one")).code == ResponseCode.SUCCESS
+    queue = {"brokerName": "b", "topic": "T", "queueId": 0}
+    body = json.dumps({"clientId": "c", "consumerGroup": "g", "mqSet": [queue]}).encode()
+
+    async def lock() -> int:
+        request = Command.request(RequestCode.LOCK_BATCH_QUEUES, {}, body)
+        return (await connection.request(request, 10.0)).code
+
+    paths = ("kv/range", "kv/txn", "kv/put", "lease/grant", "lease/keepalive", "lease/timetolive")
+    for path in paths:
+        etcd.fail(f"/v3/{path}", "refuse:503", 1_000)
+    assert await lock() == ResponseCode.SUCCESS, "the others show that it is master"
+    run = site.members[master]._run
+    assert run is not None
+    for number in [number for number in site.members if number != master]:
+        await site.stop(number)
+    await soon(lambda: not run.driver.is_current, "it cannot know whether it is master")
+    assert await lock() == ResponseCode.SYSTEM_BUSY
+    etcd.mend()
+    await soon(lambda: run.driver.is_current, "the consensus store says that it is")
+    assert await lock() == ResponseCode.SUCCESS
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -457,6 +489,32 @@ async def test_members_and_operators_need_an_administrator_where_access_is_contr
         assert name in [client.peer for client in clients], "who is refused is no member"
     assert (await connector(**own).status(master, timeout_s=5.0))["role"] == "leading"
     await site.in_sync(3)
+
+
+@pytest.mark.parametrize(
+    ("code", "fields", "refused"),
+    [
+        (RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, {"accessKey": "another", "secretKey": "12345678"}, 209),
+        (RequestCode.DELETE_ACL_CONFIG, {"accessKey": "services"}, 210),
+        (RequestCode.UPDATE_GLOBAL_WHITE_ADDRESSES, {"globalWhiteAddrs": "10.0.0.1"}, 211),
+    ],
+)
+async def test_accounts_are_not_changed_at_one_member_only(
+    make: MakeSite, tmp_path: Path, code: int, fields: dict[str, str], refused: int
+) -> None:
+    accounts = tmp_path / "accounts.yml"
+    accounts.write_text(ACCOUNTS)
+    accounts.chmod(0o600)
+    site = make(1)
+    master = await site.start_all(broker={"acl_enabled": True, "acl_file": str(accounts)})
+    connection = await ClientConnection.connect(
+        "127.0.0.1", site.ports[master], credentials=Credentials("members", "abcdefgh")
+    )
+    answer = await connection.request(Command.request(code, fields), 10.0)
+    assert answer.code == refused
+    assert f"change {accounts} at every member" in (answer.remark or "")
+    assert accounts.read_text() == ACCOUNTS
+    await connection.close()
 
 
 async def test_a_broker_that_has_messages_becomes_the_first_master(make: MakeSite, tmp_path: Path) -> None:

@@ -43,6 +43,9 @@ TICK_S = 0.05
 BEAT_S = 0.5
 LOAD_S = 0.03
 NUMBERS = range(1, 8)
+# So long a former master may be current beside the next one: what it has heard is as old, and what has waited
+# in a stop of the process that is no longer than a pause.
+CURRENT_S = 1.5
 
 Record = tuple[str, int, int]
 
@@ -149,6 +152,7 @@ class Node:
         # Where it may connect to.
         self.known: set[int] = set()
         self.leads: int | None = None
+        self.leads_s = 0.0
         # (position behind it, number) of records whose sender waits.
         self.waiting: list[tuple[int, int]] = []
 
@@ -230,7 +234,7 @@ class Node:
         self.file.kept_confirmed = self.file.confirmed
         if self.log.flushed < self.log.end:
             self.log.flushed = self.log.end
-            self.member.flushed(self.cluster.now_s)
+            self.member.flushed()
 
     def _load(self) -> None:
         member = self.member
@@ -281,7 +285,7 @@ class Node:
         elif isinstance(action, Confirmed):
             cluster.confirmed(self, action.position)
         elif isinstance(action, Lead):
-            self.leads = action.epoch
+            self.leads, self.leads_s = action.epoch, cluster.now_s
         elif isinstance(action, Resign):
             self.leads = None
             self.waiting = []
@@ -401,6 +405,9 @@ class Cluster:
         # Changes of who is a member that operators asked for.
         self.changes = 0
         self.refused_changes = 0
+        # Looks at a master that was current, and those with another one that leads a later epoch.
+        self.current = 0
+        self.current_twice = 0
         self.last_confirmed_s = 0.0
         for node in self.nodes.values():
             node.start()
@@ -608,6 +615,20 @@ class Cluster:
             writer = self.epoch_writers.setdefault(leading.epoch, (node.number, node.life))
             if writer != (node.number, node.life):
                 raise BrokenPromiseError(f"I2: epoch {leading.epoch} has two writers")
+            if leading.is_current(self.now_s):
+                self.check_current(node, leading.epoch)
+
+    def check_current(self, node: Node, epoch: int) -> None:
+        """I10: who is not master any more gives soon nothing that only one may give."""
+        later = [other for other in self.nodes.values() if other.leads is not None and other.leads > epoch]
+        self.current += 1
+        self.current_twice += bool(later)
+        for other in later:
+            if self.now_s - other.leads_s > CURRENT_S:
+                raise BrokenPromiseError(
+                    f"I10: member {node.number} is current in epoch {epoch}, and member {other.number} leads "
+                    f"{other.leads} since {self.now_s - other.leads_s:.2f} s"
+                )
 
     def check_live(self) -> None:
         """I8: with all faults over a master confirms, and all members are in sync."""
@@ -745,7 +766,10 @@ class Faults:
     def _add(self) -> None:
         """Have a member added: a new one, or one that was removed with the disk it had, or another."""
         cluster, draw = self.cluster, self.random
-        number = draw.choice([number for number in NUMBERS if number not in cluster.members])
+        free = [number for number in NUMBERS if number not in cluster.members]
+        if not free:
+            return
+        number = draw.choice(free)
         node = cluster.nodes.get(number)
         if node is None:
             node = cluster.nodes[number] = Node(cluster, number)

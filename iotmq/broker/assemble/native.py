@@ -70,7 +70,7 @@ class NativeProcessors:
             TimerHandler(self.delays.timers, parts.topics, broker_name=parts.settings.name),
             self.pulls,
             self._clients,
-            LockHandler(self.locks, parts.topics),
+            LockHandler(self.locks, parts.topics, is_current=parts.role.is_current),
         ]
         parts.writer.add_dispatch_listener(self.pulls.wake)
 
