@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -17,6 +17,9 @@ from iotmq.remoting.signature import Credentials, sign
 from iotmq.remoting.tls.files import client_tls
 from iotmq.replication.cluster_state import MemberAddress
 from iotmq.replication.settings import ReplicationSettings
+
+CONNECT_S: Final = 1.0
+"""So long a connection may take to be made, where nothing else is said."""
 
 
 class PeerConnector:
@@ -33,7 +36,7 @@ class PeerConnector:
         )
 
     def know(self, members: Iterable[MemberAddress]) -> None:
-        """Take the members that are recorded for all there are."""
+        """Use these members from now on: they are the recorded ones."""
         self.members = {member: parse_address(address) for member, address in members}
 
     async def connect(

@@ -270,6 +270,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "wire",
         "peers",
         "table_stream",
+        "master_link",
+        "follower_links",
         "consensus_requests",
         "report",
         "log_checksums",
