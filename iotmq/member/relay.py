@@ -29,7 +29,7 @@ from iotmq.errors import BrokerError, ConnectionClosedError, IotmqError, Request
 from iotmq.member.peers import PeerConnector
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.channel import Channel
-from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.codes import IS_MASTER_FIELD, RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
 from iotmq.remoting.server import RequestHandler, ServerConnection
@@ -102,7 +102,12 @@ class Relay:
         client = self._clients.get(connection)
         if client is None:
             client = self._clients[connection] = _RelayedClient(self, connection)
-        client.take(request)
+        try:
+            client.take(request)
+        except RequestError:
+            if request.code != RequestCode.QUERY_CONSUMER_OFFSET:
+                raise
+            client.refuse(request)
 
     def connection_lost(self, connection: ServerConnection) -> None:
         """End the link of a client that has gone."""
@@ -309,6 +314,14 @@ class _RelayedClient:
         while self._waiting:
             request, size = self._waiting.popleft()
             self._release(size)
+            self.refuse(request)
+
+    def refuse(self, request: Command) -> None:
+        """Answer a request that has no answer of the master, or end the client's connection."""
+        if request.code == RequestCode.QUERY_CONSUMER_OFFSET:
+            # Java clients take any refusal for the word that the group has none, and begin somewhere else.
+            self.connection.close("the offset of a group is not known")
+        else:
             self.connection.reply(self._relay.refuse(request))
 
     def _release(self, size: int) -> None:
@@ -350,9 +363,12 @@ class _RelayedClient:
         request.opaque = opaque
         if future.exception() is not None:
             if not self._part("no answer of the master"):
-                self.connection.reply(self._relay.refuse(request))
+                self.refuse(request)
             return
         answer = future.result()
+        if answer.ext.get(IS_MASTER_FIELD) == "false" and request.code == RequestCode.QUERY_CONSUMER_OFFSET:
+            self.refuse(request)
+            return
         answer.opaque = opaque
         self.connection.reply(answer)
         if self._link is not None:

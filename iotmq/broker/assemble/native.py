@@ -72,7 +72,7 @@ class NativeProcessors:
             TimerHandler(self.delays.timers, parts.topics, broker_name=parts.settings.name),
             self.pulls,
             self._clients,
-            LockHandler(self.locks, parts.topics, when_copied=when_copied),
+            LockHandler(self.locks, parts.topics, when_copied=when_copied, is_current=parts.role.is_current),
         ]
         parts.writer.add_dispatch_listener(self.pulls.wake)
 

@@ -18,7 +18,7 @@ from iotmq.member import relay as relay_module
 from iotmq.member.listener import MemberListener, Seat
 from iotmq.member.peers import PeerConnector
 from iotmq.member.wire import Introduction
-from iotmq.remoting.codes import LanguageCode, RequestCode, ResponseCode
+from iotmq.remoting.codes import IS_MASTER_FIELD, LanguageCode, RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
 from iotmq.remoting.frames.frame import Run
@@ -279,6 +279,34 @@ async def test_what_waits_too_long_is_refused_and_pulls_are_to_come_again(
         await in_flight(follower, 0)
         assert samples(follower)["iotmq_replication_refused_requests_total"] == 3
         await client.close()
+
+
+@pytest.mark.parametrize("case", ["no master", "silent master", "no master there", "no room"])
+async def test_a_client_that_asks_for_a_groups_offset_is_told_nothing_wrong(
+    monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    """Java clients take any refusal for the word that the group has none, and skip what is there."""
+    monkeypatch.setattr(relay_module, "_HOLD_S", 0.1)
+    async with sites() as (master, follower):
+        if case != "no master":
+            follower.listener.master = lambda: 1
+            await master.serve()
+        if case == "silent master":
+            monkeypatch.setattr(relay_module, "_ANSWER_S", 0.1)
+            master.answers = nothing
+        elif case == "no master there":
+            # As by a member that has just stopped to be master.
+            elsewhere = {IS_MASTER_FIELD: "false"}
+            master.answers = lambda _, request: request.reply(
+                ResponseCode.SERVICE_NOT_AVAILABLE, ext=elsewhere
+            )
+        elif case == "no room":
+            monkeypatch.setattr(limits, "RELAYED_REQUESTS_MAX", 0)
+        client = await ClientConnection.connect("127.0.0.1", follower.port)
+        asked = of_java(Command.request(RequestCode.QUERY_CONSUMER_OFFSET, {"consumerGroup": "g"}))
+        with pytest.raises(ConnectionClosedError):
+            await client.request(asked, WAIT_S)
+        await in_flight(follower, 0)
 
 
 async def test_what_is_in_flight_when_the_master_ends_is_refused_and_the_next_goes_to_the_next_one() -> None:

@@ -287,9 +287,7 @@ def test_a_master_with_too_few_in_sync_says_that_it_leads_nothing() -> None:
 
 
 def test_a_state_survives_its_encoding() -> None:
-    state = ClusterState(
-        epoch=7, master=2, in_sync=(A, B), eligible=(Identity(3, "c"),), reason="x", since_ms=5
-    )
+    state = ClusterState(epoch=7, master=2, in_sync=(A, B), eligible=(Identity(3, "c"),), reason="x")
     assert decode_state(state.encode()) == state
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from iotmq import limits
+from iotmq.broker.broker_role import NOT_CURRENT
 from iotmq.broker.filters.subscription import check_client_id
 from iotmq.broker.members.queue_locks import MessageQueue, QueueLocks
 from iotmq.broker.replies.deferred_reply import DeferredReply
@@ -17,6 +18,7 @@ from iotmq.broker.replies.reply_body import reply_json
 from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.tables.subscription_groups import check_group_name
 from iotmq.broker.tables.topics import TopicTable
+from iotmq.errors import RequestError
 from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
@@ -45,10 +47,19 @@ class LockHandler(RequestProcessor):
     renewal reaches them within a second, which is little of the time a lock lasts.
     """
 
-    def __init__(self, locks: QueueLocks, topics: TopicTable, *, when_copied: WhenCopied) -> None:
+    def __init__(
+        self,
+        locks: QueueLocks,
+        topics: TopicTable,
+        *,
+        when_copied: WhenCopied,
+        is_current: Callable[[], bool],
+    ) -> None:
+        """`is_current` tells whether no other master can be giving the same locks."""
         self._locks = locks
         self._topics = topics
         self._when_copied = when_copied
+        self._is_current = is_current
         # What the members in sync know of; nothing at first, since a former master may have told some only.
         self._copied_changes = -1
 
@@ -60,6 +71,8 @@ class LockHandler(RequestProcessor):
 
     def _lock(self, connection: ServerConnection, request: Command) -> Command | None:
         asked = _decode(request)
+        if not self._is_current():
+            raise RequestError(ResponseCode.SYSTEM_BUSY, NOT_CURRENT)
         locked = self._locks.lock(asked.consumer_group, asked.client_id, self._existing(asked.mq_set))
         return self._answer(connection, request, reply_json(request, LockedQueues(locked=locked)))
 

@@ -103,7 +103,9 @@ def test_very_many_locks_that_end_together_are_forgotten_some_at_a_time() -> Non
 
 def test_as_many_queues_as_a_request_may_name_hold_nobody_up() -> None:
     topics = Mock(**{"find.return_value": SimpleNamespace(queue_count=limits.QUEUES_PER_TOPIC_MAX)})
-    handler = LockHandler(QueueLocks(ManualClock()), topics, when_copied=lambda call: call(True))
+    handler = LockHandler(
+        QueueLocks(ManualClock()), topics, when_copied=lambda call: call(True), is_current=lambda: True
+    )
     names = [
         {"brokerName": "b", "topic": f"T{number % 8}", "queueId": number // 8}
         for number in range(limits.LOCKED_QUEUES_PER_REQUEST_MAX)
@@ -128,7 +130,7 @@ class Site:
         self.connection = Mock()
         self.clock = ManualClock()
         self._handlers = LockHandler(
-            QueueLocks(self.clock), topics, when_copied=self.waiting.append
+            QueueLocks(self.clock), topics, when_copied=self.waiting.append, is_current=lambda: True
         ).handlers()
 
     def ask(self, code: int, client_id: str) -> Command | None:
