@@ -73,6 +73,8 @@ class Relay:
         self.is_own = is_own
         self._master = master
         self._refusal = refusal
+        # The only member that links go to.
+        self._checked_master: int | None = None
         self._clients: dict[ServerConnection, _RelayedClient] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._checks: asyncio.Task[None] | None = None
@@ -188,12 +190,13 @@ class Relay:
                     if not self._is_up.is_set():
                         self._look_soon()
                         await self._is_up.wait()
-                    number = self._master()
+                    self._check_master()
+                    number = self._checked_master
                     if number is None:
                         self._is_up.clear()
                         continue
                     try:
-                        return await self._connector.connect_for_client(
+                        link = await self._connector.connect_for_client(
                             number,
                             host,
                             port,
@@ -201,6 +204,9 @@ class Relay:
                             on_lost=client.link_lost,
                             timeout_s=_CONNECT_S,
                         )
+                        if number == self._checked_master:
+                            return link
+                        link.abort("another member is master")
                     except (ConnectionClosedError, RequestTimeoutError, BrokerError) as error:
                         if getattr(error, "code", None) == ResponseCode.NO_PERMISSION:
                             logger.warning("the master takes no clients from this member: %s", error)
@@ -235,16 +241,19 @@ class Relay:
             await asyncio.sleep(_LOOK_S)
 
     async def _check_repeatedly(self) -> None:
-        """End links to a member that is master no more: it may be silent for long before they end."""
-        before = self._master()
         while True:
             await asyncio.sleep(_CHECK_S)
-            number = self._master()
-            if number != before:
-                before = number
-                self._is_up.clear()
-                for client in list(self._clients.values()):
-                    client.drop("another member is master")
+            self._check_master()
+
+    def _check_master(self) -> None:
+        """End links to a member that is master no more: it may be silent for long before they end."""
+        number = self._master()
+        if number == self._checked_master:
+            return
+        self._checked_master = number
+        self._is_up.clear()
+        for client in list(self._clients.values()):
+            client.drop("another member is master")
 
 
 class _RelayedClient:
@@ -290,12 +299,11 @@ class _RelayedClient:
             self._opening = None
         if link is None or link.is_closed:
             self._refuse_waiting()
-            self.connection.resume()
-            return
-        self._link = link
-        while self._waiting and self._link is link:
-            self._forward(link, *self._waiting.popleft())
-        self.connection.resume()
+        else:
+            self._link = link
+            while self._waiting and self._link is link:
+                self._forward(link, *self._waiting.popleft())
+        self._read_again(self.connection)
 
     def _refuse_waiting(self) -> None:
         while self._waiting:
@@ -376,6 +384,12 @@ class _RelayedClient:
             pass
         finally:
             self._slowed.discard(source)
+            self._read_again(source)
+
+    def _read_again(self, source: Channel) -> None:
+        """Read from one side again, unless it still has to wait for the other, or for a link."""
+        is_waiting = source is self.connection and self._opening is not None
+        if source not in self._slowed and not is_waiting:
             source.resume()
 
     def link_lost(self, link: ClientConnection) -> None:
@@ -409,13 +423,14 @@ class _RelayedClient:
         """Have a broker in this process carry out what waits."""
         if self._opening is not None:
             self._opening.cancel()
+            self._opening = None
         self.drop("this member is master")
         while self._waiting:
             request, size = self._waiting.popleft()
             self._release(size)
             with surviving("requests that waited for a master"):
                 self._serve(handler, request)
-        self.connection.resume()
+        self._read_again(self.connection)
 
     def _serve(self, handler: RequestHandler, request: Command) -> None:
         response: Command | None

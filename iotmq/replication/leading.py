@@ -6,6 +6,7 @@ answered.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -47,7 +48,9 @@ class Follower:
         # Up to where it was sent the log, once it is told where to follow from, and where that was.
         self.sent: int | None = None
         self.sent_from = 0
-        # The same over all its connections: one that comes again and again must not count as new each time.
+        # The ends of the pieces it was sent on this connection and has not received yet, as far as is known.
+        self.in_flight: deque[int] = deque()
+        # As `sent`, over all its connections: one that comes again and again must not count as new each time.
         self.sent_most = 0
         # Up to where it has the log of this epoch.
         self.acked: int | None = None
@@ -136,6 +139,7 @@ class Leading:
             follower = self.followers[member] = Follower(message.identity, now_s)
         follower.is_connected, follower.is_refused, follower.heard_s = True, False, now_s
         follower.sent = None
+        follower.in_flight.clear()
         known = max(self._file.confirmed, follower.acked or 0)
         if follower.identity in self.effective and message.end < known:
             follower.has_lost, follower.acked = True, None
@@ -172,6 +176,8 @@ class Leading:
         if follower.acked is None or position > follower.acked or position == self._log.end:
             follower.progress_s = now_s
         follower.acked = max(position, follower.acked or 0)
+        while follower.in_flight and follower.in_flight[0] <= message.received:
+            follower.in_flight.popleft()
         self._feed(follower, now_s)
         self.confirm()
 
@@ -322,6 +328,10 @@ class Leading:
                 self._do(Alarm(f"the log cannot be read for member {member}: {error}"))
                 self._do(Disconnect(member, is_outgoing=False))
                 return
+            if end == self._log.end and len(follower.in_flight) >= settings.pieces_max:
+                # What is appended until it has received those goes in one piece.
+                return
+            follower.in_flight.append(end)
             self._send(follower, follower.sent, end, now_s)
             if settings.catch_up_bytes_per_s:
                 since_s = max(follower.spent_s, now_s - _BURST_S)

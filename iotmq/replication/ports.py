@@ -97,6 +97,9 @@ class MemberSettings(msgspec.Struct, frozen=True, kw_only=True):
     poll_s: float = 2.0
     hand_over_s: float = 1.0
     chunk_bytes: int = 256 * 1024
+    pieces_max: int = 2
+    """With so many pieces on the way, a follower is sent what is new once it has received one: under load a
+    piece then has the records of many turns, and costs no more than that of one."""
     window_bytes: int = 8 * 1024 * 1024
     """A follower is sent so much ahead of its acknowledgements."""
     catch_up_window_bytes: int = 2 * 1024 * 1024

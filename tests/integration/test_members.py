@@ -339,8 +339,8 @@ async def test_members_and_operators_need_an_administrator_where_access_is_contr
         hand_over = await connection.request(Command.request(RequestCode.HAND_OVER))
         assert hand_over.code == ResponseCode.NO_PERMISSION
         clients = site.members[master]._listener.clients()
-        own = connection._transport.get_extra_info("sockname")
-        assert own in [client.peer for client in clients], "who is refused is no member"
+        address = connection._transport.get_extra_info("sockname")
+        assert address in [client.peer for client in clients], "who is refused is no member"
     assert (await connector(**own).status(master, timeout_s=5.0))["role"] == "leading"
     await site.in_sync(3)
 

@@ -476,6 +476,7 @@ async def test_a_client_that_does_not_read_is_not_read_for(monkeypatch: pytest.M
 async def test_a_master_that_does_not_read_is_not_read_for_when_requests_have_waited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(relay_module, "_CHECK_S", WAIT_S)
     async with sites() as (master, follower):
         links: list[ServerConnection] = []
 
@@ -493,6 +494,9 @@ async def test_a_master_that_does_not_read_is_not_read_for_when_requests_have_wa
         await master.serve()
         await soon(lambda: samples(follower)["iotmq_replication_relayed_requests_total"] == 1, "it goes on")
         behind = client.request(of_java(send(b"behind")), WAIT_S)
+        relay = follower.listener._relay
+        relay._check_master()
+        assert [client._link is not None for client in relay._clients.values()] == [True], "to the new master"
         assert at_follower._is_paused
         links[0].resume()
         assert {answer.code for answer in await asyncio.gather(waiting, behind)} == {0}
