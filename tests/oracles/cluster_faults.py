@@ -32,7 +32,7 @@ if __name__ == "__main__":
 
 from bad_bytes import STRANGERS, request  # noqa: E402
 from fault_cluster import SEGMENT_BYTES, STORE, FaultCluster, Network  # noqa: E402
-from fault_history import Fault, MemberLog, anomalies, duplicates, gaps_s, read_log  # noqa: E402
+from fault_history import Fault, MemberLog, anomalies, duplicates, gaps_s, latest, read_log  # noqa: E402
 from fault_load import FaultLoad  # noqa: E402
 from fault_objects import ObjectLoad  # noqa: E402
 from linearizability import Forget  # noqa: E402
@@ -497,6 +497,8 @@ def report(cluster: FaultCluster, load: FaultLoad, strangers_count: int) -> None
         longest[name] = max(gap_s, longest.get(name, 0.0))
     for name, gap_s in sorted(longest.items(), key=lambda item: -item[1]):
         print(f"  {name:<28}{gap_s * 1000:>8.0f} ms")
+    for name, delay_s, body, fault in latest(history):
+        print(f"{name} got {body!r}, after {fault}, {delay_s:.1f} s after its acknowledgement; nothing later")
     for kind, objects in (
         ("locks", history.locks), ("registers", history.registers), ("states", history.states)
     ):  # fmt: skip

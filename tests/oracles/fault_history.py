@@ -197,6 +197,19 @@ def gaps_s(
     return gaps
 
 
+def latest(history: History) -> Iterable[tuple[str, float, bytes, str]]:
+    """Return for each reader what came latest after its acknowledgement, how late, and the fault before."""
+    done = {each.body: each.done_s for each in history.sent if each.done_s is not None}
+    for name, seen in history.readers.items():
+        firsts: dict[bytes, float] = {}
+        for each in seen:
+            firsts.setdefault(each.body, each.at_s)
+        late = [(at_s - done[body], body) for body, at_s in firsts.items() if body in done]
+        delay_s, body = max(late, default=(0.0, b""))
+        faults = [fault.name for fault in history.faults if fault.begun_s < done.get(body, 0.0)]
+        yield name, delay_s, body, faults[-1] if faults else "none"
+
+
 def _of_log(history: History, member: int, records: Sequence[Stored]) -> Iterable[str]:
     sent = {each.body: each for each in history.sent}
     sources = {each.source for each in history.sent}
