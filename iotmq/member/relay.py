@@ -306,9 +306,22 @@ class _RelayedClient:
             self._refuse_waiting()
         else:
             self._link = link
+            if self._drops_what_waits():
+                return
             while self._waiting and self._link is link:
                 self._forward(link, *self._waiting.popleft())
         self._read_again(self.connection)
+
+    def _drops_what_waits(self) -> bool:
+        """Forget what waits when the client has gone meanwhile; return whether it has.
+
+        It may have sent the same to the master itself by now, and there would be two of it.
+        """
+        if not self.connection.has_peer_left:
+            return False
+        # What was not read yet is forgotten, too. The link ends with the connection.
+        self.connection.abort("the client has gone")
+        return True
 
     def _refuse_waiting(self) -> None:
         while self._waiting:
@@ -441,12 +454,16 @@ class _RelayedClient:
             self._opening.cancel()
             self._opening = None
         self.drop("this member is master")
+        is_gone = self._drops_what_waits()
         while self._waiting:
             request, size = self._waiting.popleft()
             self._release(size)
+            if is_gone:
+                continue
             with surviving("requests that waited for a master"):
                 self._serve(handler, request)
-        self._read_again(self.connection)
+        if not is_gone:
+            self._read_again(self.connection)
 
     def _serve(self, handler: RequestHandler, request: Command) -> None:
         response: Command | None

@@ -575,6 +575,51 @@ async def test_a_client_of_a_member_that_becomes_master_is_served_there() -> Non
         await client.close()
 
 
+async def leave(client: ClientConnection, site: Site) -> None:
+    """Have the only client of a member leave, which reads neither what it sends nor that it leaves."""
+    client.abort("another member is master")
+    (connection,) = site.listener.clients()
+    await soon(lambda: connection.has_peer_left, "the client has left")
+    assert not connection.is_closed
+
+
+@pytest.mark.parametrize("has_sent_more", [False, True])
+async def test_what_a_client_that_has_gone_had_sent_is_not_passed_on(has_sent_more: bool) -> None:
+    """It has sent it again by another way, and that may be there before."""
+    async with sites() as (master, follower):
+        client = await ClientConnection.connect("127.0.0.1", follower.port)
+        client.send_oneway(send(b"1"))
+        await in_flight(follower, 1)
+        if has_sent_more:
+            # It is not read.
+            client.send_oneway(send(b"2"))
+            await asyncio.sleep(0)
+            await client.drain()
+        await leave(client, follower)
+        follower.listener.master = lambda: 1
+        await master.serve()
+        await in_flight(follower, 0)
+        other = await ClientConnection.connect("127.0.0.1", follower.port)
+        await other.request(send(b"3"), WAIT_S)
+        assert [request.body_bytes() for request in master.requests] == [b"3"]
+        await soon(lambda: len(follower.listener.clients()) == 1, "its connection is gone")
+        await other.close()
+
+
+async def test_what_a_client_that_has_gone_had_sent_is_not_served_by_its_member_that_becomes_master() -> None:
+    async with sites() as (member, _):
+        client = await ClientConnection.connect("127.0.0.1", member.port)
+        client.send_oneway(send(b"1"))
+        await in_flight(member, 1)
+        await leave(client, member)
+        await member.serve()
+        await in_flight(member, 0)
+        other = await ClientConnection.connect("127.0.0.1", member.port)
+        await other.request(send(b"2"), WAIT_S)
+        assert [request.body_bytes() for request in member.requests] == [b"2"]
+        await other.close()
+
+
 async def test_the_broker_refuses_what_waited_as_it_refuses_anything() -> None:
     async with sites() as (member, _):
         client = await ClientConnection.connect("127.0.0.1", member.port)
