@@ -130,7 +130,7 @@ class Gateway:
     def _wait_for_route(self, topic: str, queue_count: int) -> None:
         deadline_s = time.monotonic() + STEP_S
         while True:
-            route = self._registry._routes.route(topic)
+            route = self._registry.routes.route(topic)
             there = sum(queues.read_queue_count for _, queues in route.queues) if route else 0
             if there == queue_count:
                 return
