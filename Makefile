@@ -84,6 +84,8 @@ fuzz:  ## Mutated traffic on every port, every request and the MQTT core, damage
 	@$(PYTHON_ENV) tests/fuzz/fuzz_ports.py --seconds $(FUZZ_SECONDS)
 	@$(PYTHON_ENV) tests/fuzz/fuzz_native.py --seconds $(FUZZ_SECONDS)
 	@$(PYTHON_ENV) tests/fuzz/fuzz_store.py --seconds $(FUZZ_SECONDS)
+	@IOTMQ_SESSION_PROGRAMS=100 IOTMQ_SHARED_PROGRAMS=10 $(PYTHON_ENV) -m pytest tests/integration/test_session_model.py \
+		tests/integration/test_shared_model.py
 	@$(PYTHON_ENV) -m pytest tests/property --hypothesis-profile=fuzz --timeout=3600 $(ARGS)
 
 simulate:  ## Replication in simulated clusters (REPLICATION_RUNS=20000); IOTMQ_REPLICATION_SEED=N repeats

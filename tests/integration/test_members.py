@@ -380,8 +380,7 @@ async def test_a_master_that_takes_no_records_hands_over(
     site = make()
     master = await site.start_all()
     await site.in_sync(3)
-    run = site.members[master]._run
-    assert run is not None
+    run = site.run(master)
     full = run.opened.store
 
     def refusal(store: Store) -> str | None:
@@ -403,7 +402,7 @@ async def test_a_state_that_cannot_be_read_stops_nothing(make: MakeSite, etcd: F
     etcd.data.put(STATE, b"{")
 
     def complains() -> bool:
-        run = site.members[master]._run
+        run = site.run(master)
         return run is not None and any("invalid replication state" in text for text in run.driver.alarms)
 
     await soon(complains, "the master says so")
@@ -547,10 +546,8 @@ async def test_what_an_operator_changes_is_answered_when_members_in_sync_have_it
     for number in range(20):
         answer = await change_topic(connection, f"Made{number}")
         assert (answer.code, answer.remark) == (ResponseCode.SUCCESS, None)
-        for member in site.members.values():
-            run = member._run
-            assert run is not None
-            assert run.broker.topics.find(f"Made{number}") is not None
+        for member in site.members:
+            assert site.run(member).broker.topics.find(f"Made{number}") is not None
 
 
 async def test_an_operator_is_told_when_members_do_not_say_that_they_have_it(
@@ -560,8 +557,7 @@ async def test_an_operator_is_told_when_members_do_not_say_that_they_have_it(
     master = await site.start_all()
     await site.in_sync(3)
     follower = next(number for number in site.members if number != master)
-    run = site.members[follower]._run
-    assert run is not None
+    run = site.run(follower)
     monkeypatch.setattr(run.broker.table_copies, "take", lambda piece: None)
     monkeypatch.setattr(type(run.broker.table_copies), "is_complete", False)
     connection = await site.connect(master)
@@ -586,9 +582,7 @@ async def test_a_member_that_is_stopped_while_it_opens_its_log_ends(
         return opening()
 
     monkeypatch.setattr(member, "_open", wait)
-    run = member._run
-    assert run is not None
-    assert run.driver.hand_over()
+    assert site.run(master).driver.hand_over()
     await soon(opens.is_set, "the former master opens its log")
     stopping = asyncio.ensure_future(site.stop(master))
     # It has asked for the end before the log is there.

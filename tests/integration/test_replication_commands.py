@@ -186,7 +186,7 @@ async def test_the_state_is_written_anew_from_what_members_have(
     assert await run(file, "force", "--member", "1") == 1
     await site.start(1)
     await site.start(2)
-    await soon(lambda: site.members[1]._run is not None, "a member answers")
+    await soon(lambda: site.run(1) is not None, "a member answers")
     capsys.readouterr()
     assert await run(file, "force", "--member", "1", "--yes") == 1
     assert "see `iotmq replication adopt`" in capsys.readouterr().err

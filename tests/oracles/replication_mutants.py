@@ -122,15 +122,6 @@ def old_epoch_continued(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Member, "_has_won", lambda self, state: True)
 
 
-def eligible_while_messages_are_taken(patch: pytest.MonkeyPatch) -> None:
-    """Whether something is acknowledged is asked of the settings alone, which another member had before."""
-
-    def mutant(self: MemberSettings, state: ClusterState) -> bool:
-        return len(state.in_sync) < self.in_sync_min_of(state) and self.refuses_when_few_of(state)
-
-    patch.setattr(MemberSettings, "is_refusing", mutant)
-
-
 def removed_member_stays_in_sync(patch: pytest.MonkeyPatch) -> None:
     """A member is removed by one change, and is in sync no more by the next."""
 
@@ -163,7 +154,6 @@ MUTANTS: tuple[Mutant, ...] = (
     unconfirmed_is_shown,
     few_by_the_recorded_set_only,
     old_epoch_continued,
-    eligible_while_messages_are_taken,
     removed_member_stays_in_sync,
     who_is_no_member_is_taken,
     a_former_master_gives_on,

@@ -646,9 +646,13 @@ class Cluster:
 
     @property
     def is_recoverable(self) -> bool:
-        """Some member of the recorded set, or an eligible one, has its log still."""
+        """Some member of the recorded set, or an eligible one, has its log still.
+
+        And there are as many members as have to be in sync: one with other settings may have removed more.
+        """
         state = self.engine.state
-        return any(
+        kinds = [each for each in (self.settings, self._other_settings) if each is not None]
+        return max(each.in_sync_min for each in kinds) <= len(self.members) and any(
             self.nodes[identity.member].file.identity == identity
             for identity in (*state.in_sync, *state.eligible)
         )
@@ -667,7 +671,7 @@ def simulate(seed: int, *, fault_s: float = 20.0, calm_s: float = 25.0) -> Clust
     choices = (
         settings,
         replace(settings, in_sync_min=1, refuses_when_few=False),
-        replace(settings, in_sync_min=min(2, members), refuses_when_few=True),
+        replace(settings, in_sync_min=min(source.choice((2, 2, 3)), members), refuses_when_few=True),
     )
     settings = source.choice(choices)
     other_settings = source.choice(choices) if source.random() < 0.2 else None

@@ -210,7 +210,7 @@ class QueueLocks:
         left_s = claim.renewed_s + self._expiry_s - self._clock.monotonic_s()
         return CopiedLock(key, claim.client_id, max(0, ceil(left_s * 1_000)))
 
-    def _invariants(self) -> None:
+    def check_invariants(self) -> None:
         """Raise AssertionError when what is counted is not what is held."""
         assert all(self._tables.values()), "a table without a lock is still there"
         assert self._count == sum(map(len, self._tables.values())) <= self._locks_max

@@ -65,20 +65,20 @@ def test_so_many_queues_may_be_locked_and_no_more() -> None:
     assert locks.lock("g", "c1", [queue(0), queue(1)]) == [queue(0), queue(1)]
     assert locks.lock("other", "c2", [queue(0), queue(1)]) == [queue(0)]
     assert locks.lock("none", "c3", [queue(0)]) == []
-    locks._invariants()
+    locks.check_invariants()
     assert locks.lock("g", "c1", [queue(0), queue(1)]) == [queue(0), queue(1)], "a renewal takes no room"
     locks.unlock("g", "c1", [queue(1)])
     assert locks.lock("none", "c3", [queue(0), queue(1)]) == [queue(0)]
-    locks._invariants()
+    locks.check_invariants()
     clock.advance(61)
     locks.expire()
-    locks._invariants()
+    locks.check_invariants()
     assert locks.lock("none", "c3", [queue(0), queue(1), queue(2), queue(3)]) == [
         queue(0),
         queue(1),
         queue(2),
     ]
-    locks._invariants()
+    locks.check_invariants()
 
 
 def test_very_many_locks_that_end_together_are_forgotten_some_at_a_time() -> None:
@@ -92,13 +92,13 @@ def test_very_many_locks_that_end_together_are_forgotten_some_at_a_time() -> Non
         began_s = time.thread_time()
         locks.expire()
         longest_s.append(time.thread_time() - began_s)
-        locks._invariants()
+        locks.check_invariants()
     assert max(longest_s) < turn_s_max()
     while locks.count:
         before = locks.count
         locks.expire()
         assert locks.count < before
-    locks._invariants()
+    locks.check_invariants()
 
 
 def test_as_many_queues_as_a_request_may_name_hold_nobody_up() -> None:

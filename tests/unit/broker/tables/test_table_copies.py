@@ -183,7 +183,7 @@ def test_changes_of_large_tables_are_the_changed_keys_alone(master: Member, foll
     take_all(follower, iter(pieces))
     assert follower.offsets.encode() == master.offsets.encode()
     assert follower.locks.holder("g6", queue(0)) is None
-    follower.locks._invariants()
+    follower.locks.check_invariants()
 
 
 def test_a_changed_topic_comes_with_its_data_version(master: Member, follower: Member) -> None:
@@ -772,7 +772,7 @@ class ChangingTables(RuleBasedStateMachine):
     @invariant()
     def books_agree(self) -> None:
         for member in (self.master, *self.followers):
-            member.locks._invariants()
+            member.locks.check_invariants()
 
 
 class _Tables:

@@ -72,11 +72,11 @@ def test_sessions_of_one_filter_leave_it_in_any_order() -> None:
         session = sessions.pop(source.randrange(len(sessions)))
         if source.random() < 0.2:
             session.remove(["all/#"])
-            session._invariants()
+            session.check_invariants()
         session.end()
-        session._invariants()
+        session.check_invariants()
         for other in sessions:
-            other._invariants()
+            other.check_invariants()
         assert egress.queue_count == len(sessions) + bool(sessions)
 
 
