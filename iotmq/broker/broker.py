@@ -93,7 +93,12 @@ class Broker:
         self._role = parts.role
         self._store = store
         self._files = TableFiles(parts.topics, parts.subscription_groups, parts.changed_settings)
-        self.native = NativeProcessors(parts, self._files, when_told=self._when_told)
+        self.native = NativeProcessors(
+            parts,
+            self._files,
+            when_told=self._when_told,
+            when_copied=lambda call: self.table_copies.when_copied(call),
+        )
         self._files.add([parts.offsets, self.native.filters])
         if not self._role.is_slave:
             # A slave's is its master's.

@@ -71,7 +71,7 @@ class TableCopies:
 
     def when_copied(self, call: Callable[[bool], None]) -> None:
         """Call back when every follower that is in sync has what changed until now; False: not in time."""
-        if self._is_tracking and self.copier is not None:
+        if self.copier is not None:
             self.copier(call)
         else:
             call(True)

@@ -18,7 +18,7 @@ from iotmq.member import relay as relay_module
 from iotmq.member.listener import MemberListener, Seat
 from iotmq.member.peers import PeerConnector
 from iotmq.member.wire import Introduction
-from iotmq.remoting.codes import LanguageCode, RequestCode, ResponseCode
+from iotmq.remoting.codes import IS_MASTER_FIELD, LanguageCode, RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
 from iotmq.remoting.frames.frame import Run
@@ -281,6 +281,34 @@ async def test_what_waits_too_long_is_refused_and_pulls_are_to_come_again(
         await client.close()
 
 
+@pytest.mark.parametrize("case", ["no master", "silent master", "no master there", "no room"])
+async def test_a_client_that_asks_for_a_groups_offset_is_told_nothing_wrong(
+    monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    """Java clients take any refusal for the word that the group has none, and skip what is there."""
+    monkeypatch.setattr(relay_module, "_HOLD_S", 0.1)
+    async with sites() as (master, follower):
+        if case != "no master":
+            follower.listener.master = lambda: 1
+            await master.serve()
+        if case == "silent master":
+            monkeypatch.setattr(relay_module, "_ANSWER_S", 0.1)
+            master.answers = nothing
+        elif case == "no master there":
+            # As by a member that has just stopped to be master.
+            elsewhere = {IS_MASTER_FIELD: "false"}
+            master.answers = lambda _, request: request.reply(
+                ResponseCode.SERVICE_NOT_AVAILABLE, ext=elsewhere
+            )
+        elif case == "no room":
+            monkeypatch.setattr(limits, "RELAYED_REQUESTS_MAX", 0)
+        client = await ClientConnection.connect("127.0.0.1", follower.port)
+        asked = of_java(Command.request(RequestCode.QUERY_CONSUMER_OFFSET, {"consumerGroup": "g"}))
+        with pytest.raises(ConnectionClosedError):
+            await client.request(asked, WAIT_S)
+        await in_flight(follower, 0)
+
+
 async def test_what_is_in_flight_when_the_master_ends_is_refused_and_the_next_goes_to_the_next_one() -> None:
     async with sites(3) as (first, second, follower):
         await first.serve()
@@ -476,6 +504,7 @@ async def test_a_client_that_does_not_read_is_not_read_for(monkeypatch: pytest.M
 async def test_a_master_that_does_not_read_is_not_read_for_when_requests_have_waited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(relay_module, "_CHECK_S", WAIT_S)
     async with sites() as (master, follower):
         links: list[ServerConnection] = []
 
@@ -493,6 +522,9 @@ async def test_a_master_that_does_not_read_is_not_read_for_when_requests_have_wa
         await master.serve()
         await soon(lambda: samples(follower)["iotmq_replication_relayed_requests_total"] == 1, "it goes on")
         behind = client.request(of_java(send(b"behind")), WAIT_S)
+        relay = follower.listener._relay
+        relay._check_master()
+        assert [client._link is not None for client in relay._clients.values()] == [True], "to the new master"
         assert at_follower._is_paused
         links[0].resume()
         assert {answer.code for answer in await asyncio.gather(waiting, behind)} == {0}
