@@ -15,6 +15,7 @@ swarm: it waits for what is under way, says "over" and ends.
 from __future__ import annotations
 
 import json
+import os
 import resource
 import select
 import sys
@@ -61,7 +62,13 @@ def main() -> int:
         _print({"state": "refused", "error": str(error)})
         return 1
     with swarm:
-        _Driver(swarm).drive()
+        try:
+            _Driver(swarm).drive()
+        except BrokenPipeError:
+            # Nobody reads the reports any more. The interpreter would say so once more when it flushes at
+            # its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
     return 0
 
 

@@ -355,7 +355,9 @@ class Device:
             latency_ms = (now_ns - one.time_ns) / 1e6
             if self._check is not None and self._scope is not None:
                 is_new = self._check.received(self._scope, one, message.topic, message.qos, now_ns / 1e9)
-                fault = None if is_new else Fault(REPEATED)
+                # At least once: after a lost connection a server may send again, and says so.
+                is_fair = is_new or (message.qos == 1 and message.is_duplicate)
+                fault = None if is_fair else Fault(REPEATED)
         self._reports.received(message, latency_ms, fault)
 
     def _take_answer(self, event: Subscribed | Unsubscribed, now_ns: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from locust.runners import MasterRunner, WorkerRunner
@@ -28,6 +29,7 @@ class Devices:
         # By swarm: devices, those connected, and the processor's seconds.
         self._swarms: dict[object, tuple[int, int, float]] = {}
         self._workers: dict[str, tuple[int, int, int]] = {}
+        # Where there are devices that are users of their own.
         self.process: Process | None = None
 
     def report(self, swarm: object, devices: int, connected: int, cpu_s: float) -> None:
@@ -88,7 +90,7 @@ def install(environment: Environment) -> None:
                     "data": [{"devices": count, "connected": connected, "swarms": swarms}],
                 },
             ]
-            response.set_data(environment_json(values))
+            response.set_data(json.dumps(values))
         return response
 
     web_ui.template_args["extended_tabs"] = [{"title": "Devices", "key": "devices"}]
@@ -102,10 +104,3 @@ def install(environment: Environment) -> None:
             ],
         }
     ]
-
-
-def environment_json(values: dict[str, Any]) -> bytes:
-    """Write the numbers as JSON."""
-    import json
-
-    return json.dumps(values).encode()

@@ -16,6 +16,7 @@ from iotmq.mqtt.codec.packets import PROTOCOL_LEVEL_3_1, PROTOCOL_LEVEL_3_1_1, P
 from iotmq.mqtt_client.address import Address, parse_url
 from iotmq.mqtt_client.settings import MqttClientSettings, new_client_id
 from iotmq.spelling import did_you_mean
+from loadtest.users.devices_tab import Devices
 from loadtest.users.mqtt_client import DeviceClient, event_name
 from loadtest.users.process import Process
 from loadtest.users.statistics import install_buckets
@@ -71,6 +72,7 @@ class MqttDeviceUser(User):
         super().__init__(environment)
         install_buckets()
         self._process = Process.get(environment)
+        Devices.get(environment).process = self._process
         self.client: DeviceClient = self.client_cls(
             environment,
             _settings_of(self),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Final
 import pytest
 from gateway_process import free_port
 from locust_run import LocustRun, run_locust
+from scripted_server import publish_packet, stamped
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 
@@ -171,6 +173,36 @@ def test_devices_count_every_fault_by_kind(tmp_path: Path) -> None:
     assert found(run, "connect", "refused: nobody listens there")
     # A thousand messages that wait are no thousand lines.
     assert len(run.failures) < 40
+
+
+def test_a_message_of_qos_1_may_come_again_when_the_server_says_so(tmp_path: Path) -> None:
+    def publish_three_times(connection: socket.socket) -> None:
+        connection.recv(65_536)
+        first = bytearray(publish_packet(stamped(7, 0, time.monotonic_ns()), qos=1, packet_id=1))
+        again = bytearray(first)
+        again[0] |= 8
+        connection.sendall(b"\x90\x03\x00\x01\x01" + first + again + first)
+        swallow(connection)
+
+    text = """
+        from locust import constant, task
+        from loadtest.users import MqttDeviceUser
+
+        class Device(MqttDeviceUser):
+            wait_time = constant(1)
+
+            def on_start(self):
+                self.client.subscribe("t", qos=1)
+
+            @task
+            def nothing(self):
+                pass
+    """
+    with BadServer(greet(publish_three_times)) as server:
+        (tmp_path / "again.py").write_text(dedent(text))
+        run = run_locust(tmp_path / "again.py", tmp_path, "-H", f"mqtt://127.0.0.1:{server.port}", seconds=1)
+    assert run.count("receive:1:t") == 3
+    assert run.failures == {("receive:1:t", "repeated"): 1}
 
 
 @pytest.mark.parametrize("name", ["resets", "silent", "refuses", "garbage", "vanishes", "nobody"])
