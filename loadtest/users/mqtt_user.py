@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from gevent.pool import Group
 from locust import User
 from locust.env import Environment
-from locust.runners import STATE_CLEANUP, STATE_STOPPED, STATE_STOPPING
 
 from iotmq.errors import ClientError
 from iotmq.mqtt.codec.packets import PROTOCOL_LEVEL_3_1, PROTOCOL_LEVEL_3_1_1, PROTOCOL_LEVEL_5, Will
@@ -20,8 +19,6 @@ from loadtest.users.devices_tab import Devices
 from loadtest.users.mqtt_client import DeviceClient, event_name
 from loadtest.users.process import Process
 from loadtest.users.statistics import install_buckets
-
-_ENDING: Final = {STATE_CLEANUP, STATE_STOPPING, STATE_STOPPED}
 
 
 class MqttDeviceUser(User):
@@ -96,8 +93,7 @@ class MqttDeviceUser(User):
 
     def _left(self, _greenlet: object) -> None:
         """Disconnect when the user leaves; at the end of a run all devices do so together."""
-        runner = self.environment.runner
-        if runner is not None and runner.state not in _ENDING and self._process.is_known(self.client.device):
+        if not self._process.is_ending and self._process.is_known(self.client.device):
             self.client.disconnect()
 
     @classmethod

@@ -147,7 +147,10 @@ class NativeConsumerUser(_NativeUser):
             while True:
                 gevent.sleep(3600)
         finally:
-            self.thread.run(self._close(consumer), timeout_s=_START_S)
+            if self._process.is_ending:
+                self._process.close_at_end(lambda: self._close(consumer))
+            else:
+                self.thread.run(self._close(consumer), timeout_s=_START_S)
 
     async def _start(self) -> PushConsumer:
         await self._native.start()

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import gevent
 import gevent.event
-from locust.runners import WorkerRunner
+from locust.runners import STATE_CLEANUP, STATE_STOPPED, STATE_STOPPING, WorkerRunner
 
 from loadtest.users.device import Device
 from loadtest.users.faults import Fault
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 SETTLE_S: Final = 10.0
 QUIET_S: Final = 2.0
 _LOOK_S: Final = 0.25
+
+_ENDING: Final = {STATE_CLEANUP, STATE_STOPPING, STATE_STOPPED}
 
 
 class Process:
@@ -54,6 +57,7 @@ class Process:
         # Devices that say good-bye; for the loop's thread.
         self.leaving: set[asyncio.Task[None]] = set()
         self._devices: dict[Device, None] = {}
+        self._closings: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._watch: asyncio.Task[None] | None = None
         self.thread.post(self._begin_watch)
         environment.events.test_stop.add_listener(self._settle)
@@ -74,6 +78,16 @@ class Process:
 
     def is_known(self, device: Device) -> bool:
         return device in self._devices
+
+    @property
+    def is_ending(self) -> bool:
+        """Return whether Locust stops all users, and not just some."""
+        runner = self._environment.runner
+        return runner is None or runner.state in _ENDING
+
+    def close_at_end(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Let a consumer receive until everything has arrived, and close it then."""
+        self._closings.append(close)
 
     def _begin_watch(self) -> None:
         self._watch = asyncio.get_running_loop().create_task(self._look())
@@ -99,7 +113,7 @@ class Process:
 
     def _settle(self, **_: Any) -> None:
         """Wait for what is under way, count what is lost, disconnect; a listener of `test_stop`."""
-        if not self._devices:
+        if not self._devices and not self._closings:
             return
         with contextlib.suppress(gevent.Timeout):
             self.thread.run(self._finish(), timeout_s=3 * SETTLE_S)
@@ -125,6 +139,9 @@ class Process:
                 break
             await asyncio.sleep(0.05)
         self._tell(self.check.losses(loop.time(), is_over=True))
-        await asyncio.gather(*(device.leave(loop.time()) for device in devices))
+        closings, self._closings = self._closings, []
+        await asyncio.gather(
+            *(device.leave(loop.time()) for device in devices), *(close() for close in closings)
+        )
         if self.leaving:
             await asyncio.wait(self.leaving, timeout=SETTLE_S)

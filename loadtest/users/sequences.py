@@ -7,7 +7,7 @@ members of a shared subscription together. No I/O: calls have the time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
@@ -146,6 +146,9 @@ class SequenceCheck:
         self._scopes: dict[Scope, None] = {}
         self._groups: dict[str, Scope] = {}
         self._lost: list[Loss] = []
+        self._by_topic: dict[str, list[Stream]] = {}
+        # Of how many streams `_by_topic` knows.
+        self._indexed_count = 0
         self.received_count = 0
 
     def scope(self, owner: RowOwner | None = None) -> Scope:
@@ -243,14 +246,27 @@ class SequenceCheck:
 
     def _unseen(self, scope: Scope) -> Iterator[Stream]:
         """Streams that began after a subscription to their topic, and of which nothing came."""
-        if len(self._scopes) * len(self._streams) > _PAIRS_MAX:
-            return
         for topic_filter, since_ns in scope.filters.items():
             plain = topics.split_shared(topic_filter)[1] if topics.is_shared(topic_filter) else topic_filter
-            for number, stream in self._streams.items():
-                if (
-                    stream.began_ns > since_ns
-                    and number not in scope.followed
-                    and topics.matches(plain, stream.topic)
-                ):
+            for stream in self._streams_of(plain):
+                if stream.began_ns > since_ns and stream.number not in scope.followed:
                     yield stream
+
+    def _streams_of(self, topic_filter: str) -> Sequence[Stream]:
+        """Return the streams to topics of a filter; none where there are too many to compare them all."""
+        if len(self._streams) != self._indexed_count:
+            streams = list(self._streams.values())
+            self._indexed_count = len(streams)
+            self._by_topic.clear()
+            for stream in streams:
+                self._by_topic.setdefault(stream.topic, []).append(stream)
+        if "+" not in topic_filter and "#" not in topic_filter:
+            return self._by_topic.get(topic_filter, ())
+        if len(self._scopes) * len(self._by_topic) > _PAIRS_MAX:
+            return ()
+        return [
+            stream
+            for topic, streams in self._by_topic.items()
+            if topics.matches(topic_filter, topic)
+            for stream in streams
+        ]

@@ -18,8 +18,8 @@ pytestmark = pytest.mark.slow
 
 SCENARIOS = ROOT / "loadtest" / "scenarios"
 NAMES = sorted(path.stem for path in SCENARIOS.glob("*.py") if path.stem not in ("__init__", "sizes"))
-# Of different kinds: swarms, devices, a shape, native services.
-QUICK = {"point_to_point", "kept_sessions", "gateway"}
+# Devices and native services; swarms are in test_locust.py.
+QUICK = {"kept_sessions", "gateway"}
 # Those whose shape ends the run; and what makes it short.
 SHAPED = {
     "bursts": {"BEFORE_S": "1", "SPIKE_S": "2", "SWARMS": "2"},

@@ -186,3 +186,14 @@ def test_any_pattern_of_loss_is_counted_exactly() -> None:
         )
         assert site.take(*came).count(False) == len(again)
         assert site.lost() == count - len(kept)
+
+
+def test_streams_of_which_nothing_came_are_found_by_wildcards_too() -> None:
+    site = Site()
+    site.scope.filters.clear()
+    site.scope.filters["+/a"] = 10
+    for topic in ("x/a", "y/a", "x/b"):
+        site.streams.add(topic).next_stamp(20)
+    assert not site.check.is_complete
+    assert site.lost() == 2
+    assert site.check.is_complete
