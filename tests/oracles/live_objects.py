@@ -15,7 +15,7 @@ from iotmq.broker.handlers.mqtt.front_end_link import FrontEndLink
 from iotmq.broker.light_queues.light_queues import LightChannel
 from iotmq.broker.session_store.channel import SessionChannel
 from iotmq.broker.sessions import attachments, sessions
-from iotmq.broker.shares import share_group, shares
+from iotmq.broker.shares import members, share_reader, shares
 from iotmq.front_port import session_parts
 from iotmq.mqtt_front.connection.deadlines import RECHECK_S
 from iotmq.mqtt_front.connection.device import Device
@@ -50,8 +50,9 @@ KINDS = (
     FrontEndLink,
     attachments.Owner,
     sessions._Request,
-    share_group._Member,
-    share_group._Message,
+    members.Member,
+    members.Message,
+    share_reader.ShareQueue,
     shares._Live,
     shares._Member,
 )
