@@ -98,7 +98,7 @@ class Program:
         """What the parts of a broker, and of front ends, know of sessions agrees."""
         for bench in self.site.benches:
             sessions = bench.broker.sessions
-            sessions._invariants()
+            sessions.owners._invariants()
             sessions._projection._invariants()
         self.site.check_sessions()
 

@@ -14,7 +14,7 @@ from iotmq.broker.handlers.mqtt import gateway
 from iotmq.broker.handlers.mqtt.front_end_link import FrontEndLink
 from iotmq.broker.light_queues.light_queues import LightChannel
 from iotmq.broker.session_store.channel import SessionChannel
-from iotmq.broker.sessions import attachments, sessions
+from iotmq.broker.sessions import attachments, ownership
 from iotmq.broker.shares import members, share_reader, shares
 from iotmq.front_port import session_parts
 from iotmq.mqtt_front.connection.deadlines import RECHECK_S
@@ -49,7 +49,7 @@ KINDS = (
     gateway._FrontEnd,
     FrontEndLink,
     attachments.Owner,
-    sessions._Request,
+    ownership._Request,
     members.Member,
     members.Message,
     share_reader.ShareQueue,
