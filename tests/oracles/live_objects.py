@@ -21,7 +21,7 @@ from iotmq.mqtt_front.connection.deadlines import RECHECK_S
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.deliver import retained_egress
 from iotmq.mqtt_front.listen.websocket import WebSocketLink, WebSocketProtocol
-from iotmq.mqtt_front.publish.ingress import Batch
+from iotmq.mqtt_front.publish.batch import Batch
 from iotmq.mqtt_front.server import MqttFront
 from iotmq.mqtt_front.sessions.durable import DurableSession
 from iotmq.mqtt_front.sessions.kept_session import QueueSubscription
@@ -58,7 +58,7 @@ KINDS = (
 )
 
 # Batches are kept for the next use, a few of them.
-SPARE = Counter({"iotmq.mqtt_front.publish.ingress.Batch": 2})
+SPARE = Counter({"iotmq.mqtt_front.publish.batch.Batch": 2})
 
 
 def live_objects() -> Counter[str]:

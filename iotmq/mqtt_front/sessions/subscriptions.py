@@ -28,7 +28,8 @@ from iotmq.mqtt_front.deliver.sys_topics import SysTopics
 from iotmq.mqtt_front.publish.device_names import names_of
 from iotmq.mqtt_front.publish.refused_filters import refusal_text, refusals, refused_filter
 from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
-from iotmq.mqtt_front.sessions.durable import DurableEgress, DurableSession
+from iotmq.mqtt_front.sessions.durable import DurableSession
+from iotmq.mqtt_front.sessions.durable_egress import DurableEgress
 from iotmq.mqtt_front.sessions.exclusive import ExclusiveSubscriptions, plain_filters
 from iotmq.mqtt_front.sessions.filter_shapes import FilterShapes
 from iotmq.mqtt_front.sessions.shared_subscriptions import SharedSubscriptions
