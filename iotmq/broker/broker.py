@@ -116,8 +116,8 @@ class Broker:
         self._mqtt = MqttProcessors(parts, self.timers, self._native.device_replies)
         self.requests = RequestTable(
             [*self._native.processors, *self._admin.processors, *self._mqtt.processors],
-            take_run=self._native.sends.take_run,
-            take_pull=self._native.pulls.take_pull,
+            serve_run=self._native.sends.serve_run,
+            serve_pull=self._native.pulls.serve_pull,
             write_out=parts.writer.write_out,
         )
         self._slave_refusals: SlaveRefusals | None = None

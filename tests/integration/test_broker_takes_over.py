@@ -327,7 +327,7 @@ async def test_what_was_changed_at_the_master_holds(brokers: ReplicatedBrokers) 
     # What replication itself has written is no topic of anybody.
     assert broker.topics.find(EPOCH_TOPIC) is None
     with pytest.raises(TableCopyError, match="is the master"):
-        broker.table_copies.take(next(broker.table_copies.snapshot()))
+        broker.table_copies.apply(next(broker.table_copies.snapshot()))
 
 
 async def test_what_the_new_master_was_not_told_of_is_made_up_for(brokers: ReplicatedBrokers) -> None:

@@ -317,13 +317,13 @@ class Ownership:
 
         self._actions.do_surely(close)
 
-    def kick(self, client_id: str, reason: str = "administrative action") -> bool:
+    def kick(self, client_id: str) -> bool:
         """Have the client disconnected; False when it is not connected."""
         owner = self._owners.get(client_id)
         if owner is None:
             return False
         if owner.channel.is_open:
-            owner.channel.receiver.fenced(client_id, owner.epoch, reason)
+            owner.channel.receiver.fenced(client_id, owner.epoch, "administrative action")
         return True
 
     def purge(self, client_id: str, done: Callable[[Refused | None], None]) -> bool:

@@ -66,7 +66,7 @@ cdef class Ingress(PublishSink):
     cdef readonly uint64_t rewrites_refused     # messages whose topic has no name after rewriting
 
     cdef int _reply(self, Device device, bytes topic, const Publication* publication) except -1
-    cdef int _take_will_properties(self, object will) except -1
+    cdef int _put_will_properties(self, object will) except -1
     cdef Target* _will_target(self, Device device, bytes topic) except NULL
     cdef int _pass_over_notification(self, Device device, bytes topic, const Publication* publication) except -1
     cdef int _refuse_rewritten(self, Device device, const Publication* publication) except -1

@@ -321,7 +321,7 @@ cdef class Ingress(PublishSink):
         append(&self._own_properties, <const uint8_t*>mark, len(mark))
         return 0
 
-    cdef int _take_will_properties(self, object will) except -1:
+    cdef int _put_will_properties(self, object will) except -1:
         """Put a will's properties of MQTT 5 where `add` takes them from."""
         cdef PublishProperties found
         cdef bytes encoded = encode_message_properties(will.properties)
@@ -345,7 +345,7 @@ cdef class Ingress(PublishSink):
         cdef Target* target
         try:
             target = self._will_target(device, topic)
-            self._take_will_properties(will)
+            self._put_will_properties(will)
             self.add(target, device, payload, len(payload), will.qos, will.retain, False, 0)
         except MqttProtocolError as error:
             self.not_stored += 1
@@ -364,7 +364,7 @@ cdef class Ingress(PublishSink):
             + device.properties
             + <bytes>_FLAG_PROPERTIES[will.qos * 2 + will.retain]
         )
-        self._take_will_properties(will)
+        self._put_will_properties(will)
         if self._own_properties.size:
             properties += self._own_properties.data[:self._own_properties.size]
         if (

@@ -214,7 +214,7 @@ class ConnectedSessions:
         if is_kept:
             assert self._durable is not None
             session = open_session(self._durable, device, client_id, opened)
-            self._subscriptions.take_over(device, opened.subscriptions)
+            self._subscriptions.resume(device, opened.subscriptions)
         device.open(session_present=opened.is_present, properties=told)
         self._deadlines.watch(device, self._clock.monotonic_s())
         if session is not None:

@@ -293,7 +293,7 @@ class Subscriptions:
             self._sys_topics.unsubscribe(device, event.filters)
         device.send_unsuback(event.packet_id, codes)  # also when nothing was subscribed [MQTT-3.10.4-5]
 
-    def take_over(self, device: Device, found: Iterable[SessionSubscription]) -> None:
+    def resume(self, device: Device, found: Iterable[SessionSubscription]) -> None:
         """Take the filters of a kept session that is the device's now."""
         device.subscriptions = {entry.topic_filter: entry.options for entry in found}
         self.count += len(device.subscriptions)
