@@ -151,6 +151,8 @@ def test_a_locustfile_for_locusts_own_client_needs_another_import_only(
         from locust import task, between
         from paho.mqtt.client import MQTTv5
         from {{module}} import {{name}} as MqttUser
+        # Also in the run of Locust's own: files are complete at the end, and runs as long as they are to be.
+        import loadtest.users
 
         class Device(MqttUser):
             host = "127.0.0.1"
