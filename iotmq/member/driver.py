@@ -558,14 +558,15 @@ class MemberDriver:
         await self._tables.send_all(connection)
 
     def _copy_tables(self, call: Callable[[bool], None]) -> None:
-        """Send what has changed in the tables; call back when the followers in sync have it."""
+        """Send what has changed in the tables; call back when all have it who may be master next."""
         leading = self.member.leading
         if leading is None or not self.is_running:
             call(False)
             return
         self._tables_changed()
-        in_sync = (identity.member for identity in leading.state.in_sync)
-        self._tables.when_copied(self._followers.links_of(in_sync), call)
+        # One that is being recorded as in sync is among them.
+        members = {identity.member for identity in leading.effective}
+        self._tables.when_copied(self._followers.links_of(members), call)
 
     def _link_closed(self, number: int, *, is_outgoing: bool, is_refused: bool = False) -> None:
         if self.is_running:
