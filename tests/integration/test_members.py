@@ -558,7 +558,7 @@ async def test_an_operator_is_told_when_members_do_not_say_that_they_have_it(
     await site.in_sync(3)
     follower = next(number for number in site.members if number != master)
     run = site.run(follower)
-    monkeypatch.setattr(run.broker.table_copies, "take", lambda piece: None)
+    monkeypatch.setattr(run.broker.table_copies, "apply", lambda piece: None)
     monkeypatch.setattr(type(run.broker.table_copies), "is_complete", False)
     connection = await site.connect(master)
     answer = await change_topic(connection, "Made")
