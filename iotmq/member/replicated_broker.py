@@ -29,6 +29,7 @@ from iotmq.member.copying_member import Copying
 from iotmq.member.driver import MemberDriver
 from iotmq.member.listener import MemberListener
 from iotmq.member.peers import PeerConnector
+from iotmq.member.table_stream import reaches_next_master
 from iotmq.member.wire import Introduction, decode_begin_copy
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import RequestCode, ResponseCode
@@ -44,7 +45,7 @@ from iotmq.supervised import end, repeat, supervise
 
 if TYPE_CHECKING:
     from iotmq.broker.settings import BrokerSettings
-    from iotmq.broker.tables.table_copies import TableCopies
+    from iotmq.broker.tables.table_copies import Copier, TableCopies
     from iotmq.replication.consensus.port import ConsensusStore
     from iotmq.replication.settings import ReplicationSettings
     from iotmq.store.settings import StoreSettings
@@ -343,6 +344,7 @@ class _Run:
         try:
             broker.follow()
             await driver.start()
+            broker.table_copies.copier = partial(self._copy_tables, broker.table_copies.copier)
             ending = asyncio.ensure_future(self.is_over.wait())
             retaining = supervise("retention of a member", partial(repeat, _RETENTION_SCAN_S, self._retain))
             try:
@@ -376,6 +378,13 @@ class _Run:
         if state is None:
             return "no master is known yet"
         return f"the master is member {state.master}, {self._owner.master_address(state.master)}"
+
+    def _copy_tables(self, copier: Copier | None, call: Callable[[bool], None]) -> None:
+        """Have followers told what has changed; False where the next master may not be among them."""
+        if copier is not None and reaches_next_master(self.driver.member.leading):
+            copier(call)
+        else:
+            call(False)
 
     # What the driver tells.
 

@@ -38,6 +38,17 @@ __all__ = [
 # Room for the interpreter's own files beside the connections.
 SPARE_FILES: Final = 32
 MESSAGES_UNLIMITED: Final = 2**62
+# Past what an engine can do on any machine.
+RATE_MAX: Final = 10_000_000
+
+_NOT_NEGATIVE: Final = (
+    "rate_per_s",
+    "seconds",
+    "warmup_s",
+    "drain_timeout_s",
+    "payload_bytes",
+    "messages_max",
+)
 
 # [MQTT 5, 3.1.2.11.2]
 _SESSION_NEVER_EXPIRES: Final = Properties(session_expiry_s=0xFFFF_FFFF)
@@ -193,6 +204,11 @@ class Swarm:
             self.engine.add_publisher(connect, topic, number_at=number_at)
         for _, connect in self._numbered("idle", plan.idle):
             self.engine.add_idle(connect)
+
+    @staticmethod
+    def check(plan: Plan) -> None:
+        """Raise SwarmError for a plan that cannot be carried out here."""
+        _check(plan)
 
     def __enter__(self) -> "Swarm":
         return self
@@ -389,6 +405,13 @@ def _reason(number: int) -> str:
 
 
 def _check(plan: Plan) -> None:
+    for name in _NOT_NEGATIVE:
+        if getattr(plan, name) < 0:
+            raise SwarmError(f"{name} is {getattr(plan, name)}, and may not be negative")
+    if plan.rate_per_s > RATE_MAX:
+        raise SwarmError(f"rate_per_s is {plan.rate_per_s}: one swarm sends {RATE_MAX} a second at most")
+    if not 0 < plan.connect_rate_per_s <= RATE_MAX:
+        raise SwarmError(f"connect_rate_per_s is {plan.connect_rate_per_s}, and must be in 1..{RATE_MAX}")
     connections = plan.publishers + plan.subscribers + plan.idle
     if connections < 1 or min(plan.publishers, plan.subscribers, plan.idle, plan.number_base) < 0:
         raise SwarmError("a plan needs at least one connection and no negative count")

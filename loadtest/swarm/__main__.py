@@ -1,4 +1,4 @@
-"""Command line of the swarm: ``publish``, ``hold``, ``sink`` and ``calibrate``.
+"""Command line of the swarm: ``publish``, ``hold``, ``driven``, ``sink`` and ``calibrate``.
 
 Results are JSON on standard output, one object a line; progress and errors go to standard error.
 """
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, get_args, get_origin
 
-from loadtest.swarm import Plan, Report, Sink, Swarm, SwarmError
+from loadtest.swarm import Plan, Report, Sink, Swarm, SwarmError, driven
 
 _FIELDS = {field.name: field for field in fields(Plan)}
 # Option -> the field of a plan that it sets, which gives type and default, and what argparse is told beside.
@@ -254,6 +254,12 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--subscribers", type=int, default=0)
     one.add_argument("--until-input-ends", action="store_true", help="also end when standard input is closed")
     one.set_defaults(command=hold)
+
+    one = commands.add_parser(
+        "driven", help="a plan on standard input, reports on standard output, for programs"
+    )
+    one.add_argument("--core", type=int)
+    one.set_defaults(command=lambda _options: driven.main())
 
     one = commands.add_parser("sink", help="a server that acknowledges and discards")
     one.add_argument("--core", type=int)

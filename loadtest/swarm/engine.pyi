@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from typing import TypedDict
 
 from typing_extensions import Buffer
 
@@ -11,6 +12,11 @@ TRACKED_BYTES_MAX: int
 TOPIC_DIGITS: int
 TOPICS_PER_PUBLISHER_MAX: int
 PORTS_MAX: int
+
+class Histogram(TypedDict):
+    total_ns: float
+    max_ns: int
+    counts: dict[int, int]
 
 def read_stamp(payload: Buffer) -> tuple[int, int, int] | None: ...
 
@@ -50,6 +56,8 @@ class Engine:
     def close(self) -> None: ...
     def counters_now(self) -> dict[str, int]: ...
     def latencies(self) -> dict[str, dict[str, float]]: ...
+    def histograms(self) -> dict[str, Histogram]: ...
+    def faults(self) -> dict[str, dict[int, int]]: ...
     def publisher_progress(self) -> list[tuple[int, int, int]]: ...
     @property
     def tracks_sequences(self) -> bool: ...

@@ -16,7 +16,7 @@ CLOCK_MONOTONIC nanoseconds u64. Paced messages carry the time they were due, no
 sent, so a stalled server is charged for everything that had to wait.
 """
 
-from libc.errno cimport EAGAIN, EINTR, errno
+from libc.errno cimport EAGAIN, EINTR, EPROTO, errno
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memmove, memset
@@ -162,6 +162,7 @@ cdef enum:
     QOS0_RING_BYTES = 16 * 1024
     QOS0_SEND_BUFFER_BYTES = 128 * 1024
     HISTOGRAM_BUCKETS = 128 + 57 * 64
+    REASONS = 256              # errno, and reason codes of CONNACK and SUBACK
     IDS = 65_535
     WAKE_TOKEN = 0xFFFFFFFE
     TIMER_TOKEN = 0xFFFFFFFF
@@ -208,6 +209,7 @@ cdef struct Connection:
     uint32_t subscribe_size
     const uint8_t* subscribe
     int64_t wrote_at_ns        # for keep-alive
+    int64_t opened_at_ns       # when the latest connection was begun
     int64_t lost_at_ns         # when the connection was lost that is being made anew; 0 when none is
     # Control bytes that the socket did not take yet (PUBACKs of a subscriber, CONNECT).
     uint8_t* pending
@@ -295,18 +297,33 @@ cdef uint64_t percentile(const Histogram* histogram, double fraction) noexcept n
     """Upper edge of the bucket that holds the value at this fraction; never more than the largest value."""
     cdef uint64_t seen = 0, edge
     cdef uint64_t rank = <uint64_t>(fraction * histogram.count)
-    cdef int i, shift
+    cdef int i
     if rank >= histogram.count:
         return histogram.largest
     for i in range(HISTOGRAM_BUCKETS):
         seen += histogram.counts[i]
         if seen > rank:
-            if i < 128:
-                return i
-            shift = (i - 128) // 64 + 1
-            edge = ((<uint64_t>(64 + (i - 128) % 64 + 1)) << shift) - 1
+            edge = bucket_edge(i)
             return edge if edge < histogram.largest else histogram.largest
     return histogram.largest
+
+
+cdef uint64_t bucket_edge(int bucket) noexcept nogil:
+    """The largest value of a bucket."""
+    cdef int shift
+    if bucket < 128:
+        return bucket
+    shift = (bucket - 128) // 64 + 1
+    return ((<uint64_t>(64 + (bucket - 128) % 64 + 1)) << shift) - 1
+
+
+cdef dict histogram_buckets(const Histogram* histogram):
+    cdef int i
+    return {
+        "total_ns": histogram.total,
+        "max_ns": histogram.largest,
+        "counts": {bucket_edge(i): histogram.counts[i] for i in range(HISTOGRAM_BUCKETS) if histogram.counts[i]},
+    }
 
 
 cdef void put_digits(uint8_t* target, uint64_t number) noexcept nogil:
@@ -495,6 +512,11 @@ cdef class Engine:
     cdef Histogram acknowledgement
     cdef Histogram send_delay
     cdef Histogram reconnection
+    cdef Histogram connection
+    cdef uint64_t[256] failed_by       # connections that were not ready yet, by errno; 0: closed by the server
+    cdef uint64_t[256] lost_by         # connections that were
+    cdef uint64_t[256] refused_by      # CONNECT, SUBSCRIBE or PUBLISH, by the server's code
+    cdef bint is_refusing              # the drop that follows is counted by the refusal's code
 
     def __cinit__(self):
         self.epoll = self.timer = self.wakeup = -1
@@ -793,6 +815,28 @@ cdef class Engine:
             "reconnection": histogram_summary(&self.reconnection),
         }
 
+    def histograms(self):
+        """The histograms behind `latencies`, and connection (begun to ready): total_ns, max_ns, and counts by the
+        largest value of each bucket that is not empty.
+        """
+        return {
+            "delivery": histogram_buckets(&self.delivery),
+            "acknowledgement": histogram_buckets(&self.acknowledgement),
+            "send_delay": histogram_buckets(&self.send_delay),
+            "reconnection": histogram_buckets(&self.reconnection),
+            "connection": histogram_buckets(&self.connection),
+        }
+
+    def faults(self):
+        """Connections that failed (before they were ready) and were lost (after), by errno, 0 being a server that
+        closed; and what a server refused, by its code.
+        """
+        return {
+            "failed": {i: self.failed_by[i] for i in range(REASONS) if self.failed_by[i]},
+            "lost": {i: self.lost_by[i] for i in range(REASONS) if self.lost_by[i]},
+            "refused": {i: self.refused_by[i] for i in range(REASONS) if self.refused_by[i]},
+        }
+
     def publisher_progress(self):
         """(number, messages written whole, messages acknowledged without a hole) of each publisher."""
         cdef uint32_t i
@@ -945,6 +989,7 @@ cdef class Engine:
             QOS0_SEND_BUFFER_BYTES if c.kind == PUBLISHER and self.qos == 0 else 0)
         self.counters.opened += 1
         self.in_progress += 1
+        c.opened_at_ns = now_ns()
         c.state = OPENING
         if fd < 0:
             self._drop(c, -fd)
@@ -961,11 +1006,14 @@ cdef class Engine:
             return
         if was_ready:
             self.counters.lost += 1
+            self.lost_by[reason & 0xFF] += not self.is_refusing
             self.ready -= 1
         else:
             self.counters.failed += 1
+            self.failed_by[reason & 0xFF] += not self.is_refusing
             self.unsettled -= 1
             self.in_progress -= 1
+        self.is_refusing = False
         self.last_error = reason
         if c.kind == PUBLISHER:
             self.counters.abandoned += c.created - c.acked
@@ -1231,7 +1279,7 @@ cdef class Engine:
                 return
             if used < 0:
                 self.counters.protocol_errors += 1
-                self._drop(c, 0)
+                self._drop(c, EPROTO)
                 return
             if held or used < size:
                 if not keep(&c.partial, &c.partial_capacity, &c.partial_size, self.buffer + used, size - used):
@@ -1398,15 +1446,14 @@ cdef class Engine:
         if first == 0x40 and c.state == READY and (length == 4 or self.is_v5 and length > 4):
             if length > 4 and packet[header + 2] >= 0x80:
                 self.counters.refused += 1
+                self.refused_by[packet[header + 2]] += 1
                 self.last_refusal = packet[header + 2]
             return self._on_ack(c, get_u16(packet + header))
         if first == 0xD0 and length == 2:
             return True
         if first == 0x20 and (length >= header + 3 if self.is_v5 else length == 4) and c.state == GREETED:
             if packet[header + 1]:
-                self.counters.refused += 1
-                self.last_refusal = packet[header + 1]
-                self._drop(c, 0)
+                self._refuse(c, packet[header + 1])
             elif c.kind == SUBSCRIBER and not packet[header] & 1:
                 c.state = SUBSCRIBING
                 self._send_control(c, c.subscribe, c.subscribe_size)
@@ -1416,17 +1463,23 @@ cdef class Engine:
             return True
         if first == 0x90 and length >= 5 and c.state == SUBSCRIBING:
             if packet[length - 1] >= 0x80:
-                self.counters.refused += 1
-                self.last_refusal = packet[length - 1]
-                self._drop(c, 0)
+                self._refuse(c, packet[length - 1])
             else:
                 self._on_ready(c)
             return True
         return False
 
+    cdef void _refuse(self, Connection* c, int code) noexcept nogil:
+        self.counters.refused += 1
+        self.refused_by[code] += 1
+        self.last_refusal = code
+        self.is_refusing = True
+        self._drop(c, 0)
+
     cdef void _on_ready(self, Connection* c) noexcept nogil:
         c.state = READY
         self.counters.connected += 1
+        record(&self.connection, now_ns() - c.opened_at_ns)
         if c.lost_at_ns:
             self.counters.reconnected += 1
             record(&self.reconnection, self.now - c.lost_at_ns)

@@ -155,7 +155,7 @@ class ReceivingDevice:
         for (_changes, done), answer in zip(reports, answers, strict=True):
             done(answer)
         self.front.loop.run()
-        self.session._invariants()
+        self.session.check_invariants()
 
     def receive(self, *packet_ids: int) -> None:
         """Send PUBREC, of which the broker is told in one report."""
