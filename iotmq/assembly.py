@@ -85,14 +85,12 @@ class Process:
     one of those: it shares its MQTT port with the others, and has no HTTP port.
     """
 
-    def __init__(
-        self, config: Config, role: RoleName, *, clock: Clock | None = None, is_worker: bool = False
-    ) -> None:
+    def __init__(self, config: Config, role: RoleName, *, is_worker: bool = False) -> None:
         self._config = config
         self._role = role
         self._is_worker = is_worker
         self._workers = WorkerSupervisor(config) if _has_workers(config, role) and not is_worker else None
-        self._clock: Clock = clock or SystemClock()
+        self._clock: Clock = SystemClock()
         # Gets its port while starting when the setting asks for any free one.
         self._broker_settings = config.broker
         self._is_member = config.replication.mode == "elected" and role in ("serve", "broker")

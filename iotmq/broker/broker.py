@@ -121,8 +121,8 @@ class Broker:
         self.mqtt = MqttProcessors(parts, self.timers, self.native.device_replies)
         self.requests = RequestTable(
             [*self.native.processors, *self._admin.processors, *self.mqtt.processors],
-            take_run=self.native.sends.take_run,
-            take_pull=self.native.pulls.take_pull,
+            serve_run=self.native.sends.serve_run,
+            serve_pull=self.native.pulls.serve_pull,
             write_out=parts.writer.write_out,
         )
         self._slave_refusals: SlaveRefusals | None = None

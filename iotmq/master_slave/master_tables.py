@@ -108,7 +108,7 @@ class MasterTables:
                 self._leave_out(f"topic {name}: {limits.TOPICS_MAX} are the maximum")
             else:
                 taken[name] = config
-        topics.take(TopicConfigTable(data_version=table.data_version, topic_config_table=taken))
+        topics.adopt(TopicConfigTable(data_version=table.data_version, topic_config_table=taken))
 
     async def _groups(self) -> None:
         code = RequestCode.GET_ALL_SUBSCRIPTION_GROUP_CONFIG
@@ -129,7 +129,7 @@ class MasterTables:
                 self._leave_out(f"group {name}: {limits.GROUPS_MAX} are the maximum")
             else:
                 taken[name] = config
-        groups.take(SubscriptionGroupTable(data_version=table.data_version, subscription_group_table=taken))
+        groups.adopt(SubscriptionGroupTable(data_version=table.data_version, subscription_group_table=taken))
 
     async def _offsets(self) -> None:
         table = await self._calls.table(RequestCode.GET_ALL_CONSUMER_OFFSET, ConsumerOffsetTable)

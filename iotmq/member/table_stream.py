@@ -149,7 +149,7 @@ class TableStream:
 
     def take(self, link: ClientConnection, request: Command) -> None:
         """Take a piece of the master's. TableCopyError."""
-        self._tables.take(decode_piece(request.body_bytes()))
+        self._tables.apply(decode_piece(request.body_bytes()))
         self._taken_here += 1
         if self._tables.is_complete:
             link.send_oneway(encode_tables_taken(self._taken_here))

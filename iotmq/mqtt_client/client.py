@@ -34,8 +34,8 @@ from iotmq.mqtt.client.events import (
     Challenged,
     ClientEvent,
     Connected,
+    ConnectRefused,
     Ending,
-    Refused,
     Subscribed,
     Unsubscribed,
 )
@@ -402,7 +402,7 @@ class MqttClient:
                 if event.token is not None:
                     event.token(event)  # type: ignore[operator]
             else:
-                self._take_rare(connection, event)
+                self._handle_rare(connection, event)
         if messages:
             self._unread.add(connection, messages, size)
         self._changed()
@@ -431,20 +431,20 @@ class MqttClient:
             self._say(f"{ending.text}; connecting again")
         self._changed()
 
-    def _take_rare(self, connection: MqttConnection, event: ClientEvent) -> None:
+    def _handle_rare(self, connection: MqttConnection, event: ClientEvent) -> None:
         if isinstance(event, Connected):
-            self._take_connected(connection, event)
+            self._handle_connected(connection, event)
         elif isinstance(event, Subscribed | Unsubscribed):
             answer = self._asked.pop(event.answers.packet_id, None)
             if answer is not None and not answer.done():
                 answer.set_result(event.answers.codes)
         elif isinstance(event, Challenged):
-            self._take_challenge(connection, event.auth)
+            self._handle_challenge(connection, event.auth)
         else:
             # The connection says why when it ends, which is next.
-            assert isinstance(event, Refused)
+            assert isinstance(event, ConnectRefused)
 
-    def _take_connected(self, connection: MqttConnection, event: Connected) -> None:
+    def _handle_connected(self, connection: MqttConnection, event: Connected) -> None:
         try:
             if self._authenticator is not None:
                 self._authenticator.finish(event.properties.authentication_data or b"")
@@ -457,7 +457,7 @@ class MqttClient:
         if self._opening is not None and not self._opening[1].done():
             self._opening[1].set_result(None)
 
-    def _take_challenge(self, connection: MqttConnection, auth: ServerAuth) -> None:
+    def _handle_challenge(self, connection: MqttConnection, auth: ServerAuth) -> None:
         authenticator = self._authenticator
         if authenticator is None or auth.code != CONTINUE_AUTHENTICATION:
             return

@@ -10,7 +10,7 @@ from iotmq.mqtt_front.deliver.egress import Egress
 from iotmq.mqtt_front.publish.ingress import Ingress
 from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
 from iotmq.mqtt_front.sessions.auto_subscriptions import AutoSubscriptions
-from iotmq.mqtt_front.sessions.durable import DurableEgress
+from iotmq.mqtt_front.sessions.durable_egress import DurableEgress
 from iotmq.mqtt_front.sessions.subscriptions import Subscriptions
 
 

@@ -32,7 +32,7 @@ from iotmq.mqtt_front.publish.routes import Router
 from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
 from iotmq.mqtt_front.sessions.auto_subscriptions import AutoSubscriptions
 from iotmq.mqtt_front.sessions.drain import Drain
-from iotmq.mqtt_front.sessions.durable import DurableEgress
+from iotmq.mqtt_front.sessions.durable_egress import DurableEgress
 from iotmq.mqtt_front.sessions.session_events import SessionEvents
 from iotmq.mqtt_front.sessions.sessions import ConnectedSessions
 from iotmq.mqtt_front.sessions.shared_subscriptions import SharedSubscriptions
@@ -394,7 +394,7 @@ class MqttFront:
             self._all_gone.set()
 
     def session_fenced(self, client_id: str, epoch: int, reason: str) -> None:
-        """The session is for another front end, or an operator ends it (durable.SessionHandler)."""
+        """The session is for another front end, or an operator ends it (durable_egress.SessionHandler)."""
         self.parts.sessions.session_fenced(client_id, epoch, reason)
 
     # Numbers

@@ -35,11 +35,9 @@ class MasterWatches:
     `masters` is read once for each change that somebody is told, whatever the number of those who wait.
     """
 
-    def __init__(
-        self, masters: Callable[[], dict[str, Master]], *, watchers_max: int = MASTER_WATCHERS_MAX
-    ) -> None:
+    def __init__(self, masters: Callable[[], dict[str, Master]]) -> None:
         self._masters = masters
-        self._watchers_max = watchers_max
+        self._watchers_max = MASTER_WATCHERS_MAX
         # Another one in each run of a registry, which counts from 0 again.
         self._run = secrets.token_hex(_RUN_BYTES)
         self._changes_count = 0

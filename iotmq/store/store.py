@@ -384,7 +384,7 @@ class Store(StoreReader):
         self._refusals.check()
         try:
             fail_points.reach("cut-begun")
-            self._flushed_mark.take_back(position)
+            self._flushed_mark.move_back(position)
             fail_points.reach("cut-announced")
             cut_log(self._log, position, self._sync_file)
             fail_points.reach("cut-done")
@@ -511,13 +511,13 @@ class Store(StoreReader):
         """Return the watched queues that got records confirmed since the last call."""
         return self._queues.take_dispatched()
 
-    def add_projection(self, projection: Projection, *, progress: CatchUpProgress | None = None) -> None:
+    def add_projection(self, projection: Projection) -> None:
         """Let `projection` catch up with what is confirmed, and keep it up to date from then on.
 
         Raises StoreCorruptError when it is ahead of the log and cannot go back, and whatever its `apply`
         raises while it catches up.
         """
-        self._projections.add(projection, progress)
+        self._projections.add(projection, None)
 
     def add_key_value_projection(
         self, make: Callable[[KeyValueStore], P], *, progress: CatchUpProgress | None = None

@@ -181,7 +181,7 @@ async def test_kept_sessions_and_retained_messages_are_there(brokers: Replicated
 async def test_the_will_of_a_client_that_vanished_with_the_master_is_published(
     brokers: ReplicatedBrokers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("iotmq.broker.sessions.sessions.START_GRACE_S", 0.1)
+    monkeypatch.setattr("iotmq.broker.sessions.unclaimed.START_GRACE_S", 0.1)
     brokers.broker.topics.ensure("T", queues=1)
     front = FrontEnd(SimpleNamespace(broker=brokers.broker), "one")  # type: ignore[arg-type]
     will = Will("T", 0, encode_element(b"left", b"MQTT_TOPIC\x01w\x02", 0), is_stored=True)
@@ -189,7 +189,7 @@ async def test_the_will_of_a_client_that_vanished_with_the_master_is_published(
     await brokers.level()
     await brokers.take_over()
     await soon(lambda: bodies(brokers.master, "T") == [b"left"], "the will is published")
-    assert brokers.broker.sessions.owner_of("device") is None
+    assert brokers.broker.sessions.owners.front_end_of("device") is None
 
 
 async def test_a_message_of_qos_2_that_is_sent_again_is_stored_once(brokers: ReplicatedBrokers) -> None:
@@ -323,7 +323,7 @@ async def test_what_was_changed_at_the_master_holds(brokers: ReplicatedBrokers) 
     # What replication itself has written is no topic of anybody.
     assert broker.topics.find(EPOCH_TOPIC) is None
     with pytest.raises(TableCopyError, match="is the master"):
-        broker.table_copies.take(next(broker.table_copies.snapshot()))
+        broker.table_copies.apply(next(broker.table_copies.snapshot()))
 
 
 async def test_what_the_new_master_was_not_told_of_is_made_up_for(brokers: ReplicatedBrokers) -> None:

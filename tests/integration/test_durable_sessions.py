@@ -15,7 +15,7 @@ from mqtt5_reading import read_publish5
 from mqtt_site import MqttSite, SessionDevice, open_site
 
 from iotmq import limits
-from iotmq.broker.sessions.sessions import OWNER_GRACE_S
+from iotmq.broker.sessions.ownership import OWNER_GRACE_S
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.codec.packets import Will
 from iotmq.mqtt.codec.properties import Properties

@@ -12,7 +12,7 @@ from mqtt_site import MqttSite, SessionDevice, open_site
 
 from iotmq import limits
 from iotmq.broker.sessions.exclusives import START_GRACE_S, SWEEP_INTERVAL_S
-from iotmq.broker.sessions.sessions import OWNER_GRACE_S
+from iotmq.broker.sessions.ownership import OWNER_GRACE_S
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.codec.properties import NO_PROPERTIES
 
@@ -196,7 +196,7 @@ async def test_an_expired_session_and_a_purged_one_give_it_back(site: MqttSite) 
         assert await two.subscribe(("$exclusive/a/#", 1)) == TAKEN
         for bench in site.benches:
             if name == "purged":
-                bench.broker.sessions.purge(name, lambda refused: None)
+                bench.broker.sessions.owners.purge(name, lambda refused: None)
             else:
                 bench.clock.advance(8 * 24 * 3600)
                 bench.broker.expire()
@@ -212,7 +212,7 @@ async def test_the_death_of_a_front_end_frees_what_its_transient_sessions_had(si
     assert await kept.subscribe(("$exclusive/k", 1)) == [1]
     await site.kill_front("one")
     for bench in site.benches:
-        await soon(lambda bench=bench: bench.broker.sessions._actions, "the broker has noticed")  # type: ignore[misc]
+        await soon(lambda bench=bench: bench.broker.sessions.owners._actions, "the broker has noticed")  # type: ignore[misc]
         bench.clock.advance(OWNER_GRACE_S)
         bench.broker.expire()
     await gets(two, [1])

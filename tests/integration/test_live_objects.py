@@ -11,7 +11,7 @@ from fake_gateway import RawClient, connect_packet
 from live_objects import forget_silent, leaving_nothing_behind
 from mqtt_site import MqttSite, SessionDevice, open_site
 
-from iotmq.broker.sessions.sessions import OWNER_GRACE_S
+from iotmq.broker.sessions.ownership import OWNER_GRACE_S
 from iotmq.mqtt.codec import packets
 
 pytestmark = pytest.mark.uvloop
@@ -139,7 +139,7 @@ async def test_rough_ends_leave_nothing_behind(site: MqttSite, kind: str, end: E
         topic_filter = f"$share/g{number}/t" if kind == "shared" else "t"
         await hold_messages(site, device, topic_filter, is_clean=kind != "kept")
         await end(site, device, is_clean=kind != "kept")
-        site.bench.broker.sessions.check_invariants()
+        site.bench.broker.sessions.owners.check_invariants()
 
     rounds = SLOW_ROUNDS if end is by_lost_link else ROUNDS
     await round_of(0)

@@ -92,7 +92,7 @@ async def fill(site: MqttSite) -> None:
     await soon(lambda: not state(site)["shares"][GROUP][2], "everything of the group is done")
     await sender.publish("all/x", FOR_THE_GROUP, 2)
     await sender.disconnect()
-    await soon(lambda: not site.bench.broker.sessions._owners, "all devices are gone")
+    await soon(lambda: not site.bench.broker.sessions.owners._owners, "all devices are gone")
 
 
 def state(site: MqttSite) -> dict[str, Any]:

@@ -20,7 +20,8 @@ from small_cluster import SmallCluster
 
 from iotmq.broker.broker import Broker
 from iotmq.broker.registration.advertised_address import resolve_store_host
-from iotmq.broker.sessions.sessions import OWNER_GRACE_S, START_GRACE_S
+from iotmq.broker.sessions.ownership import OWNER_GRACE_S
+from iotmq.broker.sessions.unclaimed import START_GRACE_S
 from iotmq.broker.shares.shares import REJOIN_GRACE_S
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.client.admin import sessions as admin_sessions
@@ -86,7 +87,7 @@ async def test_a_restart_of_the_broker_leaves_devices_connected_and_loses_nothin
     await leaving.connect(site.fronts["one"])
     assert leaving.is_present
     assert ("t/1", b"after") in await leaving.receives(2)
-    assert site.bench.broker.sessions.wills.sent_total == 0, "they had said good-bye"
+    assert site.bench.broker.sessions.owners.wills.sent_total == 0, "they had said good-bye"
     await device.subscribe(("u", 1))
     site.bench.publish("u", b"more")
     assert (await device.receives(3))[2:] == [("u", b"more")]
@@ -623,8 +624,8 @@ async def test_every_broker_hands_out_what_is_in_its_log_and_operators_see_it(
             device.is_acknowledging = False
             assert await device.subscribe((SHARE, 1)) == [1]
         await away.drop()
-        await soon(lambda: cluster.brokers[0].sessions.owner_of("away") is None, "it is gone")
-        await soon(lambda: cluster.brokers[1].sessions.owner_of("away") is None, "it is gone")
+        await soon(lambda: cluster.brokers[0].sessions.owners.front_end_of("away") is None, "it is gone")
+        await soon(lambda: cluster.brokers[1].sessions.owners.front_end_of("away") is None, "it is gone")
         for number, broker in enumerate(cluster.brokers):
             publish(broker, "t/x", *(b"%d" % count for count in range(10 * number, 10 * number + 10)))
         await soon(lambda: len(clean.got) + len(kept.got) == 20, "all are handed out")
@@ -694,8 +695,8 @@ async def test_operators_list_show_disconnect_and_end_sessions(
         assert "broker-0" in await sessions("show", "d2")
         assert "disconnected" in await sessions("kick", "d0")
         await soon(lambda: not devices[0].is_connected, "d0 is sent away")
-        await soon(lambda: cluster.brokers[0].sessions.owner_of("d0") is None, "it is closed")
-        await soon(lambda: cluster.brokers[1].sessions.owner_of("d0") is None, "it is closed")
+        await soon(lambda: cluster.brokers[0].sessions.owners.front_end_of("d0") is None, "it is closed")
+        await soon(lambda: cluster.brokers[1].sessions.owners.front_end_of("d0") is None, "it is closed")
         with pytest.raises(ClientError, match="is not connected"):
             await sessions("kick", "d0")
         assert (await sessions("purge", "d1", "--json"))["brokers"] == ["broker-0", "broker-1"]

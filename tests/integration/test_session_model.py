@@ -98,7 +98,7 @@ class Program:
         """What the parts of a broker, and of front ends, know of sessions agrees."""
         for bench in self.site.benches:
             sessions = bench.broker.sessions
-            sessions.check_invariants()
+            sessions.owners.check_invariants()
             sessions.projection.check_invariants()
         self.site.check_sessions()
 

@@ -15,8 +15,8 @@ import pytest
 from eventually import soon
 from mqtt_site import Front, MqttSite, SessionDevice, open_site
 
-from iotmq.broker.shares.share_group import Strategy
 from iotmq.broker.shares.shares import REJOIN_GRACE_S
+from iotmq.broker.shares.strategies import Strategy
 
 pytestmark = pytest.mark.uvloop
 

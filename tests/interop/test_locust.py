@@ -143,6 +143,47 @@ def test_devices_over_all_transports_of_mosquitto(mosquitto: MosquittoBroker, tm
     )
 
 
+def test_a_device_that_drops_its_connection_leaves_its_will_and_returns(
+    mosquitto: MosquittoBroker, tmp_path: Path
+) -> None:
+    kinds = """
+        from iotmq.mqtt_client import Will
+        from locust import constant
+
+        class Listener(MqttDeviceUser):
+            fixed_count = 1
+            wait_time = constant(1)
+
+            def on_start(self):
+                self.client.subscribe("wills/+", 1)
+                self.client.wait_subscribed(10)
+                Dropping.is_heard = True
+
+            @task
+            def nothing(self):
+                pass
+
+        class Dropping(MqttDeviceUser):
+            fixed_count = 4
+            wait_time = constant(0.05)
+            will = Will("wills/gone", b"gone", qos=1, retain=False)
+            is_heard = has_dropped = False
+
+            @task
+            def drop_once(self):
+                if self.is_heard and not self.has_dropped and self.client.wait_connected(5):
+                    self.has_dropped = True
+                    self.client.drop()
+    """
+    run = run_locust(
+        locustfile(tmp_path, DEVICES, kinds), tmp_path, "-u", "5", "-r", "5",
+        "-H", f"mqtt://127.0.0.1:{mosquitto.port}", "--errors-max", "0",
+    )  # fmt: skip
+    assert run.code == 0, run.output
+    assert run.count("receive:1:wills/gone") == 4
+    assert run.count("connect") == run.count("disconnect") == 5 + 4
+
+
 def test_a_locustfile_for_locusts_own_client_needs_another_import_only(
     mosquitto: MosquittoBroker, tmp_path: Path
 ) -> None:
@@ -151,6 +192,8 @@ def test_a_locustfile_for_locusts_own_client_needs_another_import_only(
         from locust import task, between
         from paho.mqtt.client import MQTTv5
         from {{module}} import {{name}} as MqttUser
+        # Also in the run of Locust's own: files are complete at the end, and runs as long as they are to be.
+        import loadtest.users
 
         class Device(MqttUser):
             host = "127.0.0.1"

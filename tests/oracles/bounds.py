@@ -598,7 +598,7 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "::test_releases_that_are_not_answered_stop_the_reading_from_devices",
     ),
     Bound(
-        "mqtt_front.publish.ingress: topics whose queue is remembered",
+        "mqtt_front.publish.targets: topics whose queue is remembered",
         "65,536 topics",
         "MQTT_TOPIC_CACHE_BYTES_MAX",
         "tests/unit/mqtt_front/publish/test_ingress.py::test_more_topics_than_the_cache_holds",

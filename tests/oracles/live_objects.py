@@ -14,14 +14,14 @@ from iotmq.broker.handlers.mqtt import gateway
 from iotmq.broker.handlers.mqtt.front_end_link import FrontEndLink
 from iotmq.broker.light_queues.light_queues import LightChannel
 from iotmq.broker.session_store.channel import SessionChannel
-from iotmq.broker.sessions import attachments, sessions
-from iotmq.broker.shares import share_group, shares
+from iotmq.broker.sessions import attachments, ownership
+from iotmq.broker.shares import members, share_reader, shares
 from iotmq.front_port import session_parts
 from iotmq.mqtt_front.connection.deadlines import RECHECK_S
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.deliver import retained_egress
 from iotmq.mqtt_front.listen.websocket import WebSocketLink, WebSocketProtocol
-from iotmq.mqtt_front.publish.ingress import Batch
+from iotmq.mqtt_front.publish.batch import Batch
 from iotmq.mqtt_front.server import MqttFront
 from iotmq.mqtt_front.sessions.durable import DurableSession
 from iotmq.mqtt_front.sessions.kept_session import QueueSubscription
@@ -49,15 +49,16 @@ KINDS = (
     gateway._FrontEnd,
     FrontEndLink,
     attachments.Owner,
-    sessions._Request,
-    share_group._Member,
-    share_group._Message,
+    ownership._Request,
+    members.Member,
+    members.Message,
+    share_reader.ShareQueue,
     shares._Live,
     shares._Member,
 )
 
 # Batches are kept for the next use, a few of them.
-SPARE = Counter({"iotmq.mqtt_front.publish.ingress.Batch": 2})
+SPARE = Counter({"iotmq.mqtt_front.publish.batch.Batch": 2})
 
 
 def live_objects() -> Counter[str]:

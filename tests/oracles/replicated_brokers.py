@@ -175,4 +175,4 @@ class ReplicatedBrokers:
     def _copy_tables(self, follower: Member) -> None:
         for pieces in (self.snapshot, self.broker.table_copies.changes()):
             for piece in pieces:
-                follower.broker.table_copies.take(decode_piece(piece.encode()))
+                follower.broker.table_copies.apply(decode_piece(piece.encode()))

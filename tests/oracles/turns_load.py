@@ -17,7 +17,7 @@ from session_bench import HOST, FrontEnd, SessionBench, turns
 from iotmq import limits
 from iotmq.broker.handlers.mqtt.session_views import SessionViewsHandler
 from iotmq.broker.session_store.records import Close, Open, Subscribe, encode_changes
-from iotmq.broker.sessions.sessions import OWNER_GRACE_S
+from iotmq.broker.sessions.ownership import OWNER_GRACE_S
 from iotmq.broker.tables.topics import SESSION_TOPIC
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.cycles import short_collections
@@ -212,7 +212,7 @@ class LoadedBroker:
         await asyncio.sleep(0)
         self.bench.pass_time(OWNER_GRACE_S + 1)
         sessions = self.bench.broker.sessions
-        await soon(lambda: sessions.wills.sent_total == self.load.connected, "the wills")
+        await soon(lambda: sessions.owners.wills.sent_total == self.load.connected, "the wills")
 
     async def _expire(self) -> None:
         self.bench.clock.advance(EXPIRY_S + 1)

@@ -10,7 +10,7 @@ import pytest
 from session_bench import FrontEnd, SessionBench, turns
 
 from iotmq.broker.sessions.exclusives import START_GRACE_S, SWEEP_INTERVAL_S
-from iotmq.broker.sessions.sessions import FENCE_TIMEOUT_S, OWNER_GRACE_S
+from iotmq.broker.sessions.ownership import FENCE_TIMEOUT_S, OWNER_GRACE_S
 from iotmq.ports.sessions import ExclusiveClaim, Refused
 
 CLIENTS = ("a", "b", "c", "d")

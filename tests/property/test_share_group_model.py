@@ -10,7 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from iotmq.broker.shares.share_group import Holder, ShareGroup, Strategy
+from iotmq.broker.shares.members import Holder
+from iotmq.broker.shares.share_group import ShareGroup
+from iotmq.broker.shares.strategies import Strategy
 
 TIMEOUT_S = 10.0
 IN_FLIGHT_MAX = 12

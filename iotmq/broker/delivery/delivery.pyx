@@ -197,7 +197,7 @@ cdef class LiveDelivery:
     def apply(self, view not None, int64_t start_position, int64_t end_position):
         """Match the records of [start_position, end_position) and push them (store.projection.Projection)."""
         if self._backlog or not self._index.is_empty:
-            self._take(Stretch(view, end_position))
+            self._append(Stretch(view, end_position))
         else:
             self.matched_position = end_position
         self.applied_position = end_position
@@ -214,7 +214,7 @@ cdef class LiveDelivery:
         assert self.matched_position <= self.applied_position
         assert self._backlog or self.matched_position == self.applied_position
 
-    cdef int _take(self, Stretch stretch) except -1:
+    cdef int _append(self, Stretch stretch) except -1:
         self._backlog.append(stretch)
         self.backlog_bytes += stretch.size
         if self._is_going_on:
@@ -358,7 +358,7 @@ cdef class LiveDelivery:
             target += written
             size -= written
             at += element.size
-        self._take(Stretch(records, 0))
+        self._append(Stretch(records, 0))
         return count
 
 

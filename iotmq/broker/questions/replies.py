@@ -68,7 +68,7 @@ class ReplyHeader(NamedTuple):
 class ReplyHandler(RequestProcessor):
     """Takes replies and pushes them to who asked."""
 
-    def __init__(self, parts: BrokerParts, *, in_flight_max: int = limits.REPLIES_IN_FLIGHT_MAX) -> None:
+    def __init__(self, parts: BrokerParts) -> None:
         self._parts = parts
         self._writer = parts.writer
         self._topics = parts.topics
@@ -80,7 +80,7 @@ class ReplyHandler(RequestProcessor):
         self._cluster_property = f"CLUSTER\x01{settings.cluster}".encode()
         self._region = settings.region
         self._stores_replies = settings.store_replies
-        self._in_flight_max = in_flight_max
+        self._in_flight_max = limits.REPLIES_IN_FLIGHT_MAX
         # Pushes without an answer yet.
         self._in_flight = 0
         self.replies_count = 0

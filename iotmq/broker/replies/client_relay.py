@@ -44,21 +44,13 @@ class RelayHandler(RequestProcessor):
     """Keeps a bounded number of questions under way, each with a time limit."""
 
     def __init__(
-        self,
-        store: Store,
-        groups: Groups,
-        cold_reads: ColdReads,
-        *,
-        broker_name: str,
-        timeout_s: float,
-        relays_max: int = limits.RELAYS_MAX,
+        self, store: Store, groups: Groups, cold_reads: ColdReads, *, broker_name: str, timeout_s: float
     ) -> None:
         self._store = store
         self._groups = groups
         self._cold_reads = cold_reads
         self._broker_name = broker_name
         self._timeout_s = timeout_s
-        self._relays_max = relays_max
         self._running = 0
         self.relays_count = 0
         self.failed_count = 0
@@ -175,7 +167,7 @@ class RelayHandler(RequestProcessor):
         return bytes(view)
 
     def _take_place(self) -> None:
-        if self._running >= self._relays_max:
+        if self._running >= limits.RELAYS_MAX:
             raise RequestError(
                 ResponseCode.SYSTEM_BUSY, f"{self._running} questions to clients wait for an answer already"
             )

@@ -13,9 +13,9 @@ from iotmq.remoting.command import Command
 class ReplySize:
     """Adds up the parts of an answer. `instead` says how to ask for less."""
 
-    def __init__(self, instead: str, *, bytes_max: int = limits.ANSWER_BODY_BYTES_MAX) -> None:
+    def __init__(self, instead: str) -> None:
         self._instead = instead
-        self._bytes_max = bytes_max
+        self._bytes_max = limits.ANSWER_BODY_BYTES_MAX
         self._size = 0
 
     def add(self, size: int) -> None:

@@ -31,18 +31,18 @@ class RequestProcessor(Protocol):
         return
 
 
-TakeRun: TypeAlias = Callable[[ServerConnection, SendRun, int], int]
-TakePull: TypeAlias = Callable[[ServerConnection, PullFrame], bool]
+ServeRun: TypeAlias = Callable[[ServerConnection, SendRun, int], int]
+ServePull: TypeAlias = Callable[[ServerConnection, PullFrame], bool]
 
 
 _PULL: Final[int] = RequestCode.PULL_MESSAGE
 
 
-def _take_no_send(connection: ServerConnection, run: SendRun, at: int) -> int:
+def _serve_no_run(connection: ServerConnection, run: SendRun, at: int) -> int:
     return at
 
 
-def _take_no_pull(connection: ServerConnection, frame: PullFrame) -> bool:
+def _serve_no_pull(connection: ServerConnection, frame: PullFrame) -> bool:
     return False
 
 
@@ -57,8 +57,8 @@ class RequestTable:
         self,
         processors: Iterable[RequestProcessor] = (),
         *,
-        take_run: TakeRun = _take_no_send,
-        take_pull: TakePull = _take_no_pull,
+        serve_run: ServeRun = _serve_no_run,
+        serve_pull: ServePull = _serve_no_pull,
         write_out: Callable[[], None] = _nothing,
     ) -> None:
         """The first two are the fast paths of plain sends and pulls, whose codes processors serve.
@@ -66,8 +66,8 @@ class RequestTable:
         `write_out` is called before any request but a plain send: what was answered before is there for it.
         """
         self._write_out = write_out
-        self._take_run = take_run
-        self._take_pull = take_pull
+        self._serve_run = serve_run
+        self._serve_pull = serve_pull
         self._handlers: dict[int, Handler] = {}
         self._processors: list[RequestProcessor] = []
         # Requests served by code; unknown codes count together under -1, so that a peer cannot grow it.
@@ -104,11 +104,11 @@ class RequestTable:
         """Take plain requests of a run from number `at` on; the number of the first for `handle`."""
         if isinstance(run, PullFrame):
             self._write_out()
-            if not self._take_pull(connection, run):
+            if not self._serve_pull(connection, run):
                 return at
             self._counts[_PULL] += 1
             return at + 1
-        end = self._take_run(connection, run, at)
+        end = self._serve_run(connection, run, at)
         for code, count in run.codes(at, end):
             self._counts[code] += count
         return end

@@ -43,7 +43,7 @@ class DeliveryTime(NamedTuple):
     cancelled_key: bytes = b""
 
 
-class Waiting(NamedTuple):
+class Diverted(NamedTuple):
     """A message as it is stored to wait: topic, queue and properties take the place of its own."""
 
     topic: str
@@ -93,7 +93,7 @@ def read_delivery_time(properties: bytes, levels: DelayLevels, *, now_ms: int) -
     return DeliveryTime(due_ms=due_ms) if due_ms > now_ms else NOW
 
 
-def waiting_until(topic: str, queue_id: int, properties: bytes, due_ms: int) -> Waiting:
+def waiting_until(topic: str, queue_id: int, properties: bytes, due_ms: int) -> Diverted:
     """The message for a time of its own. Raises RequestError (13) when its properties are too long for it."""
     kept = without_properties(properties, REAL_TOPIC, REAL_QUEUE_ID, DUE_MS, ROLL_TIMES, CANCELLED_KEY)
     waiting = kept + b"TIMER_OUT_MS\x01%d\x02REAL_TOPIC\x01%s\x02REAL_QID\x01%d" % (
@@ -102,7 +102,7 @@ def waiting_until(topic: str, queue_id: int, properties: bytes, due_ms: int) -> 
         queue_id,
     )
     check_room(waiting)
-    return Waiting(TIMER_TOPIC, 0, waiting, due_ms)
+    return Diverted(TIMER_TOPIC, 0, waiting, due_ms)
 
 
 def check_room(properties: bytes) -> None:

@@ -142,7 +142,7 @@ class TimerRolls:
             reconsume_times=record.reconsume_times,
             prepared_position=mark_of(timer.position, timer.kind),
         )
-        self._ended.take(timer)
+        self._ended.storing(timer)
         self._ended.stored(timer, appended.end_position)
         self.moved_count += 1
         self.moved_bytes += appended.end_position - appended.start_position

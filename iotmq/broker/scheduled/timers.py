@@ -26,7 +26,7 @@ from iotmq.broker.scheduled.delivery_time import (
     REAL_TOPIC,
     UNIQUE_KEY,
     DeliveryTime,
-    Waiting,
+    Diverted,
     check_room,
     read_delivery_time,
     waiting_until,
@@ -136,7 +136,7 @@ class Timers:
         *,
         is_counted: bool = True,
         also_waiting: int = 0,
-    ) -> Waiting:
+    ) -> Diverted:
         """Return how a message is stored to wait for a level or until a time, and then to go on.
 
         Raises RequestError: 13 when its properties are too long for that, 14 when too many wait already,
@@ -149,7 +149,7 @@ class Timers:
                 f"{self._pending_max} messages wait for their time already (broker.timers_pending_max)",
             )
         if delivery_time.level:
-            waiting = Waiting(*self._levels.divert(topic, queue_id, properties, delivery_time.level), 0)
+            waiting = Diverted(*self._levels.divert(topic, queue_id, properties, delivery_time.level), 0)
             check_room(waiting.properties)
             return waiting
         return waiting_until(topic, queue_id, properties, delivery_time.due_ms)
@@ -171,7 +171,6 @@ class Timers:
         *,
         due_ms: int,
         done: Done,
-        is_counted: bool = True,
     ) -> None:
         """Store a message of the broker's own to be delivered at a time; a past one delivers at once.
 
@@ -180,9 +179,7 @@ class Timers:
         prepared_topic, prepared_queue = topic, queue_id
         if due_ms > self._clock.now_ms():
             try:
-                waiting = self.divert(
-                    topic, queue_id, properties, DeliveryTime(due_ms=due_ms), is_counted=is_counted
-                )
+                waiting = self.divert(topic, queue_id, properties, DeliveryTime(due_ms=due_ms))
             except RequestError as error:
                 done(RefusedBatch(error.code, str(error)))
                 return
@@ -369,7 +366,7 @@ class Timers:
         message = restored_message(view, timer.kind == 0)
         if not message.topic or message.queue_id < 0:
             return self.skip(timer, "it does not say which topic it is for")
-        self._ended.take(timer)
+        self._ended.storing(timer)
         self._writer.append(
             message.topic,
             message.queue_id,
@@ -417,7 +414,7 @@ class Timers:
                 self._index.look_again()
             done(result)
 
-        self._ended.take(timer)
+        self._ended.storing(timer)
         self._writer.append(
             TIMER_TOPIC,
             0,

@@ -45,7 +45,7 @@ class UnflushedDeliveries:
         """Return whether everything that others have stored before is on the disk."""
         return self._store.flushed_position >= self._former_position
 
-    def take(self, timer: Timer) -> None:
+    def storing(self, timer: Timer) -> None:
         """Note a timer whose end is about to be stored."""
         self.unconfirmed.add(timer.position)
 

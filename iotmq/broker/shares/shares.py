@@ -1,7 +1,8 @@
 """Serve the shared subscriptions that have members: read queues, hand messages out, log the progress.
 
-`share_group.ShareGroup` decides which member gets a message. Here are the light queues that the messages come
-from, the front ends that the members are at, and the records that say how far each group has come.
+`share_group.ShareGroup` decides which member gets a message; `share_reader.ShareReader` brings it messages.
+Here are the groups there are, the front ends that the members are at, and the records that say how far each
+group has come.
 """
 
 from __future__ import annotations
@@ -19,20 +20,19 @@ from typing_extensions import Buffer
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.session_store.channel import SessionChannel
 from iotmq.broker.session_store.log import SessionLog
-from iotmq.broker.session_store.projection import QueueEntries, SessionProjection
+from iotmq.broker.session_store.projection import SessionProjection
 from iotmq.broker.session_store.queue_reader import LightQueueReader
 from iotmq.broker.session_store.records import EndShare, OpenShare, ProgressShare
 from iotmq.broker.session_store.shares import StoredShare, is_share
-from iotmq.broker.shares.share_group import Handout, Holder, ShareGroup, Strategy
-from iotmq.errors import RequestError, StoreError
+from iotmq.broker.shares.members import Holder
+from iotmq.broker.shares.share_group import Handout, ShareGroup
+from iotmq.broker.shares.share_reader import ShareQueue, ShareReader
+from iotmq.broker.shares.strategies import Strategy
+from iotmq.errors import StoreError
 from iotmq.event_loop import LoopSlice, NextTurn
-from iotmq.message.properties import MQTT_CLIENT_ID, MQTT_TOPIC
-from iotmq.message.records.record import decode_record, property_value
 from iotmq.metrics import Metric, samples
 from iotmq.ports.sessions import HANDOUT_REPEATED, Refused, ShareJoin, ShareReport
 from iotmq.remoting.codes import ResponseCode
-from iotmq.store.queues.cold_steps import Steps
-from iotmq.store.queues.residency import ColdRead
 
 logger = logging.getLogger(__name__)
 
@@ -47,12 +47,6 @@ REJOIN_GRACE_S: Final = 2.0
 # Messages looked at in one step of a group, and steps of one group in one turn of the loop.
 _PAGE: Final = 256
 _STEPS_PER_TURN: Final = 8
-# Messages that came while a group could not take them are remembered up to here; past it they are read.
-_FRESH_MAX: Final = 4_096
-# So often what is next is brought in when it has left the memory each time; after that a second is waited.
-_LOADS_MAX: Final = 4
-# Most records are no longer, where only their place is known.
-_FIRST_BYTES: Final = 4_096
 _PUSH: Final = struct.Struct(">II")
 _SIZE_AND_POSITION: Final = struct.Struct(">i24xq")
 
@@ -102,27 +96,20 @@ class _Client:
 
 
 class _Live:
-    """A group with members, now or since the start, and how far its queue was read."""
+    """A group with members, now or since the start.
 
-    __slots__ = ("fresh", "generation", "group", "handouts", "is_current", "is_loading", "loads", "members",
-                 "queue_id", "search", "share", "since")  # fmt: skip
+    That it is waited for, by a join or by its end, has nothing to do with whether it has members: the log
+    tells which came first. So it has no states, but stands in `Shares._joining`, `_ending` and `_live`.
+    """
+
+    __slots__ = ("group", "handouts", "members", "queue", "share", "since")
 
     def __init__(self, share: str, stored: StoredShare, group: ShareGroup) -> None:
         self.share = share
         self.since = stored.since
-        self.queue_id = stored.queue_id
-        # That of the queues in which its queue has this number and is attached.
-        self.generation = -1
         self.group = group
+        self.queue = ShareQueue(share, group)
         self.members: dict[int, _Member] = {}
-        # Everything past the group's next position is in `fresh`: (position, size).
-        self.is_current = False
-        self.fresh: list[tuple[int, int]] = []
-        # True while the disk is waited for, for the messages that come next; and how often it was for those.
-        self.is_loading = False
-        self.loads = 0
-        # What looks for them, where that needs the disk.
-        self.search: Steps[QueueEntries] | None = None
         # Messages members have by the group's books, whose records have to come from the disk first.
         self.handouts: list[Handout] = []
 
@@ -143,13 +130,19 @@ class Shares:
         front_end_of: Callable[[str], str | None],
     ) -> None:
         self._projection = projection
-        self._reader = reader
-        self._store = parts.store
+        self._queues = reader
         self._log = log
         clock = self._clock = parts.clock
         self._settings = parts.settings
         self._strategy = Strategy(parts.settings.shared_strategy)
-        self._front_end_of = front_end_of
+        self._reader = ShareReader(
+            parts.store,
+            reader,
+            self._strategy,
+            front_end_of=front_end_of,
+            loaded=self._loaded,
+            stalled=self._stall,
+        )
         self._light = projection.queues.open_channel(self._pushed)
         self._live: dict[str, _Live] = {}
         self._by_queue: dict[int, list[_Live]] = {}
@@ -175,7 +168,6 @@ class Shares:
         self._past = [0, 0, 0, 0]
         self.refused_joins_total = 0
         self.unknown_reports_total = 0
-        self.lost_records_total = 0
 
     def start(self) -> None:
         """Give members their time to come back, from now on; before the first of them."""
@@ -347,24 +339,23 @@ class Shares:
             timeout_s=self._settings.shared_timeout_s,
         )
         live = self._live[share] = _Live(share, stored, group)
-        self._attach(live)
+        self._attach(live, stored)
         return live
 
-    def _attach(self, live: _Live) -> None:
-        self._projection.queues.attach(self._light, live.queue_id)
-        live.generation = self._projection.queues.generation
-        self._by_queue.setdefault(live.queue_id, []).append(live)
-        live.is_current = False
-        live.fresh.clear()
-        live.search = None
+    def _attach(self, live: _Live, stored: StoredShare) -> None:
+        queues = self._projection.queues
+        queues.attach(self._light, stored.queue_id)
+        live.queue.begin(stored.queue_id, queues.generation)
+        self._by_queue.setdefault(stored.queue_id, []).append(live)
 
     def _detach(self, live: _Live) -> None:
-        others = self._by_queue[live.queue_id]
+        queue_id = live.queue.queue_id
+        others = self._by_queue[queue_id]
         others.remove(live)
         if not others:
-            del self._by_queue[live.queue_id]
-        if live.generation == self._projection.queues.generation:
-            self._projection.queues.detach(self._light, live.queue_id)
+            del self._by_queue[queue_id]
+        if live.queue.generation == self._projection.queues.generation:
+            self._projection.queues.detach(self._light, queue_id)
 
     def _drop(self, member: _Member) -> None:
         live = member.live
@@ -412,11 +403,7 @@ class Shares:
         for place, queue_id in _PUSH.iter_unpack(pushes):
             size, position = _SIZE_AND_POSITION.unpack_from(view, place)
             for live in self._by_queue.get(queue_id, ()):
-                if live.is_current:
-                    live.fresh.append((position, size))
-                    if len(live.fresh) > _FRESH_MAX:
-                        live.is_current = False
-                        live.fresh.clear()
+                live.queue.add(position, size)
                 self._wake(live)
 
     def _wake(self, live: _Live) -> None:
@@ -448,7 +435,7 @@ class Shares:
         if not self._is_settled and live.since < self._started_position:
             # `expire` has it looked at again.
             return
-        if live.is_loading:
+        if live.queue.is_loading:
             return
         # Meanwhile some may be for others.
         live.handouts = [handout for handout in live.handouts if group.holds(handout)]
@@ -457,8 +444,8 @@ class Shares:
                 return
             now_s = self._clock.monotonic_s()
             wanted = min(group.wanted(), _PAGE)
-            has_more = wanted > 0 and self._offer(live, wanted, now_s)
-            if live.is_loading:
+            has_more = wanted > 0 and self._reader.offer(live.queue, wanted, now_s)
+            if live.queue.is_loading:
                 return
             live.handouts = group.hand_out(now_s)
             if not self._hand(live) or not has_more:
@@ -466,126 +453,22 @@ class Shares:
         # Others first.
         self._wake(live)
 
-    def _offer(self, live: _Live, wanted: int, now_s: float) -> bool:
-        """Bring messages of the queue to a group; False when there are no more, or not in memory yet."""
-        group = live.group
-        unread = group.unread(wanted)
-        if unread:
-            return self._offer_unread(live, unread, now_s)
-        found = self._next_entries(live, wanted)
-        if found is None:
-            return False
-        # Also where only their entries are needed now: they are handed out next.
-        entries = self._in_memory(live, found.entries)
-        if len(entries) < len(found.entries):
-            found = QueueEntries(entries, found.entries[len(entries)][0], is_end=False)
-            if not entries:
-                return False
-        live.loads = 0
-        if live.is_current:
-            del live.fresh[: len(entries)]
-        is_keyed = group.strategy not in (Strategy.ROUND_ROBIN, Strategy.STICKY)
-        for position, size in entries:
-            record = self._store.read_record(position) if is_keyed else None
-            if is_keyed and record is None:
-                self.lost_records_total += 1
-            else:
-                group.offer(position, size, "" if record is None else self._key_of(record), now_s=now_s)
-        live.is_current = live.is_current or found.is_end
-        group.advance(max(found.next_position, group.next_position))
-        # A wide filter's messages may be far from each other.
-        return bool(entries) or not found.is_end
-
-    def _offer_unread(self, live: _Live, unread: list[int], now_s: float) -> bool:
-        """`_offer` of what was read before the start; only the positions are known."""
-        first = self._in_memory(live, [(position, _FIRST_BYTES) for position in unread])
-        # The first pages say how many there are.
-        entries = self._in_memory(live, [(position, self._store.size_at(position)) for position, _ in first])
-        for position, _ in entries:
-            live.loads = 0
-            record = self._store.read_record(position)
-            if record is None:
-                self.lost_records_total += 1
-                live.group.gone(position)
-            else:
-                live.group.offer(position, len(record), self._key_of(record), now_s=now_s)
-        return bool(entries)
-
-    def _next_entries(self, live: _Live, wanted: int) -> QueueEntries | None:
-        """Return where the next messages stand; None when that cannot be said now."""
-        group = live.group
-        if live.is_current:
-            taken = live.fresh[:wanted]
-            return QueueEntries(taken, taken[-1][0] + 1 if taken else group.next_position, is_end=True)
-        search, live.search = live.search, None
-        if search is None:
-            search = self._reader.entry_steps(live.queue_id, group.next_position, entries_max=wanted)
-        try:
-            plan = next(search)
-        except StopIteration as finished:
-            found: QueueEntries = finished.value
-            return found
-        except KeyError:
-            # The database was opened again, and `expire` sees to it.
-            return None
-        assert plan is not None, "a read of a queue only waits for the disk"
-        live.search = search
-        self._load(live, plan)
-        return None
-
-    def _in_memory(self, live: _Live, entries: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return the first of some entries, as many as are in memory; if none is, they are brought in.
-
-        The group is served again then.
-        """
-        plan = self._store.plan_records(entries)
-        if plan is None:
-            return entries
-        if live.loads:
-            # They may be more than are brought in, or stay, at one time.
-            is_absent = (self._store.plan_records([place]) is not None for place in entries)
-            count = next((number for number, absent in enumerate(is_absent) if absent), len(entries))
-            if count:
-                return entries[:count]
-        if live.loads < _LOADS_MAX:
-            live.loads += 1
-            self._load(live, plan)
+    def _loaded(self, queue: ShareQueue, error: OSError | None) -> None:
+        """Serve a group that has waited for the disk, now or when `expire` looks at it again."""
+        live = self._live.get(queue.share)
+        if live is None or live.queue is not queue:
+            return
+        if error is None:
+            self._wake(live)
         else:
-            live.loads = 0
+            logger.warning("shared subscriptions wait for the disk: %s", error)
             self._stalled.append(live)
-        return []
 
-    def _load(self, live: _Live, plan: ColdRead) -> None:
-        """Wait for the disk off the loop; then, or when `expire` looks at it again, the group is served."""
-
-        def ready(error: OSError | None) -> None:
-            live.is_loading = False
-            if self._live.get(live.share) is not live:
-                return
-            if error is None:
-                self._wake(live)
-            else:
-                logger.warning("shared subscriptions wait for the disk: %s", error)
-                live.search = None
-                self._stalled.append(live)
-
-        try:
-            self._reader.load(plan, ready)
-        except RequestError:
-            # Too many wait for the disk.
-            live.search = None
+    def _stall(self, queue: ShareQueue) -> None:
+        """Serve a group when `expire` looks at it again."""
+        live = self._live.get(queue.share)
+        if live is not None:
             self._stalled.append(live)
-        else:
-            live.is_loading = True
-
-    def _key_of(self, record: memoryview) -> str:
-        strategy = self._strategy
-        if strategy in (Strategy.ROUND_ROBIN, Strategy.STICKY):
-            return ""
-        name = MQTT_TOPIC if strategy is Strategy.HASH_TOPIC else MQTT_CLIENT_ID
-        value = property_value(decode_record(record).properties, name.encode())
-        key = (value or b"").decode("utf-8", "replace")
-        return self._front_end_of(key) or "" if strategy is Strategy.LOCAL_FIRST else key
 
     def _hand(self, live: _Live) -> bool:
         """Send members what they are to have; False while some of it is not in memory.
@@ -593,11 +476,9 @@ class Shares:
         What was handed out before, or has waited for a member, may have left it.
         """
         while live.handouts:
-            entries = [(handout.position, handout.size) for handout in live.handouts]
-            count = len(self._in_memory(live, entries))
+            count = self._reader.present_count(live.queue, live.handouts)
             if not count:
                 return False
-            live.loads = 0
             handed, live.handouts = live.handouts[:count], live.handouts[count:]
             self._send(live, handed)
         return True
@@ -605,9 +486,8 @@ class Shares:
     def _send(self, live: _Live, handed: Sequence[Handout]) -> None:
         by_channel: dict[SessionChannel, tuple[list[tuple[int, int]], list[memoryview]]] = {}
         for member_id, position, _, is_repeated in handed:
-            record = self._store.read_record(position)
+            record = self._reader.read(position)
             if record is None:
-                self.lost_records_total += 1
                 live.group.gone(position)
                 continue
             member = live.members[member_id]
@@ -658,11 +538,11 @@ class Shares:
                 # Its record was lost with the database's last writes: it comes again.
                 self._open(live.share, lambda position: None)
             return
-        is_attached = live.generation == self._projection.queues.generation
-        if not is_attached or (stored.queue_id, stored.since) != (live.queue_id, live.since):
+        is_attached = live.queue.generation == self._projection.queues.generation
+        if not is_attached or (stored.queue_id, stored.since) != (live.queue.queue_id, live.since):
             self._detach(live)
-            live.queue_id, live.since = stored.queue_id, stored.since
-            self._attach(live)
+            live.since = stored.since
+            self._attach(live, stored)
             self._wake(live)
 
     def _withdraw(self, live: _Live, taken: Sequence[tuple[int, int]]) -> None:
@@ -715,7 +595,7 @@ class Shares:
         for share, live in self._live.items():
             live.group.check_invariants()
             assert live.share == share
-            assert live in self._by_queue[live.queue_id]
+            assert live in self._by_queue[live.queue.queue_id]
         assert {member for live in self._live.values() for member in live.members.values()} == {
             member for client in self._clients.values() for member in client.members.values()
         }
@@ -758,7 +638,7 @@ class Shares:
             kept_count=stored.kept_count,
             in_flight=in_flight,
             undone=len(undone),
-            behind=len(undone) + self._reader.backlog(stored.queue_id, next_position),
+            behind=len(undone) + self._queues.backlog(stored.queue_id, next_position),
             cursor=min(undone, default=next_position),
             members=[] if live is None else list(live.group.members()),
         )
@@ -785,7 +665,7 @@ class Shares:
             (
                 "share_lost_records_total",
                 "Messages the log lost before it was their turn.",
-                self.lost_records_total,
+                self._reader.lost_records_total,
             ),
             prefix="iotmq_broker_",
         )

@@ -106,8 +106,8 @@ BROKER_STATISTIC_NAMES: Final = frozenset(name for name in _NAMES if name.starts
 class Statistics:
     """Counts, and answers for the last minute, hour and day."""
 
-    def __init__(self, clock: Clock, *, keys_max: int = limits.STATISTICS_KEYS_MAX) -> None:
-        self.counters = TrafficCounters(keys_max=keys_max, monotonic_s=clock.monotonic_s)
+    def __init__(self, clock: Clock) -> None:
+        self.counters = TrafficCounters(keys_max=limits.STATISTICS_KEYS_MAX, monotonic_s=clock.monotonic_s)
         self.put_latencies = Latencies()
         self.get_latencies = Latencies()
         self.put_window = LatencyWindow(self.put_latencies)

@@ -109,7 +109,7 @@ class SubscriptionGroups:
         self._changed(name)
         return config
 
-    def take(self, table: SubscriptionGroupTable) -> None:
+    def adopt(self, table: SubscriptionGroupTable) -> None:
         """Have a master's groups in place of those here, with its data version."""
         former, self._groups = self._groups, table.subscription_group_table
         self.version = table.data_version

@@ -124,7 +124,7 @@ class TableCopies:
         """Return whether every table was copied since `begin`: before, the broker must not become master."""
         return len(self._copied) == len(self._tables)
 
-    def take(self, piece: TablePiece) -> None:
+    def apply(self, piece: TablePiece) -> None:
         """Apply a piece of the master's. The tables' files follow a while later (`Broker.follow`).
 
         A copy takes the place of a table with its last piece; one whose end does not come changes nothing.

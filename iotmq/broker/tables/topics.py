@@ -184,7 +184,7 @@ class TopicTable:
         self._changed(name)
         return config
 
-    def take(self, table: TopicConfigTable) -> None:
+    def adopt(self, table: TopicConfigTable) -> None:
         """Have a master's topics in place of those here, with its data version."""
         former, self._topics = self._topics, table.topic_config_table
         self.version = table.data_version
@@ -222,10 +222,10 @@ class TopicTable:
         if self.version.counter < counter:
             self.version = DataVersion(counter=counter, timestamp=self._clock.now_ms())
 
-    def ensure(self, name: str, *, queues: int, perm: int = PERMISSION_READ_WRITE) -> TopicConfig:
+    def ensure(self, name: str, *, queues: int) -> TopicConfig:
         """Return the topic, made with `queues` queues when there is none."""
         return self._topics.get(name) or self.put(
-            TopicConfig(topic_name=name, read_queue_nums=queues, write_queue_nums=queues, perm=perm)
+            TopicConfig(topic_name=name, read_queue_nums=queues, write_queue_nums=queues)
         )
 
     def create_from_template(self, name: str, template_name: str, queues_wanted: int) -> TopicConfig | None:

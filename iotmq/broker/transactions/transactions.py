@@ -133,13 +133,7 @@ class _Cursors(NamedTuple):
 class Transactions:
     """The table, and everything that is written for it. The owner's thread calls all of it."""
 
-    def __init__(
-        self,
-        parts: BrokerParts,
-        divert: Divert,
-        *,
-        ended_max: int = limits.TRANSACTIONS_ENDED_REMEMBERED_MAX,
-    ) -> None:
+    def __init__(self, parts: BrokerParts, divert: Divert) -> None:
         """`divert` says where a committed message goes first."""
         self._store = parts.store
         self._writer = parts.writer
@@ -149,7 +143,7 @@ class Transactions:
         self._host = parts.host
         self._divert = divert
         self._pending_max = parts.settings.transactions_pending_max
-        self._ended_max = ended_max
+        self._ended_max = limits.TRANSACTIONS_ENDED_REMEMBERED_MAX
         self._timer = DeadlineTimer(parts.clock, self.note_progress)
         # By the offset of the first half.
         self._pending: dict[int, Pending] = {}

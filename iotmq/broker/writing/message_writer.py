@@ -86,12 +86,10 @@ class StoredBatch:
 
     __slots__ = ("appended", "queue_id", "status")
 
-    def __init__(
-        self, appended: Appended | FoundBatch, queue_id: int, status: int = ResponseCode.SUCCESS
-    ) -> None:
+    def __init__(self, appended: Appended | FoundBatch, queue_id: int) -> None:
         self.appended = appended
         self.queue_id = queue_id
-        self.status = status
+        self.status: int = ResponseCode.SUCCESS
 
     @property
     def batches(self) -> int:
@@ -134,7 +132,7 @@ class RefusedBatch:
 Done: TypeAlias = Callable[[StoredBatch | RefusedBatch], None]
 
 
-class _WaitingBatch:
+class _UnconfirmedBatch:
     """A stored batch whose group commit is outstanding."""
 
     __slots__ = ("batch", "begun_us", "deadline_s", "done", "is_patient")
@@ -187,7 +185,7 @@ class MessageWriter:
         self._put_latencies = statistics.put_latencies
         # Queues of every topic that was appended to and still may be; None where no handle was needed yet.
         self._queues: dict[str, list[Queue | None]] = {}
-        self._waiting: deque[_WaitingBatch] = deque()
+        self._waiting: deque[_UnconfirmedBatch] = deque()
         self._dispatch_listeners: list[Callable[[list[Queue]], None]] = []
         self._confirmed_listeners: list[Callable[[], None]] = []
         self._written_listeners: list[Callable[[], None]] = []
@@ -554,8 +552,8 @@ class MessageWriter:
     def time_out(self) -> None:
         """Answer the batches whose group commit takes longer than the flush timeout."""
         now_s = self._clock.monotonic_s()
-        late: list[_WaitingBatch] = []
-        kept: deque[_WaitingBatch] = deque()
+        late: list[_UnconfirmedBatch] = []
+        kept: deque[_UnconfirmedBatch] = deque()
         for waiting in self._waiting:
             if waiting.deadline_s > now_s:
                 kept.append(waiting)
@@ -647,11 +645,12 @@ class MessageWriter:
     ) -> None:
         """Call `done` when the disk has what was appended last, or when that takes too long."""
         deadline_s = self._clock.monotonic_s() + self._flush_timeout_s
-        self._waiting.append(_WaitingBatch(batch, deadline_s, done, is_patient=is_patient, begun_us=begun_us))
+        unconfirmed = _UnconfirmedBatch(batch, deadline_s, done, is_patient=is_patient, begun_us=begun_us)
+        self._waiting.append(unconfirmed)
         if len(self._waiting) == 1:
             self._timer.arm(deadline_s)
 
-    def _time_out(self, waiting: _WaitingBatch) -> None:
+    def _time_out(self, waiting: _UnconfirmedBatch) -> None:
         self.flush_timeouts_count += waiting.batch.batches
         self._put_latencies.end(waiting.begun_us, waiting.batch.batches)
         store = self._store

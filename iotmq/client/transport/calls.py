@@ -70,7 +70,6 @@ async def ask_masters(
     doing: str,
     broker_names: Collection[str] = (),
     none_codes: Collection[int] = (),
-    timeout_s: float | None = None,
 ) -> dict[str, Command]:
     """Ask all masters; their answers by broker name, without those with one of `none_codes`.
 
@@ -78,7 +77,7 @@ async def ask_masters(
     """
 
     async def one(name: str, address: str) -> tuple[str, Command] | None:
-        response = await client.request(address, Command.request(code, ext), timeout_s=timeout_s)
+        response = await client.request(address, Command.request(code, ext))
         if response.code in none_codes:
             return None
         return name, expect_success(response, f"{doing} at broker {name}")

@@ -113,7 +113,7 @@ class Connections:
             if rest_s > 0:
                 raise ConnectionClosedError(f"{known.last_error}; next try in {rest_s:.1f} s")
             known.connecting = asyncio.ensure_future(self._connect(address, known))
-            known.connecting.add_done_callback(_take_exception)
+            known.connecting.add_done_callback(_see_exception)
         try:
             return await shared_result(known.connecting)
         except ClientClosedError:
@@ -221,7 +221,7 @@ async def shared_result(task: asyncio.Task[T]) -> T:
     return task.result()
 
 
-def _take_exception(task: asyncio.Task[ClientConnection]) -> None:
+def _see_exception(task: asyncio.Task[ClientConnection]) -> None:
     # All who waited may have given up; asyncio would then complain that nobody saw the failure.
     if not task.cancelled():
         task.exception()

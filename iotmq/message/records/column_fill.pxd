@@ -41,7 +41,7 @@ cdef struct Wanted:
     Values values
 
 # Where each column goes; NULL where it is not asked for.
-cdef struct Plan:
+cdef struct Outputs:
     int32_t* queue_id
     int64_t* queue_offset
     int64_t* position
@@ -81,10 +81,10 @@ cdef int count_records(const uint8_t* start, const uint8_t* end, Py_ssize_t coun
 
 # Second pass, over what the first has checked. Ends early, with FORMAT_OK, when the columns are full; `counted`
 # has then what went in, and on a Problem which record has it.
-cdef int fill(Plan* plan, const uint8_t* at, Counted* counted) noexcept nogil
+cdef int fill(Outputs* outputs, const uint8_t* at, Counted* counted) noexcept nogil
 
 # Room for `extra` more bytes, growing by half at least; False without memory.
 cdef bint reserve(Bytes* out, Py_ssize_t extra) noexcept nogil
 
-# Let go of all memory that a plan has.
-cdef void free_plan(Plan* plan) noexcept nogil
+# Let go of all memory that outputs have.
+cdef void free_outputs(Outputs* outputs) noexcept nogil

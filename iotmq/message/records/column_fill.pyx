@@ -51,7 +51,7 @@ cdef int count_records(const uint8_t* start, const uint8_t* end, Py_ssize_t coun
     return FORMAT_OK
 
 
-cdef int fill(Plan* plan, const uint8_t* at, Counted* counted) noexcept nogil:
+cdef int fill(Outputs* outputs, const uint8_t* at, Counted* counted) noexcept nogil:
     cdef const uint8_t* start = at
     cdef const uint8_t* end = at + counted.size
     cdef RecordParts parts
@@ -61,7 +61,7 @@ cdef int fill(Plan* plan, const uint8_t* at, Counted* counted) noexcept nogil:
     while at < end and index < counted.count:
         problem = parse_record(at, end, &parts)
         if problem == FORMAT_OK:
-            problem = fill_record(plan, index, &parts)
+            problem = fill_record(outputs, index, &parts)
         if problem != FORMAT_OK:
             break
         at += parts.size
@@ -71,37 +71,37 @@ cdef int fill(Plan* plan, const uint8_t* at, Counted* counted) noexcept nogil:
     return <int> FORMAT_OK if problem == COLUMNS_FULL else problem
 
 
-cdef inline int fill_record(Plan* plan, Py_ssize_t index, const RecordParts* parts) noexcept nogil:
+cdef inline int fill_record(Outputs* outputs, Py_ssize_t index, const RecordParts* parts) noexcept nogil:
     cdef int problem
     # Body first: it may turn out that the record belongs in the next Columns.
-    if plan.body != NULL:
-        problem = add_body(plan, index, parts)
+    if outputs.body != NULL:
+        problem = add_body(outputs, index, parts)
         if problem != FORMAT_OK:
             return problem
-    if plan.topic != NULL and not add_text(plan.topic, index, parts.topic, parts.topic_size):
+    if outputs.topic != NULL and not add_text(outputs.topic, index, parts.topic, parts.topic_size):
         return OUT_OF_MEMORY
-    if plan.properties != NULL and not add_bytes(plan.properties, index, parts.properties, parts.properties_size):
+    if outputs.properties != NULL and not add_bytes(outputs.properties, index, parts.properties, parts.properties_size):
         return OUT_OF_MEMORY
-    if plan.wanted_count and not add_wanted(plan, index, parts):
+    if outputs.wanted_count and not add_wanted(outputs, index, parts):
         return OUT_OF_MEMORY
-    if plan.queue_id != NULL:
-        plan.queue_id[index] = parts.queue_id
-    if plan.queue_offset != NULL:
-        plan.queue_offset[index] = parts.queue_offset
-    if plan.position != NULL:
-        plan.position[index] = parts.position
-    if plan.born_timestamp != NULL:
-        plan.born_timestamp[index] = scaled(parts.born_timestamp_ms, plan.timestamp_factor)
-    if plan.store_timestamp != NULL:
-        plan.store_timestamp[index] = scaled(parts.store_timestamp_ms, plan.timestamp_factor)
-    if plan.flag != NULL:
-        plan.flag[index] = parts.flag
-    if plan.sys_flag != NULL:
-        plan.sys_flag[index] = parts.sys_flag
-    if plan.reconsume_times != NULL:
-        plan.reconsume_times[index] = parts.reconsume_times
-    if plan.tags_code != NULL:
-        plan.tags_code[index] = tags_code(parts.properties, parts.properties_size)
+    if outputs.queue_id != NULL:
+        outputs.queue_id[index] = parts.queue_id
+    if outputs.queue_offset != NULL:
+        outputs.queue_offset[index] = parts.queue_offset
+    if outputs.position != NULL:
+        outputs.position[index] = parts.position
+    if outputs.born_timestamp != NULL:
+        outputs.born_timestamp[index] = scaled(parts.born_timestamp_ms, outputs.timestamp_factor)
+    if outputs.store_timestamp != NULL:
+        outputs.store_timestamp[index] = scaled(parts.store_timestamp_ms, outputs.timestamp_factor)
+    if outputs.flag != NULL:
+        outputs.flag[index] = parts.flag
+    if outputs.sys_flag != NULL:
+        outputs.sys_flag[index] = parts.sys_flag
+    if outputs.reconsume_times != NULL:
+        outputs.reconsume_times[index] = parts.reconsume_times
+    if outputs.tags_code != NULL:
+        outputs.tags_code[index] = tags_code(parts.properties, parts.properties_size)
     return FORMAT_OK
 
 
@@ -114,16 +114,16 @@ cdef inline int64_t scaled(int64_t timestamp_ms, int64_t factor) noexcept nogil:
     return timestamp_ms * factor
 
 
-cdef int add_body(Plan* plan, Py_ssize_t index, const RecordParts* parts) noexcept nogil:
-    cdef Values* values = plan.body
+cdef int add_body(Outputs* outputs, Py_ssize_t index, const RecordParts* parts) noexcept nogil:
+    cdef Values* values = outputs.body
     cdef Py_ssize_t size_before = values.data.size
     cdef int problem = FORMAT_OK
-    if plan.check_crc and body_crc(parts.body, parts.body_size) != parts.body_crc:
+    if outputs.check_crc and body_crc(parts.body, parts.body_size) != parts.body_crc:
         problem = BAD_BODY_CRC
-    elif parts.sys_flag & SYS_FLAG_COMPRESSED and plan.inflate:
+    elif parts.sys_flag & SYS_FLAG_COMPRESSED and outputs.inflate:
         # Bits 8-10 say how: 0 (older senders) and 3 are zlib, 1 LZ4, 2 ZSTD.
         if (parts.sys_flag >> 8) & 7 == 0 or (parts.sys_flag >> 8) & 7 == 3:
-            problem = inflate_body(plan, parts.body, parts.body_size)
+            problem = inflate_body(outputs, parts.body, parts.body_size)
         else:
             problem = UNKNOWN_COMPRESSION
     elif not append(&values.data, parts.body, parts.body_size):
@@ -131,11 +131,11 @@ cdef int add_body(Plan* plan, Py_ssize_t index, const RecordParts* parts) noexce
     if problem == OUT_OF_MEMORY:
         return problem
     if problem != FORMAT_OK:
-        if not plan.bad_bodies_null:
+        if not outputs.bad_bodies_null:
             return problem
         values.data.size = size_before
         values.null_count += 1
-    elif values.data.size > plan.bytes_max:
+    elif values.data.size > outputs.bytes_max:
         # The first record is taken whatever its size, within what an int32 offset can say.
         if index or values.data.size > INT32_MAX:
             values.data.size = size_before
@@ -146,16 +146,16 @@ cdef int add_body(Plan* plan, Py_ssize_t index, const RecordParts* parts) noexce
     return FORMAT_OK
 
 
-cdef int inflate_body(Plan* plan, const uint8_t* body, Py_ssize_t size) noexcept nogil:
-    cdef Bytes* out = &plan.body.data
-    cdef z_stream* stream = &plan.inflater
-    cdef Py_ssize_t left = plan.inflated_bytes_max
+cdef int inflate_body(Outputs* outputs, const uint8_t* body, Py_ssize_t size) noexcept nogil:
+    cdef Bytes* out = &outputs.body.data
+    cdef z_stream* stream = &outputs.inflater
+    cdef Py_ssize_t left = outputs.inflated_bytes_max
     cdef Py_ssize_t step
     cdef int status
-    if not plan.inflater_ready:
+    if not outputs.inflater_ready:
         if inflateInit(stream) != Z_OK:
             return OUT_OF_MEMORY
-        plan.inflater_ready = True
+        outputs.inflater_ready = True
     elif inflateReset(stream) != Z_OK:
         return BROKEN_BODY
     stream.next_in = <uint8_t*> body       # zlib only reads it
@@ -240,15 +240,15 @@ cdef bint append_clean_text(Bytes* out, const uint8_t* text, Py_ssize_t size) no
     return True
 
 
-cdef bint add_wanted(Plan* plan, Py_ssize_t index, const RecordParts* parts) noexcept nogil:
+cdef bint add_wanted(Outputs* outputs, Py_ssize_t index, const RecordParts* parts) noexcept nogil:
     """Find the wanted properties in one walk over the record's properties, then add them."""
     cdef Wanted* wanted
-    cdef Wanted* wanted_end = plan.wanted + plan.wanted_count
+    cdef Wanted* wanted_end = outputs.wanted + outputs.wanted_count
     cdef const uint8_t* at = parts.properties
     cdef const uint8_t* end = at + parts.properties_size
     cdef const uint8_t* piece_end
     cdef Py_ssize_t size
-    wanted = plan.wanted
+    wanted = outputs.wanted
     while wanted < wanted_end:
         wanted.found = NULL
         wanted += 1
@@ -257,7 +257,7 @@ cdef bint add_wanted(Plan* plan, Py_ssize_t index, const RecordParts* parts) noe
         if piece_end == NULL:
             piece_end = end
         size = piece_end - at
-        wanted = plan.wanted
+        wanted = outputs.wanted
         while wanted < wanted_end:
             if (size > wanted.name_size and at[wanted.name_size] == NAME_END
                     and memcmp(at, wanted.name, wanted.name_size) == 0):
@@ -266,7 +266,7 @@ cdef bint add_wanted(Plan* plan, Py_ssize_t index, const RecordParts* parts) noe
                 break
             wanted += 1
         at = piece_end + 1
-    wanted = plan.wanted
+    wanted = outputs.wanted
     while wanted < wanted_end:
         if wanted.found == NULL:
             wanted.values.null_count += 1
@@ -309,13 +309,13 @@ cdef void free_values(Values* values) noexcept nogil:
     free(values.is_valid)
 
 
-cdef void free_plan(Plan* plan) noexcept nogil:
+cdef void free_outputs(Outputs* outputs) noexcept nogil:
     cdef Py_ssize_t index
-    free_values(&plan.body_values)
-    free_values(&plan.topic_values)
-    free_values(&plan.properties_values)
-    for index in range(plan.wanted_count):
-        free_values(&plan.wanted[index].values)
-    free(plan.wanted)
-    if plan.inflater_ready:
-        inflateEnd(&plan.inflater)
+    free_values(&outputs.body_values)
+    free_values(&outputs.topic_values)
+    free_values(&outputs.properties_values)
+    for index in range(outputs.wanted_count):
+        free_values(&outputs.wanted[index].values)
+    free(outputs.wanted)
+    if outputs.inflater_ready:
+        inflateEnd(&outputs.inflater)

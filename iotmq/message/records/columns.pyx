@@ -14,8 +14,8 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from iotmq.message.records.column_fill cimport (
-    ALIGNMENT_BYTES, BODY_TOO_LARGE, BROKEN_BODY, Counted, OUT_OF_MEMORY, Plan, UNKNOWN_COMPRESSION, Values, Wanted,
-    count_records, fill, free_plan, posix_memalign, reserve,
+    ALIGNMENT_BYTES, BODY_TOO_LARGE, BROKEN_BODY, Counted, OUT_OF_MEMORY, Outputs, UNKNOWN_COMPRESSION, Values, Wanted,
+    count_records, fill, free_outputs, posix_memalign, reserve,
 )
 from iotmq.message.records.layout cimport NAME_END, PROPERTY_END
 from iotmq.message.records.fields cimport FORMAT_OK
@@ -189,7 +189,7 @@ def _decode(buffer, Py_ssize_t at, *, columns=COLUMNS, keys=(), str timestamp_un
             bint inflate=True, Py_ssize_t inflated_bytes_max=INFLATED_BODY_BYTES_MAX, str bad_bodies="raise",
             Py_ssize_t bytes_max=COLUMN_BYTES_MAX, records_max=None):
     cdef Columns result = Columns.__new__(Columns)
-    cdef Plan plan
+    cdef Outputs outputs
     cdef Py_buffer view
     cdef Py_ssize_t count_max = INT32_MAX - 1 if records_max is None else records_max
     cdef list names = [name.encode() for name in keys]
@@ -197,13 +197,13 @@ def _decode(buffer, Py_ssize_t at, *, columns=COLUMNS, keys=(), str timestamp_un
     cdef Counted counted
     cdef int problem
     _check_options(columns, names, timestamp_unit, bad_bodies, inflated_bytes_max, bytes_max, count_max)
-    memset(&plan, 0, sizeof(plan))
-    plan.timestamp_factor = 1 if timestamp_unit == "ms" else 1000
-    plan.inflated_bytes_max = inflated_bytes_max
-    plan.bytes_max = bytes_max
-    plan.check_crc = check_crc
-    plan.inflate = inflate
-    plan.bad_bodies_null = bad_bodies == "null"
+    memset(&outputs, 0, sizeof(outputs))
+    outputs.timestamp_factor = 1 if timestamp_unit == "ms" else 1000
+    outputs.inflated_bytes_max = inflated_bytes_max
+    outputs.bytes_max = bytes_max
+    outputs.check_crc = check_crc
+    outputs.inflate = inflate
+    outputs.bad_bodies_null = bad_bodies == "null"
     result.timestamp_unit = timestamp_unit
     result._buffers = {}
     PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
@@ -213,18 +213,18 @@ def _decode(buffer, Py_ssize_t at, *, columns=COLUMNS, keys=(), str timestamp_un
                                     count_max, &counted)
         if problem != FORMAT_OK:
             _raise(problem, counted.count, at + counted.size)
-        _allocate(&plan, &counted, numbers, columns, names)
+        _allocate(&outputs, &counted, numbers, columns, names)
         with nogil:
-            problem = fill(&plan, <const uint8_t*> view.buf + at, &counted)
+            problem = fill(&outputs, <const uint8_t*> view.buf + at, &counted)
         if problem != FORMAT_OK:
             _raise(problem, counted.count, at + counted.size)
         result.count = counted.count
         result.end = at + counted.size
-        _hand_over(&plan, result, numbers, columns, names)
+        _hand_over(&outputs, result, numbers, columns, names)
         return result
     finally:
         PyBuffer_Release(&view)
-        free_plan(&plan)
+        free_outputs(&outputs)
 
 
 def _check_options(columns, names, timestamp_unit, bad_bodies, inflated_bytes_max, bytes_max, count_max):
@@ -290,39 +290,39 @@ cdef int _init_values(Values* values, Py_ssize_t count, Py_ssize_t size_expected
     return 0
 
 
-cdef int _allocate(Plan* plan, const Counted* counted, dict numbers, columns, list names) except -1:
+cdef int _allocate(Outputs* outputs, const Counted* counted, dict numbers, columns, list names) except -1:
     cdef Py_ssize_t index
     for name in columns:
         if name == "body":
-            plan.body = &plan.body_values
-            _init_values(plan.body, counted.count, counted.body_bytes, plan.bad_bodies_null)
+            outputs.body = &outputs.body_values
+            _init_values(outputs.body, counted.count, counted.body_bytes, outputs.bad_bodies_null)
         elif name == "topic":
-            plan.topic = &plan.topic_values
-            _init_values(plan.topic, counted.count, counted.topic_bytes, False)
+            outputs.topic = &outputs.topic_values
+            _init_values(outputs.topic, counted.count, counted.topic_bytes, False)
         elif name == "properties":
-            plan.properties = &plan.properties_values
-            _init_values(plan.properties, counted.count, counted.properties_bytes, False)
+            outputs.properties = &outputs.properties_values
+            _init_values(outputs.properties, counted.count, counted.properties_bytes, False)
         else:
             numbers[name] = _new_buffer(counted.count * (4 if name in _NARROW else 8))
-    plan.queue_id = <int32_t*> _address(numbers, "queue_id")
-    plan.queue_offset = <int64_t*> _address(numbers, "queue_offset")
-    plan.position = <int64_t*> _address(numbers, "position")
-    plan.born_timestamp = <int64_t*> _address(numbers, "born_timestamp")
-    plan.store_timestamp = <int64_t*> _address(numbers, "store_timestamp")
-    plan.flag = <int32_t*> _address(numbers, "flag")
-    plan.sys_flag = <int32_t*> _address(numbers, "sys_flag")
-    plan.reconsume_times = <int32_t*> _address(numbers, "reconsume_times")
-    plan.tags_code = <int64_t*> _address(numbers, "tags_code")
+    outputs.queue_id = <int32_t*> _address(numbers, "queue_id")
+    outputs.queue_offset = <int64_t*> _address(numbers, "queue_offset")
+    outputs.position = <int64_t*> _address(numbers, "position")
+    outputs.born_timestamp = <int64_t*> _address(numbers, "born_timestamp")
+    outputs.store_timestamp = <int64_t*> _address(numbers, "store_timestamp")
+    outputs.flag = <int32_t*> _address(numbers, "flag")
+    outputs.sys_flag = <int32_t*> _address(numbers, "sys_flag")
+    outputs.reconsume_times = <int32_t*> _address(numbers, "reconsume_times")
+    outputs.tags_code = <int64_t*> _address(numbers, "tags_code")
     if names:
-        plan.wanted = <Wanted*> calloc(len(names), sizeof(Wanted))
-        if plan.wanted == NULL:
+        outputs.wanted = <Wanted*> calloc(len(names), sizeof(Wanted))
+        if outputs.wanted == NULL:
             raise MemoryError
-        plan.wanted_count = len(names)
+        outputs.wanted_count = len(names)
         for index, name in enumerate(names):
-            plan.wanted[index].name = PyBytes_AS_STRING(name)
-            plan.wanted[index].name_size = len(name)
+            outputs.wanted[index].name = PyBytes_AS_STRING(name)
+            outputs.wanted[index].name_size = len(name)
             # A first guess; a column of longer values grows.
-            _init_values(&plan.wanted[index].values, counted.count, counted.count * WANTED_BYTES_GUESS, True)
+            _init_values(&outputs.wanted[index].values, counted.count, counted.count * WANTED_BYTES_GUESS, True)
     return 0
 
 
@@ -345,21 +345,21 @@ cdef tuple _take(Values* values, Py_ssize_t count):
     return validity, offsets, data, values.null_count
 
 
-cdef int _hand_over(Plan* plan, Columns result, dict numbers, columns, list names) except -1:
+cdef int _hand_over(Outputs* outputs, Columns result, dict numbers, columns, list names) except -1:
     cdef Py_ssize_t index
     cdef ColumnBuffer buffer
     for name in columns:
         if name == "body":
-            result.bad_body_count = plan.body.null_count
-            result._buffers[name] = _take(plan.body, result.count)
+            result.bad_body_count = outputs.body.null_count
+            result._buffers[name] = _take(outputs.body, result.count)
         elif name == "topic":
-            result._buffers[name] = _take(plan.topic, result.count)
+            result._buffers[name] = _take(outputs.topic, result.count)
         elif name == "properties":
-            result._buffers[name] = _take(plan.properties, result.count)
+            result._buffers[name] = _take(outputs.properties, result.count)
         else:
             buffer = numbers[name]
             buffer.size = result.count * (4 if name in _NARROW else 8)
             result._buffers[name] = (None, None, buffer, 0)
     for index, name in enumerate(names):
-        result._buffers[_PROPERTY_PREFIX + name.decode()] = _take(&plan.wanted[index].values, result.count)
+        result._buffers[_PROPERTY_PREFIX + name.decode()] = _take(&outputs.wanted[index].values, result.count)
     return 0

@@ -27,8 +27,8 @@ from iotmq.mqtt.client.events import (
     Challenged,
     ClientEvent,
     Connected,
+    ConnectRefused,
     Ending,
-    Refused,
     Subscribed,
     Unsubscribed,
 )
@@ -126,7 +126,7 @@ class ClientConnection:
             try:
                 self._input.receive(data, found)
             finally:
-                self._take(found)
+                self._handle(found)
         except MqttProtocolError as error:
             self._fail(error.reason, str(error))
 
@@ -229,13 +229,13 @@ class ClientConnection:
             self._unanswered_2.discard(message.packet_id)
             self._output.acknowledge(packets.PUBREC, message.packet_id)
 
-    def authenticate(self, data: bytes | None, *, code: int = CONTINUE_AUTHENTICATION) -> None:
-        """The next step of enhanced authentication, or with RE_AUTHENTICATE the first of another round."""
+    def authenticate(self, data: bytes | None) -> None:
+        """Take the next step of enhanced authentication."""
         method = self._connect.properties.authentication_method
         if method is None:
             raise ConnectionClosedError("CONNECT has named no authentication method")
         told = Properties(authentication_method=method, authentication_data=data)
-        self._output.write(packets.encode_auth(code, told))
+        self._output.write(packets.encode_auth(CONTINUE_AUTHENTICATION, told))
 
     def disconnect(self, code: int = 0, *, session_expiry_s: int | None = None) -> None:
         """Say good-bye; with code 4 the server publishes the will."""
@@ -250,7 +250,7 @@ class ClientConnection:
 
     # What the server sends -------------------------------------------------------------------------------
 
-    def _take(self, found: list[ReceivedMessage | tuple[int, bytes]]) -> None:
+    def _handle(self, found: list[ReceivedMessage | tuple[int, bytes]]) -> None:
         append = self._events.append
         if self._is_resumed is not None:
             self._untaken += found
@@ -259,7 +259,7 @@ class ClientConnection:
             if self.state == CLOSED:
                 return
             if type(one) is not ReceivedMessage:
-                self._take_packet(*one)  # type: ignore[misc]
+                self._handle_packet(*one)  # type: ignore[misc]
                 if self._is_resumed is not None:
                     self._untaken = found[found.index(one) + 1 :]
                     return
@@ -290,22 +290,22 @@ class ClientConnection:
                 )
         return True
 
-    def _take_packet(self, first: int, body: bytes) -> None:
+    def _handle_packet(self, first: int, body: bytes) -> None:
         packet_type = first >> 4
         if self.state == AWAITING_CONNACK and packet_type not in (packets.CONNACK, packets.AUTH):
             if packet_type == packets.DISCONNECT and self._level == PROTOCOL_LEVEL_5:
-                return self._take_disconnect(body)
+                return self._handle_disconnect(body)
             raise MqttProtocolError(PROTOCOL_ERROR, "the first packet is not CONNACK")
         if first & 0x0F != (2 if packet_type == packets.PUBREL else 0):  # [MQTT-2.1.3-1]
             raise MqttProtocolError(
                 MALFORMED_PACKET, f"packet type {packet_type} has flags {first & 0x0F:#x}"
             )
         if packets.PUBACK <= packet_type <= packets.PUBCOMP:
-            return self._take_receipt(packet_type, body)
+            return self._handle_receipt(packet_type, body)
         if packet_type == packets.PINGRESP and not body:
             self._answer_deadline_s = None
         elif packet_type == packets.CONNACK:
-            self._take_connack(body)
+            self._handle_connack(body)
         elif packet_type == packets.SUBACK:
             answers = server_packets.decode_suback(body, self._level)
             self._check_answers(answers.packet_id, len(answers.codes), "SUBACK")
@@ -316,28 +316,28 @@ class ClientConnection:
             self._check_answers(answers.packet_id, len(answers.codes) if has_codes else None, "UNSUBACK")
             self._events.append(Unsubscribed(answers))
         elif packet_type == packets.DISCONNECT and self._level == PROTOCOL_LEVEL_5:
-            self._take_disconnect(body)
+            self._handle_disconnect(body)
         elif packet_type == packets.AUTH and self._level == PROTOCOL_LEVEL_5:
-            self._take_auth(body)
+            self._handle_auth(body)
         else:
             raise MqttProtocolError(PROTOCOL_ERROR, f"packet type {packet_type} is not for a client")
         return None
 
-    def _take_connack(self, body: bytes) -> None:
+    def _handle_connack(self, body: bytes) -> None:
         if self.state != AWAITING_CONNACK:
             raise MqttProtocolError(PROTOCOL_ERROR, "a second CONNACK")
         connack = server_packets.decode_connack(body, self._level)
         told = connack.properties
         if connack.code:
             code = CONNECT_RETURN_CODES.get(connack.code, connack.code)
-            self._events.append(Refused(code, told))
+            self._events.append(ConnectRefused(code, told))
             text = f"the server refused the connection: {reason_text(code)}"
             self._close(Ending(code, _with_reason(text, told), is_by_server=True, properties=told))
             return
         if connack.is_session_present and self._connect.clean_session:
             raise MqttProtocolError(PROTOCOL_ERROR, "CONNACK has a session, but a clean one was asked for")
         if self._level == PROTOCOL_LEVEL_5:
-            self._take_limits(told)
+            self._apply_limits(told)
         self.state = CONNECTED
         self._answer_deadline_s = None
         # What was asked in an earlier connection gets no answer in this one.
@@ -354,7 +354,7 @@ class ClientConnection:
         else:
             self._is_resumed = is_resumed
 
-    def _take_limits(self, told: Properties) -> None:
+    def _apply_limits(self, told: Properties) -> None:
         self.granted = Granted.of(told)
         if told.server_keep_alive_s is not None:  # [MQTT-3.1.2-21]
             self._keep_alive_s = told.server_keep_alive_s
@@ -373,7 +373,7 @@ class ClientConnection:
         self._go_on(is_resumed=is_resumed)
         untaken, self._untaken = self._untaken, []
         try:
-            self._take(untaken)
+            self._handle(untaken)
         except MqttProtocolError as error:
             self._fail(error.reason, str(error))
 
@@ -388,7 +388,7 @@ class ClientConnection:
             self._events += [Acknowledged(message.token) for message in self.session.forget()]
         self._fill_window()
 
-    def _take_receipt(self, packet_type: int, body: bytes) -> None:
+    def _handle_receipt(self, packet_type: int, body: bytes) -> None:
         if len(body) == 2:
             packet_id, code, told = body[0] << 8 | body[1], 0, NO_PROPERTIES
         elif len(body) == 3 and self._level == PROTOCOL_LEVEL_5:
@@ -411,9 +411,9 @@ class ClientConnection:
             reason = 0 if is_known or self._level != PROTOCOL_LEVEL_5 else PACKET_ID_NOT_FOUND
             self._output.acknowledge(packets.PUBREL, packet_id, reason)
         else:
-            self._take_awaited(packet_type, packet_id, code, told)
+            self._handle_awaited(packet_type, packet_id, code, told)
 
-    def _take_awaited(self, packet_type: int, packet_id: int, code: int, told: Properties) -> None:
+    def _handle_awaited(self, packet_type: int, packet_id: int, code: int, told: Properties) -> None:
         """PUBACK, PUBREC or PUBCOMP: what its message waits for [MQTT-4.13.1-1], or one of no message."""
         message, awaited = self.session.publishing.get(packet_id), packets.PUBCOMP
         if message is not None:
@@ -443,13 +443,13 @@ class ClientConnection:
         )
         self._fill_window()
 
-    def _take_disconnect(self, body: bytes) -> None:
+    def _handle_disconnect(self, body: bytes) -> None:
         disconnect = server_packets.decode_server_disconnect(body)
         text = f"the server disconnected: {reason_text(disconnect.code)}"
         told = disconnect.properties
         self._close(Ending(disconnect.code, _with_reason(text, told), is_by_server=True, properties=told))
 
-    def _take_auth(self, body: bytes) -> None:
+    def _handle_auth(self, body: bytes) -> None:
         if self._connect.properties.authentication_method is None:
             raise MqttProtocolError(PROTOCOL_ERROR, "AUTH without an authentication method in CONNECT")
         self._events.append(Challenged(server_packets.decode_server_auth(body)))

@@ -17,7 +17,7 @@ class Connected(NamedTuple):
     properties: Properties = NO_PROPERTIES
 
 
-class Refused(NamedTuple):
+class ConnectRefused(NamedTuple):
     """CONNACK: it did not. `code` is a reason code of MQTT 5, whatever the version."""
 
     code: int
@@ -60,4 +60,6 @@ class Ending(NamedTuple):
     properties: Properties = NO_PROPERTIES
 
 
-ClientEvent = ReceivedMessage | Connected | Refused | Acknowledged | Subscribed | Unsubscribed | Challenged
+ClientEvent = (
+    ReceivedMessage | Connected | ConnectRefused | Acknowledged | Subscribed | Unsubscribed | Challenged
+)

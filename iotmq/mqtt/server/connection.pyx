@@ -307,13 +307,13 @@ cdef class ServerConnection(OutboundHalf):
         self.protocol_level = connect.protocol_level
         self._is_bridge = connect.is_bridge
         if self.protocol_level == LEVEL_5:
-            self._take_limits(connect.properties)
+            self._apply_limits(connect.properties)
         self.keep_alive_s = connect.keep_alive_s
         self.session_expiry_s = connect.properties.session_expiry_s or 0
         self.state = STATE_OPENING
         return self._add_event(connect)
 
-    def _take_limits(self, properties):
+    def _apply_limits(self, properties):
         """Take over the limits of a device of MQTT 5."""
         self._receive_max = self.settings.receive_max
         self._wants_reasons = properties.request_problem_information != 0

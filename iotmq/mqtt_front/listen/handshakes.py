@@ -86,7 +86,7 @@ class Handshakes:
         self._started: set[_Arrival] = set()
         self._ended = dict.fromkeys(REASONS, 0)
         self._handshakes: Counter[bool] = Counter()
-        self._acceptor = Acceptor(listener, self._take)
+        self._acceptor = Acceptor(listener, self._accepted)
 
     @property
     def count(self) -> int:
@@ -137,7 +137,7 @@ class Handshakes:
 
     # Waiting
 
-    def _take(self, connection: socket.socket, address: Any) -> None:
+    def _accepted(self, connection: socket.socket, address: Any) -> None:
         arrival = _Arrival(connection, address)
         if not self._has_room():
             self._refuse(arrival, "room", "mqtt.connections_max are open")

@@ -2,50 +2,9 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from iotmq.mqtt.codec.byte_buffer cimport ByteBuffer
 from iotmq.mqtt.server.publish_sink cimport Publication, PublishSink
-from iotmq.mqtt.topics.topic_cache cimport TopicCache
 from iotmq.mqtt_front.connection.device cimport Device, DeviceGroup
-
-
-cdef enum TargetKind:
-    TARGET_RESOLVED = 0
-    TARGET_PERSONAL = 1         # depends on the device: there is another for its names and the topic
-    TARGET_REFUSED = 2          # its new name (`[[mqtt.rewrites]]`) is none
-
-
-cdef struct Target:
-    # What one MQTT topic resolved to; value of the topic table. The rest says nothing unless TARGET_RESOLVED.
-    TargetKind kind
-    uint8_t* properties         # MQTT_TOPIC, KEYS and TAGS of its records, owned
-    uint32_t properties_size
-    uint32_t lane               # place in Ingress._lanes
-
-
-cdef struct Waiter:
-    # A run of messages of one device, in a batch, that wait for the broker's promise.
-    void* device                # a counted reference
-    uint32_t sequence
-    uint32_t count
-
-
-cdef class Batch:
-    cdef Lane lane
-    cdef uint8_t* data
-    cdef Py_ssize_t size
-    cdef Py_ssize_t capacity
-    cdef Waiter* waiters
-    cdef Py_ssize_t waiters_count
-    cdef Py_ssize_t waiters_capacity
-    cdef readonly uint32_t count
-    cdef int exports                    # buffers that others hold; the memory may not move
-    cdef bint has_key                   # a message of it has a unique key
-    cdef bint has_packet_ids            # messages of it have MQTT_PACKET_ID
-    cdef bint was_offered               # a broker may have it
-    cdef list settling                  # Settling that wait for this batch; None while there are none
-    cdef bint is_done                   # `completed` was called; set False when it is handed over
-
-    cdef uint8_t* reserve(self, Py_ssize_t extra) except NULL
-    cdef int add_waiter(self, Device device, uint32_t sequence) except -1
-    cdef void clear(self) noexcept
+from iotmq.mqtt_front.publish.batch cimport Batch, BatchOwner, Waiter
+from iotmq.mqtt_front.publish.targets cimport Target, Targets
 
 
 cdef class Settling:
@@ -53,7 +12,7 @@ cdef class Settling:
     cdef uint32_t left                  # batches that have to be done before
 
 
-cdef class Lane:
+cdef class Lane(BatchOwner):
     cdef Ingress ingress
     cdef readonly str topic
     cdef readonly int queue_id
@@ -79,17 +38,14 @@ cdef class Release:
 
 
 cdef class Ingress(PublishSink):
-    cdef object _router
-    cdef object _rewrites
     cdef object _port
     cdef object _loop
     cdef public DeviceGroup group       # set once, by the front end that owns both
-    cdef TopicCache _targets
+    cdef Targets _targets
     cdef list _lanes
     cdef dict _lane_of                  # (broker topic, queue id, is stored, is delayed) -> place in _lanes
     cdef list _active                   # lanes with something to send at the end of the turn
     cdef list _spare                    # empty batches with their memory
-    cdef ByteBuffer _personal_topic     # a device's names and the topic that is looked for
     cdef ByteBuffer _own_properties     # of the message that is being added: what only MQTT 5 has
     cdef Py_ssize_t _batch_bytes_max
     cdef Py_ssize_t _pending_bytes_max
@@ -98,7 +54,6 @@ cdef class Ingress(PublishSink):
     cdef Py_ssize_t _pending_bytes      # in batches of any kind
     cdef object _unique_keys            # None where no answer of a broker can get lost
     cdef dict _releases                 # of this turn: broker, or None for all -> Release
-    cdef int _new_topics_left           # that this turn has room for
     cdef bint _is_marked                # the message that is being added has its packet id
     cdef bint _is_closed                # nothing is offered again
     cdef readonly uint64_t messages
@@ -111,24 +66,15 @@ cdef class Ingress(PublishSink):
     cdef readonly uint64_t rewrites_refused     # messages whose topic has no name after rewriting
 
     cdef int _reply(self, Device device, bytes topic, const Publication* publication) except -1
-    cdef int _take_will_properties(self, object will) except -1
+    cdef int _put_will_properties(self, object will) except -1
     cdef Target* _will_target(self, Device device, bytes topic) except NULL
-    cdef Target* _target_of(self, Device device, const uint8_t* topic, Py_ssize_t size) except NULL
-    cdef Target* _resolve(self, const uint8_t* topic, Py_ssize_t size) except NULL
-    cdef Target* _resolve_personal(self, Device device, const uint8_t* topic, Py_ssize_t size) except NULL
-    cdef Target* _resolve_name(self, const uint8_t* key, Py_ssize_t size, object delay_s, str name,
-            object names) except NULL
-    cdef Target* _remember(self, const uint8_t* key, Py_ssize_t size, TargetKind kind, bytes properties,
-            uint32_t lane) except NULL
     cdef int _pass_over_notification(self, Device device, bytes topic, const Publication* publication) except -1
     cdef int _refuse_rewritten(self, Device device, const Publication* publication) except -1
     cdef int add(self, Target* target, Device device, const uint8_t* payload, Py_ssize_t payload_size, int qos,
             bint retain, bint is_waiting, uint32_t sequence) except -1
-    cdef int _count_new(self, Device device) except -1
     cdef int _mark(self, Lane lane, const Publication* publication) except -1
     cdef int _released(self, Release release) except -1
     cdef int _after_answer(self) except -1
     cdef int _answer(self, const Waiter* waiter, int code, str remark, object broker) except -1
     cdef Batch _take_batch(self, Lane lane)
-    cdef int _batch_done(self, Batch batch, int code, str remark) except -1
-    cdef void _drop_targets(self) noexcept
+    cdef int _batch_done(self, Lane lane, Batch batch, int code, str remark) except -1

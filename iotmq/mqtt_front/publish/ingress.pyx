@@ -2,17 +2,15 @@
 
 Operations: one call per PUBLISH (from the MQTT core, as pointers), one hand-over per queue and loop turn, one
 call per batch when the broker kept its promise. Goals: no Python object and no Python call per message; order
-per queue; acknowledged only what is stored; bounded memory. Plan: what a topic maps to is cached as C data;
+per queue; acknowledged only what is stored; bounded memory. Plan: `targets` caches what a topic maps to;
 a *lane* per queue fills a batch, hands it over at the end of the turn, and keeps at most one under way, so
 that a slow broker makes batches larger instead of more numerous, and a repeated one cannot overtake. What a
 batch holds for whom is kept as runs (device, first sequence, count). When `pending_bytes_max` wait, reading
 from devices stops until half of it is gone.
 """
 
-from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
-from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc, realloc
+from libc.stdlib cimport free
 from libc.string cimport memcpy
 
 from iotmq.message.records.layout cimport ELEMENT_FIXED_BYTES, RECORD_FIXED_BYTES, put_u16, put_u32
@@ -20,24 +18,20 @@ from iotmq.mqtt.codec.byte_buffer cimport append
 from iotmq.mqtt.codec.packet_types cimport LEVEL_5, STATE_CLOSED, STATE_CONNECTED
 from iotmq.mqtt.codec.publish_properties cimport PublishProperties, read_publish_properties
 from iotmq.mqtt.server.publish_sink cimport Publication, PublishSink
-from iotmq.mqtt.topics.topic_cache cimport TopicCache
 from iotmq.mqtt_front.connection.device cimport CONGESTED_INGRESS, Device
 from iotmq.mqtt_front.connection.message_properties cimport append_record_properties
+from iotmq.mqtt_front.publish.batch cimport Batch, BatchOwner, Waiter
+from iotmq.mqtt_front.publish.targets cimport TARGET_REFUSED, TARGET_RESOLVED, Target, Targets
 
 import logging
 from collections import deque
 
 from iotmq import limits
-from iotmq.client.transport.routes import queue_of_key
 from iotmq.message.message_ids import UniqueKeys
 from iotmq.message.properties import (
-    KEYS,
     MQTT_PACKET_ID,
     MQTT_QOS,
     MQTT_RETAIN,
-    MQTT_TOPIC,
-    TAGS,
-    TIMER_DELAY_S,
     UNIQ_KEY,
     encode_properties,
 )
@@ -45,10 +39,8 @@ from iotmq.message.records.record import encode_batch
 from iotmq.mqtt.codec.properties import encode_message_properties
 from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt.reason_codes import NOT_AUTHORIZED, NOT_STORED, PACKET_TOO_LARGE, QUOTA_EXCEEDED, TOPIC_NAME_INVALID
-from iotmq.mqtt.topics.delayed import split_delayed
 from iotmq.mqtt.topics.reply import REPLY_PREFIX, read_reply_topic
-from iotmq.mqtt.topics.topics import BRIDGE_PREFIX, SYS_PREFIX, decode_topic_name
-from iotmq.mqtt_front.publish.device_names import names_of_key
+from iotmq.mqtt.topics.topics import BRIDGE_PREFIX, decode_topic_name
 from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
 from iotmq.ports.sessions import Will as KeptWill
 from iotmq.remoting.codes import ResponseCode
@@ -58,10 +50,7 @@ _log = logging.getLogger("iotmq.mqtt")
 
 cdef enum:
     SPARE_BATCHES_MAX = 16
-    BATCH_BYTES_INITIAL = 16 * 1024
-    CACHED_TOPICS_MAX = 65536
     SETTLED_PER_TURN = 8            # SUBSCRIBE and UNSUBSCRIBE that waited for one batch, some 30 us each
-    NEW_TOPICS_PER_TURN = 256       # some 10 us each, and more at brokers: who has more waits for the next turn
     SPARE_BYTES = 128               # what brokers add to the properties of a record
     UNIQUE_KEY_BYTES = 72           # and what finds a batch again to its first message
     DELAYED_SPARE_BYTES = 384       # and to those of one that waits: where it goes, and when
@@ -104,83 +93,6 @@ for _index in range(6):
     _flag_properties_size[_index] = len(_FLAG_PROPERTIES[_index])
 
 
-def _check_publishable(str name):
-    """Raise MqttProtocolError for a topic that is no device's."""
-    if name.startswith(SYS_PREFIX):
-        raise MqttProtocolError(TOPIC_NAME_INVALID, "what is below $SYS/ is published by the server alone")
-    if name.startswith(REPLY_PREFIX):
-        # Of a will, or behind a delay or another name: who asked would not wait for it.
-        raise MqttProtocolError(TOPIC_NAME_INVALID, "an answer to a request is published at once")
-
-
-cdef class Batch:
-    """Messages of one queue in batch encoding, as a read-only buffer, and who waits for them."""
-
-    def __dealloc__(self):
-        self.clear()
-        free(self.data)
-        free(self.waiters)
-
-    def __getbuffer__(self, Py_buffer* buffer, int flags):
-        PyBuffer_FillInfo(buffer, self, self.data, self.size, 1, flags & ~PyBUF_WRITABLE)
-        self.exports += 1
-
-    def __releasebuffer__(self, Py_buffer* buffer):
-        self.exports -= 1
-
-    cdef uint8_t* reserve(self, Py_ssize_t extra) except NULL:
-        cdef Py_ssize_t capacity = self.capacity if self.capacity else BATCH_BYTES_INITIAL
-        cdef uint8_t* data
-        if self.size + extra > self.capacity:
-            while capacity < self.size + extra:
-                capacity *= 2
-            data = <uint8_t*>realloc(self.data, capacity)
-            if data == NULL:
-                raise MemoryError
-            self.data = data
-            self.capacity = capacity
-        return self.data + self.size
-
-    cdef int add_waiter(self, Device device, uint32_t sequence) except -1:
-        cdef Waiter* waiter
-        cdef Py_ssize_t capacity
-        if self.waiters_count:
-            waiter = &self.waiters[self.waiters_count - 1]
-            if waiter.device == <void*>device and waiter.sequence + waiter.count == sequence:
-                waiter.count += 1
-                return 0
-        if self.waiters_count == self.waiters_capacity:
-            capacity = self.waiters_capacity * 2 if self.waiters_capacity else 64
-            waiter = <Waiter*>realloc(self.waiters, capacity * sizeof(Waiter))
-            if waiter == NULL:
-                raise MemoryError
-            self.waiters = waiter
-            self.waiters_capacity = capacity
-        self.waiters[self.waiters_count] = Waiter(<void*>device, sequence, 1)
-        self.waiters_count += 1
-        Py_INCREF(device)
-        return 0
-
-    cdef void clear(self) noexcept:
-        """Forget the messages and the waiters; the memory stays."""
-        cdef Py_ssize_t index
-        for index in range(self.waiters_count):
-            Py_DECREF(<object>self.waiters[index].device)
-        self.waiters_count = 0
-        self.size = 0
-        self.count = 0
-        self.has_key = False
-        self.has_packet_ids = False
-        self.was_offered = False
-
-    def completed(self, int code, str remark):
-        """Take the broker's answer (ports.gateway.AppendDone)."""
-        if self.is_done:
-            raise RuntimeError("a batch was completed twice")
-        self.is_done = True
-        self.lane.ingress._batch_done(self, code, remark)
-
-
 cdef class Settling:
     """Hold an action that waits for some batches."""
 
@@ -188,7 +100,7 @@ cdef class Settling:
         self.callback = callback
 
 
-cdef class Lane:
+cdef class Lane(BatchOwner):
     """The way of one broker queue: a batch that fills, full ones that wait, one that is under way."""
 
     def __init__(
@@ -204,6 +116,9 @@ cdef class Lane:
         self.spare_bytes += DELAYED_SPARE_BYTES if is_delayed else 0
         self.waiting = []
         self.filling = ingress._take_batch(self)
+
+    cdef int batch_done(self, Batch batch, int code, str remark) except -1:
+        return self.ingress._batch_done(self, batch, code, remark)
 
     cdef int send(self) except -1:
         """Hand the oldest batch to the broker, if none is under way."""
@@ -311,11 +226,9 @@ cdef class Ingress(PublishSink):
         *,
         rewrites=None,
     ):
-        self._router = router
-        self._rewrites = TopicRewrites() if rewrites is None else rewrites
         self._port = port
         self._loop = loop
-        self._targets = TopicCache(CACHED_TOPICS_MAX, limits.MQTT_TOPIC_CACHE_BYTES_MAX)
+        self._targets = Targets(router, TopicRewrites() if rewrites is None else rewrites, port, self._lane_at)
         self._lanes = []
         self._lane_of = {}
         self._active = []
@@ -327,13 +240,9 @@ cdef class Ingress(PublishSink):
         # For brokers that may have to be asked whether they have a batch.
         self._unique_keys = UniqueKeys() if port.may_lose_answers else None
         self._releases = {}
-        self._new_topics_left = NEW_TOPICS_PER_TURN
 
     def __dealloc__(self):
-        if self._targets is not None:
-            self._drop_targets()
         free(self._own_properties.data)
-        free(self._personal_topic.data)
 
     @property
     def pending_bytes(self):
@@ -347,7 +256,7 @@ cdef class Ingress(PublishSink):
 
     def forget_routes(self):
         """Resolve every topic anew: routes, numbers of queues or the brokers' limits changed."""
-        self._drop_targets()
+        self._targets.drop()
         self._record_bytes_max = self._port.record_bytes_max
 
     def when_settled(self, Device device not None, callback not None):
@@ -378,18 +287,18 @@ cdef class Ingress(PublishSink):
     # One message
 
     cdef int on_publish(self, object connection, const Publication* publication) except -1:
-        cdef Target* target = <Target*>self._targets.find(publication.topic, publication.topic_size)
+        cdef Target* target = <Target*>self._targets.topics.find(publication.topic, publication.topic_size)
         cdef bytes topic
         if target == NULL:
-            self._count_new(<Device>connection)
+            self._targets.count_new(<Device>connection)
             topic = publication.topic[:publication.topic_size]
             if topic.startswith(_REPLY_PREFIX):
                 return self._reply(<Device>connection, topic, publication)
             if topic.startswith(_BRIDGE_PREFIX):
                 return self._pass_over_notification(<Device>connection, topic, publication)
-            target = self._resolve(publication.topic, publication.topic_size)
+            target = self._targets.resolve(publication.topic, publication.topic_size)
         if target.kind != TARGET_RESOLVED:
-            target = self._target_of(<Device>connection, publication.topic, publication.topic_size)
+            target = self._targets.of_device(<Device>connection, publication.topic, publication.topic_size)
             if target.kind == TARGET_REFUSED:
                 return self._refuse_rewritten(<Device>connection, publication)
         self._own_properties.size = 0
@@ -402,13 +311,6 @@ cdef class Ingress(PublishSink):
             publication.qos, publication.is_retained, publication.qos != 0, publication.sequence,
         )
 
-    cdef int _count_new(self, Device device) except -1:
-        """Count a topic that has to be resolved in Python; past the turn's share the device waits."""
-        self._new_topics_left -= 1
-        if self._new_topics_left <= 0:
-            device.wait_for_turn()
-        return 0
-
     cdef int _mark(self, Lane lane, const Publication* publication) except -1:
         """Add the packet id to a stored message of QoS 2 from a kept session, and have its batch say so."""
         cdef bytes mark
@@ -419,7 +321,7 @@ cdef class Ingress(PublishSink):
         append(&self._own_properties, <const uint8_t*>mark, len(mark))
         return 0
 
-    cdef int _take_will_properties(self, object will) except -1:
+    cdef int _put_will_properties(self, object will) except -1:
         """Put a will's properties of MQTT 5 where `add` takes them from."""
         cdef PublishProperties found
         cdef bytes encoded = encode_message_properties(will.properties)
@@ -430,7 +332,7 @@ cdef class Ingress(PublishSink):
 
     cdef Target* _will_target(self, Device device, bytes topic) except NULL:
         """MqttProtocolError when what is published there has nowhere to go."""
-        cdef Target* target = self._target_of(device, topic, len(topic))
+        cdef Target* target = self._targets.of_device(device, topic, len(topic))
         if target.kind == TARGET_REFUSED:
             self.rewrites_refused += 1
             raise MqttProtocolError(TOPIC_NAME_INVALID, "the topic of the will cannot be rewritten")
@@ -443,7 +345,7 @@ cdef class Ingress(PublishSink):
         cdef Target* target
         try:
             target = self._will_target(device, topic)
-            self._take_will_properties(will)
+            self._put_will_properties(will)
             self.add(target, device, payload, len(payload), will.qos, will.retain, False, 0)
         except MqttProtocolError as error:
             self.not_stored += 1
@@ -462,7 +364,7 @@ cdef class Ingress(PublishSink):
             + device.properties
             + <bytes>_FLAG_PROPERTIES[will.qos * 2 + will.retain]
         )
-        self._take_will_properties(will)
+        self._put_will_properties(will)
         if self._own_properties.size:
             properties += self._own_properties.data[:self._own_properties.size]
         if (
@@ -595,112 +497,22 @@ cdef class Ingress(PublishSink):
             raise MqttProtocolError(TOPIC_NAME_INVALID, "the topic cannot be rewritten; see mqtt.rewrites")
         return device.refuse_published(publication.sequence, 1, TOPIC_NAME_INVALID.v5_code)
 
-    cdef Target* _target_of(self, Device device, const uint8_t* topic, Py_ssize_t size) except NULL:
-        """Find the target of a device's topic: TARGET_RESOLVED or TARGET_REFUSED, never TARGET_PERSONAL."""
-        cdef Target* target = <Target*>self._targets.find(topic, size)
-        if target == NULL:
-            target = self._resolve(topic, size)
-        if target.kind == TARGET_PERSONAL:
-            return self._resolve_personal(device, topic, size)
-        return target
-
-    cdef Target* _resolve_personal(self, Device device, const uint8_t* topic, Py_ssize_t size) except NULL:
-        cdef bytes names = device.names
-        cdef Target* target
-        # No topic begins with what ends in NUL.
-        self._personal_topic.size = 0
-        append(&self._personal_topic, <const uint8_t*>names, len(names))
-        append(&self._personal_topic, topic, size)
-        target = <Target*>self._targets.find(self._personal_topic.data, self._personal_topic.size)
-        if target != NULL:
-            return target
-        self._count_new(device)
-        delay_s, name = split_delayed(topic[:size].decode())
-        return self._resolve_name(
-            self._personal_topic.data, self._personal_topic.size, delay_s, name, names_of_key(names)
-        )
-
-    cdef Target* _resolve(self, const uint8_t* topic, Py_ssize_t size) except NULL:
-        """Validate a topic that is new here, and remember what it maps to."""
-        cdef bytes raw = topic[:size]
-        delay_s, name = split_delayed(decode_topic_name(raw))
-        _check_publishable(name)
-        if self._rewrites.is_personal(name):
-            return self._remember(topic, size, TARGET_PERSONAL, b"", 0)
-        return self._resolve_name(topic, size, delay_s, name, None)
-
-    cdef Target* _resolve_name(
-        self, const uint8_t* key, Py_ssize_t size, object delay_s, str name, object names
-    ) except NULL:
-        """Remember under `key` where what is published to a valid topic goes."""
-        try:
-            own = self._rewrites.published(name, names)
-            if own != name:
-                if not delay_s:
-                    delay_s, own = split_delayed(own)
-                _check_publishable(own)
-                name = own
-        except MqttProtocolError as error:
-            _log.debug("topic not rewritten", extra={"topic": name, "detail": str(error)})
-            return self._remember(key, size, TARGET_REFUSED, b"", 0)
-        cdef bint is_delayed = delay_s > 0
-        route = self._router.resolve(name)
-        queue_id = queue_of_key(route.key, self._port.queue_count(route.topic))
-        # To wait is to be in the log, whatever the route says.
-        kind = (route.topic, queue_id, route.is_stored or is_delayed, is_delayed)
+    def _lane_at(self, str topic not None, int queue_id, *, bint is_stored, bint is_delayed):
+        """Return the place of the lane to a queue, a new one if need be."""
+        kind = (topic, queue_id, is_stored, is_delayed)
         place = self._lane_of.get(kind)
         if place is None:
             place = len(self._lanes)
-            self._lanes.append(
-                Lane(self, route.topic, queue_id, is_stored=route.is_stored or is_delayed, is_delayed=is_delayed)
-            )
+            self._lanes.append(Lane(self, topic, queue_id, is_stored=is_stored, is_delayed=is_delayed))
             self._lane_of[kind] = place
-        named = {MQTT_TOPIC: name, KEYS: route.key}
-        if route.tags:
-            named[TAGS] = route.tags
-        if is_delayed:
-            named[TIMER_DELAY_S] = str(delay_s)
-        cdef bytes properties = encode_properties(named)
-        if len(properties) + 1024 > PROPERTIES_BYTES_MAX:
-            raise MqttProtocolError(TOPIC_NAME_INVALID, "the topic makes properties that are too long for a record")
-        return self._remember(key, size, TARGET_RESOLVED, properties, place)
-
-    cdef Target* _remember(
-        self, const uint8_t* key, Py_ssize_t size, TargetKind kind, bytes properties, uint32_t lane
-    ) except NULL:
-        cdef uint64_t value_bytes = sizeof(Target) + len(properties)
-        if not self._targets.has_room(size + value_bytes):
-            self._drop_targets()
-        cdef Target* target = <Target*>malloc(sizeof(Target))
-        if target == NULL:
-            raise MemoryError
-        target.kind = kind
-        target.properties = <uint8_t*>malloc(len(properties) or 1)
-        if target.properties == NULL:
-            free(target)
-            raise MemoryError
-        memcpy(target.properties, <const uint8_t*>properties, len(properties))
-        target.properties_size = <uint32_t>len(properties)
-        target.lane = lane
-        self._targets.insert(key, size, target, value_bytes)
-        return target
-
-    cdef void _drop_targets(self) noexcept:
-        cdef uint64_t index
-        cdef Target* target
-        for index in range(<uint64_t>self._targets.mask + 1):
-            if self._targets.slots[index].topic != NULL:
-                target = <Target*>self._targets.slots[index].value
-                free(target.properties)
-                free(target)
-        self._targets.clear_topics()
+        return place
 
     # One turn
 
     cdef int end_turn(self) except -1:
         """Hand every lane's messages to the broker."""
         cdef Lane lane
-        self._new_topics_left = NEW_TOPICS_PER_TURN
+        self._targets.begin_turn()
         while self._active:
             active = self._active
             self._active = []
@@ -726,7 +538,7 @@ cdef class Ingress(PublishSink):
 
     cdef Batch _take_batch(self, Lane lane):
         cdef Batch batch = self._spare.pop() if self._spare else Batch()
-        batch.lane = lane
+        batch.owner = lane
         return batch
 
     # Packet ids that are released
@@ -761,8 +573,7 @@ cdef class Ingress(PublishSink):
 
     # One batch
 
-    cdef int _batch_done(self, Batch batch, int code, str remark) except -1:
-        cdef Lane lane = batch.lane
+    cdef int _batch_done(self, Lane lane, Batch batch, int code, str remark) except -1:
         cdef Py_ssize_t index
         if code != 0 and code not in _FINAL_CODES:
             self.retries += 1
@@ -795,7 +606,7 @@ cdef class Ingress(PublishSink):
             self._loop.call_soon(_settled, self._loop, deque(batch.settling))
             batch.settling = None
         batch.clear()
-        batch.lane = None
+        batch.owner = None
         if batch.exports == 0 and batch.capacity <= 2 * self._batch_bytes_max and len(self._spare) < SPARE_BATCHES_MAX:
             self._spare.append(batch)
         if (lane.waiting or lane.filling.count) and not lane.is_active:

@@ -1,12 +1,10 @@
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t
 
-from iotmq.mqtt_front.connection.device cimport DeviceGroup
 from iotmq.mqtt_front.connection.held_message cimport HeldMessage
 from iotmq.mqtt_front.connection.outgoing cimport OutgoingMessage
+from iotmq.mqtt_front.sessions.durable_egress cimport DurableEgress
 from iotmq.mqtt_front.sessions.flight_ring cimport FlightRing
 from iotmq.mqtt_front.sessions.kept_session cimport KeptSession, QueueSubscription
-from iotmq.mqtt_front.sessions.queue_subscriptions cimport QueueSubscriptions
-from iotmq.mqtt_front.sessions.reports cimport SessionReports
 
 
 cdef class DurableSession(KeptSession):
@@ -45,24 +43,3 @@ cdef class DurableSession(KeptSession):
     cdef list _in_flight(self, int qos_min)
     cdef list _done_past_cursors(self)
     cdef int move(self, QueueSubscription subscription) except -1
-
-
-cdef class DurableEgress:
-    cdef readonly DeviceGroup group
-    cdef readonly object port           # ports.sessions.SessionPort
-    cdef object _handler
-    cdef object _pace_limits            # mqtt_front.connection.replay_pace.PaceLimits
-    cdef bint has_pace
-    cdef int replay_records_max
-    cdef QueueSubscriptions queues
-    cdef SessionReports reports
-    cdef object _scheduled              # deque of sessions that go on in the next turns
-    cdef bint _is_going_on              # the next turn sees to that
-    cdef OutgoingMessage _message
-    cdef readonly uint64_t delivered
-    cdef readonly uint64_t dropped
-    cdef readonly uint64_t read_records
-    cdef readonly uint64_t malformed
-
-    cdef int _pass_on(self, QueueSubscription subscription) except -1
-    cdef int schedule(self, DurableSession session) except -1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from iotmq.mqtt_front.sessions.drain import Drain
-from iotmq.mqtt_front.sessions.durable import DurableEgress
+from iotmq.mqtt_front.sessions.durable_egress import DurableEgress
 
 
 class SessionEvents:

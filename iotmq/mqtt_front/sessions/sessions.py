@@ -20,7 +20,7 @@ from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.publish.device_names import DeviceNames, names_of
 from iotmq.mqtt_front.publish.ingress import Ingress
 from iotmq.mqtt_front.sessions.auto_subscriptions import AutoSubscriptions
-from iotmq.mqtt_front.sessions.durable import DurableSession
+from iotmq.mqtt_front.sessions.durable import DurableSession, open_session
 from iotmq.mqtt_front.sessions.subscriptions import Subscriptions
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.ports.sessions import (
@@ -164,7 +164,7 @@ class ConnectedSessions:
             device.expiry_s = min(event.session_expiry_s, self._settings.session_expiry_s_max)
 
     def session_fenced(self, client_id: str, epoch: int, reason: str) -> None:
-        """Give up a session that another front end takes, or an operator ends (durable.SessionHandler)."""
+        """Give up a session that another front end takes, or an operator ends."""
         device = self._devices.get(client_id)
         if device is not None and device.has_session and device.epoch == epoch:
             del self._devices[client_id]
@@ -213,8 +213,8 @@ class ConnectedSessions:
         session = None
         if is_kept:
             assert self._durable is not None
-            session = self._durable.open(device, client_id, opened)
-            self._subscriptions.take_over(device, opened.subscriptions)
+            session = open_session(self._durable, device, client_id, opened)
+            self._subscriptions.resume(device, opened.subscriptions)
         device.open(session_present=opened.is_present, properties=told)
         self._deadlines.watch(device, self._clock.monotonic_s())
         if session is not None:

@@ -37,7 +37,7 @@ cdef class SharedSession(DeviceSession):
     cdef dict _flights                  # packet id -> (Source, position)
     cdef object _waiting                # (Source, position) -> HeldMessage, the oldest first
 
-    cdef int take(self, Source source, int64_t position, OutgoingMessage message, bint is_repeated) except -1
+    cdef int receive(self, Source source, int64_t position, OutgoingMessage message, bint is_repeated) except -1
     cdef int sent(self, Source source, int64_t position, uint16_t packet_id) except -1
 
 

@@ -72,7 +72,7 @@ cdef class SharedSession(DeviceSession):
 
     # From brokers
 
-    cdef int take(self, Source source, int64_t position, OutgoingMessage message, bint is_repeated) except -1:
+    cdef int receive(self, Source source, int64_t position, OutgoingMessage message, bint is_repeated) except -1:
         """A message for one of the memberships: to the device now, or when it has room."""
         cdef SharedSubscription member = source.member
         cdef DeliveryOptions delivery
@@ -257,7 +257,7 @@ cdef class SharedEgress:
                 self.malformed += 1
                 continue
             if self._message.read(&record):
-                member.session.take(source, record.position, self._message, flags & HANDOUT_REPEATED)
+                member.session.receive(source, record.position, self._message, flags & HANDOUT_REPEATED)
             else:
                 # Nobody can be sent it.
                 self.malformed += 1

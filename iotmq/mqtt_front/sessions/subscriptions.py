@@ -28,7 +28,8 @@ from iotmq.mqtt_front.deliver.sys_topics import SysTopics
 from iotmq.mqtt_front.publish.device_names import names_of
 from iotmq.mqtt_front.publish.refused_filters import refusal_text, refusals, refused_filter
 from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
-from iotmq.mqtt_front.sessions.durable import DurableEgress, DurableSession
+from iotmq.mqtt_front.sessions.durable import DurableSession
+from iotmq.mqtt_front.sessions.durable_egress import DurableEgress
 from iotmq.mqtt_front.sessions.exclusive import ExclusiveSubscriptions, plain_filters
 from iotmq.mqtt_front.sessions.filter_shapes import FilterShapes
 from iotmq.mqtt_front.sessions.shared_subscriptions import SharedSubscriptions
@@ -292,7 +293,7 @@ class Subscriptions:
             self._sys_topics.unsubscribe(device, event.filters)
         device.send_unsuback(event.packet_id, codes)  # also when nothing was subscribed [MQTT-3.10.4-5]
 
-    def take_over(self, device: Device, found: Iterable[SessionSubscription]) -> None:
+    def resume(self, device: Device, found: Iterable[SessionSubscription]) -> None:
         """Take the filters of a kept session that is the device's now."""
         device.subscriptions = {entry.topic_filter: entry.options for entry in found}
         self.count += len(device.subscriptions)

@@ -3,7 +3,7 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
 cdef enum:
-    # Texts by which a pull's plan is found.
+    # Texts by which a pull that is known is found.
     GROUP = 0
     TOPIC = 1
     SUBSCRIPTION = 2

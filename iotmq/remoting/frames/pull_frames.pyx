@@ -77,7 +77,7 @@ def read_pull(bytes data not None, Py_ssize_t at):
     if end - at < 32:
         return None
     frame = PullFrame.__new__(PullFrame)
-    if not read_head(start, at, end, &head, take_field, <void*> frame):
+    if not read_head(start, at, end, &head, note_field, <void*> frame):
         return None
     if frame.fields & REQUIRED != REQUIRED or head.flag & IS_RESPONSE:
         return None
@@ -90,7 +90,7 @@ def read_pull(bytes data not None, Py_ssize_t at):
     return frame
 
 
-cdef bint take_field(void* context, const Head* head, const Text* name, const Text* value) except -1:
+cdef bint note_field(void* context, const Head* head, const Text* name, const Text* value) except -1:
     cdef PullFrame frame = <PullFrame> context
     cdef int field
     cdef int64_t number = 0

@@ -174,7 +174,7 @@ def read_sends(bytes data not None, Py_ssize_t at):
     run.allowed = -1
     while end - at >= 8:
         reading.frame = frame = run.slot()
-        if not read_head(start, at, end, &head, take_field, &reading):
+        if not read_head(start, at, end, &head, note_field, &reading):
             break
         if frame.fields & REQUIRED != REQUIRED or head.flag & IS_RESPONSE:
             break
@@ -199,7 +199,7 @@ def read_sends(bytes data not None, Py_ssize_t at):
     return run
 
 
-cdef bint take_field(void* context, const Head* head, const Text* name, const Text* value) except -1:
+cdef bint note_field(void* context, const Head* head, const Text* name, const Text* value) except -1:
     """Note one field; False when it is unusual."""
     cdef SendRun run = <SendRun> (<Reading*> context).run
     cdef SendFrame* frame = (<Reading*> context).frame
@@ -215,7 +215,7 @@ cdef bint take_field(void* context, const Head* head, const Text* name, const Te
         if frame.fields & 1 << PROPERTIES:
             return False
         frame.fields |= 1 << PROPERTIES
-        return take_properties(run, frame, value, not head.is_binary)
+        return note_properties(run, frame, value, not head.is_binary)
     if not value.is_plain:
         return False
     if field == UNKNOWN:
@@ -259,7 +259,7 @@ cdef bint take_field(void* context, const Head* head, const Text* name, const Te
     return True
 
 
-cdef bint take_properties(SendRun run, SendFrame* frame, const Text* value, bint is_json) except -1:
+cdef bint note_properties(SendRun run, SendFrame* frame, const Text* value, bint is_json) except -1:
     cdef Py_ssize_t size
     if value.is_plain:
         frame.properties = value.at

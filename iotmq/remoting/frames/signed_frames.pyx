@@ -56,7 +56,7 @@ def read_signed(bytes data not None, Py_ssize_t at):
     if at < 0:
         raise ValueError("bytes before the first")
     fields.count = 0
-    if not read_head(start, at, PyBytes_GET_SIZE(data), &head, take_field, &fields) or head.flag & IS_RESPONSE:
+    if not read_head(start, at, PyBytes_GET_SIZE(data), &head, note_field, &fields) or head.flag & IS_RESPONSE:
         return None
     request = SignedRequest.__new__(SignedRequest)
     if head.code == PULL:
@@ -83,7 +83,7 @@ def read_signed(bytes data not None, Py_ssize_t at):
     return None if request.content is None else request
 
 
-cdef bint take_field(void* context, const Head* head, const Text* name, const Text* value) except -1:
+cdef bint note_field(void* context, const Head* head, const Text* name, const Text* value) except -1:
     """Put a field where its name belongs; False when there is one with that name."""
     cdef Fields* fields = <Fields*> context
     cdef int at = fields.count

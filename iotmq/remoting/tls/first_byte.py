@@ -40,7 +40,7 @@ class FirstByteListener:
         # Connections that have not said anything, and when they have to.
         self._silent: dict[socket.socket, asyncio.TimerHandle] = {}
         self._starting = Starting()
-        self._acceptor = Acceptor(listener, self._take)
+        self._acceptor = Acceptor(listener, self._accepted)
 
     @property
     def undecided_count(self) -> int:
@@ -55,7 +55,7 @@ class FirstByteListener:
             connection.close()
         self._starting.cancel()
 
-    def _take(self, connection: socket.socket, _: object) -> None:
+    def _accepted(self, connection: socket.socket, _: object) -> None:
         if not self._has_room(self.undecided_count + 1):
             self._refuse(connection, "refused", "too many connections")
             return

@@ -66,7 +66,7 @@ class FlushedPosition:
         self._position = position
         self._mapping[MARK_AT_BYTES : MARK_AT_BYTES + _MARK_BYTES] = encode_state(_MAGIC, position)
 
-    def take_back(self, position: int) -> None:
+    def move_back(self, position: int) -> None:
         """Move it back, on the disk, before the log is cut at `position`; raises OSError.
 
         Otherwise a start would take what is missing for damage.

@@ -149,7 +149,7 @@ class KeyValueProjection:
         # Also here: on a full disk nothing is applied, and nothing deleted before this succeeds.
         self._reopen_when_due()
         self.write_out()
-        self._take_flushed()
+        self._note_flushed()
         if self.durable_position != self.written_position:
             try:
                 self._space.check_flush()
@@ -221,11 +221,11 @@ class KeyValueProjection:
             raise StoreError(f"projection {self.name} goes on from {self.applied_position}")
 
     def _flush_when_due(self) -> None:
-        self._take_flushed()
+        self._note_flushed()
         if self.written_position - self.durable_position >= FLUSH_LOG_BYTES:
             self._begin_flush()
 
-    def _take_flushed(self) -> None:
+    def _note_flushed(self) -> None:
         """Note that the last flush that was begun is over, if it is."""
         if self._flushing_position is not None and not self._space.is_flushing:
             self.durable_position = self._flushing_position

@@ -130,7 +130,7 @@ class Trimmer:
         self._due_s = now_s + self._settings.retention_interval_ms / 1000
         self._refusal_due_s = now_s + SOON_S
         decision = self._decide(safe_position, consumed_position, kept_position)
-        self._take_state(decision)
+        self._note_decision(decision)
         allowed = self._without_held(decision, held_position)
         is_done = allowed.delete_count == 0 or self._delete(allowed)
         if not is_done:
@@ -271,10 +271,10 @@ class Trimmer:
     def _look_at_disks(self) -> None:
         """Only whether appends may go on."""
         self._read_usages()
-        self._take_refusal(is_refusing_at(self._usages, self._settings, is_refusing=self._is_refusing))
+        self._note_refusal(is_refusing_at(self._usages, self._settings, is_refusing=self._is_refusing))
 
-    def _take_state(self, decision: Decision) -> None:
-        self._take_refusal(decision.is_refusing)
+    def _note_decision(self, decision: Decision) -> None:
+        self._note_refusal(decision.is_refusing)
         if decision.protected_count and not self._protected_count:
             logger.warning(
                 "%d log files past their age are kept until the disk is %d %% full: not everything in them "
@@ -284,7 +284,7 @@ class Trimmer:
             )
         self._protected_count = decision.protected_count
 
-    def _take_refusal(self, is_refusing: bool) -> None:
+    def _note_refusal(self, is_refusing: bool) -> None:
         settings = self._settings
         if is_refusing:
             fullest = max(self._usages, key=lambda usage: usage.ratio)

@@ -171,7 +171,7 @@ class ClosedCheck:
     def _check_record(self, found: Found, record: Record) -> None:
         lost = lost_offsets(found.view)
         if lost is not None:
-            self._take_marker(found, *lost)
+            self._note_damage(found, *lost)
             return
         self.record_count += 1
         where = (
@@ -194,7 +194,7 @@ class ClosedCheck:
         self._last_positions[key] = found.start_position
         self._check_entry(where, found, record, self._queues.get(key))
 
-    def _take_marker(self, found: Found, topic: str, queue_id: int, first: int, end: int) -> None:
+    def _note_damage(self, found: Found, topic: str, queue_id: int, first: int, end: int) -> None:
         """Damage that was found and repaired by an earlier start."""
         if self._lost_ends and self._lost_ends[-1] == found.start_position:
             self._lost_ends[-1] = found.end_position

@@ -77,7 +77,7 @@ class SessionViewsHandler(RequestProcessor):
         client_id = _client_id(request)
         self._sessions.limits.enforce(client_id)
         session = self._sessions.stored(client_id)
-        front_end = self._sessions.owner_of(client_id) or ""
+        front_end = self._sessions.owners.front_end_of(client_id) or ""
         if session is None:
             if not front_end:
                 raise _unknown(client_id)
@@ -88,14 +88,14 @@ class SessionViewsHandler(RequestProcessor):
 
     def _kick(self, connection: ServerConnection, request: Command) -> Command:
         client_id = _client_id(request)
-        if not self._sessions.kick(client_id):
+        if not self._sessions.owners.kick(client_id):
             raise RequestError(ResponseCode.QUERY_NOT_FOUND, f"client {client_id!r} is not connected")
         return request.reply(ResponseCode.SUCCESS)
 
     def _purge(self, connection: ServerConnection, request: Command) -> Command | None:
         client_id = _client_id(request)
         answer = Answer(connection, request)
-        if not self._sessions.purge(client_id, answer.give_done):
+        if not self._sessions.owners.purge(client_id, answer.give_done):
             raise _unknown(client_id)
         return answer.now_or_later()
 
@@ -138,7 +138,7 @@ class SessionViewsHandler(RequestProcessor):
     def _summary(self, client_id: str, session: StoredSession) -> SessionSummary:
         return SessionSummary(
             client_id=client_id,
-            front_end=self._sessions.owner_of(client_id) or "",
+            front_end=self._sessions.owners.front_end_of(client_id) or "",
             subscriptions=len(session.subscriptions),
             in_flight=len(session.in_flight),
             closed_ms=session.closed_ms,

@@ -177,7 +177,7 @@ class SessionHandler:
         wills = [self._own_will(claim.will) for claim in claims]
         lost = []
         for claim, will in zip(claims, wills, strict=True):
-            if not self._sessions.claim(channel, claim.client_id, claim.epoch, will):
+            if not self._sessions.owners.claim(channel, claim.client_id, claim.epoch, will):
                 lost.append(claim.client_id)
             elif claim.epoch >= 0 and claim.queues != bodies.queues_checksum(
                 self._sessions.queues_of(claim.client_id)

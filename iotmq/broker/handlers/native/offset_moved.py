@@ -29,14 +29,11 @@ class OffsetMovedEvents:
     """Writes an event for each offset that was moved, up to so many in a second: a broken consumer would
     otherwise fill the log at the speed it asks."""
 
-    def __init__(
-        self, parts: BrokerParts, *, events_per_s_max: int = limits.OFFSET_MOVED_EVENTS_PER_S_MAX
-    ) -> None:
+    def __init__(self, parts: BrokerParts) -> None:
         self._writer = parts.writer
         self._clock = parts.clock
         self._broker_name = parts.settings.name
         self._host = parts.host
-        self._events_per_s_max = events_per_s_max
         self._second = 0
         self._in_second = 0
         self.events_count = 0
@@ -48,7 +45,7 @@ class OffsetMovedEvents:
         if second != self._second:
             self._second = second
             self._in_second = 0
-        if self._in_second >= self._events_per_s_max:
+        if self._in_second >= limits.OFFSET_MOVED_EVENTS_PER_S_MAX:
             self.suppressed_count += 1
             return
         self._in_second += 1

@@ -123,9 +123,9 @@ class PullHandler:
         # The consumers of 5.x that pull by themselves ask under a code of their own.
         return {RequestCode.PULL_MESSAGE: self._pull, RequestCode.LITE_PULL_MESSAGE: self._pull}
 
-    def take_pull(self, connection: ServerConnection, frame: PullFrame) -> bool:
+    def serve_pull(self, connection: ServerConnection, frame: PullFrame) -> bool:
         """Answer or park a plain pull; False when it needs the general path, and nothing was done for it."""
-        count = self._path.take(connection, frame)
+        count = self._path.serve(connection, frame)
         if count > 0:
             self.found_count += 1
             self.records_count += count

@@ -37,7 +37,7 @@ cdef enum:
     # Of group, topic and subscription together; longer ones are not plain.
     KEY_BYTES_MAX = 1024
     # Remembered at most: a consumer of many queues has one for each.
-    PLANS_MAX = 65536
+    KNOWN_MAX = 65536
     # Four numbers and their sizes.
     NUMBERS_BYTES = 112
     # Room for the header of an answer; nothing in it but numbers changes.
@@ -54,7 +54,7 @@ _WORDS = "<next>", "<min>", "<max>"
 PlainPull = namedtuple("PlainPull", "queue tags consumers subscription")
 
 
-cdef class PullPlan:
+cdef class KnownPull:
     """Hold the general path's findings for pulls that differ in offsets alone."""
 
     cdef str group
@@ -79,7 +79,7 @@ cdef class PullPath:
     cdef object count_get
     cdef CommitLog log
     cdef int64_t hot_bytes
-    cdef dict plans
+    cdef dict known
     cdef tuple json
     cdef tuple binary
 
@@ -99,7 +99,7 @@ cdef class PullPath:
         self.count_get = statistics.counters.count_get
         self.log = store.log
         self.hot_bytes = store.settings.hot_bytes
-        self.plans = {}
+        self.known = {}
         self.json = json_pieces(0, ext, _WORDS, remark=ReadStatus.FOUND.name)
         self.binary = binary_pieces(0, ext, _WORDS, remark=ReadStatus.FOUND.name)
         if 8 + max(sum(map(len, self.json)), sum(map(len, self.binary))) + NUMBERS_BYTES > HEADER_BYTES:
@@ -107,9 +107,9 @@ cdef class PullPath:
 
     def forget_all(self, str name=""):
         """A topic, a group or a setting changed."""
-        self.plans.clear()
+        self.known.clear()
 
-    def take(self, connection, PullFrame frame not None):
+    def serve(self, connection, PullFrame frame not None):
         """Answer the pull and return how many records it got; 0 when the general path is to answer it.
 
         PARKED (-1) when it waits for what comes next.
@@ -117,20 +117,20 @@ cdef class PullPath:
         cdef int64_t records_max = min(frame.records_max, RECORDS_DEFAULT_MAX)
         cdef int64_t bytes_max = BYTES_DEFAULT_MAX
         cdef int64_t begun_us = now_us()
-        cdef PullPlan plan
+        cdef KnownPull known
         cdef Queue queue
         if frame.flag & IS_ONEWAY:
             return 0
-        plan = self.plan_of(frame)
-        if plan is None or plan.subscription is not None and not self.is_subscribed(plan, frame):
+        known = self.known_of(frame)
+        if known is None or known.subscription is not None and not self.is_subscribed(known, frame):
             return 0
-        queue = plan.queue
+        queue = known.queue
         if frame.bytes_max:
             records_max = min(frame.records_max, RECORDS_MAX)
             bytes_max = min(frame.bytes_max, BYTES_MAX)
         if frame.offset == queue.max_offset and frame.sys_flag & MAY_WAIT and frame.suspend_ms > 0:
-            if not self.take_offset(plan, frame) or not self.park(
-                connection, frame.opaque, frame.flag, frame.is_binary, queue, plan.group, plan.tags, frame.offset,
+            if not self.keep_offset(known, frame) or not self.park(
+                connection, frame.opaque, frame.flag, frame.is_binary, queue, known.group, known.tags, frame.offset,
                 records_max, bytes_max, frame.suspend_ms,
             ):
                 return 0
@@ -139,21 +139,21 @@ cdef class PullPath:
         if queue.may_expire or not queue.min_offset <= frame.offset < queue.max_offset:
             return 0
         if plan_read(
-            self.log, queue, frame.offset, records_max=records_max, bytes_max=bytes_max, tags=plan.tags,
+            self.log, queue, frame.offset, records_max=records_max, bytes_max=bytes_max, tags=known.tags,
             hot_position=self.store.confirmed_position - self.hot_bytes,
         ) is not None:
             return 0
         read = read_queue(
-            self.log, queue, frame.offset, records_max=records_max, bytes_max=bytes_max, tags=plan.tags
+            self.log, queue, frame.offset, records_max=records_max, bytes_max=bytes_max, tags=known.tags
         )
         count = read.count
         if not count:
             return 0
-        if not self.take_offset(plan, frame):
+        if not self.keep_offset(known, frame):
             return 0
         size = read.size_bytes
         self.count_get(
-            plan.topic, queue.queue_id, plan.group, count, size, self.end_latency(begun_us), False
+            known.topic, queue.queue_id, known.group, count, size, self.end_latency(begun_us), False
         )
         self.answer(connection, frame.opaque, frame.is_binary, 0, read)
         return count
@@ -162,24 +162,24 @@ cdef class PullPath:
         """Answer a pull that was parked from here, with records."""
         self.answer(connection, opaque, is_binary, 1, read)
 
-    cdef bint take_offset(self, PullPlan plan, PullFrame frame) except -1:
+    cdef bint keep_offset(self, KnownPull known, PullFrame frame) except -1:
         """Keep the offset that came along; False when the general path has to say that it cannot be kept."""
         if frame.sys_flag & COMMITS and frame.commit_offset >= 0:
             try:
                 self.commit(
-                    plan.group, plan.topic, plan.queue.queue_id, min(frame.commit_offset, plan.queue.max_offset)
+                    known.group, known.topic, known.queue.queue_id, min(frame.commit_offset, known.queue.max_offset)
                 )
             except RequestError:
                 return False
         return True
 
-    cdef PullPlan plan_of(self, PullFrame frame):
+    cdef KnownPull known_of(self, PullFrame frame):
         cdef uint8_t text[KEY_BYTES_MAX]
         cdef uint8_t* at = text
         cdef bint has_subscription = frame.sys_flag & HAS_SUBSCRIPTION != 0
         cdef Py_ssize_t size = frame.text_size[GROUP] + frame.text_size[TOPIC]
         cdef bytes key
-        cdef PullPlan plan
+        cdef KnownPull known
         if has_subscription:
             size += frame.text_size[SUBSCRIPTION]
             if frame.text_size[EXPRESSION_TYPE] and not is_tag(frame):
@@ -192,41 +192,41 @@ cdef class PullPath:
         if has_subscription:
             at = put_text(at, frame, SUBSCRIPTION)
         key = text[:at - text]
-        plan = self.plans.get(key)
-        if plan is None:
-            plan = self.make_plan(frame, has_subscription)
-            if plan is None:
+        known = self.known.get(key)
+        if known is None:
+            known = self.look_anew(frame, has_subscription)
+            if known is None:
                 return None
-            if len(self.plans) >= PLANS_MAX:
-                self.plans.clear()
-            self.plans[key] = plan
-        return plan
+            if len(self.known) >= KNOWN_MAX:
+                self.known.clear()
+            self.known[key] = known
+        return known
 
-    cdef PullPlan make_plan(self, PullFrame frame, bint has_subscription):
-        cdef PullPlan plan = PullPlan.__new__(PullPlan)
+    cdef KnownPull look_anew(self, PullFrame frame, bint has_subscription):
+        cdef KnownPull known = KnownPull.__new__(KnownPull)
         subscription = None
-        plan.group = text_of(frame, GROUP)
-        plan.topic = text_of(frame, TOPIC)
+        known.group = text_of(frame, GROUP)
+        known.topic = text_of(frame, TOPIC)
         if has_subscription:
             subscription = text_of(frame, SUBSCRIPTION) if frame.fields & 1 << SUBSCRIPTION else ""
-        found = self.look_up(plan.topic, plan.group, frame.queue_id, subscription)
+        found = self.look_up(known.topic, known.group, frame.queue_id, subscription)
         if found is None:
             return None
-        plan.queue, plan.tags, plan.consumers, plan.subscription = found
-        if plan.consumers is not None:
-            plan.was_broadcasting = plan.consumers.is_broadcasting
-        return plan
+        known.queue, known.tags, known.consumers, known.subscription = found
+        if known.consumers is not None:
+            known.was_broadcasting = known.consumers.is_broadcasting
+        return known
 
-    cdef bint is_subscribed(self, PullPlan plan, PullFrame frame) except -1:
+    cdef bint is_subscribed(self, KnownPull known, PullFrame frame) except -1:
         """Return whether the group's heartbeats still say what they said, and nothing older than the pull wants."""
-        consumers = self.find_consumers(plan.group)
+        consumers = self.find_consumers(known.group)
         if (
-            consumers is plan.consumers
-            and consumers.subscriptions.get(plan.topic) is plan.subscription
-            and consumers.is_broadcasting == plan.was_broadcasting
+            consumers is known.consumers
+            and consumers.subscriptions.get(known.topic) is known.subscription
+            and consumers.is_broadcasting == known.was_broadcasting
         ):
-            return plan.subscription.sub_version >= frame.subscription_version
-        self.plans.clear()
+            return known.subscription.sub_version >= frame.subscription_version
+        self.known.clear()
         return False
 
     cdef int answer(self, connection, int32_t opaque, bint is_binary, int held, read) except -1:

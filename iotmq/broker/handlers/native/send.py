@@ -111,7 +111,7 @@ class SendHeader(NamedTuple):
     properties: str
 
 
-class _WaitingSend(NamedTuple):
+class _PostponedSend(NamedTuple):
     """A send to a topic that topics.json does not have yet."""
 
     answer: DeferredReply
@@ -142,7 +142,7 @@ class SendHandler:
         self._when_told = when_told
         self._when_topics_saved = when_topics_saved
         # Topics that sends have made and topics.json may lack, with the sends that wait for it.
-        self._unsaved_topics: dict[str, list[_WaitingSend]] = {}
+        self._unsaved_topics: dict[str, list[_PostponedSend]] = {}
         self._waiting_bytes = 0
         self._transactions = transactions
         self._parts = parts
@@ -183,10 +183,10 @@ class SendHandler:
         self._path.forget_all()
         self._path.change_trace_on(self._parts.settings.trace_on)
 
-    def take_run(self, connection: ServerConnection, run: SendRun, at: int) -> int:
+    def serve_run(self, connection: ServerConnection, run: SendRun, at: int) -> int:
         """Store plain sends of a run from number `at` on; the number of the first that is not plain."""
         born_host = self._born_hosts.get(connection) or self._born_host(connection)
-        end = self._path.take(connection, born_host, run, at)
+        end = self._path.serve(connection, born_host, run, at)
         self.sends_count += end - at
         return end
 
@@ -237,7 +237,7 @@ class SendHandler:
         if self._topics.find(topic) is None and not self._unsaved_topics.get(topic):
             self._unsaved_topics.pop(topic, None)
 
-    def _wait_for_topic(self, send: _WaitingSend, topic: str) -> None:
+    def _wait_for_topic(self, send: _PostponedSend, topic: str) -> None:
         """Carry a send out once registries know the topic that a send has just made, and topics.json has it.
 
         After a crash the number of queues of a topic that the file lacks is not known, and with another
@@ -284,7 +284,8 @@ class SendHandler:
             request.body = request.body_bytes()
             size_bytes = len(request.body) + len(header.properties) + _REQUEST_BYTES
             reply = DeferredReply(connection, request)
-            self._wait_for_topic(_WaitingSend(reply, connection, request, names, is_batch, size_bytes), name)
+            postponed = _PostponedSend(reply, connection, request, names, is_batch, size_bytes)
+            self._wait_for_topic(postponed, name)
             return reply.now_or_later()
         queue_id = header.queue_id
         if queue_id >= topic.queue_count:
@@ -324,7 +325,9 @@ class SendHandler:
         if is_prepared(properties, header.sys_flag) and not name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
             return self._prepare(connection, request, header, name, queue_id, properties, is_batch=is_batch)
         if delivery_time.cancelled_key:
-            return self._take_back(connection, request, name, queue_id, delivery_time.cancelled_key.decode())
+            return self._cancel_timer(
+                connection, request, name, queue_id, delivery_time.cancelled_key.decode()
+            )
         sys_flag = header.sys_flag
 
         respond = self._respond
@@ -396,7 +399,7 @@ class SendHandler:
         """The next thing its sender does may be to ask a registry for the route of the topic it made."""
         self._when_told(partial(answer, result))
 
-    def _take_back(
+    def _cancel_timer(
         self, connection: ServerConnection, request: Command, topic: str, queue_id: int, unique_key: str
     ) -> Command | None:
         """A message that only says that another one is not to be delivered."""

@@ -62,7 +62,7 @@ cdef struct Tally:
     int64_t size_bytes
 
 
-cdef class SendPlan:
+cdef class OpenTopic:
     """A topic that plain sends may go to. Good until the topic changes."""
 
     cdef str topic
@@ -101,12 +101,12 @@ cdef class SendPath:
     cdef str region
     cdef str trace_on
     cdef dict templates
-    cdef dict plans
+    cdef dict topics
     # What statistics do not have yet, and the queues it is about.
     cdef Tally tallies[TALLIES]
     cdef list tallied
-    # The plan of the last send: most runs are one producer's.
-    cdef SendPlan last
+    # The topic of the last send: most runs are one producer's.
+    cdef OpenTopic last
     # Where an element or the shared properties of a batch are laid out.
     cdef uint8_t* room
     cdef Py_ssize_t room_bytes
@@ -133,7 +133,7 @@ cdef class SendPath:
         self.region = settings.region
         self.trace_on = settings.trace_on
         self.templates = {}
-        self.plans = {}
+        self.topics = {}
         self.tallied = []
         writer.add_written_listener(self.count_all)
 
@@ -145,26 +145,26 @@ cdef class SendPath:
         # Before statistics forget it, too.
         self.count_all()
         self.last = None
-        self.plans.pop(topic.encode(), None)
+        self.topics.pop(topic.encode(), None)
 
     def forget_all(self):
         """Forget the findings of all topics: a rule for all of them changed."""
         self.last = None
-        self.plans.clear()
+        self.topics.clear()
 
     def change_trace_on(self, str trace_on not None):
         """Answers say something else from now on."""
         self.trace_on = trace_on
         self.templates.clear()
 
-    def take(self, connection, bytes born_host not None, SendRun run not None, int at):
+    def serve(self, connection, bytes born_host not None, SendRun run not None, int at):
         """Store sends from number `at` on, and see to their answers; the number of the first not taken."""
         cdef Answers now, later
         cdef int first = at
         cdef int end = run.count if run.allowed < 0 else min(run.count, run.allowed)
         cdef int64_t now_ms = self.writer.begin_run()
         cdef const SendFrame* frame
-        cdef SendPlan plan
+        cdef OpenTopic found
         cdef Queue queue
         cdef Place place
         cdef Stored* stored
@@ -180,14 +180,14 @@ cdef class SendPath:
         later = Answers.__new__(Answers, self, connection) if is_sync else now
         while at < end:
             frame = &run.frames[at]
-            plan = self.plan_of(frame)
-            if plan is None or not self.is_plain(run, frame) or not 0 <= frame.queue_id < len(plan.queues):
+            found = self.topic_of(frame)
+            if found is None or not self.is_plain(run, frame) or not 0 <= frame.queue_id < len(found.queues):
                 break
             try:
-                queue = plan.queues[frame.queue_id]
+                queue = found.queues[frame.queue_id]
                 if queue is None:
-                    queue = self.store.queue(plan.topic, frame.queue_id)
-                    plan.queues[frame.queue_id] = queue
+                    queue = self.store.queue(found.topic, frame.queue_id)
+                    found.queues[frame.queue_id] = queue
                 self.put(run, frame, queue, born_host, now_ms, &place)
             except Exception:
                 # The general path meets the same, and knows what to say.
@@ -225,26 +225,26 @@ cdef class SendPath:
                 connection.hold(later.count)
         return at
 
-    cdef SendPlan plan_of(self, const SendFrame* frame):
+    cdef OpenTopic topic_of(self, const SendFrame* frame):
         """Find the prepared topic of a send; None when it needs the general path."""
-        cdef SendPlan plan = self.last
+        cdef OpenTopic found = self.last
         cdef bytes topic
-        if plan is not None and is_same(plan.topic_bytes, frame.topic, frame.topic_size):
-            return plan
+        if found is not None and is_same(found.topic_bytes, frame.topic, frame.topic_size):
+            return found
         topic = frame.topic[:frame.topic_size]
-        plan = self.plans.get(topic)
-        if plan is None:
+        found = self.topics.get(topic)
+        if found is None:
             name = topic.decode("ascii")
             queues = self.open_topic(name)
             if queues is None:
                 return None
-            plan = SendPlan.__new__(SendPlan)
-            plan.topic = name
-            plan.topic_bytes = topic
-            plan.queues = queues
-            self.plans[topic] = plan
-        self.last = plan
-        return plan
+            found = OpenTopic.__new__(OpenTopic)
+            found.topic = name
+            found.topic_bytes = topic
+            found.queues = queues
+            self.topics[topic] = found
+        self.last = found
+        return found
 
     cdef bint is_plain(self, SendRun run, const SendFrame* frame) except -1:
         cdef const uint8_t* properties = run.properties_of(frame)

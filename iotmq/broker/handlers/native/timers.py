@@ -73,16 +73,16 @@ class TimerHandler(RequestProcessor):
                 raise RequestError(
                     ResponseCode.MESSAGE_ILLEGAL, f"the recallHandle is for the {field} {found}, not {wanted}"
                 )
-        return self._take_back(connection, request, topic, handle.unique_key)
+        return self._cancel_timer(connection, request, topic, handle.unique_key)
 
     def _cancel(self, connection: ServerConnection, request: Command) -> Command | None:
         topic = request.text("topic")
         unique_key = request.text("uniqueKey")
         if not unique_key:
             raise RefusedError("the field uniqueKey is empty")
-        return self._take_back(connection, request, topic, unique_key)
+        return self._cancel_timer(connection, request, topic, unique_key)
 
-    def _take_back(
+    def _cancel_timer(
         self, connection: ServerConnection, request: Command, topic: str, unique_key: str
     ) -> Command | None:
         ext = {"msgId": unique_key}

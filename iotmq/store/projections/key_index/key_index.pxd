@@ -36,7 +36,7 @@ cdef class KeyIndex:
 
     cdef int apply_range(self, const uint8_t* at, int64_t start_position, int64_t end_position) except -1
     cdef int apply_bytes(self, const uint8_t* at, const uint8_t* end, int64_t position) except -1
-    cdef void take_topic(self, const uint8_t* topic, Py_ssize_t size) noexcept
+    cdef void set_topic(self, const uint8_t* topic, Py_ssize_t size) noexcept
     cdef int enter(self, int64_t position, int64_t timestamp_ms, const uint8_t* unique_key,
                    Py_ssize_t unique_key_size, const uint8_t* keys, Py_ssize_t keys_size) except -1
     cdef int put(self, int32_t hash, int64_t position, int64_t timestamp_ms) except -1

@@ -89,7 +89,7 @@ cdef class KeyIndex:
             if not os.path.exists(self.state_path):
                 self._adopt(min_position, end_position, was_clean, timestamp_ms)
             else:
-                self._take_back(min_position, end_position, was_clean)
+                self._restore(min_position, end_position, was_clean)
         except StoreCorruptError as error:
             logger.warning("the key index is made again from the log: %s", error)
             self.clear(min_position)
@@ -134,7 +134,7 @@ cdef class KeyIndex:
             min(file.end_position, end_position), min_position, keep_at=file.end_position < end_position
         )
 
-    def _take_back(self, int64_t min_position, int64_t end_position, bint was_clean):
+    def _restore(self, int64_t min_position, int64_t end_position, bint was_clean):
         """Rely on our state."""
         cdef IndexFile file
         cdef int64_t applied_position, file_count, last_number, last_count, position
@@ -386,7 +386,7 @@ cdef class KeyIndex:
                         self.topic_size != parts.topic_size
                         or memcmp(self.topic, parts.topic, parts.topic_size) != 0
                     ):
-                        self.take_topic(parts.topic, parts.topic_size)
+                        self.set_topic(parts.topic, parts.topic_size)
                     self.enter(
                         position, parts.store_timestamp_ms, unique_key, unique_key_size, keys, keys_size
                     )
@@ -395,7 +395,7 @@ cdef class KeyIndex:
             self.keys_done = 0
         return 0
 
-    cdef void take_topic(self, const uint8_t* topic, Py_ssize_t size) noexcept:
+    cdef void set_topic(self, const uint8_t* topic, Py_ssize_t size) noexcept:
         """Have the hash of `topic#` ready, for this record and most that follow."""
         # Topics with a length field of two bytes can be too long to be kept.
         self.topic_size = size if size <= INDEX_TOPIC_BYTES_MAX else -1

@@ -15,8 +15,9 @@ from session_bench import FrontEnd, SessionBench, open_bench, turns
 from iotmq import limits
 from iotmq.broker.session_store import log as session_log
 from iotmq.broker.session_store.records import End, WillSent, encode_changes
-from iotmq.broker.sessions import sessions, wills
-from iotmq.broker.sessions.sessions import FENCE_TIMEOUT_S, OWNER_GRACE_S, START_GRACE_S
+from iotmq.broker.sessions import ownership, wills
+from iotmq.broker.sessions.ownership import FENCE_TIMEOUT_S, OWNER_GRACE_S
+from iotmq.broker.sessions.unclaimed import START_GRACE_S
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.errors import StoreError, StoreFullError
 from iotmq.event_loop import CANCELLED_ACTIONS_KEPT, LoopSlice
@@ -96,7 +97,7 @@ async def test_a_taken_session_is_given_up_first(bench: SessionBench) -> None:
     refused = await one.subscribe("c", opened.epoch, "b")
     assert isinstance(refused, Refused)
     assert refused.code == ResponseCode.SESSION_LOST
-    assert bench.broker.sessions.owner_of("c") == "two"
+    assert bench.broker.sessions.owners.front_end_of("c") == "two"
     assert two.backlog(taken.subscriptions[0]) == [b"2"]
     assert bench.broker.sessions.fenced_total == 2
 
@@ -111,7 +112,7 @@ async def test_an_owner_that_does_not_answer_loses_the_session(bench: SessionBen
     bench.pass_time(0.2)
     taken = await waiting
     assert not isinstance(taken, Refused)
-    assert bench.broker.sessions.owner_of("c") == "two"
+    assert bench.broker.sessions.owners.front_end_of("c") == "two"
     assert bench.stored() == [b"will of one"]
 
 
@@ -120,13 +121,13 @@ async def test_takeovers_leave_nothing_to_be_done_later(bench: SessionBench) -> 
     opened = await one.open("c")
     for former, front in [(one, two), (two, one)] * 50:
         waiting = front.begin_open("c")
-        assert len(bench.broker.sessions._actions) == 1, "the former owner has its time"
+        assert len(bench.broker.sessions.owners._actions) == 1, "the former owner has its time"
         former.close("c", opened.epoch)
         taken = await waiting
         assert not isinstance(taken, Refused)
         opened = taken
-        assert len(bench.broker.sessions._actions) == 0
-        bench.broker.sessions.check_invariants()
+        assert len(bench.broker.sessions.owners._actions) == 0
+        bench.broker.sessions.owners.check_invariants()
 
 
 async def test_of_two_that_want_a_session_the_last_gets_it(bench: SessionBench) -> None:
@@ -137,7 +138,7 @@ async def test_of_two_that_want_a_session_the_last_gets_it(bench: SessionBench) 
     refused, taken = await second, await third
     assert isinstance(refused, Refused)
     assert not isinstance(taken, Refused)
-    assert bench.broker.sessions.owner_of("c") == "three"
+    assert bench.broker.sessions.owners.front_end_of("c") == "three"
 
 
 async def test_sessions_that_are_not_kept_are_taken_over_too(bench: SessionBench) -> None:
@@ -151,7 +152,7 @@ async def test_sessions_that_are_not_kept_are_taken_over_too(bench: SessionBench
     assert not isinstance(taken, Refused)
     assert not taken.is_present
     two.close("c", taken.epoch, expiry_s=0, drops_will=True)
-    assert bench.broker.sessions.owner_of("c") is None
+    assert bench.broker.sessions.owners.front_end_of("c") is None
     assert bench.stored("rmq_sys_mqtt_session") == []
 
 
@@ -183,8 +184,8 @@ async def test_wills_of_a_vanished_front_end_are_published_once(bench: SessionBe
     assert sorted(bench.stored()) == [b"a", b"b", b"c", b"transient"]
     bench.pass_time(100)
     assert len(bench.stored()) == 4
-    assert bench.broker.sessions.owner_of("b") == "two"
-    assert bench.broker.sessions.owner_of("a") is None
+    assert bench.broker.sessions.owners.front_end_of("b") == "two"
+    assert bench.broker.sessions.owners.front_end_of("a") is None
 
 
 async def test_a_front_end_that_comes_back_in_time_keeps_its_sessions(bench: SessionBench) -> None:
@@ -198,8 +199,8 @@ async def test_a_front_end_that_comes_back_in_time_keeps_its_sessions(bench: Ses
     back = FrontEnd(bench, "one")
     channel = back.port.channel
     for client_id, epoch in epochs.items():
-        assert bench.broker.sessions.claim(channel, client_id, epoch, will(b"will"))
-        assert not bench.broker.sessions.claim(channel, client_id, epoch + 1, None)
+        assert bench.broker.sessions.owners.claim(channel, client_id, epoch, will(b"will"))
+        assert not bench.broker.sessions.owners.claim(channel, client_id, epoch + 1, None)
     bench.pass_time(OWNER_GRACE_S + 1)
     assert bench.stored() == []
     bench.publish("a", b"1")
@@ -212,11 +213,11 @@ async def test_after_a_start_sessions_nobody_claims_count_as_left(bench: Session
     epochs = {}
     for client_id in ("claimed", "left"):
         epochs[client_id] = (await one.open(client_id, expiry_s=30, will=will(client_id.encode()))).epoch
-    bench.broker.sessions._owners.clear()  # as a kill leaves it: nobody said good-bye
+    bench.broker.sessions.owners._owners.clear()  # as a kill leaves it: nobody said good-bye
     one.port._channel = None
     await bench.restart()
     back = FrontEnd(bench, "one")
-    claim = bench.broker.sessions.claim
+    claim = bench.broker.sessions.owners.claim
     assert claim(back.port.channel, "claimed", epochs["claimed"], will(b"claimed"))
     assert not claim(back.port.channel, "claimed", epochs["claimed"] - 1, None)
     assert not claim(FrontEnd(bench, "two").port.channel, "left", epochs["left"], None)
@@ -226,14 +227,14 @@ async def test_after_a_start_sessions_nobody_claims_count_as_left(bench: Session
     assert bench.stored() == [b"left"]
     bench.pass_time(31)
     await turns()
-    assert bench.broker.sessions.expired_total == 1
+    assert bench.broker.sessions.owners.expired_total == 1
     assert not (await FrontEnd(bench, "three").open("left")).is_present
 
 
 async def test_front_ends_have_their_time_from_the_start_of_the_broker_on(bench: SessionBench) -> None:
     one = FrontEnd(bench, "one")
     await one.open("c", expiry_s=30, will=will(b"left"))
-    bench.broker.sessions._owners.clear()  # as a kill leaves it
+    bench.broker.sessions.owners._owners.clear()  # as a kill leaves it
     one.port._channel = None
     await bench.close()
     bench.make()
@@ -264,14 +265,14 @@ async def test_the_will_of_a_client_that_is_back_before_a_start_has_settled(
 ) -> None:
     one = FrontEnd(bench, "one")
     before = await one.open("c", expiry_s=30, will=will(b"left", delay_s=delay_s))
-    bench.broker.sessions._owners.clear()  # as a kill leaves it
+    bench.broker.sessions.owners._owners.clear()  # as a kill leaves it
     one.port._channel = None
     await bench.restart()
     bench.pass_time(START_GRACE_S / 2)
     again = await FrontEnd(bench, "two").open("c", expiry_s=30, is_clean=is_clean, will=will(b"next"))
     if lives:
         back = FrontEnd(bench, "one")
-        assert not bench.broker.sessions.claim(back.port.channel, "c", before.epoch, will(b"left"))
+        assert not bench.broker.sessions.owners.claim(back.port.channel, "c", before.epoch, will(b"left"))
     bench.pass_time(START_GRACE_S / 2 + 0.1)
     await turns()
     assert bench.stored() == stored
@@ -312,27 +313,27 @@ async def test_sessions_expire(bench: SessionBench) -> None:
     await turns()
     bench.pass_time(59)
     await turns()
-    assert bench.broker.sessions.expired_total == 0
+    assert bench.broker.sessions.owners.expired_total == 0
     bench.pass_time(2)
     bench.pass_time(0)
     await turns()
-    assert bench.broker.sessions.expired_total == 1
+    assert bench.broker.sessions.owners.expired_total == 1
     assert not (await front.open("c")).is_present
 
 
 async def test_operators_disconnect_and_end_sessions(bench: SessionBench) -> None:
     sessions = bench.broker.sessions
     front = FrontEnd(bench, "one")
-    assert not sessions.kick("c")
+    assert not sessions.owners.kick("c")
     opened = await front.open("c")
-    assert sessions.kick("c")
+    assert sessions.owners.kick("c")
     assert front.fences == [("c", opened.epoch)]
     front.close("c", opened.epoch)
     ended: list[Refused | None] = []
-    assert sessions.purge("c", ended.append)
+    assert sessions.owners.purge("c", ended.append)
     await turns()
     assert ended == [None]
-    assert not sessions.purge("c", ended.append)
+    assert not sessions.owners.purge("c", ended.append)
 
 
 async def test_a_broker_that_takes_nothing_refuses_sessions_but_not_clients_that_keep_none(
@@ -343,7 +344,7 @@ async def test_a_broker_that_takes_nothing_refuses_sessions_but_not_clients_that
     refused = await front.begin_open("c")
     assert isinstance(refused, Refused)
     assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
-    assert bench.broker.sessions.owner_of("c") is None
+    assert bench.broker.sessions.owners.front_end_of("c") is None
     assert (await front.open("c", is_clean=True, expiry_s=0)).epoch < 0
 
 
@@ -360,8 +361,8 @@ async def test_who_waits_for_a_session_whose_opening_is_refused_is_next(
     assert isinstance(await asyncio.wait_for(refusing, 30), Refused)
     outcome = await asyncio.wait_for(waiting, 30)
     assert isinstance(outcome, Refused) == (not is_taken)
-    assert bench.broker.sessions.owner_of("c") == ("two" if is_taken else None)
-    assert len(bench.broker.sessions._actions) == 0, "nobody has to be given time"
+    assert bench.broker.sessions.owners.front_end_of("c") == ("two" if is_taken else None)
+    assert len(bench.broker.sessions.owners._actions) == 0, "nobody has to be given time"
     check(bench)
 
 
@@ -385,7 +386,7 @@ async def test_shapes_of_filters_at_their_limit_and_past_it(
     )
     assert not isinstance(first, Refused)
     assert isinstance(second, Refused)
-    bench.broker.sessions.check_invariants()
+    bench.broker.sessions.owners.check_invariants()
     numbers = {metric.name: metric.value for metric in bench.broker.sessions.metrics()}
     assert numbers["iotmq_broker_filter_shapes"] == 3
     assert numbers["iotmq_broker_filter_shapes_refused_total"] == 2
@@ -420,9 +421,9 @@ async def test_a_database_that_refuses_is_in_the_log_once_and_what_is_due_stays_
     assert [record.getMessage() for record in caplog.records if "key-value" in record.getMessage()] == [
         "sessions wait for the key-value database: no room"
     ]
-    assert bench.broker.sessions.expired_total == 0
+    assert bench.broker.sessions.owners.expired_total == 0
     bench.pass_time(1)
-    assert bench.broker.sessions.expired_total == 1
+    assert bench.broker.sessions.owners.expired_total == 1
 
 
 @pytest.mark.parametrize("is_claimed", [False, True])
@@ -434,7 +435,7 @@ async def test_a_will_is_published_once_while_sessions_of_before_the_start_are_l
     if is_claimed:
         await bench.restart()
         front = FrontEnd(bench, "one")
-        assert bench.broker.sessions.claim(front.port.channel, "c", opened.epoch, will(b"once"))
+        assert bench.broker.sessions.owners.claim(front.port.channel, "c", opened.epoch, will(b"once"))
     front.stop()
     # Published now; that it was is stored in the next turn of the loop, which comes after the look.
     bench.pass_time(OWNER_GRACE_S + 0.1)
@@ -519,7 +520,7 @@ async def test_a_session_begins_anew_while_the_end_of_the_one_before_is_on_its_w
         if how == "expired":
             bench.pass_time(61)
         elif how == "purged":
-            assert bench.broker.sessions.purge("c", lambda _: None)
+            assert bench.broker.sessions.owners.purge("c", lambda _: None)
         else:
             front.begin_open("c", is_clean=True)
         again = await front.begin_open("c")
@@ -556,7 +557,7 @@ async def test_a_device_that_comes_and_goes_has_one_will_waiting(bench: SessionB
         front.close("c", opened.epoch, expiry_s=100_000, drops_will=False)
         await turns()
         check(bench)
-    actions = bench.broker.sessions._actions
+    actions = bench.broker.sessions.owners._actions
     assert len(actions) == 1
     assert len(actions._heap) <= CANCELLED_ACTIONS_KEPT + 2
     bench.pass_time(86_400)
@@ -569,7 +570,7 @@ async def test_wills_that_wait_at_their_limit_of_memory_and_past_it(
     front = FrontEnd(bench, "one")
     late = will(b"0", delay_s=100)
     monkeypatch.setattr(wills, "WAITING_BYTES_MAX", 3 * wills._size(late))
-    waiting = bench.broker.sessions.wills._waiting
+    waiting = bench.broker.sessions.owners.wills._waiting
 
     async def lose(name: str, body: bytes, *, expiry_s: int = 1_000) -> None:
         opened = await front.open(name, expiry_s=expiry_s, will=will(body, delay_s=100))
@@ -655,7 +656,7 @@ async def test_a_session_of_very_many_filters_keeps_nobody_waiting_when_its_clie
         some = [f"own/{number}" for number in range(start, start + 500)]
         known += some
         assert not isinstance(await front.subscribe("c", opened.epoch, *some), Refused)
-    owner, attachments = bench.broker.sessions._owners["c"], bench.broker.sessions._attachments
+    owner, attachments = bench.broker.sessions.owners._owners["c"], bench.broker.sessions.owners.attachments
     ids = owner.queue_ids
     assert len(ids) == len(known)
     taken_s: list[float] = []
@@ -691,9 +692,9 @@ async def test_a_session_of_many_filters_is_opened_over_several_turns(
     await front.subscribe("c", opened.epoch, *names)
     front.close("c", opened.epoch)
     await turns()
-    monkeypatch.setattr(sessions, "LoopSlice", lambda steps=1: LoopSlice(1))
+    monkeypatch.setattr(ownership, "LoopSlice", lambda steps=1: LoopSlice(1))
     opening = front.begin_open("c")
-    owner = bench.broker.sessions._owners["c"]
+    owner = bench.broker.sessions.owners._owners["c"]
     while not owner.queue_ids:
         await turns(1)
     assert len(owner.queue_ids) < 100, "some of them in each turn"
@@ -886,7 +887,7 @@ async def test_nothing_that_ends_is_lost_while_the_database_is_closed(
             assert not isinstance(await taken[name], Refused)
         else:
             assert sessions.stored(name).owner == ""
-            assert sessions.owner_of(name) is None
+            assert sessions.owners.front_end_of(name) is None
     check(bench)
 
 
@@ -961,6 +962,6 @@ async def level(bench: SessionBench) -> None:
 def check(bench: SessionBench) -> None:
     """The books of everything that knows of sessions agree."""
     sessions = bench.broker.sessions
-    sessions.check_invariants()
-    sessions.wills.check_invariants()
+    sessions.owners.check_invariants()
+    sessions.owners.wills.check_invariants()
     sessions.projection.check_invariants()

@@ -22,7 +22,9 @@ from iotmq import limits
 from iotmq.broker.handlers.mqtt.front_end_link import RemoteMembers
 from iotmq.broker.session_store.shares import StoredShare, StoredShares, is_share
 from iotmq.broker.shares import shares
-from iotmq.broker.shares.share_group import Holder, ShareGroup, Strategy
+from iotmq.broker.shares.members import Holder
+from iotmq.broker.shares.share_group import ShareGroup
+from iotmq.broker.shares.strategies import Strategy
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.errors import RequestError, StoreCorruptError, StoreError
 from iotmq.event_loop import LoopSlice
@@ -569,7 +571,7 @@ async def test_messages_that_retention_has_deleted_are_done(
     for _, position in front.held:
         front.report(1, position)
     assert bench.broker.sessions.shares.view(SHARE).behind == 0
-    assert bench.broker.sessions.shares.lost_records_total == 2
+    assert bench.broker.sessions.shares._reader.lost_records_total == 2
 
 
 def opened_queue(bench: SessionBench, client_id: str) -> int:
@@ -629,7 +631,7 @@ async def test_groups_wait_for_a_database_that_refuses(
         patch.setattr(projection, "next_entries", refused)
         # So that the queues have to be read.
         for live in bench.broker.sessions.shares._live.values():
-            live.is_current = False
+            live.queue.is_current = False
         bench.publish("a", b"0")
         bench.publish("b", b"1")
         await turns(5)

@@ -97,7 +97,7 @@ def test_a_masters_groups_replace_these_and_what_differs_is_told(path: Path) -> 
     told: list[str] = []
     groups.add_listener(told.append)
     table = SubscriptionGroupTable(data_version=others.version, subscription_group_table=dict(others._groups))
-    groups.take(table)
+    groups.adopt(table)
     assert sorted(told) == ["changed", "gone", "new"]
     assert groups.encode() == others.encode()
     groups.check_invariants()

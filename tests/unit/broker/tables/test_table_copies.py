@@ -82,7 +82,7 @@ def take_all(follower: Member, pieces: Iterator[TablePiece]) -> int:
     """Send pieces as bytes; return how many there were."""
     count = 0
     for piece in pieces:
-        follower.copies.take(decode_piece(piece.encode()))
+        follower.copies.apply(decode_piece(piece.encode()))
         count += 1
     return count
 
@@ -228,15 +228,15 @@ def test_a_snapshot_that_is_cut_off_changes_nothing(tmp_path: Path, follower: Me
     assert len(of_topics) > 2
     before = follower.topics.encode()
     for piece in of_topics[:-1]:
-        follower.copies.take(piece)
+        follower.copies.apply(piece)
         assert follower.topics.encode() == before
     # Another one begins; what is left of the first is passed over.
     second = only(master.copies.snapshot(), "topics")
-    follower.copies.take(second[0])
-    follower.copies.take(of_topics[-1])
+    follower.copies.apply(second[0])
+    follower.copies.apply(of_topics[-1])
     assert follower.topics.encode() == before
     for piece in second[1:]:
-        follower.copies.take(piece)
+        follower.copies.apply(piece)
     assert follower.topics.encode() == master.topics.encode()
     assert follower.offsets.find("mine", "T", 0) == 5
 
@@ -282,7 +282,7 @@ def test_a_lock_whose_time_is_over_is_not_copied(master: Member, follower: Membe
     assert follower.locks.count == 0
     # The time that a piece names has a maximum, whatever clocks do.
     entry = CopiedLock(("g", "b", "T", 0), "c", 10_000_000)
-    follower.copies.take(TablePiece(table="locks", body=msgspec.msgpack.encode([entry])))
+    follower.copies.apply(TablePiece(table="locks", body=msgspec.msgpack.encode([entry])))
     follower.clock.advance(60.1)
     assert follower.locks.holder("g", queue(0)) is None
 
@@ -391,9 +391,9 @@ def test_bad_pieces_change_nothing(follower: Member, piece: TablePiece, problem:
 
     before = contents()
     with pytest.raises(TableCopyError, match=problem):
-        follower.copies.take(piece)
+        follower.copies.apply(piece)
     assert contents() == before
-    follower.copies.take(piece_of("offsets", [["T@h", {0: 1}]]))
+    follower.copies.apply(piece_of("offsets", [["T@h", {0: 1}]]))
     assert follower.offsets.find("h", "T", 0) == 1
 
 
@@ -401,10 +401,10 @@ def test_the_rest_of_a_copy_with_a_bad_piece_is_passed_over(master: Member, foll
     for number in range(2_000):
         master.topics.put(TopicConfig(topic_name=f"{number}"))
     first, *_, last = only(master.copies.snapshot(), "topics")
-    follower.copies.take(first)
+    follower.copies.apply(first)
     with pytest.raises(TableCopyError):
-        follower.copies.take(msgspec.structs.replace(first, is_first=False, body=b"\xc0"))
-    follower.copies.take(last)
+        follower.copies.apply(msgspec.structs.replace(first, is_first=False, body=b"\xc0"))
+    follower.copies.apply(last)
     assert len(follower.topics) == 0
 
 
@@ -432,13 +432,13 @@ def test_a_table_has_no_more_entries_than_there_may_be(tmp_path: Path, past: int
             piece_of(table, [*gone, *map(entry, ["c", "d", "e", "f"][: (3 if gone else 1) + past])], copy=1),
             piece_of(table, [], copy=1, is_last=True),
         ]
-        copies.take(pieces[0])
+        copies.apply(pieces[0])
         if past:
             with pytest.raises(TableCopyError, match="more than 3"):
-                copies.take(pieces[1])
+                copies.apply(pieces[1])
         else:
-            copies.take(pieces[1])
-        copies.take(pieces[2])
+            copies.apply(pieces[1])
+        copies.apply(pieces[2])
     system_groups = len(SYSTEM_GROUPS)
     assert (len(topics), len(groups), len(filters)) == ((0, system_groups, 0) if past else (3, 3, 3))
 
@@ -451,7 +451,7 @@ def test_pieces_have_a_maximum(follower: Member) -> None:
     with pytest.raises(TableCopyError, match=f"more than {limits.TABLE_PIECE_BYTES_MAX}"):
         decode_piece(TablePiece(table="offsets", body=body + b"\0").encode())
     with pytest.raises(TableCopyError, match=f"more than {limits.TABLE_PIECE_BYTES_MAX}"):
-        follower.copies.take(TablePiece(table="offsets", body=bytes(limits.TABLE_PIECE_BYTES_MAX + 1)))
+        follower.copies.apply(TablePiece(table="offsets", body=bytes(limits.TABLE_PIECE_BYTES_MAX + 1)))
 
 
 @given(st.binary(max_size=60))
@@ -471,7 +471,7 @@ def test_any_body_is_taken_or_refused(table: str, body: bytes) -> None:
         follower = Member(Path(directory))
         fields = {} if table in ("offsets", "locks", "topics") else WHOLE
         try:
-            follower.copies.take(TablePiece(table=table, body=body, **fields))
+            follower.copies.apply(TablePiece(table=table, body=body, **fields))
         except TableCopyError:
             assert len(follower.topics) == follower.locks.count == len(follower.offsets) == 0
 
@@ -536,7 +536,7 @@ def test_past_the_maximum_of_changed_keys_the_table_is_copied(
     changes = list(copies.changes())
     assert [piece.copy != 0 for piece in changes] == [bool(past)]
     for piece in [*copied, *changes]:
-        follower.copies.take(piece)
+        follower.copies.apply(piece)
     assert follower.offsets.encode() == offsets.encode()
     offsets.commit("last", "T", 0, 2)
     assert [piece.copy for piece in copies.changes()] == [0]
@@ -551,10 +551,10 @@ def test_a_million_offsets_are_made_and_taken_in_short_steps(tmp_path: Path) -> 
     copies = TableCopies([CopiedByKey("offsets", offsets, OffsetsOfPair)])
     followed = TableCopies([CopiedByKey("offsets", taken, OffsetsOfPair)])
     with short_collections():
-        made, took = _steps_s(copies.snapshot(), followed.take)
+        made, took = _steps_s(copies.snapshot(), followed.apply)
         for pair in range(125_000):
             offsets.commit(f"group{pair}", "a-topic-of-usual-length", 3, 2_000_000)
-        changes, applied = _steps_s(copies.changes(), followed.take)
+        changes, applied = _steps_s(copies.changes(), followed.apply)
     assert taken._offsets == offsets._offsets
     longest_s = [sorted(steps)[int(0.99 * len(steps))] for steps in (made, took, changes, applied)]
     assert max(longest_s) < turn_s_max(), longest_s
@@ -587,7 +587,7 @@ def test_changes_that_are_sent_late_take_no_version_back(master: Member, followe
     for name in ("T", "U"):
         master.topics.put(TopicConfig(topic_name=name))
     late = master.copies.changes()
-    follower.copies.take(next(late))
+    follower.copies.apply(next(late))
     master.topics.put(TopicConfig(topic_name="V"))
     take_all(follower, master.copies.changes())
     take_all(follower, late)
@@ -742,7 +742,7 @@ class ChangingTables(RuleBasedStateMachine):
                 self.snapshots[number] = None
                 assert self.followers[number].copies.is_complete
             else:
-                self.followers[number].copies.take(piece)
+                self.followers[number].copies.apply(piece)
 
     @rule()
     def changes_begin(self) -> None:
@@ -767,7 +767,7 @@ class ChangingTables(RuleBasedStateMachine):
     def take(self, piece: TablePiece) -> None:
         for number in (0, 1):
             if self.is_following[number]:
-                self.followers[number].copies.take(piece)
+                self.followers[number].copies.apply(piece)
 
     @invariant()
     def books_agree(self) -> None:

@@ -186,7 +186,7 @@ def test_a_masters_table_replaces_this_one_and_what_differs_is_told(path: Path) 
     other = TopicTable(path.with_name("other.json"), ManualClock())
     for name, queues in (("same", 1), ("changed", 2), ("new", 1)):
         other.ensure(name, queues=queues)
-    table.take(TopicConfigTable(data_version=other.version, topic_config_table=dict(other._topics)))
+    table.adopt(TopicConfigTable(data_version=other.version, topic_config_table=dict(other._topics)))
     assert sorted(told) == ["changed", "gone", "new"]
     assert table.encode() == other.encode()
     table.check_invariants()

@@ -13,7 +13,14 @@ from mqtt_malformed import of_receipts
 from iotmq import limits
 from iotmq.errors import ConnectionClosedError, MessageRefusedError, SubscriptionError
 from iotmq.mqtt.client.connection import AWAITING_CONNACK, CLOSED, CONNECTED, ClientConnection
-from iotmq.mqtt.client.events import Acknowledged, Challenged, Connected, Refused, Subscribed, Unsubscribed
+from iotmq.mqtt.client.events import (
+    Acknowledged,
+    Challenged,
+    Connected,
+    ConnectRefused,
+    Subscribed,
+    Unsubscribed,
+)
 from iotmq.mqtt.client.input import ReceivedMessage
 from iotmq.mqtt.client.server_packets import ServerAuth
 from iotmq.mqtt.client.session import ClientSession, OutgoingMessage
@@ -157,7 +164,7 @@ def test_a_refusal_has_one_code_for_all_versions(level: int, code: int, expected
     has_properties = level == 5 and code >= 0x80
     told = Properties(reason_string="no") if has_properties else None
     (event,) = bench.receive(packets.encode_connack(code, session_present=False, properties=told))
-    assert isinstance(event, Refused)
+    assert isinstance(event, ConnectRefused)
     assert event.code == expected
     assert bench.core.state == CLOSED
     assert bench.core.ending is not None

@@ -15,7 +15,8 @@ from iotmq.message.properties import encode_properties
 from iotmq.message.records.record import encode_record
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt_front.connection.device import Device
-from iotmq.mqtt_front.sessions.durable import DurableEgress, DurableSession
+from iotmq.mqtt_front.sessions.durable import DurableSession, open_session
+from iotmq.mqtt_front.sessions.durable_egress import DurableEgress
 from iotmq.ports.sessions import (
     OpenedSession,
     QueueRead,
@@ -59,7 +60,7 @@ def open_sessions(count: int, port: SilentPort | None = None) -> tuple[DurableEg
         opened = OpenedSession(1, True, subscriptions, [], [])
         device = Device(front.group, front.settings)
         device.client_id = str(number)
-        session = egress.open(device, device.client_id, opened)
+        session = open_session(egress, device, device.client_id, opened)
         session.add(subscriptions)
         sessions.append(session)
     return egress, sessions
@@ -107,7 +108,7 @@ def test_a_report_that_was_refused_says_again_that_no_packet_id_is_left() -> Non
     egress = DurableEgress(front.group, port, SilentPort())  # type: ignore[arg-type]
     device, _ = front.connect("d")
     subscriptions = [SessionSubscription(name, 1, number, 0, 0) for number, name in enumerate("abc")]
-    session = egress.open(device, "d", OpenedSession(1, True, subscriptions, [5], []))
+    session = open_session(egress, device, "d", OpenedSession(1, True, subscriptions, [5], []))
     session.add(subscriptions)
     receive(device, bytes((0x62, 2, 0, 5)))
     assert device.received_packet_ids == []
@@ -143,7 +144,7 @@ class ReceivingDevice:
         egress = DurableEgress(self.front.group, self.port, SilentPort())  # type: ignore[arg-type]
         self._device, self._out = self.front.connect("d")
         opened = OpenedSession(1, True, [SessionSubscription("t", 2, 7, 0, 0)], [], [])
-        self.session = egress.open(self._device, "d", opened)
+        self.session = open_session(egress, self._device, "d", opened)
         self.session.start(opened)
         self.front.loop.run()
         self.answer(None)
@@ -224,7 +225,7 @@ def test_sessions_whose_broker_was_away_read_on_over_several_turns() -> None:
     for number in range(300):
         device, _ = front.connect(f"d{number}")
         subscriptions = [SessionSubscription("a", 1, number, 0, 0)]
-        session = egress.open(device, f"d{number}", OpenedSession(1, True, subscriptions, [], []))
+        session = open_session(egress, device, f"d{number}", OpenedSession(1, True, subscriptions, [], []))
         session.add(subscriptions, is_resumed=True)
     front.loop.run()
     assert port.reads == 0

@@ -40,7 +40,7 @@ def trimmed(tmp_path: Path) -> Keeper:
 
 
 def reopened(k: Keeper) -> Store:
-    k.store = k._open()
+    k.store = k.open_store()
     return k.store
 
 

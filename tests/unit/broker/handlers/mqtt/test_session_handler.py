@@ -16,7 +16,7 @@ from iotmq import limits
 from iotmq.broker.handlers.mqtt import front_end_link
 from iotmq.broker.handlers.mqtt.sessions import SessionHandler
 from iotmq.broker.light_queues.queued_push import gather_queued
-from iotmq.broker.sessions.sessions import OWNER_GRACE_S
+from iotmq.broker.sessions.ownership import OWNER_GRACE_S
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.errors import ConnectionClosedError, RequestError
 from iotmq.message.records.record import decode_record
@@ -358,13 +358,13 @@ async def test_a_front_end_that_comes_back_in_time_keeps_its_sessions(site: Site
     back = await site.front_end()
     assert await site.claim(back, ["c", epoch, checksum, will], ["other", 1, 0, None]) == ["other"]
     site.bench.pass_time(OWNER_GRACE_S + 1)
-    assert site.bench.broker.sessions.owner_of("c") == "one"
-    assert site.bench.broker.sessions.wills.sent_total == 0
+    assert site.bench.broker.sessions.owners.front_end_of("c") == "one"
+    assert site.bench.broker.sessions.owners.wills.sent_total == 0
     site.bench.publish("a", b"now")
     assert back.take() == [[(queue_id, b"now")]]
     site.handler.connection_lost(back)  # type: ignore[arg-type]
     site.bench.pass_time(OWNER_GRACE_S + 1)
-    assert site.bench.broker.sessions.wills.sent_total == 1
+    assert site.bench.broker.sessions.owners.wills.sent_total == 1
     late = await site.front_end()
     await turns()
     assert await site.claim(late, ["c", epoch, checksum, will]) == ["c"]
@@ -393,7 +393,7 @@ async def test_a_session_with_other_queues_than_the_front_end_knows_is_fenced(si
     assert await site.claim(back, ["c", epoch, queues_checksum([("a", queue_id + 1)]), None]) == []
     assert back.take() == [("c", epoch)]
     assert (await site.ask(back, RequestCode.CLOSE_SESSION, ["c", epoch, 60, True])).code == 0
-    assert site.bench.broker.sessions.owner_of("c") is None
+    assert site.bench.broker.sessions.owners.front_end_of("c") is None
 
 
 async def test_a_session_opened_elsewhere_is_fenced_and_its_former_owner_not_heard(site: Site) -> None:
@@ -405,7 +405,7 @@ async def test_a_session_opened_elsewhere_is_fenced_and_its_former_owner_not_hea
     await site.ask(one, RequestCode.CLOSE_SESSION, ["c", epoch, 60, True])
     await turns()
     assert msgspec.msgpack.decode(two.replies[request.opaque].body_bytes())[1] is True
-    assert site.bench.broker.sessions.owner_of("c") == "two"
+    assert site.bench.broker.sessions.owners.front_end_of("c") == "two"
     answer = await site.ask(one, RequestCode.UNSUBSCRIBE_SESSION, ["c", epoch, ["a"]])
     assert answer.code == ResponseCode.SESSION_LOST
 
