@@ -264,12 +264,20 @@ def check(load: Load) -> bool:
 def main() -> int:
     """Run the rounds; 1 when something was lost."""
     parser = argparse.ArgumentParser(description="Kill masters under load and count.")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--how", choices=("kill", "stop", "hand-over"), default="kill")
-    parser.add_argument("--devices", type=int, default=50)
-    parser.add_argument("--pause-ms", type=float, default=5.0, help="between two messages of a device")
-    parser.add_argument("--directory", type=Path, default=ROOT / "build" / "cluster-kill")
-    parser.add_argument("--port", type=int, default=21_100)
+    parser.add_argument("--rounds", type=int, default=5, help="changes of master (5)")
+    parser.add_argument(
+        "--how", choices=("kill", "stop", "hand-over"), default="kill",
+        help="kill: SIGKILL. stop: SIGSTOP, as if its machine were gone. hand-over: asked to (kill)",
+    )  # fmt: skip
+    parser.add_argument("--devices", type=int, default=50, help="clients that publish (50)")
+    parser.add_argument("--pause-ms", type=float, default=5.0, help="between two messages of a device (5)")
+    parser.add_argument(
+        "--directory",
+        type=Path,
+        default=ROOT / "build" / "cluster-kill",
+        help="emptied first (build/cluster-kill)",
+    )
+    parser.add_argument("--port", type=int, default=21_100, help="the first of 100 ports (21100)")
     options = parser.parse_args()
     shutil.rmtree(options.directory, ignore_errors=True)
     try:

@@ -62,22 +62,50 @@ def add_replication_command(
         "needs the settings of a member: --config FILE.",
     )
     actions = command.add_subparsers(title="actions", metavar="ACTION", required=True)
-    status = actions.add_parser("status", help="all members: role, position, and why one is not in sync")
-    status.add_argument("--json", dest="is_json", action="store_true", help="one JSON document")
-    hand_over = actions.add_parser("hand-over", help="make another member master, without losing a message")
-    hand_over.add_argument(
-        "--to", dest="member", type=int, default=0, metavar="N", help="this member (the one that is furthest)"
+    status = actions.add_parser(
+        "status",
+        help="all members: role, position, and why one is not in sync",
+        description="Show all members, and under them what an operator should know. A member that is not "
+        "added yet is shown with its own settings. Exit codes: 0 a member is master and serves, 1 none does.",
     )
-    add = actions.add_parser("add", help="add a member, which then copies the log")
+    status.add_argument("--json", dest="is_json", action="store_true", help="one JSON document")
+    hand_over = actions.add_parser(
+        "hand-over",
+        help="make another member master, without losing a message",
+        description="Make another member master, without losing a message. Senders wait meanwhile, and get "
+        "no error. Needs the consensus store, and another member in sync.",
+    )
+    hand_over.add_argument(
+        "--to", dest="member", type=int, metavar="N",
+        help="the next master (the member in sync whose log is furthest)",
+    )  # fmt: skip
+    add = actions.add_parser(
+        "add",
+        help="add a member, which then copies the log",
+        description="Record another member. Start its process before, with itself in replication.members: it "
+        "waits, and copies the log once it is added.",
+    )
     add.add_argument("member", metavar="NUMBER=HOST:PORT", help="its number, and its native port")
-    remove = actions.add_parser("remove", help="remove a member, which is not waited for any more")
+    remove = actions.add_parser(
+        "remove",
+        help="remove a member, which is not waited for any more",
+        description="Remove a member from those that are recorded: the others do not wait for it any more. "
+        "Stop its process afterwards. The master cannot be removed: hand over first.",
+    )
     remove.add_argument("member", type=int, metavar="NUMBER", help="its number")
     force = actions.add_parser(
-        "force", help="make a member master that may lack acknowledged messages, when all others are lost"
+        "force",
+        help="make a member master that may lack acknowledged messages, when all others are lost",
+        description="Make a member master by your word, when those that may be it are lost. What only lost "
+        "members have is lost with them. Without --yes nothing is changed.",
     )
     force.add_argument("--member", type=int, required=True, metavar="N", help="the new master")
     adopt = actions.add_parser(
-        "adopt", help="write the state anew from what the members have, when the consensus store has lost it"
+        "adopt",
+        help="write the state anew from what the members have, when the consensus store has lost it",
+        description="Write the state of this broker into a consensus store that has lost it, or has an old "
+        "one. The member with the newest log becomes master. Restart all members before: one that serves "
+        "does not believe such a store. Without --yes nothing is changed.",
     )
     adopt.add_argument(
         "--without", type=int, action="append", default=[], metavar="N",
@@ -98,7 +126,10 @@ def add_replication_command(
         action.add_argument("--yes", dest="is_confirmed", action="store_true", help="do it, not only say it")
     for action in (add, remove):
         action.add_argument(
-            "--yes", dest="is_confirmed", action="store_true", help="also when too few are in sync then"
+            "--yes",
+            dest="is_confirmed",
+            action="store_true",
+            help="also when fewer members are in sync afterwards than there should be",
         )
     functions = ((status, _status), (hand_over, _hand_over), (add, _add), (remove, _remove),
                  (force, _force), (adopt, _adopt), (verify, _verify))  # fmt: skip
@@ -149,10 +180,24 @@ async def _status(options: argparse.Namespace, config: Config, connector: PeerCo
                           for answer in answers]))  # fmt: skip
     else:
         sys.stdout.write(Table(rows).text())
-        for answer in answers:
-            for alarm in (answer.status or {}).get("alarms", ()):
-                print(f"member {answer.member}: {alarm}")
+        for line in _notes(answers):
+            print(line)
     return _OK if any((answer.status or {}).get("isServing") for answer in answers) else _FAILED
+
+
+def _notes(answers: list[_Answer]) -> list[str]:
+    """Return alarms, and what members say of the consensus store, each once, with those who say it."""
+    said: dict[str, list[int]] = {}
+    shown = {(row["member"], row["why"]) for row in _rows(answers)}
+    for answer in answers:
+        status = answer.status or {}
+        texts = list(status.get("alarms", ()))
+        if problem := status.get("consensusProblem"):
+            texts.append(f"the consensus store does not answer: {problem}")
+        for text in texts:
+            if (answer.member, text) not in shown:
+                said.setdefault(text, []).append(answer.member)
+    return [f"{_members(members)}: {text}" for text, members in said.items()]
 
 
 def _rows(answers: list[_Answer]) -> list[dict[str, Any]]:
@@ -318,6 +363,8 @@ def _advice(differences: list[Difference], master: int | None) -> list[str]:
 async def _hand_over(options: argparse.Namespace, config: Config, connector: PeerConnector) -> int:
     from iotmq.remoting.codes import RequestCode
 
+    if options.member is not None:
+        _check_number(options.member)
     master = await _master(connector)
     if master is None:
         raise ReplicationRefusedError("no member is master now: see `iotmq replication status`")
@@ -325,7 +372,7 @@ async def _hand_over(options: argparse.Namespace, config: Config, connector: Pee
         print(f"member {master} is master already")
         return _OK
     began_s = asked_s = time.monotonic()
-    fields = {"member": str(options.member)}
+    fields = {"member": str(options.member or 0)}
     await connector.request(master, RequestCode.HAND_OVER, fields, timeout_s=_ASK_S)
     while time.monotonic() - began_s < _DONE_S:
         if time.monotonic() - asked_s > _ASK_AGAIN_S:
@@ -350,17 +397,26 @@ async def _master(connector: PeerConnector) -> int | None:
     return None
 
 
+def _check_number(number: int) -> None:
+    """Refuse what no member can have as its number."""
+    from iotmq import limits
+
+    if not 1 <= number <= limits.REPLICATION_MEMBER_MAX:
+        raise ConfigError(f"{number} is no number of a member: they are 1 to {limits.REPLICATION_MEMBER_MAX}")
+
+
 async def _add(options: argparse.Namespace, config: Config, connector: PeerConnector) -> int:
     from iotmq.addresses import address_text, parse_address
     from iotmq.remoting.codes import RequestCode
 
     number, _, text = options.member.partition("=")
+    if not number.isdecimal() or len(number) > 3:
+        raise ConfigError(f"{options.member!r} is not NUMBER=HOST:PORT, for example 4=10.0.0.4:10911")
+    _check_number(int(number))
     try:
         address = address_text(*parse_address(text))
     except ValueError as error:
         raise ConfigError(f"{options.member!r} is not NUMBER=HOST:PORT: {error}") from None
-    if not number.isdecimal() or len(number) > 3:
-        raise ConfigError(f"{options.member!r} is not NUMBER=HOST:PORT")
     fields = {"member": number, "address": address, "confirmed": str(options.is_confirmed).lower()}
     await _change_members(
         connector,
@@ -375,6 +431,7 @@ async def _add(options: argparse.Namespace, config: Config, connector: PeerConne
 async def _remove(options: argparse.Namespace, config: Config, connector: PeerConnector) -> int:
     from iotmq.remoting.codes import RequestCode
 
+    _check_number(options.member)
     fields = {"member": str(options.member), "confirmed": str(options.is_confirmed).lower()}
     await _change_members(
         connector,
@@ -443,8 +500,9 @@ async def _force(options: argparse.Namespace, config: Config, connector: PeerCon
         best = max(answer.status["confirmed"] for answer in answers if answer.status is not None)
         lost = max(0, best - chosen.status["end"])
         print(
-            f"member {options.member} has {chosen.status['end']:,} bytes of the log. What the members that "
-            f"do not answer have acknowledged and it has not, is lost; of those that answer, {lost:,} bytes."
+            f"The log of member {options.member} ends at {chosen.status['end']:,}. Messages that it does not "
+            f"have are lost: {lost:,} bytes that a member that answers has confirmed, and all that "
+            "only members have that do not answer."
         )
         state = ClusterState(
             epoch=_next_epoch(answers, old.epoch),
@@ -459,7 +517,11 @@ async def _force(options: argparse.Namespace, config: Config, connector: PeerCon
             return _FAILED
         if await store.replace(found.version, state.encode()) is None:
             raise ReplicationRefusedError("the state has changed meanwhile: look at the members again")
-        print(f"member {options.member} is recorded as master of epoch {state.epoch}")
+        print(
+            f"member {options.member} is recorded as master of epoch {state.epoch}. See `iotmq replication "
+            "status`: where it says that too few members are in sync, start others, or remove those that are "
+            "lost (`iotmq replication remove N --yes`)"
+        )
         return _OK
     finally:
         await store.close()
@@ -514,7 +576,10 @@ def _adopted(answers: list[_Answer], old_epoch: int, members: tuple[MemberAddres
         raise ReplicationRefusedError("no member answers: start them first")
     serving = [member for member, status in known if status["isServing"]]
     if serving:
-        raise ReplicationRefusedError(f"member {serving[0]} is master and serves: nothing has to be adopted")
+        raise ReplicationRefusedError(
+            f"member {serving[0]} is master and serves: nothing has to be adopted. Was the consensus store "
+            "restored or set up anew? Then restart all members first"
+        )
     newest = _newest_state(answers)
     if newest is not None and newest.members:
         members = newest.members

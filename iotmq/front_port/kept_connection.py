@@ -50,7 +50,7 @@ class KeptConnection(ABC):
                 async with asyncio.timeout(None) as self._stay:
                     await self._keep_open_here(self._stay)
             except TimeoutError:
-                _log.info("a broker is elsewhere", extra={"address": self.address})
+                _log.info("connecting to the new address of a broker", extra={"address": self.address})
 
     @abstractmethod
     async def _keep_open_here(self, stay: asyncio.Timeout) -> None:

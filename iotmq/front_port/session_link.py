@@ -439,7 +439,10 @@ class SessionLink(KeptConnection):
                 elif connection is not None and not connection.is_closed:
                     await connection.close()
             if was_ready or not backoff.failures:
-                _log.warning("no sessions", extra={"broker": self.broker_name, "detail": self.problem})
+                _log.warning(
+                    "kept sessions cannot be reached at a broker; trying again",
+                    extra={"broker": self.broker_name, "detail": self.problem},
+                )
             if was_ready:
                 # What comes from now on has to be read, and those reads wait for the next connection.
                 self._listener.link_missed(self, self.queue_ids())

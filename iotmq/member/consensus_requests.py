@@ -76,7 +76,8 @@ class ConsensusRequests:
         self._member = member
         self._answers = answers
         self._open_count = 0
-        self._is_away = False
+        self.problem = ""
+        """Why the last request was not answered; empty after one that was."""
         # What was asked to be recorded last, for the log.
         self._asked_for = ""
         self.failures_count = 0
@@ -147,14 +148,14 @@ class ConsensusRequests:
         self._open_count += 1
         try:
             yield
-            if self._is_away:
-                self._is_away = False
+            if self.problem:
+                self.problem = ""
                 logger.warning("the consensus store answers again")
         except ConsensusUnavailableError as error:
             self.failures_count += 1
-            if not self._is_away:
-                self._is_away = True
+            if not self.problem:
                 logger.warning("the consensus store does not answer, so nobody else can be master: %s", error)
+            self.problem = str(error)
         finally:
             self._open_count -= 1
 

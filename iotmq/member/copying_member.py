@@ -83,6 +83,7 @@ class Copying:
             "followers": {},
             "notReady": self.text,
             "holds": None,
+            "consensusProblem": "",
             "alarms": [self._problem] if self._problem else [],
             "isServing": False,
             "copy": {

@@ -51,6 +51,7 @@ from iotmq.replication.messages import (
     CopyLog,
     Data,
     Disconnect,
+    FollowFrom,
     KnowMembers,
     Lead,
     LoadLog,
@@ -196,9 +197,10 @@ class MemberDriver:
         if leading is None or leading.takes_appends:
             return None
         if leading.has_few:
+            count = leading.in_sync_count
             return (
-                f"{leading.in_sync_count} members are in sync, and replication.in_sync_min is "
-                f"{self._settings.in_sync_min_of(leading.state)}"
+                f"{count} {'member is' if count == 1 else 'members are'} in sync, and "
+                f"replication.in_sync_min is {self._settings.in_sync_min_of(leading.state)}"
             )
         return "another member is about to be master"
 
@@ -285,6 +287,26 @@ class MemberDriver:
         self._tick()
         return self.is_handing_over or self.member.leading is None
 
+    def hand_over_refusal(self, number: int) -> str:
+        """Return why `hand_over` is not possible now."""
+        leading = self.member.leading
+        if not self.is_running or leading is None or self.member.role is not Role.LEADING:
+            return f"member {self._own.member} is not master"
+        if self._requests.problem:
+            return f"the consensus store does not answer: {self._requests.problem}"
+        if number and not self.member.is_member(number):
+            return f"there is no member {number}"
+        fit = [
+            member
+            for member, follower in leading.followers.items()
+            if follower.is_connected and follower.identity in leading.state.in_sync and number in (0, member)
+        ]
+        if fit:
+            return "the consensus store has not answered of late"
+        if number:
+            return f"member {number} is not in sync, or not connected to the master"
+        return "no other member is in sync and connected to the master"
+
     def change_members(self, change: MemberChange) -> None:
         """Add a member or remove one, soon: the state tells. MemberChangeError says why it cannot be done."""
         if not self.is_running:
@@ -347,6 +369,7 @@ class MemberDriver:
             **report.status(self.member, self._opened, self._now_s()),
             "notReady": self.not_ready_reason,
             "holds": self.hold_reason,
+            "consensusProblem": self._requests.problem,
             "divergedBytes": self._diverged[0],
             "alarms": [*self._events.standing_alarms(), *self.alarms],
         }
@@ -527,6 +550,10 @@ class MemberDriver:
 
     def _opened_by(self, connection: ServerConnection, introduction: Introduction, message: Open) -> None:
         number = message.identity.member
+        if self.member.state is None:
+            # It cannot be told yet whether that is a member. The other one tries again.
+            connection.close("the state is not known yet")
+            return
         refusal = self._followers.refusal(connection, introduction, number, self._now_s())
         if refusal is not None:
             self.alarm(refusal)
@@ -608,6 +635,10 @@ class MemberDriver:
 
     def master_says(self, number: int, message: Message) -> None:
         """Take a message of the master."""
+        if isinstance(message, FollowFrom):
+            logger.info(
+                "member %d is the master: its log is followed from position %d", number, message.position
+            )
         with self._ending():
             self.member.received(number, message, self._now_s())
 

@@ -42,7 +42,8 @@ class FollowerLinks:
         if introduction != self._introduction:
             return (
                 f"member {number} has {_text(introduction)}, and member {own} has "
-                f"{_text(self._introduction)}: they cannot be copies of each other"
+                f"{_text(self._introduction)}: they cannot be copies of each other. Correct the settings of "
+                f"member {number}, and start it again"
             )
         if number == own:
             return f"two members have the number {number}: correct replication.member of one of them"

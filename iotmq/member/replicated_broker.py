@@ -471,8 +471,7 @@ class _Run:
         if not self.driver.hand_over(number):
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
-                "this member is not master, no such member is in sync, or the consensus store is silent: "
-                "see `iotmq replication status`",
+                f"{self.driver.hand_over_refusal(number)}: see `iotmq replication status`",
             )
         return request.reply(ResponseCode.SUCCESS)
 

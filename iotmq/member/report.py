@@ -39,9 +39,11 @@ def diverged_alarms(member: int, size_bytes: int, count: int) -> list[str]:
     """Return the sentence for bytes that were cut off and kept, if there are any."""
     if not count:
         return []
+    files = "1 file" if count == 1 else f"{count} files"
     return [
-        f"commitlog.diverged of member {member} has {size_bytes:,} bytes in {count} files, which it had as "
-        "master and nobody acknowledged: see `iotmq store salvage`, and remove the files"
+        f"commitlog.diverged of member {member} has {size_bytes:,} bytes in {files}: records that were cut "
+        "off its log, because the master does not have them. Look at each .bin file "
+        "with `iotmq store salvage FILE`, then delete the files"
     ]
 
 

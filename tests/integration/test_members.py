@@ -339,6 +339,21 @@ async def _introduced(
     return text
 
 
+async def test_a_follower_comes_again_to_a_member_that_does_not_know_the_state(make: MakeSite) -> None:
+    site = make()
+    # There is no first state before all members are there.
+    await site.start(1)
+    said: list[Command] = []
+    connection = await ClientConnection.connect(
+        "127.0.0.1", site.ports[1], on_request=lambda _, request: said.append(request)
+    )
+    introduction = Introduction(cluster="DefaultCluster", broker="b", segment_bytes=SEGMENT_BYTES)
+    connection.send_oneway(encode_open(Open(Identity(2, "x"), 0, 0, 0, 0, ()), introduction))
+    await soon(lambda: connection.is_closed, "the connection ends")
+    assert said == [], "nobody is told that it is no member"
+    assert alarms(site, 1) == []
+
+
 @pytest.mark.parametrize(("number", "words"), [(1, "two members have the number 1"), (9, "is no member")])
 async def test_a_number_that_cannot_be_is_refused(make: MakeSite, number: int, words: str) -> None:
     site = make(1)

@@ -72,10 +72,42 @@ async def test_operators_hand_over(
     assert await run(file, "hand-over", "--to", str(target)) == 0
     assert f"member {target} is master now" in capsys.readouterr().out
     assert site.members[target].broker is not None
+    assert await run(file, "hand-over", "--to", "9") == 1
+    assert "there is no member 9" in capsys.readouterr().err
+    for number in [number for number in site.members if number != target]:
+        await site.stop(number)
+        assert await run(file, "hand-over", "--to", str(number)) == 1
+        assert f"member {number} is not in sync, or not connected" in capsys.readouterr().err
     for number in list(site.members):
         await site.stop(number)
     assert await run(file, "hand-over") == 1
     assert "no member is master now" in capsys.readouterr().err
+
+
+async def test_operators_are_told_that_the_consensus_store_is_away(
+    make: MakeSite, tmp_path: Path, etcd: FakeEtcd, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = make()
+    master = await site.start_all()
+    await site.in_sync(3)
+    file = config(site, tmp_path)
+    target = next(number for number in site.members if number != master)
+    for path in ("kv/range", "kv/txn", "kv/put", "lease/grant", "lease/keepalive", "lease/timetolive"):
+        etcd.fail(f"/v3/{path}", "refuse:503", 1_000)
+    await soon(
+        lambda: all((site.status(number) or {})["consensusProblem"] for number in site.members), "all notice"
+    )
+    assert await run(file, "status") == 0, "the master serves"
+    assert "the consensus store does not answer: no node of etcd" in capsys.readouterr().out
+    refusal = site.run(master).driver.hand_over_refusal(target)
+    assert refusal.startswith("the consensus store does not answer: no node of etcd")
+    etcd.mend()
+    await soon(
+        lambda: not any((site.status(number) or {})["consensusProblem"] for number in site.members),
+        "it is back",
+    )
+    assert await run(file, "status") == 0
+    assert "consensus store" not in capsys.readouterr().out
 
 
 async def test_operators_add_and_remove_members(
@@ -112,6 +144,22 @@ async def test_operators_add_and_remove_members(
     assert gone not in [entry["member"] for entry in json.loads(capsys.readouterr().out)]
     assert await run(file, "remove", str(gone)) == 1
     assert f"there is no member {gone}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("add", "0=a:1"), ("add", "128=a:1"), ("remove", "0"), ("remove", "128"),
+        ("hand-over", "--to=0"), ("hand-over", "--to=128"),
+    ],
+)  # fmt: skip
+async def test_numbers_that_no_member_can_have_are_refused(
+    tmp_path: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "member.toml"
+    file.write_text('[replication]\nmode = "elected"\nmember = 1\nmembers = ["1=127.0.0.1:1"]\n')
+    assert await run(str(file), *words) == 2
+    assert "is no number of a member: they are 1 to 127" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", ["4", "4=", "=a:1", "a=a:1", "4=a", "1234=a:1", "-1=a:1"])

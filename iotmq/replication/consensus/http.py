@@ -109,7 +109,12 @@ class HttpClient:
         """Turn errors of the network into one that names the server."""
         try:
             yield
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+        except aiohttp.ClientConnectorCertificateError as error:
+            raise RequestNotSentError(f"{request.url}: {error}") from error
+        except aiohttp.ClientConnectorError as error:
+            # The text of aiohttp has the address of an object in it.
+            raise RequestNotSentError(f"{request.url}: no connection: {error.os_error}") from error
+        except aiohttp.ConnectionTimeoutError as error:
             raise RequestNotSentError(f"{request.url}: {error}") from error
         except TimeoutError as error:
             raise ConsensusUnavailableError(f"{request.url}: no answer in time") from error

@@ -98,6 +98,10 @@ async def test_a_store_that_is_away_is_counted_and_nobody_hears_anything(first: 
     await requests.withdraw()
     assert answers.heard == []
     assert requests.failures_count == 3
+    assert requests.problem
+    store.is_away = False
+    await requests.label_pod(is_master=True)
+    assert not requests.problem
 
 
 async def test_the_first_state_is_made_once_and_looked_at() -> None:
