@@ -333,6 +333,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "sessions",
         "users",
         "replication",
+        "loadtest",
         "mqtt_worker",
         "command_parser",
         "cli",
