@@ -40,6 +40,7 @@ cdef struct Connection:
     uint8_t port_index         # which of the engine's ports it is connected to
     uint8_t resubscribing      # 1: UNSUBSCRIBE is sent, 2: the SUBSCRIBE after it
     uint8_t is_probing         # PINGREQ is sent and not answered
+    uint8_t has_been_away      # subscribers: messages may have gone by without it
     uint8_t granted_qos        # subscribers: the highest QoS that messages may have
     uint32_t number            # which publisher, or which subscriber
     const uint8_t* greeting    # CONNECT

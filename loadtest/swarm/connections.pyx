@@ -149,7 +149,8 @@ cdef class Connections:
         c.asked_at_ns = 0
         if not c.lost_at_ns:
             c.lost_at_ns = self.now
-        if self.forgets and c.expected != NULL:
+        if self.forgets:
+            c.has_been_away = 1
             free(c.expected)
             c.expected = NULL
         if c.kind == PUBLISHER:
@@ -290,9 +291,6 @@ cdef class Connections:
                 self.resubscribe_credit -= 1.0
                 c.resubscribing = 1
                 c.asked_at_ns = self.now
-                # What comes in between is not for it.
-                free(c.expected)
-                c.expected = NULL
                 self._send_control(c, c.unsubscribe, c.unsubscribe_size)
 
     cdef bint _may_change(self, Connection* c) noexcept nogil:

@@ -304,6 +304,10 @@ cdef class Receiving(Publishing):
         if c.state == SUBSCRIBING:
             self._on_ready(c)
         else:
+            # What it had so far says nothing about what comes now.
+            c.has_been_away = 1
+            free(c.expected)
+            c.expected = NULL
             c.resubscribing = 0
             c.asked_at_ns = 0
             self.counters.resubscribed += 1
@@ -415,14 +419,15 @@ cdef class Receiving(Publishing):
 
     cdef bint _follow_publisher(self, Connection* c, uint32_t publisher, uint64_t sequence,
                                 int64_t stamp) noexcept nogil:
+        if c.resubscribing:
+            return True
         if c.expected == NULL:
             if <uint64_t>8 * self.publishers_tracked * self.subscriber_count > <uint64_t>TRACKED_BYTES_LARGEST:
                 return True
             c.expected = <uint64_t*>calloc(self.publishers_tracked, 8)
             if c.expected == NULL:
                 return False
-            if self.counters.left or self.counters.resubscribed or self.forgets and self.counters.lost:
-                # It may have been away before.
+            if c.has_been_away:
                 memset(c.expected, 0xFF, <size_t>8 * self.publishers_tracked)
         self._follow(&c.expected[publisher], sequence, stamp)
         return True

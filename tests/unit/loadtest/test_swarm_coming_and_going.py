@@ -156,6 +156,34 @@ def test_subscriptions_are_made_anew() -> None:
     assert latencies["subscription"]["count"] == 3
 
 
+def test_what_went_by_between_two_subscriptions_is_no_gap() -> None:
+    """Messages come before the UNSUBSCRIBE, between it and its answer, and after the new SUBSCRIBE."""
+
+    def script(peer: Peer) -> None:
+        peer.greet()
+        peer.packet()
+        peer.send(SUBACK + publish_packet(stamped(0, 0, 5)))
+        peer.packet()
+        peer.send(publish_packet(stamped(0, 1, 5)) + UNSUBACK)
+        peer.packet()
+        peer.send(SUBACK + publish_packet(stamped(0, 7, 5)) + publish_packet(stamped(0, 9, 5)))
+        peer.packet()
+
+    with scripted(script) as port:
+        plan = Plan(port=port, subscribers=1, resubscribe_per_s=20, publishers_tracked=1)
+        with Swarm(plan) as swarm:
+            swarm.connect()
+            swarm.begin()
+            while swarm.engine.counters_now()["delivered"] < 4:
+                swarm.engine.run(0.01)
+                if swarm.engine.counters_now()["resubscribed"]:
+                    swarm.engine.change()
+            counters = swarm.engine.counters_now()
+    # 8 is missing; 2 to 6 went by.
+    assert counters["sequence_gaps"] == 1
+    assert counters["sequence_repeats"] == 0
+
+
 def test_publishers_come_back_and_what_was_not_acknowledged_is_abandoned() -> None:
     connections: list[int] = []
 
