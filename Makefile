@@ -1,7 +1,7 @@
 # Every target does its own set-up first; `make help` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo cluster cluster-kill test test-quick serve compile lint types bench crash fuzz cluster-crash simulate interop lock reference clean
+.PHONY: help demo cluster cluster-kill test test-quick serve compile lint types bench crash fuzz cluster-crash simulate interop scenarios lock reference clean
 
 PYTHON_ENV := .venv/bin/python
 # The tests start hundreds of processes: each would compile all modules anew where bytecode is not to be written.
@@ -84,6 +84,8 @@ fuzz:  ## Mutated traffic on every port, every request and the MQTT core, damage
 	@$(PYTHON_ENV) tests/fuzz/fuzz_ports.py --seconds $(FUZZ_SECONDS)
 	@$(PYTHON_ENV) tests/fuzz/fuzz_native.py --seconds $(FUZZ_SECONDS)
 	@$(PYTHON_ENV) tests/fuzz/fuzz_store.py --seconds $(FUZZ_SECONDS)
+	@IOTMQ_SESSION_PROGRAMS=100 IOTMQ_SHARED_PROGRAMS=10 $(PYTHON_ENV) -m pytest tests/integration/test_session_model.py \
+		tests/integration/test_shared_model.py
 	@$(PYTHON_ENV) -m pytest tests/property --hypothesis-profile=fuzz --timeout=3600 $(ARGS)
 
 simulate:  ## Replication in simulated clusters (REPLICATION_RUNS=20000); IOTMQ_REPLICATION_SEED=N repeats
@@ -94,6 +96,10 @@ simulate:  ## Replication in simulated clusters (REPLICATION_RUNS=20000); IOTMQ_
 interop:  ## The tests with foreign clients only
 	@tools/setup.sh dev
 	@$(PYTHON_ENV) -m pytest tests/interop $(ARGS)
+
+scenarios:  ## Every load scenario for some seconds, against a gateway of its own
+	@tools/setup.sh dev
+	@IOTMQ_SCENARIOS=all $(PYTHON_ENV) -m pytest tests/integration/test_load_scenarios.py $(ARGS)
 
 ##@ Other
 

@@ -81,9 +81,11 @@ def pull_fields(topic: str, queue_id: int, offset: int, records: int, bytes_max:
     return fields
 
 
-def call(port: int, code: int, ext: Mapping[str, str], body: bytes = b"") -> Command:
+def call(
+    port: int, code: int, ext: Mapping[str, str], body: bytes = b"", *, timeout_s: float = ANSWER_TIMEOUT_S
+) -> Command:
     """One request on a connection of its own, and its answer."""
-    with socket.create_connection(("127.0.0.1", port), timeout=ANSWER_TIMEOUT_S) as peer:
+    with socket.create_connection(("127.0.0.1", port), timeout=timeout_s) as peer:
         peer.sendall(frame(code, ext, body))
         reader = FrameReader()
         while True:

@@ -95,6 +95,10 @@ class ConsensusUnavailableError(IotmqError):
     """The consensus store gave no answer of use; what was asked for may have been done, or be done later."""
 
 
+class MemberChangeError(IotmqError):
+    """A member cannot be added to a replicated broker, or removed; the text says why."""
+
+
 class TableCopyError(IotmqError):
     """A piece of a table from a replication master cannot be taken; nothing of it was."""
 

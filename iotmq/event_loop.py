@@ -203,7 +203,7 @@ class DueActions:
             self._push(due)
             self._refused(error)
 
-    def _invariants(self) -> None:
+    def check_invariants(self) -> None:
         """Raise AssertionError when the books do not agree."""
         cancelled = sum(due.action is None for due in self._heap)
         assert cancelled == self._cancelled_count <= CANCELLED_ACTIONS_KEPT + len(self)

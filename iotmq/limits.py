@@ -160,6 +160,7 @@ HA_NETWORKS_MAX: Final = 64
 HA_UNFINISHED_BYTES_MAX: Final = 16 * 1024 * 1024
 REPLICATION_MEMBER_MAX: Final = 127
 REPLICATION_MEMBERS_MAX: Final = 15
+REPLICATION_ADDRESS_CHARACTERS_MAX: Final = 300
 REPLICATION_INCARNATION_CHARACTERS_MAX: Final = 64
 REPLICATION_EPOCHS_MAX: Final = 1_000
 # How far an epoch that another member names may be past the latest one known here: each was promised once.

@@ -53,8 +53,12 @@ class Acknowledgement(NamedTuple):
 class Load:
     """Devices and a consumer on an event loop in a thread of its own."""
 
-    def __init__(self, cluster: ReplicatedCluster, devices: int, pause_s: float) -> None:
+    def __init__(
+        self, cluster: ReplicatedCluster, devices: int, pause_s: float, *, name: str = "kill-masters"
+    ) -> None:
+        """`name` is that of the group, and of no other load the cluster has had."""
         self._cluster = cluster
+        self._name = name
         self._count = devices
         self._pause_s = pause_s
         self.acknowledged: list[Acknowledgement] = []
@@ -109,7 +113,7 @@ class Load:
         self._stopping, self._publishing = asyncio.Event(), asyncio.Event()
         async with IotmqClient(ClientSettings(registries=self._cluster.registries)) as client:
             consumer = PushConsumer(
-                client, "kill-masters", self._receive, settings=PushConsumerSettings(consume_from="first")
+                client, self._name, self._receive, settings=PushConsumerSettings(consume_from="first")
             )
             await consumer.subscribe(_TOPIC)
             async with consumer, asyncio.TaskGroup() as tasks:
@@ -121,14 +125,17 @@ class Load:
 
     async def _receive(self, messages: list[ReceivedMessage]) -> None:
         for message in messages:
-            device, number = message.body.split(b"/")
-            self.received[int(device)].append(int(number))
+            name, device, number = message.body.split(b"/")
+            if name == self._name.encode():
+                self.received[int(device)].append(int(number))
 
     async def _device(self, device: int) -> None:
         assert self._publishing is not None
         port = self._cluster.mqtt_ports[device % len(self._cluster.mqtt_ports)]
         settings = MqttClientSettings(
-            address=Address("mqtt", "127.0.0.1", port), client_id=f"device-{device}", in_flight_max=_WINDOW
+            address=Address("mqtt", "127.0.0.1", port),
+            client_id=f"{self._name}-{device}",
+            in_flight_max=_WINDOW,
         )
         topic = f"devices/{device}/telemetry".encode()
 
@@ -149,7 +156,7 @@ class Load:
                 await client.room()
                 number = self.sent[device]
                 self.sent[device] += 1
-                payload = b"%d/%d" % (device, number)
+                payload = b"%s/%d/%d" % (self._name.encode(), device, number)
                 client.send(OutgoingMessage(topic, payload, qos=1, token=finish(number)))
                 await asyncio.sleep(self._pause_s)
             await client.drain()
@@ -212,17 +219,19 @@ class Change:
             part.signal(signal.SIGCONT)
 
 
-def play(cluster: ReplicatedCluster, load: Load, how: str, rounds: int) -> list[float]:
+def play(
+    cluster: ReplicatedCluster, load: Load, how: str, rounds: int, *, settle_s: float = _SETTLE_S
+) -> list[float]:
     """Change the master in each round; how long nothing was acknowledged in each."""
     gaps = []
     for number in range(1, rounds + 1):
         cluster.wait_in_sync()
-        time.sleep(_SETTLE_S)
+        time.sleep(settle_s)
         begun_s = time.monotonic()
         with Change(cluster, how) as change:
             before = len(load.acknowledged)
             eventually(lambda before=before: len(load.acknowledged) > before, "acknowledgements go on")
-            time.sleep(_SETTLE_S)
+            time.sleep(settle_s)
             gap = gap_s(load.acknowledged, begun_s, time.monotonic())
             gaps.append(gap)
             print(

@@ -93,31 +93,36 @@ class Broker:
         self._role = parts.role
         self._store = store
         self._files = TableFiles(parts.topics, parts.subscription_groups, parts.changed_settings)
-        self._native = NativeProcessors(parts, self._files, when_told=self._when_told)
-        self._files.add([parts.offsets, self._native.filters])
+        self.native = NativeProcessors(
+            parts,
+            self._files,
+            when_told=self._when_told,
+            when_copied=lambda call: self.table_copies.when_copied(call),
+        )
+        self._files.add([parts.offsets, self.native.filters])
         if not self._role.is_slave:
             # A slave's is its master's.
-            self._files.add([self._native.delays.offsets])
+            self._files.add([self.native.delays.offsets])
         self.access = open_access_control(parts.settings, store, default_file=parts.config / "plain_acl.yml")
         # What the log does not have, for followers, or from the master.
         self.table_copies = TableCopies(
             [
                 *self._files.copied(),
-                *self._native.copied(),
+                *self.native.copied(),
                 CopiedByKey("consumer offsets", parts.offsets, OffsetsOfPair),
             ]
         )
         parts.topics.add_listener(lambda name: self.table_copies.note_urgent())
         parts.subscription_groups.add_listener(lambda name: self.table_copies.note_urgent())
         parts.changed_settings.add_listener(self.table_copies.note_urgent)
-        self._native.locks.add_given_listener(self.table_copies.note_urgent)
+        self.native.locks.add_given_listener(self.table_copies.note_urgent)
         self._is_started = False
-        self._admin = AdminProcessors(parts, self._native, self.access, address=lambda: self.address)
-        self._mqtt = MqttProcessors(parts, self.timers, self._native.device_replies)
+        self._admin = AdminProcessors(parts, self.native, self.access, address=lambda: self.address)
+        self.mqtt = MqttProcessors(parts, self.timers, self.native.device_replies)
         self.requests = RequestTable(
-            [*self._native.processors, *self._admin.processors, *self._mqtt.processors],
-            take_run=self._native.sends.take_run,
-            take_pull=self._native.pulls.take_pull,
+            [*self.native.processors, *self._admin.processors, *self.mqtt.processors],
+            take_run=self.native.sends.take_run,
+            take_pull=self.native.pulls.take_pull,
             write_out=parts.writer.write_out,
         )
         self._slave_refusals: SlaveRefusals | None = None
@@ -133,7 +138,7 @@ class Broker:
         self.consumed = ConsumedPosition(
             store,
             parts.offsets,
-            delivered=self._native.delays.offsets.delivered,
+            delivered=self.native.delays.offsets.delivered,
             # Nobody consumes what the broker writes there.
             ignored_topics=parts.system_topics - {SCHEDULE_TOPIC, HALF_TOPIC},
             is_read=self._is_read,
@@ -199,29 +204,29 @@ class Broker:
 
     @property
     def sessions(self) -> Sessions:
-        return self._mqtt.sessions
+        return self.mqtt.sessions
 
     @property
     def delivery(self) -> LiveDelivery:
-        return self._mqtt.delivery
+        return self.mqtt.delivery
 
     def local_gateway(self) -> LocalGateway:
         """Return the way to this broker for an MQTT front end in the same process."""
-        return self._mqtt.local_gateway()
+        return self.mqtt.local_gateway()
 
     def local_sessions(self, name: str) -> LocalSessions:
         """Sessions for an MQTT front end in the same process, which other front ends know as `name`."""
-        return self._mqtt.local_sessions(name)
+        return self.mqtt.local_sessions(name)
 
     @property
     def timers(self) -> Timers:
         """Messages that wait for a time: scheduling, cancelling and listing them."""
-        return self._native.delays.timers
+        return self.native.delays.timers
 
     @property
     def delay_offsets(self) -> DelayOffsets:
         """Return the offsets up to which delay levels were delivered."""
-        return self._native.delays.offsets
+        return self.native.delays.offsets
 
     @property
     def port(self) -> int:
@@ -248,7 +253,7 @@ class Broker:
         self._work = [
             *(supervise("saving of tables", save) for save in self._files.follower_savers()),
             supervise("removal of topics", partial(repeat, _EXPIRY_SCAN_S, self._admin.clean)),
-            supervise("tidying of sessions", partial(repeat, _SESSION_SCAN_S, self._mqtt.tidy)),
+            supervise("tidying of sessions", partial(repeat, _SESSION_SCAN_S, self.mqtt.tidy)),
         ]
         if self.access is not None:
             self._work.append(supervise("accounts", self._reload_accounts))
@@ -279,11 +284,11 @@ class Broker:
             await self._server.start()
             self.writer.open(refusal="this broker is a slave")
         else:
-            self._native.restore()
-            self._mqtt.start()
+            self.native.restore()
+            self.mqtt.start()
             await self._server.start()
             self.writer.open()
-            self._native.start()
+            self.native.start()
         self._registration.start(epoch=epoch)
         self._work = [supervise(name, work) for name, work in self._repeated_work()]
         logger.info(
@@ -314,7 +319,7 @@ class Broker:
 
     def save_progress(self) -> None:
         """Write to the log at once what clients have acknowledged: another master is about to go on there."""
-        self._mqtt.save_progress()
+        self.mqtt.save_progress()
 
     async def stop(self) -> None:
         """Take nothing more, finish what was taken, save everything; well under two seconds."""
@@ -323,7 +328,7 @@ class Broker:
             self._files.save_all()
             return
         if not self._role.is_slave:
-            self._mqtt.finish()
+            self.mqtt.finish()
         self.writer.close()
         await end(self._work)
         await self._admin.finish_removals()
@@ -331,16 +336,16 @@ class Broker:
         await self.writer.drain()
         self.writer.finish()
         self._admin.stop()
-        self._mqtt.stop()
-        self._native.stop()
+        self.mqtt.stop()
+        self.native.stop()
         await self._server.stop()
         self._files.save_all()
         await self._admin.finish_account_changes()
 
     def expire(self) -> None:
         """Do everything whose time has come by the clock; timers do it anyway, tests move the clock."""
-        self._native.expire()
-        self._mqtt.expire()
+        self.native.expire()
+        self.mqtt.expire()
         self.writer.time_out()
         self._expire()
 
@@ -354,12 +359,12 @@ class Broker:
             self._server,
             self.requests,
             self.writer,
-            self._native,
+            self.native,
             self.topics,
             self.subscription_groups,
             self.groups,
             self.offsets,
-            self._mqtt,
+            self.mqtt,
             self.statistics,
             self._admin,
             self._registration,
@@ -381,8 +386,8 @@ class Broker:
         yield "consumed positions", self.consumed.look_repeatedly
         yield "retention", partial(repeat, _RETENTION_SCAN_S, self._store.retain)
         if not self._role.is_slave:
-            yield "expiry of sessions", partial(repeat, _SESSION_SCAN_S, self._mqtt.expire)
-            yield "delayed messages", partial(repeat, _RETENTION_SCAN_S, self._native.delays.roll)
+            yield "expiry of sessions", partial(repeat, _SESSION_SCAN_S, self.mqtt.expire)
+            yield "delayed messages", partial(repeat, _RETENTION_SCAN_S, self.native.delays.roll)
         if self.access is not None:
             yield "accounts", self._reload_accounts
 
@@ -391,7 +396,7 @@ class Broker:
         await self.access.reload_repeatedly(self.parts.settings.acl_reload_interval_s)
 
     def _expire(self) -> None:
-        self._native.expire_members()
+        self.native.expire_members()
         self._admin.clean()
 
     def _settings_changed(self) -> None:

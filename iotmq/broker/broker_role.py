@@ -10,6 +10,7 @@ from iotmq.metrics import Metric
 from iotmq.remoting.server import RequestHandler, RunHandler
 
 MASTER_ID = 0
+NOT_CURRENT = "another broker may be master: this one hears neither other members nor the consensus store"
 
 
 class Serving(Protocol):
@@ -46,6 +47,10 @@ def _hear_nothing(ext: Mapping[str, str]) -> None:
     pass
 
 
+def _always() -> bool:
+    return True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerRole:
     """All that a broker is told of its role when it is made. The default is a master without slaves."""
@@ -61,6 +66,11 @@ class BrokerRole:
     slave_timeout_s: float = 3.0
     # A reader further behind the log's end is sent to a slave; None: nobody is.
     slave_read_behind_bytes: int | None = None
+    # One of several with the same log. What is not copied between them is not changed at one of them.
+    is_member: bool = False
+    # Tells whether no other broker of the name can have become master. What only one may give is not given
+    # otherwise: queue locks, offsets of groups, registrations.
+    is_current: Callable[[], bool] = _always
     # Told the fields of a registry's answer to a registration; a slave's name its master.
     registered: Callable[[Mapping[str, str]], None] = _hear_nothing
 

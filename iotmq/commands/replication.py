@@ -10,23 +10,24 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from iotmq.commands.admin.output import Table
-from iotmq.errors import ConfigError, IotmqError
+from iotmq.errors import BrokerError, ConfigError, IotmqError
 
 if TYPE_CHECKING:
     from iotmq.config.config import Config
     from iotmq.member.log_comparison import Difference
     from iotmq.member.peers import PeerConnector
-    from iotmq.replication.cluster_state import ClusterState
+    from iotmq.replication.cluster_state import ClusterState, MemberAddress
     from iotmq.replication.consensus.port import ConsensusStore
 
 _ASK_S: Final = 3.0
-_HANDED_OVER_S: Final = 10.0
+_DONE_S: Final = 10.0
 _ASK_AGAIN_S: Final = 2.0
 _STEP_S: Final = 0.05
+_MASTER_ROLES: Final = ("leading", "taking over")
 _VERIFY_BYTES_PER_S: Final = 50_000_000
 _OK: Final = 0
 _FAILED: Final = 1
@@ -56,9 +57,9 @@ def add_replication_command(
     """Add `replication` with its actions."""
     command = commands.add_parser(
         "replication",
-        help="look at the members of a replicated broker, change the master",
-        description="Look at the members of a replicated broker and change the master. Every action needs "
-        "the settings of a member: --config FILE.",
+        help="look at the members of a replicated broker, change them and the master",
+        description="Look at the members of a replicated broker, change them and the master. Every action "
+        "needs the settings of a member: --config FILE.",
     )
     actions = command.add_subparsers(title="actions", metavar="ACTION", required=True)
     status = actions.add_parser("status", help="all members: role, position, and why one is not in sync")
@@ -67,6 +68,10 @@ def add_replication_command(
     hand_over.add_argument(
         "--to", dest="member", type=int, default=0, metavar="N", help="this member (the one that is furthest)"
     )
+    add = actions.add_parser("add", help="add a member, which then copies the log")
+    add.add_argument("member", metavar="NUMBER=HOST:PORT", help="its number, and its native port")
+    remove = actions.add_parser("remove", help="remove a member, which is not waited for any more")
+    remove.add_argument("member", type=int, metavar="NUMBER", help="its number")
     force = actions.add_parser(
         "force", help="make a member master that may lack acknowledged messages, when all others are lost"
     )
@@ -91,8 +96,12 @@ def add_replication_command(
     verify.add_argument("--json", dest="is_json", action="store_true", help="one JSON document")
     for action in (force, adopt):
         action.add_argument("--yes", dest="is_confirmed", action="store_true", help="do it, not only say it")
-    functions = ((status, _status), (hand_over, _hand_over), (force, _force), (adopt, _adopt),
-                 (verify, _verify))  # fmt: skip
+    for action in (add, remove):
+        action.add_argument(
+            "--yes", dest="is_confirmed", action="store_true", help="also when too few are in sync then"
+        )
+    functions = ((status, _status), (hand_over, _hand_over), (add, _add), (remove, _remove),
+                 (force, _force), (adopt, _adopt), (verify, _verify))  # fmt: skip
     for action, function in functions:
         add_config_options(action)
         action.set_defaults(command=_runner(function, load))
@@ -178,14 +187,25 @@ def _rows(answers: list[_Answer]) -> list[dict[str, Any]]:
 
 def _in_sync_of(answers: list[_Answer]) -> dict[int, str]:
     """Return member -> incarnation of those that the newest state names."""
-    states = [state for answer in answers if (state := (answer.status or {}).get("state"))]
-    if not states:
-        return {}
-    newest = max(states, key=lambda state: int(state["epoch"]))
-    return {int(member): str(incarnation) for member, incarnation in newest["in_sync"]}
+    state = _newest_state(answers)
+    return {} if state is None else dict(state.in_sync)
+
+
+def _newest_state(answers: Iterable[_Answer]) -> ClusterState | None:
+    """Return the state that is known best by those who answer."""
+    from iotmq.replication.cluster_state import state_of
+
+    known = [answer.status for answer in answers if answer.status is not None and answer.status.get("state")]
+    if not known:
+        return None
+    newest = max(known, key=lambda status: (status["state"]["epoch"], status.get("stateVersion", 0)))
+    return state_of(newest["state"])
 
 
 async def _ask_all(connector: PeerConnector) -> list[_Answer]:
+    """Ask all members: those that are recorded, and those of the settings that answer."""
+    from iotmq.replication.cluster_state import MemberAddress
+
     async def ask(number: int) -> _Answer:
         address = connector.address(number)
         try:
@@ -193,7 +213,16 @@ async def _ask_all(connector: PeerConnector) -> list[_Answer]:
         except IotmqError as error:
             return _Answer(number, address, None, f"does not answer: {error}")
 
-    return list(await asyncio.gather(*map(ask, sorted(connector.members))))
+    answers = {answer.member: answer for answer in await asyncio.gather(*map(ask, connector.members))}
+    state = _newest_state(answers.values())
+    if state is not None and state.members:
+        recorded = dict(state.members)
+        moved = [number for number, address in recorded.items() if connector.address(number) != address]
+        # Others have been removed, or are not added yet. What they say is of interest.
+        others = [answer for answer in answers.values() if answer.status and answer.member not in recorded]
+        connector.know([*state.members, *(MemberAddress(each.member, each.address) for each in others)])
+        answers.update({answer.member: answer for answer in await asyncio.gather(*map(ask, moved))})
+    return [answers[number] for number in sorted(connector.members)]
 
 
 # Comparing --------------------------------------------------------------------------------------------
@@ -209,6 +238,9 @@ async def _verify(options: argparse.Namespace, config: Config, connector: PeerCo
     if not low <= options.bytes_per_s <= high:
         raise ConfigError(f"--bytes-per-s {options.bytes_per_s} is not between {low} and {high}")
     answers = await _ask_all(connector)
+    state = _newest_state(answers)
+    if state is not None and state.members:
+        answers = [answer for answer in answers if answer.member in dict(state.members)]
     known = {answer.member: answer.status for answer in answers if answer.status is not None}
     missing = [answer.member for answer in answers if answer.status is None]
     if len(known) < 2:
@@ -295,7 +327,7 @@ async def _hand_over(options: argparse.Namespace, config: Config, connector: Pee
     began_s = asked_s = time.monotonic()
     fields = {"member": str(options.member)}
     await connector.request(master, RequestCode.HAND_OVER, fields, timeout_s=_ASK_S)
-    while time.monotonic() - began_s < _HANDED_OVER_S:
+    while time.monotonic() - began_s < _DONE_S:
         if time.monotonic() - asked_s > _ASK_AGAIN_S:
             # The member had not everything within the second that senders are made to wait.
             asked_s = time.monotonic()
@@ -306,7 +338,7 @@ async def _hand_over(options: argparse.Namespace, config: Config, connector: Pee
             return _OK
         await asyncio.sleep(_STEP_S)
     raise ReplicationRefusedError(
-        f"member {master} has not handed over within {_HANDED_OVER_S:.0f} s, and goes on: "
+        f"member {master} has not handed over within {_DONE_S:.0f} s, and goes on: "
         "see `iotmq replication status`"
     )
 
@@ -316,6 +348,73 @@ async def _master(connector: PeerConnector) -> int | None:
         if (answer.status or {}).get("isServing"):
             return answer.member
     return None
+
+
+async def _add(options: argparse.Namespace, config: Config, connector: PeerConnector) -> int:
+    from iotmq.addresses import address_text, parse_address
+    from iotmq.remoting.codes import RequestCode
+
+    number, _, text = options.member.partition("=")
+    try:
+        address = address_text(*parse_address(text))
+    except ValueError as error:
+        raise ConfigError(f"{options.member!r} is not NUMBER=HOST:PORT: {error}") from None
+    if not number.isdecimal() or len(number) > 3:
+        raise ConfigError(f"{options.member!r} is not NUMBER=HOST:PORT")
+    fields = {"member": number, "address": address, "confirmed": str(options.is_confirmed).lower()}
+    await _change_members(
+        connector,
+        RequestCode.ADD_MEMBER,
+        fields,
+        is_done=lambda state: dict(state.members).get(int(number)) == address,
+    )
+    print(f"member {int(number)} is added: it copies the log, and is in sync afterwards")
+    return _OK
+
+
+async def _remove(options: argparse.Namespace, config: Config, connector: PeerConnector) -> int:
+    from iotmq.remoting.codes import RequestCode
+
+    fields = {"member": str(options.member), "confirmed": str(options.is_confirmed).lower()}
+    await _change_members(
+        connector,
+        RequestCode.REMOVE_MEMBER,
+        fields,
+        is_done=lambda state: bool(state.members) and options.member not in dict(state.members),
+    )
+    print(f"member {options.member} is removed: stop its process")
+    return _OK
+
+
+async def _change_members(
+    connector: PeerConnector, code: int, fields: dict[str, str], *, is_done: Callable[[ClusterState], bool]
+) -> None:
+    """Have the master change the members, and return when that is recorded."""
+    began_s = time.monotonic()
+    asked_s = float("-inf")
+    while time.monotonic() - began_s < _DONE_S:
+        answers = await _ask_all(connector)
+        state = _newest_state(answers)
+        if asked_s > began_s and state is not None and is_done(state):
+            return
+        if time.monotonic() - asked_s > _ASK_AGAIN_S:
+            # It may not serve yet, because too few members are in sync.
+            master = next((a.member for a in answers if state is not None and a.member == state.master), None)
+            role = next((a.status["role"] for a in answers if a.member == master and a.status), None)
+            if master is None or role not in _MASTER_ROLES:
+                raise ReplicationRefusedError("no member is master now: see `iotmq replication status`")
+            is_first, asked_s = asked_s < began_s, time.monotonic()
+            try:
+                await connector.request(master, code, fields, timeout_s=_ASK_S)
+            except BrokerError:
+                # What was asked for before may have been done meanwhile.
+                state = _newest_state(await _ask_all(connector))
+                if is_first or state is None or not is_done(state):
+                    raise
+        await asyncio.sleep(_STEP_S)
+    raise ReplicationRefusedError(
+        f"it is not recorded after {_DONE_S:.0f} s, and may be so later: see `iotmq replication status`"
+    )
 
 
 async def _force(options: argparse.Namespace, config: Config, connector: PeerConnector) -> int:
@@ -351,8 +450,8 @@ async def _force(options: argparse.Namespace, config: Config, connector: PeerCon
             epoch=_next_epoch(answers, old.epoch),
             master=options.member,
             in_sync=(identity,),
+            members=_members_with(old.members or config.replication.member_addresses, chosen),
             reason="forced by an operator",
-            since_ms=time.time_ns() // 1_000_000,
             is_forced=True,
         )
         if not options.is_confirmed:
@@ -382,7 +481,8 @@ async def _adopt(options: argparse.Namespace, config: Config, connector: PeerCon
     try:
         found = await store.read()
         old_epoch = 0 if found is None else decode_state(found.value).epoch
-        state = _adopted(answers, old_epoch)
+        state = _adopted(answers, old_epoch, config.replication.member_addresses)
+        print(f"members are {', '.join(f'{member}={address}' for member, address in state.members)}")
         print(
             f"member {state.master} has the newest log and becomes master of epoch {state.epoch}; "
             "the others catch up with it"
@@ -400,11 +500,12 @@ async def _adopt(options: argparse.Namespace, config: Config, connector: PeerCon
         await store.close()
 
 
-def _adopted(answers: list[_Answer], old_epoch: int) -> ClusterState:
+def _adopted(answers: list[_Answer], old_epoch: int, members: tuple[MemberAddress, ...]) -> ClusterState:
     """Return the state with the member as master whose log is the newest: its last epoch, then its end.
 
     A log of a later epoch has everything that was acknowledged in earlier ones; of two logs of one epoch the
-    longer has everything that the shorter one has.
+    longer has everything that the shorter one has. All members are those that one of them knows to be
+    recorded, or else `members`.
     """
     from iotmq.replication.cluster_state import ClusterState, Identity
 
@@ -414,14 +515,26 @@ def _adopted(answers: list[_Answer], old_epoch: int) -> ClusterState:
     serving = [member for member, status in known if status["isServing"]]
     if serving:
         raise ReplicationRefusedError(f"member {serving[0]} is master and serves: nothing has to be adopted")
+    newest = _newest_state(answers)
+    if newest is not None and newest.members:
+        members = newest.members
     member, status = max(known, key=lambda one: (one[1]["lastEpoch"], one[1]["end"], -one[0]))
+    best = next(answer for answer in answers if answer.member == member)
     return ClusterState(
         epoch=_next_epoch(answers, old_epoch),
         master=member,
         in_sync=(Identity(member, status["incarnation"]),),
+        members=_members_with(members, best),
         reason="adopted by an operator",
-        since_ms=time.time_ns() // 1_000_000,
     )
+
+
+def _members_with(members: tuple[MemberAddress, ...], answer: _Answer) -> tuple[MemberAddress, ...]:
+    """Return the members, and the one that answers among them, also if it was removed."""
+    from iotmq.replication.cluster_state import MemberAddress
+
+    found = {answer.member: answer.address, **dict(members)}
+    return tuple(MemberAddress(*each) for each in sorted(found.items()))
 
 
 def _next_epoch(answers: list[_Answer], epoch: int) -> int:

@@ -69,7 +69,7 @@ class RemoteSessions:
     """Speaks to every broker that `gateway` knows. `name` tells this front end from the others."""
 
     def __init__(self, gateway: RemoteGateway, *, name: str) -> None:
-        self._brokers = SessionBrokers(gateway, self, name=name, forgotten=self._broker_forgotten)
+        self.brokers = SessionBrokers(gateway, self, name=name, forgotten=self._broker_forgotten)
         self._receiver: SessionReceiver | None = None
         self._share_receiver: ShareReceiver | None = None
         self._sessions: dict[str, SharedSession] = {}
@@ -84,7 +84,7 @@ class RemoteSessions:
     async def start(self, receiver: SessionReceiver) -> None:
         """Connect to the brokers; after 5 s without those that are down."""
         self._receiver = receiver
-        self._brokers.follow()
+        self.brokers.follow()
         try:
             async with asyncio.timeout(_START_S):
                 while self.not_ready_reason is not None:
@@ -98,15 +98,15 @@ class RemoteSessions:
         self._is_stopped = True
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, self._brokers.stop(), return_exceptions=True)
+        await asyncio.gather(*self._tasks, self.brokers.stop(), return_exceptions=True)
 
     @property
     def not_ready_reason(self) -> str | None:
         """Return the brokers that do not answer, as a text; None while all do."""
-        return self._brokers.not_ready_reason
+        return self.brokers.not_ready_reason
 
     def metrics(self) -> Iterable[Metric]:
-        yield from self._brokers.metrics()
+        yield from self.brokers.metrics()
         text = "Devices asked to connect again because a broker that was away knows nothing of them."
         yield from samples(("iotmq_mqtt_renewed_sessions_total", text, self.renewed_total))
 
@@ -114,7 +114,7 @@ class RemoteSessions:
 
     def open_session(self, request: OpenRequest, done: Callable[[OpenedSession | Refused], None]) -> None:
         client_id = request.client_id
-        home = self._brokers.chosen_for(client_id)
+        home = self.brokers.chosen_for(client_id)
         if home is None:
             done(Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "no broker for sessions"))
             return
@@ -126,7 +126,7 @@ class RemoteSessions:
             session = self._sessions[client_id] = SharedSession(
                 client_id, found.epoch, home, is_kept=request.expiry_s > 0
             )
-            others = [link for link in self._brokers.links if link is not home]
+            others = [link for link in self.brokers.links if link is not home]
             asked = [link for link in others if link.is_ready]
             session.is_incomplete = len(asked) < len(others)
             part = replace(request, will=None, is_known=found.is_present)
@@ -169,7 +169,7 @@ class RemoteSessions:
         for link, part in session.parts.items():
             if link.is_ready or link is session.home:
                 calls.append(partial(link.unsubscribe, replace(request, epoch=part)))
-        for link in self._brokers.links:
+        for link in self.brokers.links:
             if not link.is_ready and link is not session.home:
                 link.unsubscribe_later(request.client_id, request.filters)
         gather(
@@ -182,10 +182,10 @@ class RemoteSessions:
         if session is None:
             done([_LOST] * len(request.filters))
         else:
-            claim_exclusive(request, session.parts, self._brokers.chosen_for, done)
+            claim_exclusive(request, session.parts, self.brokers.chosen_for, done)
 
     def report_draining(self, *, is_draining: bool) -> None:
-        self._brokers.report_draining(is_draining=is_draining)
+        self.brokers.report_draining(is_draining=is_draining)
 
     def progress(self, changes: Sequence[SessionProgress], done: Callable[[Refused | None], None]) -> None:
         by_link: dict[SessionLink, list[SessionProgress]] = {}
@@ -219,7 +219,7 @@ class RemoteSessions:
 
     def read_queue(self, request: QueueRead, done: Callable[[QueueRecords | Refused], None]) -> None:
         number = broker_number_of(request.queue_id)
-        link = self._brokers.link_of(number)
+        link = self.brokers.link_of(number)
         if link is None:
             done(Refused(ResponseCode.QUERY_NOT_FOUND, "the broker of that queue has gone"))
             return
@@ -229,8 +229,8 @@ class RemoteSessions:
         """One broker after the other; `after` is the number of one, and where it stands."""
         head, _, rest = (request.after or "0:").partition(":")
         number = int(head)
-        while number < self._brokers.count:
-            link = self._brokers.link_of(number)
+        while number < self.brokers.count:
+            link = self.brokers.link_of(number)
             if link is not None and link.is_ready:
                 break
             number += 1
@@ -240,7 +240,7 @@ class RemoteSessions:
             return
 
         def answered(found: RetainedRecords | Refused) -> None:
-            following = f"{number + 1}:" if number + 1 < self._brokers.count else None
+            following = f"{number + 1}:" if number + 1 < self.brokers.count else None
             if isinstance(found, Refused):
                 if following is None or found.code != ResponseCode.SERVICE_NOT_AVAILABLE:
                     done(found)
@@ -262,7 +262,7 @@ class RemoteSessions:
         calls: list[Callable[..., None]] = []
         places: list[list[int]] = []
         step = limits.SHARE_REPORT_MEMBERS_MAX
-        for link in self._brokers.links_of(source):
+        for link in self.brokers.links_of(source):
             parts = []
             for place, wanted in enumerate(joins):
                 session = self._session(wanted.client_id, wanted.epoch)
@@ -282,7 +282,7 @@ class RemoteSessions:
         gather(
             [
                 partial(link.report_shares, reports[start : start + step])
-                for link in self._brokers.links_of(source)
+                for link in self.brokers.links_of(source)
                 for start in range(0, len(reports), step)
             ],
             lambda answers: done(next((answer for answer in answers if answer is not None), None)),
@@ -329,9 +329,7 @@ class RemoteSessions:
             if session.fence is not None:
                 self._fence(session, session.fence)
                 return
-            if any(
-                link.is_ready and link not in opened and link not in links for link in self._brokers.links
-            ):
+            if any(link.is_ready and link not in opened and link not in links for link in self.brokers.links):
                 # A broker has come back meanwhile.
                 self._renew_later([session])
             elif session.is_kept:

@@ -52,6 +52,8 @@ T = TypeVar("T")
 # The broker closes connections on which nothing moves (`broker.idle_s`), and a broker that hangs is noticed.
 _HEARTBEAT_S: Final = 20.0
 _ANSWER_TIMEOUT_S: Final = 10.0
+# So long another member may take to be master.
+_ABSENCE_S: Final = 3.0
 # A request has one will more at most, of some hundred KiB, and a frame has four times as much.
 _CLAIMED_WILLS_BYTES_MAX: Final = limits.FRAME_BYTES_MAX // 4
 # The rest of what a broker takes from one connection at a time is for what cannot wait.
@@ -135,6 +137,8 @@ class FrontEnd(msgspec.Struct, frozen=True, kw_only=True):
 class SessionLink(KeptConnection):
     """Sessions at one broker. Requests fail while the link is not ready, but for reads, which wait.
 
+    Openings wait, too, when the broker has gone just now: another one may have its name in a moment.
+
     Everything the broker says is passed on in the order it said it: answers come through futures, one turn of
     the loop later, and so do pushes.
     """
@@ -161,6 +165,9 @@ class SessionLink(KeptConnection):
         self._given_up: dict[str, tuple[int, set[str]]] = {}
         # Reads that wait for the broker: what to ask, and whom to tell.
         self._held: list[tuple[Callable[[], Command], Callable[[Command | Refused], None]]] = []
+        # Openings that wait for a broker that went a moment ago, and the end of that wait.
+        self._openings: list[tuple[Command, Callable[[Command | Refused], None]]] = []
+        self._absence: asyncio.TimerHandle | None = None
         # Openings and reads that are asked, and those that wait to be.
         self._turns = RequestTurns(self._loop, under_way_max=_UNDER_WAY_MAX)
         self._is_stopped = False
@@ -183,6 +190,8 @@ class SessionLink(KeptConnection):
         """Close the link; sessions that were not closed are given up."""
         self._is_stopped = True
         await end([self._task])
+        self.problem = "the front end stops"
+        self._refuse_openings()
         held, self._held = self._held, []
         for _, done in held:
             done(Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "the front end stops"))
@@ -198,7 +207,7 @@ class SessionLink(KeptConnection):
                 self._parted.pop(request.client_id, None)
             done(opened)
 
-        self._turns.request(partial(self._ask_in_turn, _command(RequestCode.OPEN_SESSION, request), answered))
+        self._open(_command(RequestCode.OPEN_SESSION, request), answered)
 
     def subscribe(
         self, request: SubscribeRequest, done: Callable[[list[SessionSubscription] | Refused], None]
@@ -321,12 +330,38 @@ class SessionLink(KeptConnection):
         else:
             self._connection.request_nowait(make()).add_done_callback(answered)
 
-    def _ask_in_turn(self, command: Command, done: Callable[[Command | Refused], None]) -> None:
+    def _open(self, command: Command, done: Callable[[Command | Refused], None]) -> None:
+        if self._absence is not None:
+            self._openings.append((command, done))
+        else:
+            self._turns.request(partial(self._open_in_turn, command, done))
+
+    def _open_in_turn(self, command: Command, done: Callable[[Command | Refused], None]) -> None:
         def answered(answer: Command | Refused) -> None:
             self._turns.end()
             done(answer)
 
-        self._ask(command, answered)
+        if self._absence is not None:
+            self._turns.end()
+            self._open(command, done)
+        else:
+            self._ask(command, answered)
+
+    def _await_broker(self) -> None:
+        """Have openings wait for a broker that has gone, for a while."""
+        self._absence = self._loop.call_later(_ABSENCE_S, self._refuse_openings)
+
+    def _end_absence(self) -> list[tuple[Command, Callable[[Command | Refused], None]]]:
+        """End that wait, and return the openings that have waited."""
+        if self._absence is not None:
+            self._absence.cancel()
+            self._absence = None
+        waiting, self._openings = self._openings, []
+        return waiting
+
+    def _refuse_openings(self) -> None:
+        for _, done in self._end_absence():
+            done(Refused(ResponseCode.SERVICE_NOT_AVAILABLE, f"broker {self.broker_name}: {self.problem}"))
 
     def _known_as(self, client_id: str, epoch: int) -> _Known | None:
         known = self._known.get(client_id)
@@ -393,6 +428,8 @@ class SessionLink(KeptConnection):
             finally:
                 was_ready = self._connection is not None
                 self._connection = None
+                if was_ready:
+                    self._await_broker()
                 if stay.expired():
                     self.problem = "the broker is elsewhere now"
                     if connection is not None:
@@ -462,11 +499,14 @@ class SessionLink(KeptConnection):
         held, self._held = self._held, []
         for make, done in held:
             self._ask_patiently(make, done)
+        for command, done in self._end_absence():
+            self._open(command, done)
         self._listener.link_ready(self)
 
     def _note_lost(self, lost: asyncio.Event, connection: ClientConnection) -> None:
         if connection is self._connection:
             self._connection = None
+            self._await_broker()
             self._loop.call_soon(self._listener.link_missed, self, self.queue_ids())
         lost.set()
 

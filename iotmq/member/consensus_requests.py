@@ -14,7 +14,7 @@ from typing import Final, Protocol
 import msgspec
 
 from iotmq.errors import ConsensusUnavailableError, StoreError
-from iotmq.replication.cluster_state import ClusterState, Identity, decode_state
+from iotmq.replication.cluster_state import ClusterState, Identity, MemberAddress, decode_state
 from iotmq.replication.consensus.port import ConsensusStore, SignOfLife
 from iotmq.replication.messages import ReplaceState
 
@@ -85,6 +85,8 @@ class ConsensusRequests:
         """Read the state; a missing one is made if this is the member to do it."""
         if self._open_count >= _REQUESTS_MAX:
             return
+        first: ClusterState | None = None
+        # Also ends the block, without an error, where the consensus store does not answer.
         with self._asking():
             found = await self._store.read()
             if found is not None:
@@ -97,9 +99,10 @@ class ConsensusRequests:
                 self._answers.state_read(number, found.version, state)
                 return
             first = self._answers.state_missing()
-            if first is not None and await self._store.create(first.encode()) is not None:
+            if first is None:
+                return
+            if await self._store.create(first.encode()) is not None:
                 logger.warning("the first state of this broker is made: member %d is master", first.master)
-        if first is not None:
             self._answers.poked()
 
     async def replace(self, action: ReplaceState) -> None:
@@ -156,14 +159,14 @@ class ConsensusRequests:
             self._open_count -= 1
 
 
-def first_state(members: Mapping[int, object], beats: Beats) -> ClusterState | None:
+def first_state(members: tuple[MemberAddress, ...], beats: Beats) -> ClusterState | None:
     """Return the state for members that have never been replicated; None while it is not clear.
 
     All members must be there. One of them may have a log already, of a broker that was not replicated: it
     becomes master, and the others get its log.
     """
     fresh = {number: value for number, (beat, value) in beats.items() if beat.age_s < _FRESH_S}
-    if set(fresh) != set(members) or any(value.promised for value in fresh.values()):
+    if set(fresh) != set(dict(members)) or any(value.promised for value in fresh.values()):
         return None
     with_log = [number for number, value in fresh.items() if value.end]
     if len(with_log) > 1:
@@ -174,6 +177,7 @@ def first_state(members: Mapping[int, object], beats: Beats) -> ClusterState | N
         epoch=1,
         master=master,
         in_sync=tuple(Identity(number, fresh[number].incarnation) for number in in_sync),
+        members=members,
         reason="first start",
     )
 

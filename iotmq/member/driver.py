@@ -13,20 +13,16 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, Protocol
 
-from iotmq.addresses import address_text
 from iotmq.broker.tables.table_copies import TableCopies
 from iotmq.clock import Clock
-from iotmq.errors import (
-    ConnectionClosedError,
-    IotmqError,
-    RequestError,
-    TableCopyError,
-)
+from iotmq.errors import IotmqError, MemberChangeError, RequestError
 from iotmq.event_loop import NextTurn
 from iotmq.member import report
 from iotmq.member.consensus_requests import Beats, BeatValue, ConsensusRequests, first_state
+from iotmq.member.follower_links import FollowerLinks
 from iotmq.member.log_checksums import LogChecksums
-from iotmq.member.peers import PeerConnector
+from iotmq.member.master_link import MasterLink
+from iotmq.member.peers import CONNECT_S, PeerConnector
 from iotmq.member.report import Alarms, diverged_alarms
 from iotmq.member.table_stream import TableStream
 from iotmq.member.wire import (
@@ -37,10 +33,9 @@ from iotmq.member.wire import (
     encode_open,
     encode_refusal,
 )
-from iotmq.metrics import Metric, samples
-from iotmq.remoting.codes import RequestCode, ResponseCode
-from iotmq.remoting.command import Command
-from iotmq.remoting.connection import ClientConnection
+from iotmq.metrics import Metric
+from iotmq.remoting.codes import ResponseCode
+from iotmq.remoting.command import Body, Command
 from iotmq.remoting.server import ServerConnection
 from iotmq.replicated.member_store import MemberStore
 from iotmq.replication.cluster_state import ClusterState, Identity
@@ -56,6 +51,7 @@ from iotmq.replication.messages import (
     CopyLog,
     Data,
     Disconnect,
+    KnowMembers,
     Lead,
     LoadLog,
     Message,
@@ -65,6 +61,7 @@ from iotmq.replication.messages import (
     Resign,
     Send,
 )
+from iotmq.replication.next_state import MemberChange
 from iotmq.replication.ports import MemberSettings
 from iotmq.supervised import end, supervise
 
@@ -72,7 +69,6 @@ logger = logging.getLogger("iotmq.replication")
 
 _TICK_S: Final = 0.05
 _SAVE_S: Final = 1.0
-_CONNECT_S: Final = 1.0
 _ASK_S: Final = 0.5
 _PROBES: Final = 5
 _PROBE_S: Final = 0.02
@@ -81,7 +77,6 @@ _LOAD_BYTES: Final = 1 << 20
 _LOADS_MAX: Final = 3
 # So often it is looked for bytes that were cut off and kept: operators remove them.
 _DIVERGED_S: Final = 5.0
-_REFUSAL_CHARACTERS_KEPT: Final = 1_000
 
 
 class MemberEvents(Protocol):
@@ -132,21 +127,17 @@ class MemberDriver:
         self._clock = clock
         self.member = Member(settings, opened.log, opened.file, self._do)
         self._own = opened.file.identity
-        self._is_running = False
+        self.is_running = False
+        """True from the start until the run is over."""
         self.has_failed = False
         """True when the run has ended because something failed, and not because of another master."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._work: list[asyncio.Task[None]] = []
         # Reads of the log from the disk, in threads.
         self._loads: set[asyncio.Future[None]] = set()
-        # The connection to the master, and those of followers by their number.
-        self._master_link: ClientConnection | None = None
-        self._master_number = 0
-        self._connects_count = 0
-        # The member that a connection is being made to; 0 for none.
-        self._connecting = 0
-        self._follower_links: dict[int, ServerConnection] = {}
         self._tables = TableStream(events.tables)
+        self._master = MasterLink(connector, self._tables, self, spawn=self._spawn)
+        self._followers = FollowerLinks(self.member, connector.introduction)
         self._log_grew = NextTurn(self._report_growth)
         self._hold_reason: str | None = None
         self._others: Beats = {}
@@ -159,7 +150,7 @@ class MemberDriver:
     async def start(self) -> None:
         """Begin; the loop runs."""
         loop = asyncio.get_running_loop()
-        self._is_running = True
+        self.is_running = True
         store = self._opened.store
         store.on_appended = self._log_grew.schedule
         before = store.on_flushed
@@ -184,20 +175,18 @@ class MemberDriver:
 
     async def stop(self) -> None:
         """End all connections and tasks; a master tells its followers that it goes."""
-        if self._is_running:
+        if self.is_running:
             with self._ending():
                 self.member.release()
-        self._is_running = False
+        self.is_running = False
         self._opened.store.on_appended = None
         self._tables.stop()
         await self._checksums.stop()
         await end([*self._work, *self._tasks])
         if self._loads:
             await asyncio.wait(self._loads)
-        if self._master_link is not None:
-            self._master_link.abort("stopped")
-        for link in list(self._follower_links.values()):
-            link.close("stopped")
+        self._master.disconnect()
+        self._followers.close_all("stopped")
         await self._requests.withdraw()
 
     @property
@@ -209,7 +198,7 @@ class MemberDriver:
         if leading.has_few:
             return (
                 f"{leading.in_sync_count} members are in sync, and replication.in_sync_min is "
-                f"{self._settings.in_sync_min}"
+                f"{self._settings.in_sync_min_of(leading.state)}"
             )
         return "another member is about to be master"
 
@@ -219,7 +208,7 @@ class MemberDriver:
         leading = self.member.leading
         return (
             leading is not None
-            and len(self._connector.members) > 1
+            and len(self._settings.members_of(leading.state)) > 1
             and len(leading.state.in_sync) == 1
             and len(leading.effective) == 1
         )
@@ -229,6 +218,11 @@ class MemberDriver:
         """Return whether another member is about to be made master."""
         leading = self.member.leading
         return leading is not None and leading.is_handing_over
+
+    @property
+    def is_current(self) -> bool:
+        """Return whether this is the master, and may give what only one master may give."""
+        return self.is_running and self.member.is_current(self._now_s())
 
     @property
     def is_fenced(self) -> bool:
@@ -252,7 +246,7 @@ class MemberDriver:
 
     @property
     def _is_fed(self) -> bool:
-        return self._master_link is not None and self.member.hears_master(self._now_s())
+        return self._master.is_open and self.member.hears_master(self._now_s())
 
     @property
     def alarms(self) -> list[str]:
@@ -291,6 +285,13 @@ class MemberDriver:
         self._tick()
         return self.is_handing_over or self.member.leading is None
 
+    def change_members(self, change: MemberChange) -> None:
+        """Add a member or remove one, soon: the state tells. MemberChangeError says why it cannot be done."""
+        if not self.is_running:
+            raise MemberChangeError("this member begins anew")
+        self.member.change_members(change, self._now_s())
+        self._tick()
+
     def _look_at_disk(self) -> None:
         """Have a member whose disk is well made master where this one's is full or broken."""
         reason = self._opened.store.append_refusal
@@ -303,13 +304,13 @@ class MemberDriver:
 
     def handle_message(self, connection: ServerConnection, request: Command) -> None:
         """Take a message of a follower. RequestError for one that is invalid."""
-        if not self._is_running:
+        if not self.is_running:
             return
         if request.ext.get("kind") == "open":
             introduction, message = decode_open(request)
             self._opened_by(connection, introduction, message)
             return
-        number = next((n for n, link in self._follower_links.items() if link is connection), None)
+        number = self._followers.number_of(connection)
         if number is None:
             return
         if request.ext.get("kind") == "tables":
@@ -326,19 +327,19 @@ class MemberDriver:
 
     def handle_checksum(self, connection: ServerConnection, request: Command) -> None:
         """Answer a request about the bytes of the log, later. RequestError."""
-        if not self._is_running:
+        if not self.is_running:
             raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, "this member begins anew")
         self._checksums.handle(connection, request, confirmed=self._opened.file.confirmed)
 
     def connection_lost(self, connection: ServerConnection) -> None:
         """A connection that was accepted has ended; perhaps it was a follower's."""
         self._checksums.connection_lost(connection)
-        for number, link in list(self._follower_links.items()):
-            if link is connection:
-                del self._follower_links[number]
-                self._link_closed(number, is_outgoing=False)
-                if self._is_running:
-                    self._spawn(self._probe(number, is_outgoing=False))
+        number = self._followers.number_of(connection)
+        if number is not None:
+            self._followers.forget(number)
+            self._link_closed(number, is_outgoing=False)
+            if self.is_running:
+                self._spawn(self._probe(number, is_outgoing=False))
 
     def status(self) -> dict[str, Any]:
         """Return what operators and other members are told, as JSON."""
@@ -351,23 +352,12 @@ class MemberDriver:
         }
 
     def metrics(self) -> Iterator[Metric]:
-        yield from report.metrics(self.member, self._opened)
-        yield from samples(
-            (
-                "iotmq_replication_consensus_failures_total",
-                "Requests to the consensus store without an answer.",
-                self._requests.failures_count,
-            ),
-            (
-                "iotmq_replication_diverged_bytes",
-                "Bytes cut off the log that nobody acknowledged, kept for `iotmq store salvage`.",
-                self._diverged[0],
-            ),
-            (
-                "iotmq_replication_alarms",
-                "Sentences for the operator now.",
-                len(self.alarms) + len(self._events.standing_alarms()),
-            ),
+        yield from report.metrics(
+            self.member,
+            self._opened,
+            consensus_failures=self._requests.failures_count,
+            diverged_bytes=self._diverged[0],
+            alarms=len(self.alarms) + len(self._events.standing_alarms()),
         )
 
     # The state machine.
@@ -388,7 +378,7 @@ class MemberDriver:
             self._events.appends_changed()
 
     def _fail(self, error: Exception) -> None:
-        if not self._is_running:
+        if not self.is_running:
             return
         is_expected = isinstance(error, IotmqError)
         logger.error(
@@ -402,7 +392,7 @@ class MemberDriver:
         self._end_run(str(error) or type(error).__name__)
 
     def _end_run(self, reason: str) -> None:
-        self._is_running = False
+        self.is_running = False
         self._events.ended(reason)
 
     def _do(self, action: Action) -> None:
@@ -411,17 +401,21 @@ class MemberDriver:
         elif isinstance(action, Confirmed):
             self._events.confirmed(action.position)
         elif isinstance(action, Connect):
-            # One that takes its time is not begun anew: far away, none would ever come about.
-            if self._connecting != action.member:
-                self._connecting = action.member
-                self._connects_count += 1
-                self._spawn(self._connect(action.member, self._connects_count))
+            self._master.connect(action.member)
         elif isinstance(action, Disconnect):
             self._disconnect(action)
         elif isinstance(action, ReadState):
             self._spawn(self._requests.read(action.number))
         elif isinstance(action, ReplaceState):
             self._spawn(self._requests.replace(action))
+        elif isinstance(action, KnowMembers):
+            self._connector.know(action.members)
+            if action.members != self._settings.members:
+                logger.warning(
+                    "the members are %s, as recorded; replication.members of member %d names others",
+                    ", ".join(f"{member}={address}" for member, address in action.members),
+                    self._own.member,
+                )
         elif isinstance(action, AskOthers):
             for number in action.members:
                 self._spawn(self._ask(number))
@@ -448,22 +442,19 @@ class MemberDriver:
 
     def _send(self, number: int, message: Message) -> None:
         if isinstance(message, Open):
-            if self._master_link is not None:
-                self._master_link.send_oneway(encode_open(message, self._introduction))
+            self._master.send(encode_open(message, self._introduction))
         elif isinstance(message, Ack):
-            if self._master_link is not None:
-                self._master_link.send_oneway(encode(message))
-        elif (link := self._follower_links.get(number)) is not None:
+            self._master.send(encode(message))
+        elif number in self._followers:
+            content: Body = b""
             if isinstance(message, Data) and message.end > message.position:
                 content = self._opened.log.read_piece(message.position, message.end)
-                link.send_oneway(encode(message, content))
-            else:
-                link.send_oneway(encode(message))
+            self._followers.send(number, encode(message, content))
 
     async def _load(self, action: LoadLog) -> None:
         """Bring in what a follower that is far behind gets next; the loop goes on meanwhile."""
         log, loads = self._opened.log, 0
-        while loads < _LOADS_MAX and self._is_running:
+        while loads < _LOADS_MAX and self.is_running:
             plan = log.cold_read(action.position, _LOAD_BYTES)
             if plan is None:
                 break
@@ -476,37 +467,37 @@ class MemberDriver:
             except OSError as error:
                 # Of no concern to others: they go on with what is in memory.
                 self.alarm(f"the log cannot be read for member {action.member}: {error}")
-                if (link := self._follower_links.get(action.member)) is not None:
+                for link in self._followers.links_of([action.member]):
                     link.close("the log cannot be read")
                 return
             loads += 1
-        if self._is_running:
+        if self.is_running:
             with self._ending():
                 self.member.log_loaded(action.member, action.position, self._now_s())
 
     def _report_growth(self) -> None:
-        if self._is_running and self.member.leading is not None:
+        if self.is_running and self.member.leading is not None:
             with self._ending():
                 self.member.log_grew(self._now_s())
 
     def _tables_changed(self) -> None:
-        if self._is_running:
+        if self.is_running:
             with self._ending():
                 self._tables.send_changes()
 
     def _flushed(self) -> None:
-        if self._is_running:
+        if self.is_running:
             with self._ending():
-                self.member.flushed(self._now_s())
+                self.member.flushed()
 
     def _tick(self) -> None:
-        if self._is_running:
+        if self.is_running:
             with self._ending():
                 self.member.tick(self._now_s())
 
     async def _tick_repeatedly(self) -> None:
         save_s = self._now_s()
-        while self._is_running:
+        while self.is_running:
             self._tick()
             if self._now_s() - save_s >= _SAVE_S:
                 save_s = self._now_s()
@@ -517,7 +508,7 @@ class MemberDriver:
             await asyncio.sleep(_TICK_S)
 
     async def _look_for_diverged(self) -> None:
-        while self._is_running:
+        while self.is_running:
             self._diverged = await asyncio.to_thread(self._opened.log.diverged)
             await asyncio.sleep(_DIVERGED_S)
 
@@ -536,31 +527,13 @@ class MemberDriver:
 
     def _opened_by(self, connection: ServerConnection, introduction: Introduction, message: Open) -> None:
         number = message.identity.member
-        refusal = None
-        if introduction != self._introduction:
-            refusal = (
-                f"member {number} has {_text(introduction)}, and member {self._own.member} has "
-                f"{_text(self._introduction)}: they cannot be copies of each other"
-            )
-        elif number == self._own.member:
-            refusal = f"two members have the number {number}: correct replication.member of one of them"
-        elif number not in self._connector.members:
-            refusal = f"replication.members of member {self._own.member} does not name member {number}"
-        elif self._is_heard(number, other_than=connection):
-            # Or the two would take the place of each other again and again.
-            refusal = (
-                f"member {number} follows already, by another connection: does a second process have that "
-                "number? Correct replication.member of one of them"
-            )
+        refusal = self._followers.refusal(connection, introduction, number, self._now_s())
         if refusal is not None:
             self.alarm(refusal)
             connection.send_oneway(encode_refusal(refusal))
             connection.close("refused")
             return
-        old = self._follower_links.get(number)
-        if old is not None and old is not connection:
-            old.close("replaced")
-        self._follower_links[number] = connection
+        self._followers.take(number, connection)
         leading = self.member.leading
         if leading is not None and message.identity not in leading.effective:
             # What it has of the tables is there before it counts as in sync.
@@ -571,16 +544,8 @@ class MemberDriver:
             if self.member.leading is not None:
                 self._spawn(self._send_tables(connection))
 
-    def _is_heard(self, number: int, *, other_than: ServerConnection) -> bool:
-        """Return whether a follower was heard just now on a connection that stands."""
-        link, leading = self._follower_links.get(number), self.member.leading
-        if link is None or link is other_than or leading is None or number not in leading.followers:
-            return False
-        follower = leading.followers[number]
-        return follower.is_connected and self._now_s() - follower.heard_s < self._settings.beat_stale_s
-
     def _follow(self, connection: ServerConnection, number: int, message: Open) -> None:
-        if self._is_running and self._follower_links.get(number) is connection:
+        if self.is_running and self._followers.is_of(number, connection):
             with self._ending():
                 self.member.received(number, message, self._now_s())
             self._tick()
@@ -595,16 +560,15 @@ class MemberDriver:
     def _copy_tables(self, call: Callable[[bool], None]) -> None:
         """Send what has changed in the tables; call back when the followers in sync have it."""
         leading = self.member.leading
-        if leading is None or not self._is_running:
+        if leading is None or not self.is_running:
             call(False)
             return
         self._tables_changed()
-        in_sync = {identity.member for identity in leading.state.in_sync}
-        links = [link for number, link in self._follower_links.items() if number in in_sync]
-        self._tables.when_copied(links, call)
+        in_sync = (identity.member for identity in leading.state.in_sync)
+        self._tables.when_copied(self._followers.links_of(in_sync), call)
 
     def _link_closed(self, number: int, *, is_outgoing: bool, is_refused: bool = False) -> None:
-        if self._is_running:
+        if self.is_running:
             with self._ending():
                 self.member.link_closed(number, self._now_s(), is_outgoing=is_outgoing, is_refused=is_refused)
             if is_refused:
@@ -613,10 +577,10 @@ class MemberDriver:
     async def _probe(self, number: int, *, is_outgoing: bool) -> None:
         """See whether a member whose connection has ended is gone: then nothing listens any more."""
         for _ in range(_PROBES):
-            if not self._is_running:
+            if not self.is_running:
                 return
-            is_refused = await self._connector.is_refused(number, timeout_s=_CONNECT_S)
-            if self._master_link is not None if is_outgoing else number in self._follower_links:
+            is_refused = await self._connector.is_refused(number, timeout_s=CONNECT_S)
+            if self._master.is_open if is_outgoing else number in self._followers:
                 return
             if is_refused:
                 self._link_closed(number, is_outgoing=is_outgoing, is_refused=True)
@@ -626,67 +590,31 @@ class MemberDriver:
 
     # The master.
 
-    async def _connect(self, number: int, count: int) -> None:
-        try:
-            link = await self._connector.connect(
-                number, on_request=self._from_master, on_lost=self._master_lost, timeout_s=_CONNECT_S
-            )
-        except ConnectionClosedError as error:
-            if count == self._connects_count:
-                self._connecting = 0
-                is_refused = isinstance(error.__cause__, ConnectionRefusedError)
-                self._link_closed(number, is_outgoing=True, is_refused=is_refused)
-            return
-        if count != self._connects_count or not self._is_running:
-            link.abort("not wanted any more")
-            return
-        self._connecting = 0
-        self._drop_master()
-        self._master_link, self._master_number = link, number
-        self._tables.begin()
+    def master_connected(self, number: int) -> None:
+        """Follow the master on the connection that is there."""
         with self._ending():
             self.member.link_opened(number, self._now_s())
 
-    def _from_master(self, connection: ClientConnection, request: Command) -> None:
-        if connection is not self._master_link or not self._is_running:
-            return
-        if request.code != RequestCode.MEMBER_MESSAGE:
-            return
-        if request.ext.get("kind") == "refused":
-            self.alarm(request.text("text", "")[:_REFUSAL_CHARACTERS_KEPT])
-            return
-        try:
-            if request.ext.get("kind") == "table":
-                self._tables.take(connection, request)
-                return
-            message = decode(request)
-        except (RequestError, TableCopyError) as error:
-            self.alarm(f"member {self._master_number} sends what no master sends: {error}")
-            connection.abort("malformed")
-            return
+    def master_unreachable(self, number: int, *, is_refused: bool) -> None:
+        """Take note that no connection could be made."""
+        self._link_closed(number, is_outgoing=True, is_refused=is_refused)
+
+    def master_lost(self, number: int) -> None:
+        """Take note that the connection has ended, and see whether the master has."""
+        self._link_closed(number, is_outgoing=True)
+        if self.is_running:
+            self._spawn(self._probe(number, is_outgoing=True))
+
+    def master_says(self, number: int, message: Message) -> None:
+        """Take a message of the master."""
         with self._ending():
-            self.member.received(self._master_number, message, self._now_s())
-
-    def _master_lost(self, connection: ClientConnection) -> None:
-        if connection is self._master_link:
-            self._master_link = None
-            self._link_closed(self._master_number, is_outgoing=True)
-            if self._is_running:
-                self._spawn(self._probe(self._master_number, is_outgoing=True))
-
-    def _drop_master(self) -> None:
-        link, self._master_link = self._master_link, None
-        if link is not None:
-            link.abort("followed no more")
+            self.member.received(number, message, self._now_s())
 
     def _disconnect(self, action: Disconnect) -> None:
         if action.is_outgoing:
-            # A connection that is being made is for nobody any more.
-            self._connects_count += 1
-            self._connecting = 0
-            self._drop_master()
-        elif (link := self._follower_links.pop(action.member, None)) is not None:
-            link.close("no follower any more")
+            self._master.disconnect()
+        else:
+            self._followers.close(action.member, "no follower any more")
 
     async def _ask(self, number: int) -> None:
         """Ask another member whether it hears the master."""
@@ -695,7 +623,7 @@ class MemberDriver:
         except IotmqError as error:
             logger.debug("member %d does not say whether it hears the master: %s", number, error)
             return
-        if self._is_running:
+        if self.is_running:
             with self._ending():
                 self.member.hearing_told(status.get("hearsMaster") is True, self._now_s())
 
@@ -703,7 +631,7 @@ class MemberDriver:
 
     def state_read(self, number: int, version: int, state: ClusterState) -> None:
         """Take the state."""
-        if self._is_running:
+        if self.is_running:
             with self._ending():
                 self.member.state_read(number, version, state, self._now_s())
             self._tick()
@@ -711,7 +639,7 @@ class MemberDriver:
     def state_missing(self) -> ClusterState | None:
         """Return the first state if this is the member to make it: see docs/explanation/replication.md."""
         file = self._opened.file
-        if not self._is_running:
+        if not self.is_running:
             return None
         if file.promised_epoch or self._opened.log.epochs:
             self.alarm(
@@ -720,25 +648,25 @@ class MemberDriver:
                 "another one? See `iotmq replication adopt`"
             )
             return None
-        state = first_state(self._connector.members, self._others)
+        state = first_state(self._settings.members, self._others)
         return state if state is not None and state.master == self._own.member else None
 
     def state_replaced(self, number: int, version: int | None) -> None:
         """Take the answer to a change."""
-        if self._is_running:
+        if self.is_running:
             with self._ending():
                 self.member.state_replaced(number, version, self._now_s())
             self._tick()
 
     def poked(self) -> None:
         """Look at the state: it may have changed."""
-        if self._is_running:
+        if self.is_running:
             with self._ending():
                 self.member.poked(self._now_s())
 
     def beaten(self, beats: Beats) -> None:
         """Take the signs of life of all members."""
-        if self._is_running:
+        if self.is_running:
             self._others = beats
             with self._ending():
                 self.member.beaten(
@@ -755,17 +683,10 @@ class MemberDriver:
         file = self._opened.file
         return BeatValue(
             incarnation=self._own.incarnation,
-            address=address_text(*self._connector.members[self._own.member]),
+            address=dict(self._settings.members)[self._own.member],
             leads=self.member.leads,
             end=self._opened.log.end,
             confirmed=file.confirmed,
             promised=file.promised_epoch,
             takes_records=self._opened.store.append_refusal is None,
         )
-
-
-def _text(introduction: Introduction) -> str:
-    return (
-        f"broker {introduction.broker} of cluster {introduction.cluster}, store.segment_bytes "
-        f"{introduction.segment_bytes} and format {introduction.format}"
-    )

@@ -30,6 +30,8 @@ MEMBER_CODES: Final = frozenset(
         RequestCode.MEMBER_MESSAGE,
         RequestCode.GET_MEMBER_STATUS,
         RequestCode.HAND_OVER,
+        RequestCode.ADD_MEMBER,
+        RequestCode.REMOVE_MEMBER,
         RequestCode.GET_LOG_CHECKSUM,
         *COPY_CODES,
     }

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 import msgspec
 
-from iotmq.addresses import address_text
+from iotmq.addresses import address_text, parse_address
 from iotmq.errors import BrokerError, ConnectionClosedError
 from iotmq.member.wire import Introduction
 from iotmq.remoting.codes import RequestCode, ResponseCode
@@ -15,7 +15,11 @@ from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection, OnLost, OnRequest
 from iotmq.remoting.signature import Credentials, sign
 from iotmq.remoting.tls.files import client_tls
+from iotmq.replication.cluster_state import MemberAddress
 from iotmq.replication.settings import ReplicationSettings
+
+CONNECT_S: Final = 1.0
+"""So long a connection may take to be made, where nothing else is said."""
 
 
 class PeerConnector:
@@ -25,10 +29,15 @@ class PeerConnector:
         """`introduction` is this member's. ConfigError for a file of certificates that cannot be used."""
         self.introduction = introduction
         self.members: Mapping[int, tuple[str, int]] = settings.addresses
+        """All members: those of the settings, until it is known which ones are recorded."""
         self._tls = client_tls(ca_file=settings.tls_ca_file) if settings.tls_enabled else None
         self._credentials = (
             Credentials(settings.access_key, settings.secret_key) if settings.access_key else None
         )
+
+    def know(self, members: Iterable[MemberAddress]) -> None:
+        """Use these members from now on: they are the recorded ones."""
+        self.members = {member: parse_address(address) for member, address in members}
 
     async def connect(
         self,
@@ -114,13 +123,13 @@ class PeerConnector:
             ) from None
 
     def address(self, number: int) -> str:
-        """Return HOST:PORT of a member, or what is to be said of one that the settings do not name."""
+        """Return HOST:PORT of a member, or what is to be said of one that is not known here."""
         address = self.members.get(number)
-        return "which replication.members does not name here" if address is None else address_text(*address)
+        return "whose address is not known here" if address is None else address_text(*address)
 
     def _address_of(self, number: int) -> tuple[str, int]:
-        """Return where a member is. ConnectionClosedError for one added later, which is not known here."""
+        """Return where a member is. ConnectionClosedError for one that is not known here."""
         address = self.members.get(number)
         if address is None:
-            raise ConnectionClosedError(f"replication.members does not name member {number}")
+            raise ConnectionClosedError(f"the address of member {number} is not known here")
         return address

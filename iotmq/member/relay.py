@@ -29,7 +29,7 @@ from iotmq.errors import BrokerError, ConnectionClosedError, IotmqError, Request
 from iotmq.member.peers import PeerConnector
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.channel import Channel
-from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.codes import IS_MASTER_FIELD, RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
 from iotmq.remoting.server import RequestHandler, ServerConnection
@@ -73,6 +73,8 @@ class Relay:
         self.is_own = is_own
         self._master = master
         self._refusal = refusal
+        # The only member that links go to.
+        self._checked_master: int | None = None
         self._clients: dict[ServerConnection, _RelayedClient] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._checks: asyncio.Task[None] | None = None
@@ -100,7 +102,12 @@ class Relay:
         client = self._clients.get(connection)
         if client is None:
             client = self._clients[connection] = _RelayedClient(self, connection)
-        client.take(request)
+        try:
+            client.take(request)
+        except RequestError:
+            if request.code != RequestCode.QUERY_CONSUMER_OFFSET:
+                raise
+            client.refuse(request)
 
     def connection_lost(self, connection: ServerConnection) -> None:
         """End the link of a client that has gone."""
@@ -188,12 +195,13 @@ class Relay:
                     if not self._is_up.is_set():
                         self._look_soon()
                         await self._is_up.wait()
-                    number = self._master()
+                    self._check_master()
+                    number = self._checked_master
                     if number is None:
                         self._is_up.clear()
                         continue
                     try:
-                        return await self._connector.connect_for_client(
+                        link = await self._connector.connect_for_client(
                             number,
                             host,
                             port,
@@ -201,6 +209,9 @@ class Relay:
                             on_lost=client.link_lost,
                             timeout_s=_CONNECT_S,
                         )
+                        if number == self._checked_master:
+                            return link
+                        link.abort("another member is master")
                     except (ConnectionClosedError, RequestTimeoutError, BrokerError) as error:
                         if getattr(error, "code", None) == ResponseCode.NO_PERMISSION:
                             logger.warning("the master takes no clients from this member: %s", error)
@@ -235,16 +246,19 @@ class Relay:
             await asyncio.sleep(_LOOK_S)
 
     async def _check_repeatedly(self) -> None:
-        """End links to a member that is master no more: it may be silent for long before they end."""
-        before = self._master()
         while True:
             await asyncio.sleep(_CHECK_S)
-            number = self._master()
-            if number != before:
-                before = number
-                self._is_up.clear()
-                for client in list(self._clients.values()):
-                    client.drop("another member is master")
+            self._check_master()
+
+    def _check_master(self) -> None:
+        """End links to a member that is master no more: it may be silent for long before they end."""
+        number = self._master()
+        if number == self._checked_master:
+            return
+        self._checked_master = number
+        self._is_up.clear()
+        for client in list(self._clients.values()):
+            client.drop("another member is master")
 
 
 class _RelayedClient:
@@ -290,17 +304,37 @@ class _RelayedClient:
             self._opening = None
         if link is None or link.is_closed:
             self._refuse_waiting()
-            self.connection.resume()
-            return
-        self._link = link
-        while self._waiting and self._link is link:
-            self._forward(link, *self._waiting.popleft())
-        self.connection.resume()
+        else:
+            self._link = link
+            if self._drops_what_waits():
+                return
+            while self._waiting and self._link is link:
+                self._forward(link, *self._waiting.popleft())
+        self._read_again(self.connection)
+
+    def _drops_what_waits(self) -> bool:
+        """Forget what waits when the client has gone meanwhile; return whether it has.
+
+        It may have sent the same to the master itself by now, and there would be two of it.
+        """
+        if not self.connection.has_peer_left:
+            return False
+        # What was not read yet is forgotten, too. The link ends with the connection.
+        self.connection.abort("the client has gone")
+        return True
 
     def _refuse_waiting(self) -> None:
         while self._waiting:
             request, size = self._waiting.popleft()
             self._release(size)
+            self.refuse(request)
+
+    def refuse(self, request: Command) -> None:
+        """Answer a request that has no answer of the master, or end the client's connection."""
+        if request.code == RequestCode.QUERY_CONSUMER_OFFSET:
+            # Java clients take any refusal for the word that the group has none, and begin somewhere else.
+            self.connection.close("the offset of a group is not known")
+        else:
             self.connection.reply(self._relay.refuse(request))
 
     def _release(self, size: int) -> None:
@@ -342,9 +376,12 @@ class _RelayedClient:
         request.opaque = opaque
         if future.exception() is not None:
             if not self._part("no answer of the master"):
-                self.connection.reply(self._relay.refuse(request))
+                self.refuse(request)
             return
         answer = future.result()
+        if answer.ext.get(IS_MASTER_FIELD) == "false" and request.code == RequestCode.QUERY_CONSUMER_OFFSET:
+            self.refuse(request)
+            return
         answer.opaque = opaque
         self.connection.reply(answer)
         if self._link is not None:
@@ -376,6 +413,12 @@ class _RelayedClient:
             pass
         finally:
             self._slowed.discard(source)
+            self._read_again(source)
+
+    def _read_again(self, source: Channel) -> None:
+        """Read from one side again, unless it still has to wait for the other, or for a link."""
+        is_waiting = source is self.connection and self._opening is not None
+        if source not in self._slowed and not is_waiting:
             source.resume()
 
     def link_lost(self, link: ClientConnection) -> None:
@@ -409,13 +452,18 @@ class _RelayedClient:
         """Have a broker in this process carry out what waits."""
         if self._opening is not None:
             self._opening.cancel()
+            self._opening = None
         self.drop("this member is master")
+        is_gone = self._drops_what_waits()
         while self._waiting:
             request, size = self._waiting.popleft()
             self._release(size)
+            if is_gone:
+                continue
             with surviving("requests that waited for a master"):
                 self._serve(handler, request)
-        self.connection.resume()
+        if not is_gone:
+            self._read_again(self.connection)
 
     def _serve(self, handler: RequestHandler, request: Command) -> None:
         response: Command | None

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from iotmq import limits
 from iotmq.broker.broker import Broker
 from iotmq.broker.broker_role import BrokerRole
 from iotmq.broker.registration.advertised_address import resolve_store_host
 from iotmq.clock import Clock
-from iotmq.errors import IotmqError, RequestError
+from iotmq.errors import IotmqError, MemberChangeError, RequestError
 from iotmq.event_loop import happens_within
 from iotmq.member.copy_download import CopyDownload
 from iotmq.member.copying import COPY_CODES, Copies
@@ -28,6 +29,7 @@ from iotmq.member.copying_member import Copying
 from iotmq.member.driver import MemberDriver
 from iotmq.member.listener import MemberListener
 from iotmq.member.peers import PeerConnector
+from iotmq.member.table_stream import reaches_next_master
 from iotmq.member.wire import Introduction, decode_begin_copy
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import RequestCode, ResponseCode
@@ -38,11 +40,12 @@ from iotmq.replicated.hot_copy import remove_copies
 from iotmq.replicated.incoming_copy import finish_copy, kept_directories
 from iotmq.replicated.member_store import MemberStore, open_member_store
 from iotmq.replication.consensus.opening import open_consensus_store
+from iotmq.replication.next_state import MemberChange
 from iotmq.supervised import end, repeat, supervise
 
 if TYPE_CHECKING:
     from iotmq.broker.settings import BrokerSettings
-    from iotmq.broker.tables.table_copies import TableCopies
+    from iotmq.broker.tables.table_copies import Copier, TableCopies
     from iotmq.replication.consensus.port import ConsensusStore
     from iotmq.replication.settings import ReplicationSettings
     from iotmq.store.settings import StoreSettings
@@ -260,14 +263,14 @@ class ReplicatedBroker:
 
     # What a run needs of it.
 
-    def make_broker(self, opened: MemberStore) -> Broker:
+    def make_broker(self, opened: MemberStore, is_current: Callable[[], bool]) -> Broker:
         """Make the broker of a run; it serves once it is started."""
         return Broker(
             self._settings,
             opened.store,
             directory=self._directory,
             clock=self._clock,
-            role=BrokerRole(make_server=self._listener.seat),
+            role=BrokerRole(make_server=self._listener.seat, is_member=True, is_current=is_current),
         )
 
     def make_driver(self, opened: MemberStore, consensus: ConsensusStore, run: _Run) -> MemberDriver:
@@ -292,14 +295,10 @@ class ReplicatedBroker:
         """Return the clock."""
         return self._clock
 
-    def check_peer(self, introduction: Introduction, number: int) -> None:
-        """Raise RequestError when that cannot be another member of this broker."""
-        is_other = number in self._connector.members and number != self._replication.member
-        if introduction != self._connector.introduction or not is_other:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
-                f"member {number} of {introduction} is no other member of this broker",
-            )
+    @property
+    def introduction(self) -> Introduction:
+        """Return what other members of this broker have to be the same in."""
+        return self._connector.introduction
 
     @property
     def number(self) -> int:
@@ -317,7 +316,7 @@ class _Run:
     def __init__(self, owner: ReplicatedBroker, opened: MemberStore, consensus: ConsensusStore) -> None:
         self._owner = owner
         self.opened = opened
-        self.broker = owner.make_broker(opened)
+        self.broker = owner.make_broker(opened, lambda: self.driver.is_current)
         self.driver = owner.make_driver(opened, consensus, self)
         self.is_over = asyncio.Event()
         self.is_serving = False
@@ -345,6 +344,7 @@ class _Run:
         try:
             broker.follow()
             await driver.start()
+            broker.table_copies.copier = partial(self._copy_tables, broker.table_copies.copier)
             ending = asyncio.ensure_future(self.is_over.wait())
             retaining = supervise("retention of a member", partial(repeat, _RETENTION_SCAN_S, self._retain))
             try:
@@ -378,6 +378,13 @@ class _Run:
         if state is None:
             return "no master is known yet"
         return f"the master is member {state.master}, {self._owner.master_address(state.master)}"
+
+    def _copy_tables(self, copier: Copier | None, call: Callable[[bool], None]) -> None:
+        """Have followers told what has changed; False where the next master may not be among them."""
+        if copier is not None and reaches_next_master(self.driver.member.leading):
+            copier(call)
+        else:
+            call(False)
 
     # What the driver tells.
 
@@ -458,13 +465,29 @@ class _Run:
         if request.code == RequestCode.GET_LOG_CHECKSUM:
             self.driver.handle_checksum(connection, request)
             return None
-        number = request.integer("member", 0, minimum=0, maximum=127)
+        if request.code in (RequestCode.ADD_MEMBER, RequestCode.REMOVE_MEMBER):
+            return self._change_members(request)
+        number = request.integer("member", 0, minimum=0, maximum=limits.REPLICATION_MEMBER_MAX)
         if not self.driver.hand_over(number):
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
                 "this member is not master, no such member is in sync, or the consensus store is silent: "
                 "see `iotmq replication status`",
             )
+        return request.reply(ResponseCode.SUCCESS)
+
+    def _change_members(self, request: Command) -> Command:
+        change = MemberChange(
+            request.integer("member", minimum=1, maximum=limits.REPLICATION_MEMBER_MAX),
+            request.text("address") if request.code == RequestCode.ADD_MEMBER else "",
+            request.boolean("confirmed"),
+        )
+        if request.code == RequestCode.ADD_MEMBER and not change.address:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, "the address of the member is empty")
+        try:
+            self.driver.change_members(change)
+        except MemberChangeError as error:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, str(error)) from None
         return request.reply(ResponseCode.SUCCESS)
 
     def check_member(self, connection: ServerConnection, request: Command) -> None:
@@ -491,7 +514,12 @@ class _Run:
         if request.code == RequestCode.BEGIN_COPY:
             introduction, identity = decode_begin_copy(request)
             member = identity.member
-            self._owner.check_peer(introduction, member)
+            is_other = member != self._owner.number and self.driver.member.is_member(member)
+            if introduction != self._owner.introduction or not is_other:
+                raise RequestError(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"member {member} of {introduction} is no other member of this broker",
+                )
         return self.copies.handle(connection, request, member=member)
 
     # Retention.

@@ -72,12 +72,15 @@ def status(member: Member, opened: MemberStore, now_s: float) -> dict[str, Any]:
         "confirmed": file.confirmed,
         "flushed": log.flushed,
         "state": None if state is None else msgspec.to_builtins(state),
+        "stateVersion": member.state_version,
         "followers": followers,
     }
 
 
-def metrics(member: Member, opened: MemberStore) -> Iterator[Metric]:
-    """Yield the samples of a member's role, its log, and its followers."""
+def metrics(
+    member: Member, opened: MemberStore, *, consensus_failures: int, diverged_bytes: int, alarms: int
+) -> Iterator[Metric]:
+    """Yield the samples of a member: its role, its log, its followers, and what its driver counts."""
     log, state, leading = opened.log, member.state, member.leading
     for role in Role:
         yield Metric(
@@ -92,6 +95,17 @@ def metrics(member: Member, opened: MemberStore) -> Iterator[Metric]:
         ("iotmq_replication_in_sync", "Members recorded as in sync.", len(state.in_sync) if state else 0),
         ("iotmq_replication_end", "Position behind the last byte of the log.", log.end),
         ("iotmq_replication_confirmed", "The confirmed position.", opened.file.confirmed),
+        (
+            "iotmq_replication_consensus_failures_total",
+            "Requests to the consensus store without an answer.",
+            consensus_failures,
+        ),
+        (
+            "iotmq_replication_diverged_bytes",
+            "Bytes cut off the log that nobody acknowledged, kept for `iotmq store salvage`.",
+            diverged_bytes,
+        ),
+        ("iotmq_replication_alarms", "Sentences for the operator now.", alarms),
     )
     for number, follower in () if leading is None else leading.followers.items():
         yield Metric(

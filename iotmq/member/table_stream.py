@@ -17,9 +17,24 @@ from iotmq.member.wire import decode_tables_taken, encode_table, encode_tables_t
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
 from iotmq.remoting.server import ServerConnection
+from iotmq.replication.leading import Leading
 
 # A change of an operator is answered when the members in sync have it, or after so long.
 _COPIED_S: Final = 1.0
+
+
+def reaches_next_master(leading: Leading | None) -> bool:
+    """Return whether whoever becomes master next is among the followers that are told what changes.
+
+    Not where too few members are in sync: those that have left may be elected. Nor where one that is in sync
+    has no connection: it may be standing for election.
+    """
+    if leading is None or not leading.takes_appends:
+        return False
+    connected = {each.identity for each in leading.followers.values() if each.is_connected}
+    return all(
+        identity.member == leading.state.master or identity in connected for identity in leading.effective
+    )
 
 
 class _CopyWait:

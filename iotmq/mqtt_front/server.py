@@ -53,7 +53,7 @@ _WILLS_TIMEOUT_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
+class FrontEndParts:
     """Bundle the parts of a running front end."""
 
     loop: asyncio.AbstractEventLoop
@@ -121,7 +121,13 @@ class MqttFront:
         self._is_stopping = False
         self._all_gone: asyncio.Event = asyncio.Event()
         # Made in `start`, which is the first to know the loop.
-        self._parts: _Parts | None = None
+        self._parts: FrontEndParts | None = None
+
+    @property
+    def parts(self) -> FrontEndParts:
+        """Return the parts, which are made by `start`."""
+        assert self._parts is not None, "start() was not called"
+        return self._parts
 
     # Role
 
@@ -145,7 +151,7 @@ class MqttFront:
             parts.sys_topics.tick(self._clock.monotonic_s())
         self._ticker = loop.call_later(_TICK_S, self._tick)
 
-    def _assembled(self, loop: asyncio.AbstractEventLoop) -> _Parts:
+    def _assembled(self, loop: asyncio.AbstractEventLoop) -> FrontEndParts:
         settings, port = self._settings, self._session_port
         ingress = Ingress(self._router, self._gateway, loop, settings, rewrites=self._rewrites)
         group = DeviceGroup(loop, ingress, self, now_s=self._clock.monotonic_s() + _TICK_S, clock=self._clock)
@@ -186,7 +192,7 @@ class MqttFront:
             drain, connections_max=settings.connections_max, server_reference=settings.server_reference
         )
         authentication = open_authentication(settings, loop, sessions.open, self._clock)
-        return _Parts(
+        return FrontEndParts(
             loop,
             ingress,
             group,
@@ -235,7 +241,7 @@ class MqttFront:
             await self._session_port.stop()
         await self._gateway.stop()
 
-    async def _drain(self, parts: _Parts, timeout_s: float) -> None:
+    async def _drain(self, parts: FrontEndParts, timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
         while True:
@@ -257,8 +263,7 @@ class MqttFront:
     @property
     def addresses(self) -> Mapping[str, str]:
         """Name of a listener -> HOST:PORT it listens on, or the path of its socket."""
-        assert self._parts is not None, "start() was not called"
-        return self._parts.listeners.addresses
+        return self.parts.listeners.addresses
 
     @property
     def port(self) -> int:
@@ -280,8 +285,7 @@ class MqttFront:
         return self._gateway.not_ready_reason
 
     def _tick(self) -> None:
-        parts = self._parts
-        assert parts is not None, "start() was not called"
+        parts = self.parts
         group = parts.group
         now_s = self._clock.monotonic_s()
         # Devices are stamped with the time of the next tick, because all but a tick may pass until then and
@@ -318,19 +322,18 @@ class MqttFront:
 
     def device_connected(self, device: Device) -> None:
         """A transport was accepted."""
-        assert self._parts is not None, "the listeners are opened by start()"
         self._connections += 1
         self._accepted_total += 1
-        self._parts.listeners.connected(device)
-        if not self._has_room_beside(self._parts.listeners.arriving_count) or self._is_stopping:
+        self.parts.listeners.connected(device)
+        if not self._has_room_beside(self.parts.listeners.arriving_count) or self._is_stopping:
             self._refused_total += 1
-            if not self._parts.admission.keep_past(device):
+            if not self.parts.admission.keep_past(device):
                 device.close(
                     reason_codes.SERVER_BUSY, f"mqtt.connections_max is {self._settings.connections_max}"
                 )
                 device.abort()
                 return
-        self._parts.sessions.add(device)
+        self.parts.sessions.add(device)
         self._deadlines.watch_connecting(device)
 
     def _has_room_beside(self, arriving_count: int) -> bool:
@@ -338,8 +341,7 @@ class MqttFront:
 
     def device_events(self, device: Device, events: Sequence[packets.Event]) -> None:
         """CONNECT, AUTH, SUBSCRIBE, UNSUBSCRIBE or DISCONNECT arrived."""
-        parts = self._parts
-        assert parts is not None, "the listeners are opened by start()"
+        parts = self.parts
         for event in events:
             if isinstance(event, packets.Connect):
                 refusal = parts.admission.refusal(device)
@@ -362,11 +364,10 @@ class MqttFront:
             device.after_answer()
 
     def _change_subscriptions(self, device: Device, event: packets.Subscribe | packets.Unsubscribe) -> None:
-        assert self._parts is not None, "the listeners are opened by start()"
         if isinstance(event, packets.Subscribe):
-            self._parts.subscriptions.subscribe(device, event)
+            self.parts.subscriptions.subscribe(device, event)
         else:
-            self._parts.subscriptions.unsubscribe(device, event)
+            self.parts.subscriptions.unsubscribe(device, event)
 
     def device_lost(self, device: Device) -> None:
         """The transport is gone."""
@@ -394,14 +395,12 @@ class MqttFront:
 
     def session_fenced(self, client_id: str, epoch: int, reason: str) -> None:
         """The session is for another front end, or an operator ends it (durable.SessionHandler)."""
-        assert self._parts is not None, "the session port is started by start()"
-        self._parts.sessions.session_fenced(client_id, epoch, reason)
+        self.parts.sessions.session_fenced(client_id, epoch, reason)
 
     # Numbers
 
     def _totals(self) -> FrontEndTotals:
-        parts = self._parts
-        assert parts is not None, "made by start()"
+        parts = self.parts
         durable = parts.durable
         return FrontEndTotals(
             connections_accepted=self._accepted_total,

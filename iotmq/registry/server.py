@@ -70,9 +70,9 @@ class Registry:
         long as the process."""
         self._settings = settings
         self._clock: Clock = clock or SystemClock()
-        self._watches = MasterWatches(lambda: self._routes.masters())
-        self._routes = RouteTable(masters_changed=self._watches.changed)
-        self._values = KeyValues()
+        self.watches = MasterWatches(lambda: self.routes.masters())
+        self.routes = RouteTable(masters_changed=self.watches.changed)
+        self.values = KeyValues()
         self._file = None if directory is None else KeyValueFile(directory / KV_FILE_NAME)
         self._settings_file = (
             None if directory is None else ChangedSettingsFile(directory / SETTINGS_FILE_NAME, settings)
@@ -140,7 +140,7 @@ class Registry:
     async def start(self) -> None:
         """Read the changed and the key-value settings and listen. StoreCorruptError, OSError."""
         if self._file is not None:
-            self._values = await asyncio.to_thread(self._file.load)
+            self.values = await asyncio.to_thread(self._file.load)
         if self._settings_file is not None:
             self._settings = await asyncio.to_thread(self._settings_file.load)
         self._changers = [
@@ -163,16 +163,16 @@ class Registry:
             await self._changes.join()
             await end(self._changers)
             self._changers.clear()
-        self._watches.stop()
+        self.watches.stop()
         await self._server.stop()
 
     def metrics(self) -> Iterable[Metric]:
         yield from self._server.metrics()
         text = "Topics of all brokers, each counted for each broker."
         yield from samples(
-            ("brokers", "Registered brokers.", self._routes.broker_count),
-            ("topics", text, self._routes.topic_count),
-            ("kv_entries", "Key-value settings.", self._values.count),
+            ("brokers", "Registered brokers.", self.routes.broker_count),
+            ("topics", text, self.routes.topic_count),
+            ("kv_entries", "Key-value settings.", self.values.count),
             ("registrations_total", "Registrations taken.", self._registrations_count),
             (
                 "topics_refused_total",
@@ -182,9 +182,9 @@ class Registry:
             (
                 "stale_registrations_total",
                 "Registrations of masters refused because a later one is known.",
-                self._routes.stale_count,
+                self.routes.stale_count,
             ),
-            ("master_watchers", "Clients that wait for another master.", self._watches.count),
+            ("master_watchers", "Clients that wait for another master.", self.watches.count),
             prefix="iotmq_registry_",
         )
         yield from samples_by(
@@ -197,8 +197,8 @@ class Registry:
     def drop_silent_brokers(self) -> None:
         """Take brokers out of the routes that were silent too long; runs by itself."""
         now_s = self._clock.monotonic_s()
-        silent = self._routes.expire(now_s, self._settings.broker_timeout_s)
-        self._routes.forget_away(now_s, self._settings.broker_memory_s)
+        silent = self.routes.expire(now_s, self._settings.broker_timeout_s)
+        self.routes.forget_away(now_s, self._settings.broker_memory_s)
         self._lost("silent", silent)
 
     # The listener's handler.
@@ -208,8 +208,8 @@ class Registry:
         return request.not_supported() if handler is None else handler(connection, request)
 
     def connection_lost(self, connection: ServerConnection) -> None:
-        self._watches.forget(connection)
-        self._lost("disconnected", self._routes.channel_lost(connection))
+        self.watches.forget(connection)
+        self._lost("disconnected", self.routes.channel_lost(connection))
 
     def _scan_after(self, delay_s: float) -> None:
         def scan() -> None:
@@ -287,8 +287,8 @@ class Registry:
         ha_address: str,
         registration: Registration,
     ) -> Command:
-        count_before = self._routes.broker_count
-        master = self._routes.register(
+        count_before = self.routes.broker_count
+        master = self.routes.register(
             identity,
             ha_address=ha_address,
             data_version=registration.data_version,
@@ -302,7 +302,7 @@ class Registry:
             logger.warning(
                 "topics refused", extra={"broker": identity.name, "count": registration.topics_refused}
             )
-        if self._routes.broker_count > count_before:
+        if self.routes.broker_count > count_before:
             logger.info(
                 "broker registered",
                 extra={
@@ -315,7 +315,7 @@ class Registry:
         ext = {}
         if master.address:
             ext = {"haServerAddr": master.ha_address, "masterAddr": master.address}
-        table = {"table": self._values.namespace(ORDER_TOPIC_NAMESPACE)}
+        table = {"table": self.values.namespace(ORDER_TOPIC_NAMESPACE)}
         return request.reply(ResponseCode.SUCCESS, ext=ext, body=lenient_json.encode(table))
 
     def _unregister(self, connection: ServerConnection, request: Command) -> Command | None:
@@ -331,16 +331,16 @@ class Registry:
         return request.reply(ResponseCode.SUCCESS)
 
     def _unregistered(self, connection: ServerConnection, identity: BrokerIdentity) -> None:
-        if self._routes.unregister(identity, channel=connection):
+        if self.routes.unregister(identity, channel=connection):
             self._lost("unregistered", [identity])
 
     def _query_data_version(self, connection: ServerConnection, request: Command) -> Command:
         identity = _identity(request)
         asked = lenient_json.decode_request(request.body, DataVersion)
-        known = self._routes.data_version(identity.address)
+        known = self.routes.data_version(identity.address)
         is_changed = known is None or known != asked
         if not is_changed:
-            self._routes.renew(identity.address, self._clock.monotonic_s())
+            self.routes.renew(identity.address, self._clock.monotonic_s())
         body = b""
         if known is not None:
             document = {"counter": known.counter, "timestamp": known.timestamp}
@@ -355,43 +355,43 @@ class Registry:
 
     def _route(self, connection: ServerConnection, request: Command) -> Command:
         topic = request.text("topic")
-        route = self._routes.route(topic, with_away=request.boolean("withAway"))
+        route = self.routes.route(topic, with_away=request.boolean("withAway"))
         if route is None:
             return request.reply(
                 ResponseCode.TOPIC_NOT_EXIST, remark=f"no broker has the topic {topic[:128]!a}"
             )
-        document = _route_document(route, self._values.get(ORDER_TOPIC_NAMESPACE, topic))
+        document = _route_document(route, self.values.get(ORDER_TOPIC_NAMESPACE, topic))
         if request.version >= Version.STANDARD_JSON or request.boolean("acceptStandardJsonOnly"):
             return request.reply(ResponseCode.SUCCESS, body=lenient_json.encode_ascii(document))
         return request.reply(ResponseCode.SUCCESS, body=lenient_json.encode(document))
 
     def _watch_masters(self, connection: ServerConnection, request: Command) -> Command | None:
         # A connection on which nothing moves is closed: the answer comes before that.
-        return self._watches.watch(connection, request, wait_s_max=self._settings.idle_timeout_s / 2)
+        return self.watches.watch(connection, request, wait_s_max=self._settings.idle_timeout_s / 2)
 
     def _cluster_info(self, connection: ServerConnection, request: Command) -> Command:
         document = {
-            "brokerAddrTable": {group.name: _broker_document(group) for group in self._routes.groups()},
-            "clusterAddrTable": self._routes.clusters(),
+            "brokerAddrTable": {group.name: _broker_document(group) for group in self.routes.groups()},
+            "clusterAddrTable": self.routes.clusters(),
         }
         return request.reply(ResponseCode.SUCCESS, body=lenient_json.encode(document))
 
     def _topics(self, connection: ServerConnection, request: Command) -> None:
-        self._list(connection, request, self._routes.topics(with_away=request.boolean("withAway")))
+        self._list(connection, request, self.routes.topics(with_away=request.boolean("withAway")))
 
     def _topics_of_cluster(self, connection: ServerConnection, request: Command) -> None:
-        self._list(connection, request, self._routes.topics(request.text("cluster")))
+        self._list(connection, request, self.routes.topics(request.text("cluster")))
 
     def _system_topics(self, connection: ServerConnection, request: Command) -> Command:
         names: list[str] = []
-        for cluster, brokers in self._routes.clusters().items():
+        for cluster, brokers in self.routes.clusters().items():
             names += [cluster, *brokers]
-        groups = self._routes.groups()
+        groups = self.routes.groups()
         address = groups[0].addresses[min(groups[0].addresses)] if groups else None
         return _topic_list(request, list(dict.fromkeys(names)), address)
 
     def _topics_of_flags(self, mask: int, flags: int, connection: ServerConnection, request: Command) -> None:
-        self._list(connection, request, self._routes.topics(mask=mask, flags=flags))
+        self._list(connection, request, self.routes.topics(mask=mask, flags=flags))
 
     def _list(
         self, connection: ServerConnection, request: Command, topics: Generator[None, None, list[str]]
@@ -419,11 +419,11 @@ class Registry:
     def _set_writable(
         self, is_writable: bool, count_field: str, connection: ServerConnection, request: Command
     ) -> Command:
-        count = self._routes.set_writable(request.text("brokerName"), is_writable)
+        count = self.routes.set_writable(request.text("brokerName"), is_writable)
         return request.reply(ResponseCode.SUCCESS, ext={count_field: str(count)})
 
     def _delete_topic(self, connection: ServerConnection, request: Command) -> Command:
-        self._routes.delete_topic(request.text("topic"), request.ext.get("clusterName") or None)
+        self.routes.delete_topic(request.text("topic"), request.ext.get("clusterName") or None)
         return request.reply(ResponseCode.SUCCESS)
 
     def _config(self, connection: ServerConnection, request: Command) -> Command:
@@ -448,13 +448,13 @@ class Registry:
     # Key-value settings.
 
     def _get_value(self, connection: ServerConnection, request: Command) -> Command:
-        value = self._values.get(request.text("namespace"), request.text("key"))
+        value = self.values.get(request.text("namespace"), request.text("key"))
         if value is None:
             return request.reply(ResponseCode.QUERY_NOT_FOUND, remark="no value under this key")
         return request.reply(ResponseCode.SUCCESS, ext={"value": value})
 
     def _list_values(self, connection: ServerConnection, request: Command) -> Command:
-        values = self._values.namespace(request.text("namespace"))
+        values = self.values.namespace(request.text("namespace"))
         if not values:
             return request.reply(ResponseCode.QUERY_NOT_FOUND, remark="no values in this namespace")
         return request.reply(ResponseCode.SUCCESS, body=lenient_json.encode({"table": values}))
@@ -472,10 +472,10 @@ class Registry:
         self, connection: ServerConnection, request: Command, change: Callable[[KeyValues], KeyValues]
     ) -> None:
         async def apply() -> None:
-            fresh = change(self._values)
-            if self._file is not None and fresh is not self._values:
+            fresh = change(self.values)
+            if self._file is not None and fresh is not self.values:
                 await asyncio.to_thread(self._file.save, fresh)
-            self._values = fresh
+            self.values = fresh
 
         self._change(connection, request, apply)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Final, cast
 
 from iotmq.errors import ConnectionClosedError, RequestError, RequestTimeoutError
@@ -12,6 +13,9 @@ from iotmq.remoting.codes import Flag, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.frames.frame import FrameReader, Item, Run, decode_one, encode
 from iotmq.remoting.traffic import Traffic
+
+# States of TCP: there is no connection any more, and the peer sends nothing more.
+_PEER_HAS_LEFT: Final = (7, 8)
 
 # Above the high mark the transport reports congestion, and a server stops reading from the peer.
 _HIGH_WATER_BYTES: Final = 1024 * 1024
@@ -227,6 +231,19 @@ class Channel(asyncio.Protocol):
         self.is_active = False
         self._scanned_size = size
         return is_active
+
+    @property
+    def has_peer_left(self) -> bool:
+        """Return whether the peer has ended the connection, which is not noticed while nothing is read.
+
+        False where the system does not tell.
+        """
+        found: socket.socket | None = None
+        if self._transport is not None:
+            found = self._transport.get_extra_info("socket")
+        if found is None or not hasattr(socket, "TCP_INFO"):
+            return self.is_closed
+        return found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in _PEER_HAS_LEFT
 
     def abort(self, reason: str) -> None:
         """End the connection now; what was not written is lost."""

@@ -161,6 +161,8 @@ class RequestCode:
     END_COPY: Final = 30_095
     RELAY_CLIENT: Final = 30_096
     GET_LOG_CHECKSUM: Final = 30_097
+    ADD_MEMBER: Final = 30_098
+    REMOVE_MEMBER: Final = 30_099
     # Ours: every client of a broker with its groups, in parts.
     LIST_CLIENTS: Final = 30_020
 

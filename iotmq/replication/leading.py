@@ -1,4 +1,4 @@
-"""Lead an epoch: feed followers, confirm what all members in sync have, change the set of those in sync.
+"""Lead an epoch: feed followers, confirm what all members in sync have, change the sets of members.
 
 Rules of docs/explanation/replication.md: R1 confirms, R2 grows, R3 shrinks, R4 is about changes that nobody
 answered.
@@ -6,12 +6,13 @@ answered.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
 from msgspec.structs import replace
 
-from iotmq.errors import StoreCorruptError
+from iotmq.errors import MemberChangeError, StoreCorruptError
 from iotmq.replication.cluster_state import ClusterState, Identity
 from iotmq.replication.epochs import common_point
 from iotmq.replication.messages import (
@@ -27,6 +28,7 @@ from iotmq.replication.messages import (
     Open,
     Send,
 )
+from iotmq.replication.next_state import MemberChange, changed_members, next_state
 from iotmq.replication.ports import MemberFile, MemberLog, MemberSettings
 from iotmq.replication.state_change import StateChange
 
@@ -47,7 +49,9 @@ class Follower:
         # Up to where it was sent the log, once it is told where to follow from, and where that was.
         self.sent: int | None = None
         self.sent_from = 0
-        # The same over all its connections: one that comes again and again must not count as new each time.
+        # The ends of the pieces it was sent on this connection and has not received yet, as far as is known.
+        self.in_flight: deque[int] = deque()
+        # As `sent`, over all its connections: one that comes again and again must not count as new each time.
         self.sent_most = 0
         # Up to where it has the log of this epoch.
         self.acked: int | None = None
@@ -82,6 +86,11 @@ class Leading:
         self._change = change
         self._do = do
         self._began_s = now_s
+        # When the state was asked for that named this master last.
+        self.recorded_s = float("-inf")
+        # When `tick` was called last, and when that was after a pause.
+        self._tick_s = now_s
+        self._awake_s = float("-inf")
         self.epoch = change.state.epoch
         log.append_epoch(self.epoch, self._own)
         self.record_end = log.end
@@ -91,6 +100,9 @@ class Leading:
         """True when it has promised a later epoch and must not confirm anything any more."""
         self._hand_over_to: int | None = None
         self._hand_over_end_s = 0.0
+        # What an operator wants, until it is asked for, and until when that has to be.
+        self._member_change: MemberChange | None = None
+        self._member_change_end_s = 0.0
 
     @property
     def state(self) -> ClusterState:
@@ -120,12 +132,42 @@ class Leading:
     @property
     def has_few(self) -> bool:
         """Return whether too few members are in sync to acknowledge anything."""
-        return self._settings.refuses_when_few and self.in_sync_count < self._settings.in_sync_min
+        return any(map(self._settings.is_refusing, (self.state, *self._change.pending)))
+
+    def is_current(self, now_s: float) -> bool:
+        """Return whether nobody else has been made master until a moment ago.
+
+        Who could be is in the effective set, or eligible, and acknowledges nothing of this epoch any more.
+        """
+        limit_s = self._settings.current_s
+        if self.is_fenced:
+            return False
+        if now_s - self.recorded_s < limit_s:
+            return True
+        return now_s - self._tick_s <= limit_s / 2 and self.is_heard(now_s - limit_s)
+
+    def is_heard(self, since_s: float) -> bool:
+        """Return whether all who could be made master have acknowledged something since then."""
+        if self.has_few:
+            return False
+        # What has waited while this process was stopped may be old, and is read all at once.
+        since_s = max(since_s, self._awake_s + self._settings.heartbeat_s)
+        for identity in self.effective - {self._own}:
+            follower = self.followers.get(identity.member)
+            if follower is None or follower.identity != identity or not follower.is_connected:
+                return False
+            if follower.acked is None or follower.heard_s < since_s:
+                return False
+        return True
 
     @property
     def in_sync_count(self) -> int:
         """Return how many members are in sync: the fewer of what is recorded and what is being recorded."""
         return min(len(state.in_sync) for state in (self.state, *self._change.pending))
+
+    def is_member(self, number: int) -> bool:
+        """Return whether a number is that of a member, or of one that is about to be recorded as such."""
+        return any(self._settings.has_member(state, number) for state in (self.state, *self._change.pending))
 
     def opened(self, message: Open, now_s: float) -> None:
         """Tell a follower where its log and this one part."""
@@ -136,6 +178,7 @@ class Leading:
             follower = self.followers[member] = Follower(message.identity, now_s)
         follower.is_connected, follower.is_refused, follower.heard_s = True, False, now_s
         follower.sent = None
+        follower.in_flight.clear()
         known = max(self._file.confirmed, follower.acked or 0)
         if follower.identity in self.effective and message.end < known:
             follower.has_lost, follower.acked = True, None
@@ -172,10 +215,13 @@ class Leading:
         if follower.acked is None or position > follower.acked or position == self._log.end:
             follower.progress_s = now_s
         follower.acked = max(position, follower.acked or 0)
+        while follower.in_flight and follower.in_flight[0] <= message.received:
+            follower.in_flight.popleft()
         self._feed(follower, now_s)
         self.confirm()
 
     def link_closed(self, member: int, *, is_refused: bool, now_s: float) -> None:
+        """Take note that the connection of a follower has ended. `is_refused`: its process has, too."""
         follower = self.followers.get(member)
         if follower is not None:
             if follower.is_connected:
@@ -210,6 +256,23 @@ class Leading:
             self._file.note_confirmed(position)
             self._do(Confirmed(position))
 
+    def state_recorded(self) -> None:
+        """Do what follows from another state of this epoch."""
+        for number in [number for number in self.followers if not self.is_member(number)]:
+            del self.followers[number]
+            self._do(Disconnect(number, is_outgoing=False))
+        self.confirm()
+
+    def change_members(self, change: MemberChange, now_s: float) -> None:
+        """Add a member or remove one, as soon as no other change is open. MemberChangeError says why not."""
+        if self.is_handing_over:
+            raise MemberChangeError("another member is about to be master: ask again")
+        if self._member_change is not None:
+            raise MemberChangeError("another change of the members is under way: ask again")
+        changed_members(self.state, self._settings, change)
+        self._member_change = change
+        self._member_change_end_s = now_s + self._settings.hand_over_s
+
     def hand_over(self, member: int, now_s: float) -> bool:
         """Begin to make a follower master; False when it is not in sync."""
         follower = self.followers.get(member)
@@ -221,6 +284,9 @@ class Leading:
 
     def tick(self, now_s: float) -> None:
         """Send heartbeats, and change the set of members in sync where that is due."""
+        if now_s - self._tick_s > self._settings.current_s / 2:
+            self._awake_s = now_s
+        self._tick_s = now_s
         for follower in self.followers.values():
             if follower.is_connected and now_s - follower.sent_s >= self._settings.heartbeat_s:
                 self._beat(follower, now_s)
@@ -231,9 +297,14 @@ class Leading:
         if self._hand_over_to is not None and now_s >= self._hand_over_end_s and not self.is_fenced:
             # Also while a change is not answered: clients wait meanwhile.
             self._hand_over_to = None
+        if self._member_change is not None and now_s >= self._member_change_end_s:
+            # Who has asked for it believes that it will not come about.
+            self._member_change = None
         if self._change.is_pending:
             return
         if self._hand_over_to is not None and self._may_hand_over(self._hand_over_to, now_s):
+            return
+        if self._member_change is not None and self._may_change_members(self._member_change, now_s):
             return
         gone = [identity for identity in self.state.in_sync if self._is_gone(identity, now_s)]
         if gone:
@@ -244,18 +315,36 @@ class Leading:
         ]
         if new:
             self._propose({*self.state.in_sync, *new}, f"caught up: {_names(new)}", now_s)
+            return
+        # What another version has not recorded, or other settings have.
+        settled = next_state(self.state, self._settings, self.state.in_sync, reason="as the settings say")
+        if (settled.members, settled.eligible) != (self.state.members, self.state.eligible):
+            self._change.propose(settled, now_s)
+
+    def _may_change_members(self, change: MemberChange, now_s: float) -> bool:
+        """Replace the state by one with other members; return whether it was asked for."""
+        self._member_change = None
+        try:
+            state = changed_members(self.state, self._settings, change)
+        except MemberChangeError as error:
+            # Who is in sync has changed since it was asked for.
+            self._do(Alarm(f"not done, that {change.text}: {error}"))
+            return False
+        self._change.propose(state, now_s)
+        return True
 
     def _may_hand_over(self, member: int, now_s: float) -> bool:
         """Replace the state in favour of a follower that has everything; return whether it was asked for."""
-        follower = self.followers[member]
+        follower = self.followers.get(member)
         end = self._log.end
-        is_level = follower.acked == end == self._file.confirmed and self.is_confirmed
-        if is_level and follower.is_connected and follower.identity in self.state.in_sync:
+        if follower is None or not follower.is_connected or follower.identity not in self.state.in_sync:
+            return False
+        if follower.acked == end == self._file.confirmed and self.is_confirmed:
             # R5: nothing of this epoch is confirmed from here on, whatever becomes of the change.
             self._file.promise(self.epoch + 1)
             self.is_fenced = True
             in_sync = set(self.state.in_sync)
-            if len(in_sync) > self._settings.in_sync_min:
+            if len(in_sync) > self._settings.in_sync_min_of(self.state):
                 # It begins anew as a follower, and nobody should wait for that.
                 in_sync.discard(self._own)
             state = next_state(self.state, self._settings, in_sync, reason="handed over")
@@ -267,9 +356,12 @@ class Leading:
         self._change.propose(next_state(self.state, self._settings, in_sync, reason=reason), now_s)
 
     def _is_gone(self, identity: Identity, now_s: float) -> bool:
-        """Return whether a member in sync does not answer, or has another log now."""
+        """Return whether one in sync does not answer, has another log now, or is no member."""
         if identity == self._own:
             return False
+        if not self._settings.has_member(self.state, identity.member):
+            # Written by a version that knows no members beside those of its settings.
+            return True
         limit_s = self._settings.fall_behind_s
         follower = self.followers.get(identity.member)
         if follower is None:
@@ -285,6 +377,7 @@ class Leading:
             is_heard
             and follower.is_connected
             and follower.identity not in self.state.in_sync
+            and self._settings.has_member(self.state, follower.identity.member)
             and follower.acked is not None
             and follower.acked >= max(self._file.confirmed, self.record_end)
         )
@@ -322,6 +415,10 @@ class Leading:
                 self._do(Alarm(f"the log cannot be read for member {member}: {error}"))
                 self._do(Disconnect(member, is_outgoing=False))
                 return
+            if end == self._log.end and len(follower.in_flight) >= settings.pieces_max:
+                # What is appended until it has received those goes in one piece.
+                return
+            follower.in_flight.append(end)
             self._send(follower, follower.sent, end, now_s)
             if settings.catch_up_bytes_per_s:
                 since_s = max(follower.spent_s, now_s - _BURST_S)
@@ -338,23 +435,6 @@ class Leading:
         confirmed = min(self._file.confirmed, end)
         data = Data(self.epoch, position, end, confirmed, oldest=self._log.oldest)
         self._do(Send(follower.identity.member, data))
-
-
-def next_state(
-    state: ClusterState, settings: MemberSettings, in_sync: Iterable[Identity], *, reason: str
-) -> ClusterState:
-    """Return the state with another set of members in sync.
-
-    Where nothing is acknowledged by a set that is too small, those who leave it have everything that will
-    have been acknowledged until it is large enough again: they stay eligible.
-    """
-    members = tuple(sorted(in_sync))
-    eligible: tuple[Identity, ...] = ()
-    if settings.refuses_when_few and len(members) < settings.in_sync_min:
-        eligible = tuple(sorted({*state.in_sync, *state.eligible} - set(members)))
-    return ClusterState(
-        epoch=state.epoch, master=state.master, in_sync=members, eligible=eligible, reason=reason
-    )
 
 
 def _names(identities: Iterable[Identity]) -> str:

@@ -12,9 +12,11 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from iotmq import limits
-from iotmq.errors import StoreCorruptError
-from iotmq.replication.cluster_state import ClusterState, Identity
+from iotmq.errors import MemberChangeError, StoreCorruptError
+from iotmq.replication.cluster_state import ClusterState, Identity, MemberAddress
 from iotmq.replication.leading import Leading
 from iotmq.replication.messages import (
     Ack,
@@ -29,6 +31,7 @@ from iotmq.replication.messages import (
     Disconnect,
     FollowFrom,
     HandedOver,
+    KnowMembers,
     Lead,
     Message,
     Open,
@@ -37,6 +40,7 @@ from iotmq.replication.messages import (
     Resign,
     Send,
 )
+from iotmq.replication.next_state import MemberChange, next_state
 from iotmq.replication.ports import MemberFile, MemberLog, MemberSettings
 from iotmq.replication.state_change import StateChange
 
@@ -61,6 +65,10 @@ _NEXT: Final[Mapping[Role, frozenset[Role]]] = {
     Role.TAKING_OVER: frozenset({Role.LEADING, Role.HELD, Role.FOLLOWING, Role.CANDIDATE}),
     Role.LEADING: frozenset({Role.HELD, Role.FOLLOWING, Role.CANDIDATE}),
 }
+
+
+# Reads of the state without an answer whose time is known; later ones say more.
+_READS_KEPT: Final = 16
 
 
 class Beat(NamedTuple):
@@ -89,9 +97,13 @@ class Member:
         self.role = Role.HELD
         self.leading: Leading | None = None
         self._change: StateChange | None = None
+        # What was said last of who the members are.
+        self._members: tuple[MemberAddress, ...] = ()
         # Numbers the requests to the consensus store.
         self._numbers = itertools.count(1)
         self._read_s = float("-inf")
+        # When the last reads of the state were asked for.
+        self._reads_s: dict[int, float] = {}
         self._following = _Following()
         # The epoch to stand for, and the read after which this may be asked for.
         self._stands_for = 0
@@ -109,6 +121,17 @@ class Member:
     def state(self) -> ClusterState | None:
         """Return the state of the consensus store, as far as is known."""
         return None if self._change is None else self._change.state
+
+    @property
+    def state_version(self) -> int:
+        """Return the version of that state; 0 while none is known."""
+        return 0 if self._change is None else self._change.version
+
+    def is_member(self, number: int) -> bool:
+        """Return whether a number is that of a member, as far as is known."""
+        if self.leading is not None:
+            return self.leading.is_member(number)
+        return self.state is not None and self.settings.has_member(self.state, number)
 
     @property
     def leads(self) -> int:
@@ -144,8 +167,16 @@ class Member:
             self._new_state(now_s)
         elif self._change.seen(state, version):
             self._new_state(now_s)
+        self._note_read(number, version)
         if self.role is Role.CANDIDATE and number >= self._stands_after and not self._change.is_pending:
             self._ask_for_title(now_s)
+
+    def _note_read(self, number: int, version: int) -> None:
+        """Take note that this master was recorded as such when a read was asked for."""
+        assert self._change is not None
+        asked_s = self._reads_s.pop(number, None)
+        if self.leading is not None and asked_s is not None and version == self._change.version:
+            self.leading.recorded_s = max(self.leading.recorded_s, asked_s)
 
     def state_replaced(self, number: int, version: int | None, now_s: float) -> None:
         """Take the answer of the consensus store to a change: the new version, or None for a refusal."""
@@ -194,7 +225,7 @@ class Member:
         elif self.role is Role.FOLLOWING and member == self._following.master:
             self._following.heard_s = now_s
             if isinstance(message, FollowFrom):
-                self._follow_from(message, now_s)
+                self._follow_from(message)
             elif isinstance(message, Data):
                 self._take(message)
             elif isinstance(message, CopyNeeded):
@@ -204,6 +235,10 @@ class Member:
                 self._following.is_released = message.epoch == self._following.epoch
             elif isinstance(message, HandedOver):
                 self._read(now_s)
+
+    def is_current(self, now_s: float) -> bool:
+        """Return whether it is master, and may give what only one master may give."""
+        return self.leading is not None and self.leading.is_current(now_s)
 
     def hears_master(self, now_s: float) -> bool:
         """Return whether the master was heard lately, for another member that asks."""
@@ -233,7 +268,7 @@ class Member:
         self.leading.log_grew(now_s)
         self._look_at_confirmed()
 
-    def flushed(self, now_s: float) -> None:
+    def flushed(self) -> None:
         """The disk has more of the log."""
         if self.leading is not None:
             self.leading.confirm()
@@ -246,10 +281,18 @@ class Member:
         leading = self.leading
         if leading is None or self.role is not Role.LEADING:
             return False
-        if now_s - self._beats_s >= self.settings.current_s:
+        if now_s - self._beats_s >= self.settings.store_silent_s:
             # The change would not be answered, and nothing of this epoch is confirmed once it is asked for.
             return False
         return leading.hand_over(member, now_s)
+
+    def change_members(self, change: MemberChange, now_s: float) -> None:
+        """Add a member or remove one, soon: `state` tells. MemberChangeError says why it cannot be done."""
+        if self.leading is None:
+            raise MemberChangeError("this member is not master: see `iotmq replication status`")
+        if now_s - self._beats_s >= self.settings.store_silent_s:
+            raise MemberChangeError("the consensus store does not answer")
+        self.leading.change_members(change, now_s)
 
     def release(self) -> None:
         """Tell followers that this master stops. The member does nothing afterwards."""
@@ -259,7 +302,7 @@ class Member:
 
     def tick(self, now_s: float) -> None:
         """Do what is due; to be called every 50 ms or so."""
-        if now_s - self._read_s >= (self.settings.retry_s if self._is_unsure else self.settings.poll_s):
+        if now_s - self._read_s >= self._read_interval_s(now_s):
             self._read(now_s)
         if self._change is not None:
             self._change.tick(now_s)
@@ -274,9 +317,21 @@ class Member:
     def _is_unsure(self) -> bool:
         return self._change is None or (self.role is Role.CANDIDATE and not self._change.is_pending)
 
+    def _read_interval_s(self, now_s: float) -> float:
+        settings, leading = self.settings, self.leading
+        if self._is_unsure:
+            return settings.retry_s
+        if leading is not None and not leading.is_heard(now_s - settings.current_s / 2):
+            # Followers do not show that it is master still, or not for much longer.
+            return settings.current_s / 4
+        return settings.poll_s
+
     def _read(self, now_s: float) -> int:
         self._read_s = now_s
         number = next(self._numbers)
+        self._reads_s[number] = now_s
+        if len(self._reads_s) > _READS_KEPT:
+            del self._reads_s[next(iter(self._reads_s))]
         self._do(ReadState(number))
         return number
 
@@ -284,12 +339,15 @@ class Member:
         """Do what the state says, which is another one than before."""
         assert self._change is not None
         state = self._change.state
+        if (members := self.settings.members_of(state)) != self._members:
+            self._members = members
+            self._do(KnowMembers(members))
         leading = self.leading
         if leading is not None and (state.epoch, state.master) == (leading.epoch, self.number):
             if leading.is_fenced:
                 self.stand(now_s)
             else:
-                leading.confirm()
+                leading.state_recorded()
                 self._look_at_confirmed()
         elif self._log.epochs and state.epoch < self._log.epochs[-1].epoch:
             self._do(
@@ -297,6 +355,15 @@ class Member:
                     f"the consensus store has epoch {state.epoch}, the log of member {self.number} has "
                     f"{self._log.epochs[-1].epoch}: was the store restored from a backup? See "
                     "`iotmq replication adopt`"
+                )
+            )
+            self._become(Role.HELD)
+        elif not (self.is_member(self.number) or state.master == self.number):
+            address = dict(self.settings.members).get(self.number, "HOST:PORT")
+            self._do(
+                Alarm(
+                    f"member {self.number} is no member of this broker, or none any more. To have it follow: "
+                    f"`iotmq replication add {self.number}={address}`"
                 )
             )
             self._become(Role.HELD)
@@ -381,19 +448,9 @@ class Member:
         if self._is_master_gone:
             # Or nothing would be confirmed before it is missed.
             in_sync = {own, *(identity for identity in in_sync if identity.member != state.master)}
-        eligible: set[Identity] = set()
-        if self.settings.refuses_when_few and len(in_sync) < self.settings.in_sync_min:
-            eligible = {*state.in_sync, *state.eligible} - in_sync
-        self._change.propose(
-            ClusterState(
-                epoch=self._stands_for,
-                master=self.number,
-                in_sync=tuple(sorted(in_sync)),
-                eligible=tuple(sorted(eligible)),
-                reason=f"member {state.master} was not heard of",
-            ),
-            now_s,
-        )
+        reason = f"member {state.master} was not heard of"
+        following = next_state(state, self.settings, in_sync, reason=reason)
+        self._change.propose(replace(following, epoch=self._stands_for, master=self.number), now_s)
 
     def _take_over(self, now_s: float) -> None:
         assert self._change is not None
@@ -412,7 +469,7 @@ class Member:
     def _opened(self, message: Open, now_s: float) -> None:
         """A follower asks to follow."""
         member = message.identity.member
-        if self.leading is None:
+        if self.leading is None or not self.leading.is_member(member):
             self._do(Disconnect(member, is_outgoing=False))
         elif message.promised_epoch > self.leading.epoch + limits.REPLICATION_EPOCHS_AHEAD_MAX:
             # Epochs that were used up once are so for ever.
@@ -445,7 +502,7 @@ class Member:
         self._become(Role.FOLLOWING)
         self._following = _Following(master=master, wanted_epoch=epoch, connect_s=now_s, heard_s=now_s)
 
-    def _follow_from(self, message: FollowFrom, now_s: float) -> None:
+    def _follow_from(self, message: FollowFrom) -> None:
         log, file = self._log, self._file
         known = max(file.promised_epoch, self._following.wanted_epoch)
         is_possible = file.promised_epoch <= message.epoch <= known + limits.REPLICATION_EPOCHS_AHEAD_MAX

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from iotmq.replication.cluster_state import ClusterState, Identity
+from iotmq.replication.cluster_state import ClusterState, Identity, MemberAddress
 from iotmq.replication.epochs import EpochStart
 
 
@@ -106,6 +106,12 @@ class ReplaceState(NamedTuple):
     state: ClusterState
 
 
+class KnowMembers(NamedTuple):
+    """These are all members now: where each is to be found."""
+
+    members: tuple[MemberAddress, ...]
+
+
 class AskOthers(NamedTuple):
     """Ask members whether they hear the master; `hearing_told` follows for each answer."""
 
@@ -155,6 +161,7 @@ Action: TypeAlias = (
     | Disconnect
     | ReadState
     | ReplaceState
+    | KnowMembers
     | AskOthers
     | LoadLog
     | CopyLog

@@ -9,8 +9,9 @@ import msgspec
 from msgspec import Meta
 
 from iotmq import limits
-from iotmq.addresses import parse_address
+from iotmq.addresses import address_text, parse_address
 from iotmq.errors import ConfigError
+from iotmq.replication.cluster_state import MemberAddress, check_members
 from iotmq.replication.consensus.settings import EtcdSettings, KubernetesSettings
 from iotmq.replication.ports import MemberSettings
 from iotmq.setting_types import AccountKey, AccountSecret, FileName
@@ -62,8 +63,9 @@ class ReplicationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
         tuple[Annotated[str, Meta(pattern=_MEMBER_PATTERN, max_length=300)], ...],
         Meta(max_length=limits.REPLICATION_MEMBERS_MAX),
     ] = ()
-    """All members, as NUMBER=HOST:PORT of their native ports, this one among them. The same on all
-    members."""
+    """Members, as NUMBER=HOST:PORT of their native ports, this one among them. At the first start of a
+    replicated broker all of them, the same on all members. Then the set is recorded in the consensus store:
+    `iotmq replication add` and `remove` change it there, and this setting changes nothing any more."""
     in_sync_min: Annotated[int, Meta(ge=0, le=limits.REPLICATION_MEMBERS_MAX)] = 0
     """Members, the master among them, that must be in sync, or `when_few` holds; 0 means 1 of two members and
     2 of more."""
@@ -104,6 +106,12 @@ class ReplicationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
                 raise ConfigError(f"replication.members names member {number} twice")
             found[int(number)] = parse_address(address)
         return found
+
+    @property
+    def member_addresses(self) -> tuple[MemberAddress, ...]:
+        """Return `members` as the state of a replicated broker has them; the error of `addresses`."""
+        addresses = sorted(self.addresses.items())
+        return tuple(MemberAddress(member, address_text(*address)) for member, address in addresses)
 
     @property
     def networks(self) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
@@ -158,11 +166,14 @@ class ReplicationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
                 f"replication.member is {self.member}, which replication.members does not name: "
                 "members are NUMBER=HOST:PORT"
             )
-        if any(not 1 <= number <= limits.REPLICATION_MEMBER_MAX for number in addresses):
-            problems.append(f"replication.members: numbers are 1 to {limits.REPLICATION_MEMBER_MAX}")
+        try:
+            check_members(self.member_addresses)
+        except ValueError as error:
+            problems.append(f"replication.members: {error}")
         if self.in_sync_min > len(addresses):
             problems.append(
-                f"replication.in_sync_min is {self.in_sync_min}, and there are {len(addresses)} members"
+                f"replication.in_sync_min is {self.in_sync_min}, and replication.members names "
+                f"{len(addresses)}"
             )
         return problems
 
@@ -171,12 +182,11 @@ class ReplicationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
 
         With `acknowledge_flushed` a member has a record when its disk has it.
         """
-        count = len(self.members)
-        refuses = count > 2 if self.when_few == "auto" else self.when_few == "refuse"
         return MemberSettings(
             acknowledge_flushed=acknowledge_flushed,
-            in_sync_min=self.in_sync_min or min(count, 2 if count > 2 else 1),
-            refuses_when_few=refuses,
+            members=self.member_addresses,
+            in_sync_min=self.in_sync_min,
+            refuses_when_few=None if self.when_few == "auto" else self.when_few == "refuse",
             suspect_s=self.suspect_ms / 1000,
             fall_behind_s=self.fall_behind_ms / 1000,
             catch_up_bytes_per_s=self.copy_bytes_per_s,

@@ -540,6 +540,13 @@ class Store(StoreReader):
         """Return the messages that wait for a time, kept from the first call on. Raises StoreError."""
         return self._projections.timers(progress)
 
+    def write_checkpoint(self) -> None:
+        """Sync queues and index and note how far they are, so that the next start begins there; OSError.
+
+        Done every `store.checkpoint_interval_ms` anyway.
+        """
+        self._checkpointer.write()
+
     def close(self) -> None:
         """Bring everything to the disk and let go of the directory. Views handed out stay valid."""
         if self._is_closed:
@@ -556,7 +563,7 @@ class Store(StoreReader):
             self.advance()
             self._projections.close()
             self._log.remove_segments_ahead()
-            self._checkpointer.write()
+            self.write_checkpoint()
             if self._flusher.failure is None and not self._checkpointer.has_failed:
                 fail_points.reach("close-before-abort-removal")
                 self._abort.clear()
@@ -667,7 +674,7 @@ class Store(StoreReader):
     def _sync_queues(self, begins: QueueBegins) -> None:
         """For the thread that is about to delete files of the log."""
         self._begins.write(begins)
-        self._checkpointer.write()
+        self.write_checkpoint()
 
     def _hide(self, positions: Mapping[str, int]) -> None:
         for queue in self._queues.queues():

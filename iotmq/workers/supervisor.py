@@ -309,7 +309,7 @@ class _Worker:
                 if message.ask_id == self._ask_id:
                     self._tell()
 
-    def _invariants(self) -> None:
+    def check_invariants(self) -> None:
         """Assert what must always be true; for tests."""
         assert self._writer is None or self._process is not None, "nobody reads what is written"
         assert self._process is not None or self._status is None, "nobody has said that"

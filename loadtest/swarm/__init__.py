@@ -118,6 +118,12 @@ class Swarm:
         for _, connect in self._devices("idle", plan.idle_base, plan.idle):
             self.engine.add_idle(connect)
 
+    @staticmethod
+    def check(plan: Plan) -> None:
+        """Raise SwarmError for a plan that cannot be carried out here."""
+        check_plan(plan)
+        check_room(plan)
+
     def _add_subscribers(self) -> None:
         plan = self.plan
         filter_qos = plan.qos if plan.filter_qos is None else plan.filter_qos

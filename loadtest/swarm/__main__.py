@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, get_args, get_origin
 
-from loadtest.swarm import Plan, Report, Swarm, SwarmError
+from loadtest.swarm import Plan, Report, Swarm, SwarmError, driven
 from loadtest.swarm.own_speed import calibrate as measure_own_speed
 from loadtest.swarm.own_speed import serve_sink
 
@@ -207,6 +207,12 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--subscribers", type=int, default=0)
     one.add_argument("--until-input-ends", action="store_true", help="also end when standard input is closed")
     one.set_defaults(command=hold)
+
+    one = commands.add_parser(
+        "driven", help="a plan on standard input, reports on standard output, for programs"
+    )
+    one.add_argument("--core", type=int)
+    one.set_defaults(command=lambda _options: driven.main())
 
     one = commands.add_parser("sink", help="a server that acknowledges and discards")
     one.add_argument("--core", type=int)

@@ -20,7 +20,8 @@ from cpython.exc cimport PyErr_CheckSignals
 from iotmq.message.records.layout cimport get_u32, get_u64
 
 from loadtest.swarm.connections cimport (
-    GONE, IDLE, PORTS_LARGEST, READY, SUBSCRIBER, Connection, whole_messages,
+    ENDS_LARGEST, GONE, IDLE, NO_ANSWER, NO_MEMORY, NO_PROTOCOL, NO_SECURITY, NOT_LET_IN, PORTS_LARGEST, READY, SENT_AWAY,
+    SILENT, SUBSCRIBER, Connection, whole_messages,
 )
 from loadtest.swarm.publishing cimport IDS, STAMP_BYTES_C, STAMP_MAGIC_C, TOPICS_PER_PUBLISHER_LARGEST
 from loadtest.swarm.receiving cimport TRACKED_BYTES_LARGEST, Receiving
@@ -32,6 +33,7 @@ from loadtest.swarm.sockets cimport (
 )
 from loadtest.swarm.wire cimport EVENTS_PER_TURN, TIMER_TOKEN, TOPIC_DIGITS_C, WAKE_TOKEN
 
+import errno as _errno
 import os
 import socket as _socket
 
@@ -47,6 +49,15 @@ cdef enum:
 
 cdef enum:
     GOAL_TIME, GOAL_CONNECTED, GOAL_SENT, GOAL_DELIVERED
+
+_ERRNO_OF_END = {
+    NO_ANSWER: _errno.ETIMEDOUT,
+    SILENT: _errno.ETIMEDOUT,
+    NO_PROTOCOL: _errno.EPROTO,
+    NO_SECURITY: _errno.EPROTO,
+    SENT_AWAY: 0,
+    NO_MEMORY: _errno.ENOMEM,
+}
 
 STAMP_MAGIC = STAMP_MAGIC_C
 STAMP_BYTES = STAMP_BYTES_C
@@ -65,6 +76,17 @@ def read_stamp(payload):
     if view.shape[0] < STAMP_BYTES_C or get_u32(&view[0]) != STAMP_MAGIC_C:
         return None
     return get_u32(&view[4]), get_u64(&view[8]), get_u64(&view[16])
+
+
+cdef dict _by_errno(const uint64_t* ended_by):
+    """Counts of ends by errno, with the nearest one for the kinds that have none."""
+    cdef dict counts = {}
+    cdef int i
+    for i in range(ENDS_LARGEST):
+        if ended_by[i] and i != NOT_LET_IN:
+            number = _ERRNO_OF_END.get(i, i)
+            counts[number] = counts.get(number, 0) + ended_by[i]
+    return counts
 
 
 cdef class Engine(Receiving):
@@ -318,6 +340,14 @@ cdef class Engine(Receiving):
             "failed": {end_name(i): self.failed_by[i] for i in range(256) if self.failed_by[i]},
             "lost": {end_name(i): self.lost_by[i] for i in range(256) if self.lost_by[i]},
             "refused": {f"0x{i:02x}": self.refused_by[i] for i in range(256) if self.refused_by[i]},
+        }
+
+    def faults(self):
+        """`ends` by number: errno, 0 being a server that closed, and reason codes. Who was refused is there alone."""
+        return {
+            "failed": _by_errno(self.failed_by),
+            "lost": _by_errno(self.lost_by),
+            "refused": {i: self.refused_by[i] for i in range(256) if self.refused_by[i]},
         }
 
     @property

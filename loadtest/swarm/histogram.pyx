@@ -71,6 +71,15 @@ cdef class Histogram:
             "max_ns": self.buckets.largest,
         }
 
+    def counts(self):
+        """The counts by the largest value of each bucket that is not empty, with the sum and the largest of all."""
+        cdef int i
+        return {
+            "total_ns": self.buckets.total,
+            "max_ns": self.buckets.largest,
+            "counts": {upper_edge(i): self.buckets.counts[i] for i in range(HISTOGRAM_BUCKETS) if self.buckets.counts[i]},
+        }
+
     def dump(self):
         """Everything that was counted, as values JSON has: of `load`, in this process or another."""
         cdef int i

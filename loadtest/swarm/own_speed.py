@@ -38,7 +38,7 @@ def calibrate(*, payload_bytes: int, seconds: float, core: int | None, sink_core
     if core is not None:
         os.sched_setaffinity(0, {core})
     scenarios: list[tuple[str, dict[str, Any]]] = [
-        ("connections", {"idle": 10_000, "connect_rate_per_s": 1e9}),
+        ("connections", {"idle": 10_000, "connect_rate_per_s": 1e7}),
         ("qos1_window100", {"publishers": 100, "qos": 1, "window": 100}),
         ("qos1_window1", {"publishers": 100, "qos": 1, "window": 1}),
         ("qos2_window100", {"publishers": 100, "qos": 2, "window": 100}),

@@ -8,6 +8,8 @@ from loadtest.swarm.errors import SwarmError
 from loadtest.swarm.templates import Device, draw_sizes, fill, fill_payload, fill_topic
 
 MESSAGES_UNLIMITED: Final = 2**62
+# Past what an engine can do on any machine.
+RATE_MAX: Final = 10_000_000
 SHARED_PREFIX: Final = "$share/"
 
 
@@ -134,11 +136,11 @@ def _impossible(plan: Plan) -> list[tuple[bool, str]]:
         for name in (
             "seconds", "warmup_s", "drain_timeout_s", "connect_timeout_s", "return_after_s", "ramp_s",
             "answer_timeout_s", "leave_per_s", "resubscribe_per_s", "rate_per_s", "rate_from_per_s",
-            "messages_max",
+            "messages_max", "payload_bytes",
         )
     }  # fmt: skip
     negative = next(
-        (f"{name} must not be negative, and is {value}" for name, value in durations.items() if value < 0), ""
+        (f"{name} is {value}, and may not be negative" for name, value in durations.items() if value < 0), ""
     )
     return [
         (
@@ -165,7 +167,14 @@ def _impossible(plan: Plan) -> list[tuple[bool, str]]:
         (plan.ramp_s > 0 and not plan.rate_per_s, "ramp_s needs a rate_per_s to reach"),
         (plan.rate_from_per_s > 0 and not plan.ramp_s, "rate_from_per_s needs a ramp_s"),
         (not 0 <= plan.keep_alive_s <= 65_535, f"keep-alive is 0..65535 s, not {plan.keep_alive_s}"),
-        (plan.connect_rate_per_s <= 0, f"connect_rate_per_s must be positive, not {plan.connect_rate_per_s}"),
+        (
+            not 0 < plan.connect_rate_per_s <= RATE_MAX,
+            f"connect_rate_per_s is {plan.connect_rate_per_s}, and must be in 1..{RATE_MAX}",
+        ),
+        (
+            max(plan.rate_per_s, plan.rate_from_per_s) > RATE_MAX,
+            f"rate_per_s is {plan.rate_per_s}: one swarm sends {RATE_MAX} a second at most",
+        ),
         (plan.session_expiry_s is not None and not plan.is_v5, "session_expiry_s needs MQTT 5"),
         (
             plan.session_expiry_s is not None and not 0 <= plan.session_expiry_s < 2**32,

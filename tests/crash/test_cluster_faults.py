@@ -17,6 +17,9 @@ import pytest
 from fault_cluster import Network
 from fault_history import Fault, History, MemberLog, Place, Seen, Sent, Stored, anomalies, body_of, gaps_s
 from gateway_process import free_ports
+from linearizability import Call, Lock, Read, Replace, Version
+
+from iotmq.replication.cluster_state import ClusterState, Identity
 
 pytestmark = pytest.mark.crash
 
@@ -30,6 +33,11 @@ SECONDS = 5
 # The checker --------------------------------------------------------------------------------------------
 
 SENDER = "native-0"
+
+
+def state_of(version: int, *, epoch: int, master: int = 1) -> Version:
+    in_sync = (Identity(master, "a"),)
+    return Version(version + 1, ClusterState(epoch=epoch, master=master, in_sync=in_sync).encode())
 
 
 def good_history() -> tuple[History, dict[int, MemberLog]]:
@@ -46,6 +54,12 @@ def good_history() -> tuple[History, dict[int, MemberLog]]:
     records.append(Stored(Place("mqtt", 0, 0), b"state-0/3"))
     for name in ("group", "reader"):
         history.readers[name] = [Seen(1.0, place, body) for place, body in records]
+    history.locks["g/0"] = [Call("a", 0.0, 0.1, Lock("a"), True), Call("b", 0.2, 0.3, Lock("b"), False)]
+    history.registers["r"] = [
+        Call("s", 0.0, 0.1, Replace(0, b"x"), 3),
+        Call("s", 0.2, 0.3, Read(), Version(3, b"x")),
+    ]
+    history.states[0] = [Call("r", n, n + 0.1, Read(), state_of(n, epoch=7 + n)) for n in range(3)]
     log = MemberLog(0, 1_000, bytes(1_000), records)
     return history, {1: log, 2: log}
 
@@ -122,6 +136,19 @@ def retain_an_old_value(history: History, logs: dict[int, MemberLog]) -> None:
     history.retained["state-0"] = b"state-0/2"
 
 
+def lock_twice(history: History, logs: dict[int, MemberLog]) -> None:
+    history.locks["g/0"].append(Call("b", 0.4, 0.5, Lock("b"), True))
+
+
+def read_an_old_value(history: History, logs: dict[int, MemberLog]) -> None:
+    history.registers["r"].append(Call("s", 0.4, 0.5, Replace(3, b"y"), 4))
+    history.registers["r"].append(Call("s", 0.6, 0.7, Read(), Version(3, b"x")))
+
+
+def make_two_masters(history: History, logs: dict[int, MemberLog]) -> None:
+    history.states[0].append(Call("r", 4.0, 4.1, Read(), state_of(4, epoch=9, master=2)))
+
+
 PLANTED: dict[str, tuple[Callable[[History, dict[int, MemberLog]], None], str]] = {
     "lost": (lose_the_last, "lost: b'native-0/9', member 2"),
     "hole": (lose_one_between, "hole: ('faults', 1) of member 2"),
@@ -136,6 +163,9 @@ PLANTED: dict[str, tuple[Callable[[History, dict[int, MemberLog]], None], str]] 
     "unequal": (change_a_byte, "unequal: members 1 and 2 differ at position 500"),
     "unheard": (forget_a_command, "unheard: b'native-0/6' by session"),
     "retained": (retain_an_old_value, "retained: b'state-0/2'"),
+    "locked twice": (lock_twice, "lock: g/0: after 3 answers no order fits"),
+    "stale read": (read_an_old_value, "register: r: after 4 answers no order fits"),
+    "two masters": (make_two_masters, "state: epoch 9 of 2 after 9 of 1"),
 }
 
 

@@ -110,7 +110,7 @@ class Life:
             self.flush()
         elif choice < 0.80:
             with self.syncing(), contextlib.suppress(OSError):
-                store._checkpointer.write()
+                store.write_checkpoint()
         elif choice < 0.88:
             store._log.make_room_ahead()
         elif choice < 0.95:

@@ -261,7 +261,7 @@ async def test_a_full_disk_holds_senders_back_and_passes(tmp_path: Path, disk: S
 
 async def test_a_gateway_outlives_a_small_disk_by_itself(tmp_path: Path, disk: SmallDisk) -> None:
     """Twice what the disk holds goes through; the oldest makes room, and nobody restarts anything."""
-    retention = ("store.retention_delay_ms=0", "store.retention_interval_ms=200", "store.delete_pause_ms=0")
+    retention = ("store.retention_delay_ms=0", "store.retention_interval_ms=20", "store.delete_pause_ms=0")
     refused_count = 0
 
     def refused(answer: Command) -> bool:
@@ -275,7 +275,9 @@ async def test_a_gateway_outlives_a_small_disk_by_itself(tmp_path: Path, disk: S
     with small_gateway(disk.directory / "data", disk, *retention, log=tmp_path / "log.txt") as gateway:
         for number in range(2 * DISK_BYTES // 400_000):
             body = b"%06d" % number + bytes(400_000)
-            await soon(lambda body=body: not refused(send(gateway, body)), "the message is taken", step_s=0.1)
+            await soon(
+                lambda body=body: not refused(send(gateway, body)), "the message is taken", step_s=0.01
+            )
         assert gateway.metric("iotmq_store_deleted_segments_total") > DISK_BYTES // SEGMENT_BYTES // 2
         left = [body[:6] for body in await stored(gateway, "Disk")]
         assert left == sorted(left)

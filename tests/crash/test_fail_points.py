@@ -48,7 +48,7 @@ for life in range(4):
         if source.random() < 0.4:
             wait_flushed(store)
         if source.random() < 0.3:
-            store._checkpointer.write()
+            store.write_checkpoint()
     if life == 2:
         clock.advance(7200)
         while store.min_position == 0:

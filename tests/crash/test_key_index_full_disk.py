@@ -12,7 +12,7 @@ import os, sys
 from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])
-from store_model import open_small, put
+from store_model import fill_disk, open_small, put
 from manual_clock import ManualClock
 from iotmq.errors import StoreFullError
 from iotmq.message.records.record import decode_record
@@ -26,12 +26,7 @@ settings = dict(
 store = open_small(root / "data", clock=clock, **settings)
 put(store, "T", 0, b"first", properties=b"KEYS\x01k0\x02")
 ballast = root / "ballast"
-with ballast.open("wb", buffering=0) as file:
-    try:
-        while True:
-            file.write(bytes(4096))
-    except OSError:
-        pass
+fill_disk(ballast)
 count, refused, was_behind = 1, 0, False
 while refused < 3:
     try:

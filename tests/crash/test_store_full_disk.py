@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])
-from store_model import bodies_of, open_small, put
+from store_model import bodies_of, fill_disk, open_small, put
 from manual_clock import ManualClock
 from iotmq.errors import StoreFullError
 
@@ -26,12 +26,7 @@ store = open_small(root / "data", clock=clock, **settings)
 put(store, "T", 0, b"first")
 ballast = root / "ballast"
 if filled_by == "others":
-    with ballast.open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(4096))
-        except OSError:
-            pass
+    fill_disk(ballast)
 count, refused = 1, 0
 while refused < 3:
     try:
@@ -69,7 +64,7 @@ from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])
 from eventually import eventually
-from store_model import bodies_of, open_small, put, wait_flushed
+from store_model import bodies_of, fill_disk, open_small, put, wait_flushed
 from manual_clock import ManualClock
 from iotmq.errors import StoreFullError
 from iotmq.store.log.segment import segment_name
@@ -128,12 +123,7 @@ if filled_by == "us":
     assert not (root / "data" / "commitlog" / segment_name(0)).exists()
 else:
     ballast = root / "ballast"
-    with ballast.open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(4096))
-        except OSError:
-            pass
+    fill_disk(ballast)
     look()
     # Everything but the file in use went for nothing: the others have it all.
     assert metric("refusing") == 1

@@ -120,7 +120,7 @@ def _make_killed(directory: Path) -> None:
     store = open_small(directory.with_name("alive"))
     _fill(store, 25)
     wait_flushed(store)
-    store._checkpointer.write()
+    store.write_checkpoint()
     _fill(store, 15)
     shutil.copytree(directory.with_name("alive"), directory)
     store.close()

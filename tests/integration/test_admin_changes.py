@@ -49,7 +49,7 @@ def put(cluster: SmallCluster, topic: str, *bodies: bytes, properties: bytes = b
 async def routes(cluster: SmallCluster, client: IotmqClient, topic: str, brokers: int) -> None:
     def is_there() -> bool:
         return all(
-            len(getattr(registry._routes.route(topic), "queues", ())) == brokers
+            len(getattr(registry.routes.route(topic), "queues", ())) == brokers
             for registry in cluster.registries
         )
 
@@ -65,13 +65,13 @@ async def test_a_topic_is_made_changed_and_deleted_everywhere(
     assert names == ["broker-0", "broker-1"]
     await routes(cluster, client, "T", 2)
     for registry in cluster.registries:
-        route = registry._routes.route("T")
+        route = registry.routes.route("T")
         assert route is not None
         assert [queues.read_queue_count for _, queues in route.queues] == [3, 3]
-        assert registry._values.get("ORDER_TOPIC_CONFIG", "T") == "broker-0:2;broker-1:2"
+        assert registry.values.get("ORDER_TOPIC_CONFIG", "T") == "broker-0:2;broker-1:2"
     await changes.delete_topic("T")
     for registry in cluster.registries:
-        assert registry._routes.route("T") is None
+        assert registry.routes.route("T") is None
     assert all(broker.topics.find("T") is None for broker in cluster.brokers)
 
 
@@ -91,10 +91,10 @@ async def test_values_and_permissions_reach_every_registry(
     assert await changes.values("N") == {}
     await changes.put_value("N", "k", "v")
     assert await changes.value("N", "k") == "v"
-    assert [registry._values.get("N", "k") for registry in cluster.registries] == ["v", "v"]
+    assert [registry.values.get("N", "k") for registry in cluster.registries] == ["v", "v"]
     assert await changes.values("N") == {"k": "v"}
     await changes.delete_value("N", "k")
-    assert [registry._values.get("N", "k") for registry in cluster.registries] == [None, None]
+    assert [registry.values.get("N", "k") for registry in cluster.registries] == [None, None]
     assert await changes.set_writable("broker-0", is_writable=False) > 0
     await changes.set_writable("broker-0", is_writable=True)
     with pytest.raises(RouteNotFoundError, match="nobody"):
@@ -108,7 +108,7 @@ async def test_a_registry_that_is_away_is_named_after_the_others_were_told(
     await cluster.registries[0].stop()
     with pytest.raises(ClientError, match=f"1 of 2 registries have it.*{address}"):
         await AdminChanges(client).put_value("N", "k", "v")
-    assert cluster.registries[1]._values.get("N", "k") == "v"
+    assert cluster.registries[1].values.get("N", "k") == "v"
     await cluster.registries[0].start()
 
 
@@ -227,7 +227,7 @@ async def test_our_producers_pass_over_a_frozen_queue_in_the_middle(
         return all(
             queues.frozen == (1,)
             for registry in cluster.registries
-            for _, queues in getattr(registry._routes.route("T"), "queues", ())
+            for _, queues in getattr(registry.routes.route("T"), "queues", ())
         )
 
     await cluster.until(is_known)
@@ -249,7 +249,7 @@ def _write_counts(cluster: SmallCluster) -> set[int]:
     return {
         queues.write_queue_count
         for registry in cluster.registries
-        for _, queues in getattr(registry._routes.route("T"), "queues", ())
+        for _, queues in getattr(registry.routes.route("T"), "queues", ())
     }
 
 

@@ -68,7 +68,7 @@ def put(
 async def routed(cluster: SmallCluster, topic: str, brokers: int) -> None:
     await cluster.until(
         lambda: all(
-            len(getattr(registry._routes.route(topic), "queues", ())) == brokers
+            len(getattr(registry.routes.route(topic), "queues", ())) == brokers
             for registry in cluster.registries
         )
     )

@@ -40,7 +40,7 @@ async def test_a_topic_has_a_route_at_every_registry_once_the_request_that_made_
 ) -> None:
     broker = await ClientConnection.connect("127.0.0.1", cluster.brokers[0].port)
     assert (await broker.request(REQUESTS[topic], timeout_s=WAIT_S)).code == 0
-    assert all(registry._routes.route(topic) is not None for registry in cluster.registries)
+    assert all(registry.routes.route(topic) is not None for registry in cluster.registries)
     await broker.close()
 
 
@@ -49,7 +49,7 @@ async def test_a_registry_that_is_gone_holds_nobody_up(cluster: SmallCluster) ->
     broker = await ClientConnection.connect("127.0.0.1", cluster.brokers[0].port)
     for _ in range(2):
         assert (await broker.request(REQUESTS["New"], timeout_s=WAIT_S)).code == 0
-    assert cluster.registries[1]._routes.route("New") is not None
+    assert cluster.registries[1].routes.route("New") is not None
     await broker.close()
 
 

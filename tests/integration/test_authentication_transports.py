@@ -40,8 +40,7 @@ async def front(transport: Transport, users: Path) -> AsyncIterator[MqttFront]:
 
 
 def users_of(front: MqttFront) -> list[str | None]:
-    assert front._parts is not None
-    return [device.user for device in front._parts.sessions.devices()]
+    return [device.user for device in front.parts.sessions.devices()]
 
 
 async def test_passwords_and_exchanges(transport: Transport, front: MqttFront) -> None:

@@ -113,7 +113,7 @@ async def test_a_broker_takes_any_success_of_a_registry_and_registers_with_the_o
         site = Site(tmp_path, registries=(bad, f"127.0.0.1:{registry.port}"))
         await site.start()
         async with asyncio.timeout(WAIT_S):
-            while not registry._routes.broker_count:  # noqa: ASYNC110
+            while not registry.routes.broker_count:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         await site.stop()
 

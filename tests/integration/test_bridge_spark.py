@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,8 +21,14 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from eventually import eventually
+from gateway_process import free_ports
+from kill_masters import Change
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from replicated_cluster import BROKER, ReplicatedCluster
+from spark_over_members import TOPIC as READINGS_TOPIC
+from spark_over_members import CommandSink, Device, Readings
 
 from iotmq.bridge.jobs.device_statistics import (
     SOURCE_SCHEMA,
@@ -29,11 +37,13 @@ from iotmq.bridge.jobs.device_statistics import (
     shown_rows,
     window_statistics,
 )
+from iotmq.bridge.offsets import QueueKey, StreamOffset, from_json
 from iotmq.bridge.spark_session import LOW_LATENCY_OPTIONS, session
 from iotmq.broker.broker import Broker
 from iotmq.broker.registration.advertised_address import resolve_store_host
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
+from iotmq.client import SyncClient, SyncProducer
 from iotmq.client.admin.changes import AdminChanges
 from iotmq.client.admin.queue_scaling import QueueScaling
 from iotmq.client.transport.client import IotmqClient
@@ -51,6 +61,11 @@ QUEUES = 4
 STEP_S = 90.0
 # Half of the processor time of a short Spark run goes to the compiler that makes long ones fast.
 FAST_START = "-XX:TieredStopAtLevel=1"
+# The demo has as many tasks after a shuffle as is usual.
+ONE_TASK = {"spark.sql.shuffle.partitions": "1"}
+# A stream that waits for the answer of a master that has stopped would take this long.
+REQUEST_TIMEOUT_MS = 30_000
+GOES_ON_S = 15.0
 Result = TypeVar("Result")
 
 
@@ -130,7 +145,7 @@ class Gateway:
     def _wait_for_route(self, topic: str, queue_count: int) -> None:
         deadline_s = time.monotonic() + STEP_S
         while True:
-            route = self._registry._routes.route(topic)
+            route = self._registry.routes.route(topic)
             there = sum(queues.read_queue_count for _, queues in route.queues) if route else 0
             if there == queue_count:
                 return
@@ -168,7 +183,10 @@ def now_ms() -> int:
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
     running = session(
-        "iotmq tests", cores=2, profile="low_latency", conf={"spark.driver.extraJavaOptions": FAST_START}
+        "iotmq tests",
+        cores=2,
+        profile="low_latency",
+        conf={"spark.driver.extraJavaOptions": FAST_START, **ONE_TASK},
     )
     yield running
     running.stop()
@@ -376,6 +394,7 @@ def test_a_broker_that_is_away_is_waited_for_and_never_left_out(
 
 KILLED_STREAM = """
 import sys
+from iotmq.bridge.offsets import QueueKey, StreamOffset, from_json
 from iotmq.bridge.spark_session import session
 address, topic, directory, java_options = sys.argv[1:]
 conf = {"spark.driver.extraJavaOptions": java_options}
@@ -516,6 +535,7 @@ def test_the_job_reads_everything_until_it_is_told_to_end(
             *(sys.executable, "-m", "iotmq.bridge.jobs.device_statistics"),
             *("--bootstrap", gateway.address, "--topic", topic, "--cores", "1"),
             *("--conf", f"spark.driver.extraJavaOptions={FAST_START}"),
+            *(word for name, value in ONE_TASK.items() for word in ("--conf", f"{name}={value}")),
             *("--checkpoint", str(tmp_path / "checkpoint"), "--parquet", str(tmp_path / "out")),
             *("--slide", "1 minute", "--trigger", "500 milliseconds", "--console", "--report", str(report)),
         ],
@@ -550,3 +570,85 @@ def test_the_job_reads_everything_until_it_is_told_to_end(
     assert {row.device for row in written} == {f"d{n}" for n in range(QUEUES)}
     assert {row["count"] for row in written} == {100}
     assert {row["last"] for row in written} <= {float(n) for n in range(100)}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[ReplicatedCluster]:
+    with ReplicatedCluster(tmp_path / "cluster", port=free_ports(), front_ends=1) as cluster:
+        yield cluster
+
+
+@pytest.mark.interop
+@pytest.mark.skipif(shutil.which("etcd") is None, reason="etcd is not installed (tools/setup.sh dev)")
+def test_a_stream_goes_on_when_the_master_changes_and_reads_each_record_once(
+    cluster: ReplicatedCluster, spark: SparkSession, tmp_path: Path
+) -> None:
+    cluster.wait_in_sync()
+    device = Device(cluster.mqtt_ports[0])
+    settings = ClientSettings(registries=cluster.registries)
+    with SyncClient(settings) as client, SyncProducer(client) as producer:
+        sink = CommandSink(producer)
+        readings = Readings(producer)
+        eventually(lambda: readings.acknowledged, "the topic is there")
+        query = (
+            spark.readStream.format("iotmq")
+            .schema("partition int, offset bigint, value binary")
+            .options(
+                **LOW_LATENCY_OPTIONS,
+                **{
+                    "iotmq.bootstrap.servers": ",".join(cluster.registries),
+                    "subscribe": READINGS_TOPIC,
+                    "startingOffsets": "earliest",
+                    "requestTimeoutMs": str(REQUEST_TIMEOUT_MS),
+                },
+            )
+            .load()
+            .writeStream.foreachBatch(sink)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(processingTime="50 milliseconds")
+            .start()
+        )
+        eventually(lambda: sink.read, "the stream reads", within_s=60.0)
+        for how in ("kill", "hand-over", "stop"):
+            cluster.wait_in_sync()
+            with Change(cluster, how):
+                begun_s = time.monotonic()
+                number = readings.acknowledged[-1] + 2
+                eventually(
+                    lambda number=number: max(sink.read) >= number or query.exception(),
+                    f"the stream goes on after: {how}",
+                    within_s=GOES_ON_S,
+                )
+                assert query.exception() is None, query.exception()
+                took_ms = (time.monotonic() - begun_s) * 1000
+                print(f"{how}: new rows {took_ms:.0f} ms after there was another master")
+        readings.end()
+        assert readings.failures == []
+        last = readings.acknowledged[-1]
+        eventually(lambda: set(range(last + 1)) <= sink.read or query.exception(), "all is read")
+        eventually(lambda: sink.read <= set(device.commands), "all commands come")
+        positions = [
+            from_json(json.loads(source["endOffset"]))
+            for progress in query.recentProgress
+            for source in progress["sources"]
+        ]
+        query.stop()
+    assert query.exception() is None, query.exception()
+    rows = [row for batch in sink.batches.values() for row in batch]
+    assert len({row[:2] for row in rows}) == len(rows), "no record came twice"
+    for queue_id in {row[0] for row in rows}:
+        offsets = sorted(row[1] for row in rows if row[0] == queue_id)
+        assert offsets == list(range(len(offsets))), "no record was left out"
+    check_monotone(positions)
+    print(f"{len(rows)} rows in {len(sink.batches)} batches, of {len(sink.read)} readings; ", end="")
+    print(f"{len(device.commands)} commands")
+    assert device.disconnects == 0
+    device.close()
+
+
+def check_monotone(positions: list[StreamOffset]) -> None:
+    assert len(positions) > 2
+    for before, after in pairwise(positions):
+        for queue_id in range(8):
+            key = QueueKey(READINGS_TOPIC, BROKER, queue_id)
+            assert after.offsets.get(key, 0) >= before.offsets.get(key, 0), (before, after)

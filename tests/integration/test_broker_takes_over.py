@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import uvloop
 from eventually import soon
 from fake_gateway import RawClient, connect_packet
 from mqtt_site import Front, SessionDevice
@@ -39,12 +38,9 @@ from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
 from iotmq.replicated.member_log import EPOCH_TOPIC
 
+pytestmark = pytest.mark.uvloop
+
 NEVER_S = 3_600.0
-
-
-@pytest.fixture
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy()
 
 
 @pytest.fixture
@@ -285,7 +281,7 @@ def test_a_broker_can_be_made_without_a_loop(tmp_path: Path) -> None:
     member.opened.confirm(end)
     member.store.retain()
     assert member.log.end == end
-    assert member.broker.sessions._projection.applied_position == end
+    assert member.broker.sessions.projection.applied_position == end
     member.opened.close()
 
 

@@ -97,7 +97,7 @@ async def test_other_parts_have_their_new_values(site: Site) -> None:
     assert (await change(site, text)).code == 0
     broker = site.broker
     assert broker.groups.expiry_s == 7
-    assert broker._native.parked_pulls.held_max == 9
+    assert broker.native.parked_pulls.held_max == 9
     assert broker.subscription_groups.find_or_create("nobody") is None
     template = broker.topics.find("TBW102")
     assert template is not None
@@ -118,7 +118,7 @@ async def test_a_configuration_written_later_wins(site: Site) -> None:
     await site.stop()
     site.settings = BrokerSettings(listen_port=0, registries=(), held_pulls_max=77)
     await site.start()
-    assert site.broker._native.parked_pulls.held_max == 77
+    assert site.broker.native.parked_pulls.held_max == 77
     assert (await shown(site))["broker.default_topic_queues"] == "3"
 
 
@@ -174,7 +174,7 @@ async def test_a_change_that_cannot_be_saved_holds_is_said_and_is_tried_again(
             response = await change(site, "broker.held_pulls_max=9")
             assert response.code == 1
             assert "No space left" in (response.remark or "")
-        assert site.broker._native.parked_pulls.held_max == 9
+        assert site.broker.native.parked_pulls.held_max == 9
         assert not path.exists()
     assert (await change(site, "broker.held_pulls_max=9")).code == 0
     assert json.loads(path.read_bytes())["changes"]["broker.held_pulls_max"]["value"] == "9"

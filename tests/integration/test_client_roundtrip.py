@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from eventually import until
 from local_cluster import LocalCluster
 
 from iotmq.client import (
@@ -59,12 +60,6 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 
 # On a busy machine a broker takes seconds to start, and one message may meet every restart of a test.
 PATIENT = ProducerSettings(send_timeout_ms=60_000, tries_max=20)
-
-
-async def until(condition, timeout_s: float = 30.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event here
-            await asyncio.sleep(0.005)
 
 
 async def until_async(ask, timeout_s: float = 30.0) -> None:

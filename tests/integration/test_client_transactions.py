@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from eventually import soon
 from local_cluster import LocalCluster
 from msgspec.structs import replace
 
@@ -74,15 +75,6 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
     await gateway.start()
     yield gateway
     await gateway.stop()
-
-
-async def until(condition: Callable[[], bool], text: str) -> None:
-    try:
-        async with asyncio.timeout(20):
-            while not condition():  # noqa: ASYNC110 - what it waits for happens in other tasks
-                await asyncio.sleep(0.01)
-    except TimeoutError:
-        pytest.fail(f"never happened: {text}")
 
 
 def never(message: ReceivedMessage) -> TransactionState:
@@ -154,10 +146,10 @@ async def test_the_broker_asks_about_what_was_left_open(gateway: Gateway) -> Non
         await producer.begin(Message("T", b"bad"))
         left = await producer.send_in_transaction(Message("T", b"later"), lambda _: UNKNOWN)
         assert left.state is UNKNOWN
-        await until(lambda: gateway.bodies("T") == [b"good"], "the commit after a question")
-        await until(lambda: len(gateway.broker._native.transactions) == 1, "the rollback after a question")
+        await soon(lambda: gateway.bodies("T") == [b"good"], "the commit after a question")
+        await soon(lambda: len(gateway.broker.native.transactions) == 1, "the rollback after a question")
         answers.states["later"] = COMMIT
-        await until(lambda: gateway.bodies("T") == [b"good", b"later"], "the late commit")
+        await soon(lambda: gateway.bodies("T") == [b"good", b"later"], "the late commit")
     asked = next(message for message in answers.asked if message.body == b"good")
     assert (asked.topic, asked.tags, asked.properties["colour"]) == ("T", "a", "blue")
     assert asked.queue.broker_name == "broker-a"
@@ -174,7 +166,7 @@ async def test_an_error_of_the_application_leaves_the_transaction_to_the_check(g
     ):
         with pytest.raises(KeyError):
             await producer.send_in_transaction(Message("T", b"open"), fail)
-        await until(lambda: gateway.bodies("T") == [b"open"], "the commit after a question")
+        await soon(lambda: gateway.bodies("T") == [b"open"], "the commit after a question")
 
 
 async def test_a_check_that_fails_or_says_nonsense_is_asked_again(
@@ -194,7 +186,7 @@ async def test_a_check_that_fails_or_says_nonsense_is_asked_again(
         TransactionProducer(client, "orders", check) as producer,
     ):
         await producer.begin(Message("T", b"body"))
-        await until(lambda: gateway.bodies("T") == [b"body"], "the commit after three questions")
+        await soon(lambda: gateway.bodies("T") == [b"body"], "the commit after three questions")
         values = {metric.name: metric.value for metric in producer.metrics()}
     assert values["iotmq_client_transaction_checks_failed_total"] == 2
     assert "returns COMMIT, ROLLBACK or UNKNOWN" in caplog.text or "invalid result" in caplog.text
@@ -220,10 +212,10 @@ async def test_questions_past_the_maximum_are_dropped(gateway: Gateway) -> None:
             values = {metric.name: metric.value for metric in producer.metrics()}
             return values["iotmq_client_transaction_checks_dropped_total"]
 
-        await until(lambda: dropped() > 0, "a question too many")
+        await soon(lambda: dropped() > 0, "a question too many")
         assert len(producer._checks) == 2
         go_on.set()
-        await until(lambda: len(gateway.bodies("T")) == 3, "all three are asked about in the end")
+        await soon(lambda: len(gateway.bodies("T")) == 3, "all three are asked about in the end")
 
 
 async def test_another_member_of_the_group_answers_for_one_that_is_gone(gateway: Gateway) -> None:
@@ -239,7 +231,7 @@ async def test_another_member_of_the_group_answers_for_one_that_is_gone(gateway:
         TransactionProducer(client, "orders", answers, topics=("T", "NoSuchTopic")),
         TransactionProducer(client, "payments", never, topics=("T",)),
     ):
-        await until(lambda: b"orphan" in gateway.bodies("T"), "the commit by the other member")
+        await soon(lambda: b"orphan" in gateway.bodies("T"), "the commit by the other member")
 
 
 async def test_transactions_outlive_a_restart_of_the_broker(gateway: Gateway) -> None:
@@ -255,7 +247,7 @@ async def test_transactions_outlive_a_restart_of_the_broker(gateway: Gateway) ->
             await transaction.commit()
         await gateway.start_broker()
         # The producer is silent, and is asked on a connection that it has made again.
-        await until(lambda: b"asked" in gateway.bodies("T"), "the commit after a question")
+        await soon(lambda: b"asked" in gateway.bodies("T"), "the commit after a question")
         await transaction.commit()
         assert sorted(gateway.bodies("T")) == [b"asked", b"explicit"]
 
@@ -281,7 +273,7 @@ def test_the_blocking_producer_checks_on_its_own_threads(tmp_path: Path) -> None
             assert three.message_id
             producer.begin(Message("T", b"four"))
             producer.send(Message("T", b"plain"))
-            run(until(lambda: len(gateway.bodies("T")) == 4, "the commit after a question"))
+            run(soon(lambda: len(gateway.bodies("T")) == 4, "the commit after a question"))
         assert sorted(gateway.bodies("T")) == [b"four", b"one", b"plain", b"three"]
         assert threads
         assert all(name.startswith("iotmq-orders") for name in threads)
@@ -403,7 +395,7 @@ async def test_so_many_requests_may_wait_and_no_more(gateway: Gateway) -> None:
             asyncio.ensure_future(requester.request(Message("questions", b"?"), timeout_ms=60_000))
             for _ in range(2)
         ]
-        await until(lambda: len(gateway.bodies("questions")) == 2, "both are asked")
+        await soon(lambda: len(gateway.bodies("questions")) == 2, "both are asked")
         with pytest.raises(ProducerBusyError):
             await requester.request(Message("questions", b"?"))
         await requester.stop()
@@ -431,14 +423,14 @@ async def test_a_reply_that_comes_too_late_is_an_error_to_who_replies(gateway: G
             async with Requester(client) as requester:
                 with pytest.raises(RequestTimeoutError):
                     await requester.request(Message("questions", b"quick!"), timeout_ms=50)
-                await until(lambda: bool(got), "the question arrives")
+                await soon(lambda: bool(got), "the question arrives")
                 with pytest.raises(BrokerError, match="waits for a reply"):
                     await replier.reply(got[0], b"slow")
             with pytest.raises(BrokerError, match="not connected"):
                 await replier.reply(got[0], b"slower")
             await requester.start()
             await requester._producer.send(Message("questions", b"no question"))
-            await until(lambda: len(got) == 2, "the message arrives")
+            await soon(lambda: len(got) == 2, "the message arrives")
             with pytest.raises(ClientError, match="is not a request"):
                 await replier.reply(got[1], b"?")
             await requester.stop()

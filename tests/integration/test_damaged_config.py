@@ -45,7 +45,7 @@ async def prepare(directory: Path) -> None:
         broker.offsets.commit("billing", "orders", 0, offset)
         broker.subscription_groups.find_or_create("billing")
         broker.offsets.write(broker.offsets.encode())
-        broker._native.delays.offsets.write(broker._native.delays.offsets.encode())
+        broker.native.delays.offsets.write(broker.native.delays.offsets.encode())
         broker.topics.write(broker.topics.encode())
         broker.subscription_groups.write(broker.subscription_groups.encode())
     await running.stop()

@@ -27,7 +27,7 @@ def counts(output: str) -> dict[str, int]:
 def test_published_stored_consumed_and_read_by_spark_agree(tmp_path: Path) -> None:
     done = subprocess.run(
         [*DEMO, "--directory", str(tmp_path)],
-        env={**os.environ, "DEMO_SECONDS": "20"},
+        env={**os.environ, "DEMO_SECONDS": "14"},
         capture_output=True,
         text=True,
         timeout=400,

@@ -143,7 +143,7 @@ async def test_what_was_acknowledged_behind_something_that_was_not_is_not_sent_a
     await sender.publish("t", b"1")
     await sender.publish("t", b"2", 2)
     await device.receives(3)
-    await soon(lambda: not device._taken, "the end of the exchange")
+    await soon(lambda: not device.taken, "the end of the exchange")
     await device.subscribe(("never", 0))
     for front in ("two", "one"):
         device.got.clear()
@@ -166,7 +166,7 @@ async def test_a_message_of_qos_2_is_received_once_wherever_its_connection_broke
     await device.connect(site.fronts["two"])  # PUBREC was never sent: PUBLISH comes again, with its packet id
     await soon(lambda: device.duplicates == 1, "PUBLISH again")
     device.acknowledge()
-    await soon(lambda: not device._taken, "PUBREL")
+    await soon(lambda: not device.taken, "PUBREL")
     await device.connect(site.fronts["one"])
     device.is_acknowledging = True
     await sender.publish("t", b"2", 2)
@@ -255,7 +255,7 @@ async def test_unsubscribed_filters_are_quiet_and_others_go_on(site: MqttSite) -
     await sender.publish("a", b"a")
     await sender.publish("b", b"b")
     assert (await device.receives(3))[-1] == ("b", b"b")
-    assert site.bench.broker.sessions._projection.queues.id_of("a") is None
+    assert site.bench.broker.sessions.projection.queues.id_of("a") is None
 
 
 async def test_the_broker_is_told_how_far_a_session_came_without_its_end(
@@ -268,7 +268,7 @@ async def test_the_broker_is_told_how_far_a_session_came_without_its_end(
     for body in bodies(5):
         await sender.publish("t", body)
     await device.receives(5)
-    projection = site.bench.broker.sessions._projection
+    projection = site.bench.broker.sessions.projection
     queue_id = projection.queues.id_of("t")
     assert queue_id is not None
     await soon(
@@ -318,8 +318,7 @@ async def test_the_progress_of_many_sessions_is_told_over_several_turns(
     for device in devices:
         await device.receives(1)
     sizes = sizes_told(quiet_site, monkeypatch)
-    parts = quiet_site.fronts["one"].mqtt._parts
-    assert parts is not None
+    parts = quiet_site.fronts["one"].mqtt.parts
     assert parts.durable is not None
     parts.durable.tell_progress()
     assert sizes == [64]
@@ -380,8 +379,7 @@ async def test_a_message_of_qos_2_for_very_many_sessions_waits_for_them_over_sev
         await device.connect(quiet_site.fronts["one"])
         device.is_acknowledging = False
         await device.subscribe(("all", 2))
-    parts = quiet_site.fronts["one"].mqtt._parts
-    assert parts is not None
+    parts = quiet_site.fronts["one"].mqtt.parts
     kept = [device.session for device in parts.sessions.devices() if device.session is not None]
     await soon(lambda: not any(session.behind_count for session in kept), "all are up to date")
     sizes = sizes_told(quiet_site, monkeypatch)
@@ -404,7 +402,7 @@ async def test_many_devices_on_one_filter_cost_one_entry_a_message(site: MqttSit
         if not device.is_connected:
             await device.connect(site.fronts["one"])
         assert await device.receives(10) == [("all/x", body) for body in bodies(10)]
-    queues = site.bench.broker.sessions._projection.queues
+    queues = site.bench.broker.sessions.projection.queues
     queue_id = queues.id_of("all/#")
     assert queue_id is not None
     assert queues.next_sequence(queue_id) == 10
@@ -521,7 +519,7 @@ async def test_a_device_gets_so_far_ahead_of_one_acknowledgement_that_does_not_c
     device = SessionDevice("d")
     await device.connect(site.fronts["one"])
     await device.subscribe(("t", 1))
-    durable = site.fronts["one"].mqtt._parts.durable  # type: ignore[union-attr]
+    durable = site.fronts["one"].mqtt.parts.durable
     sessions: Any = site.fronts["one"].sessions
     tell = sessions.progress
 
@@ -604,5 +602,5 @@ async def test_a_window_of_qos_2_costs_one_round_trip_to_the_broker(site: MqttSi
     assert told[0] == 4
     device.is_acknowledging = True
     device.acknowledge()
-    await soon(lambda: not device._taken, "the end of the exchanges")
+    await soon(lambda: not device.taken, "the end of the exchanges")
     await device.disconnect()

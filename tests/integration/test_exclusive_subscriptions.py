@@ -38,7 +38,7 @@ async def site(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
 
 def held(site: MqttSite) -> int:
     """Filters that somebody has exclusively, over all brokers."""
-    return sum(len(bench.broker.sessions._projection.exclusives) for bench in site.benches)
+    return sum(len(bench.broker.sessions.projection.exclusives) for bench in site.benches)
 
 
 async def connected(site: MqttSite, name: str, front: str, *, is_kept: bool = False) -> SessionDevice:

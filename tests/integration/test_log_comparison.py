@@ -90,8 +90,7 @@ def overwrite(site: Site, number: int, position: int, data: bytes) -> Callable[[
 
 
 def position_of(site: Site, number: int, offset: int) -> int:
-    run = site.members[number]._run
-    assert run is not None
+    run = site.run(number)
     queue = run.opened.store.find_queue("T", 0)
     assert queue is not None
     entry = queue.entry(offset)
@@ -249,8 +248,7 @@ async def test_only_some_checksums_are_computed_at_once(make: MakeSite) -> None:
     assert (await send(connection, b"y")).code == ResponseCode.SUCCESS
     asker.abort("gone")
     await asyncio.gather(*waiting, return_exceptions=True)
-    run = site.members[1]._run
-    assert run is not None
+    run = site.run(1)
     await soon(lambda: not run.driver._checksums._tasks, "nothing is computed")
     assert (await ask(site, 1, position=0, end=status["confirmed"])).crc32
 

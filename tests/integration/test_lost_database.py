@@ -98,7 +98,7 @@ async def fill(site: MqttSite) -> None:
 def state(site: MqttSite) -> dict[str, Any]:
     """What there is of everything that is kept in the database, by names that outlive it."""
     store, broker = site.bench.store, site.bench.broker
-    projection = broker.sessions._projection
+    projection = broker.sessions.projection
     sessions: dict[str, Any] = {}
     for client_id, session in projection.sessions():
         backlog = {}
@@ -125,7 +125,7 @@ def state(site: MqttSite) -> dict[str, Any]:
         done = {position for position, _ in places if position < share.next_position} - set(share.undone)
         left = [body_at(site, position) for position, _ in places if position not in done]
         shares[name] = (share.since, share.kept_count, left)
-    retained = broker._mqtt.retained.find("#", records_max=1000, bytes_max=1 << 20).records
+    retained = broker.mqtt.retained.find("#", records_max=1000, bytes_max=1 << 20).records
     return {
         "sessions": sessions,
         "shares": shares,
@@ -316,7 +316,7 @@ async def delete_expired(site: MqttSite) -> None:
         store.delete_expired()
         # The sessions have been told of it, too.
         return (
-            was_position < store.min_position == sessions._projection._min_position
+            was_position < store.min_position == sessions.projection._min_position
             and not store.wanted_position
         )
 

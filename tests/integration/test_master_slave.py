@@ -63,7 +63,7 @@ async def test_a_pull_parked_at_a_slave_wakes_when_the_message_comes(tmp_path: P
         waiting = asyncio.ensure_future(
             pair.slave.pull(queueOffset="1", sysFlag="6", suspendTimeoutMillis="20000")
         )
-        parked = pair.slave.broker._native.parked_pulls
+        parked = pair.slave.broker.native.parked_pulls
         await soon(lambda: len(parked) == 1, "the pull is parked")
         await pair.master.send(b"2")
         async with asyncio.timeout(10):

@@ -21,6 +21,7 @@ from iotmq.message.records.record import encode_batch
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
+from iotmq.remoting.signature import Credentials
 from iotmq.replicated.member_store import MemberStore
 from iotmq.replication.cluster_state import Identity
 from iotmq.replication.messages import Open
@@ -65,24 +66,139 @@ async def test_a_follower_passes_requests_on_to_the_master(make: MakeSite) -> No
     assert len(bodies(site, master)) == 1
 
 
-async def test_a_member_that_does_not_know_the_master_s_address_refuses_and_answers(make: MakeSite) -> None:
-    """As while a member is added: others are restarted with the longer list later."""
+async def test_a_member_whose_settings_name_others_uses_the_recorded_members_and_says_so(
+    make: MakeSite, caplog: pytest.LogCaptureFixture
+) -> None:
     site = make()
     master = await site.start_all()
     await site.in_sync(3)
     follower = next(number for number in site.members if number != master)
     await site.stop(follower)
-    known = tuple(f"{n}=127.0.0.1:{port}" for n, port in site.ports.items() if n != master)
-    await site.start(follower, replication={"members": known})
-    await soon(lambda: (site.status(follower) or {}).get("state"), "it has read who is master")
+    caplog.clear()
+    await site.start(follower, replication={"members": (f"{follower}=127.0.0.1:{site.ports[follower]}",)})
+    text = f"replication.members of member {follower} names others"
+    await soon(lambda: text in caplog.text, "it says so")
+    await site.in_sync(3)
     connection = await site.connect(follower)
-    answer = await send(connection, b"lost?")
-    assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
-    assert f"member {master}" in str(answer.remark)
-    # Nothing more is read from a client whose requests wait.
-    answer = await send(connection, b"and again")
-    assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
-    await connection.close()
+    assert (await send(connection, b"by way of a follower")).code == ResponseCode.SUCCESS
+    assert len(bodies(site, master)) == 1
+
+
+async def ask_for(site: Site, code: int, **fields: str) -> Command:
+    connection = await site.connect(await site.master())
+    try:
+        return await connection.request(Command.request(code, fields), 10.0)
+    finally:
+        await connection.close()
+
+
+def address(site: Site, number: int) -> str:
+    return f"127.0.0.1:{site.ports[number]}"
+
+
+async def test_a_member_is_added_and_becomes_master_and_clients_of_others_reach_it(make: MakeSite) -> None:
+    site = make()
+    first = await site.start_all()
+    await site.in_sync(3)
+    assert (await send(await site.connect(first), b"before")).code == ResponseCode.SUCCESS
+    site.ports[4] = free_port()
+    fourth = await site.start(4)
+    await soon(
+        lambda: "iotmq replication add 4=" in str(fourth.not_ready_reason), "it says what it waits for"
+    )
+    assert (site.status(4) or {})["role"] == "held"
+    answer = await ask_for(site, RequestCode.ADD_MEMBER, member="4", address=address(site, 4))
+    assert answer.code == ResponseCode.SUCCESS
+    await site.in_sync(4)
+    assert bodies(site, 4) == bodies(site, first)
+    answer = await ask_for(site, RequestCode.HAND_OVER, member="4")
+    assert answer.code == ResponseCode.SUCCESS
+    await soon(lambda: fourth.broker, "the new member serves")
+    # The others were started without a word of it.
+    for number in (1, 2, 3):
+        connection = await site.connect(number)
+        assert (await send(connection, b"by way of another")).code == ResponseCode.SUCCESS
+    assert len(bodies(site, 4)) == 4
+
+
+async def test_a_member_that_is_removed_is_not_waited_for_and_comes_back_as_a_new_one(make: MakeSite) -> None:
+    site = make()
+    master = await site.start_all()
+    await site.in_sync(3)
+    removed, other = (number for number in site.members if number != master)
+    refused = await ask_for(site, RequestCode.REMOVE_MEMBER, member=str(master))
+    assert refused.code == ResponseCode.SYSTEM_ERROR
+    assert "iotmq replication hand-over" in (refused.remark or "")
+    answer = await ask_for(site, RequestCode.REMOVE_MEMBER, member=str(removed))
+    assert answer.code == ResponseCode.SUCCESS
+    await site.in_sync(2)
+    await soon(lambda: (site.status(removed) or {}).get("role") == "held", "the removed one takes no part")
+    assert "none any more" in str(site.members[removed].not_ready_reason)
+    connection = await site.connect(master)
+    assert (await send(connection, b"without it")).code == ResponseCode.SUCCESS
+    assert bodies(site, removed) == []
+    # Two members go on alone, and the one that was removed is never asked.
+    await site.stop(other)
+    await site.in_sync(1)
+    assert (await send(connection, b"alone")).code == ResponseCode.SLAVE_NOT_AVAILABLE
+    few = await ask_for(site, RequestCode.ADD_MEMBER, member=str(removed), address=address(site, removed))
+    assert few.code == ResponseCode.SYSTEM_ERROR
+    assert "--yes" in (few.remark or ""), "two of three would have to be in sync"
+    await site.start(other)
+    await site.in_sync(2)
+    answer = await ask_for(site, RequestCode.ADD_MEMBER, member=str(removed), address=address(site, removed))
+    assert answer.code == ResponseCode.SUCCESS
+    await site.in_sync(3)
+    await soon(lambda: len(bodies(site, removed)) == 2, "it has caught up")
+
+
+async def test_a_member_that_does_not_hear_of_its_removal_is_refused_by_the_master(
+    make: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = make()
+    master = await site.start_all()
+    await site.in_sync(3)
+    removed = next(number for number in site.members if number != master)
+    run = site.members[removed]._run
+    assert run is not None
+    # The consensus store tells it nothing any more.
+    monkeypatch.setattr(run.driver, "state_read", lambda number, version, state: None)
+    answer = await ask_for(site, RequestCode.REMOVE_MEMBER, member=str(removed))
+    assert answer.code == ResponseCode.SUCCESS
+    await soon(
+        lambda: any(f"member {removed} follows, and is no member" in text for text in alarms(site, master)),
+        "the master says so",
+    )
+    await site.in_sync(2)
+    assert (await send(await site.connect(master), b"still")).code == ResponseCode.SUCCESS
+
+
+def alarms(site: Site, number: int) -> list[str]:
+    found: list[str] = (site.status(number) or {}).get("alarms", [])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "member is missing"),
+        ({"member": "0", "address": "a:1"}, "member"),
+        ({"member": "128", "address": "a:1"}, "member"),
+        ({"member": "4"}, "address is missing"),
+        ({"member": "4", "address": ""}, "is empty"),
+        ({"member": "4", "address": "nowhere"}, "HOST:PORT"),
+        ({"member": "4", "address": "a" * 300 + ":1"}, "characters"),
+        ({"member": "4", "address": "a:1", "confirmed": "perhaps"}, "not true or false"),
+    ],
+)
+async def test_a_member_that_cannot_be_is_not_added(
+    make: MakeSite, fields: dict[str, str], words: str
+) -> None:
+    site = make(1)
+    await site.start_all()
+    answer = await ask_for(site, RequestCode.ADD_MEMBER, **fields)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert words in (answer.remark or "")
 
 
 async def test_operators_ask_and_hand_over(make: MakeSite) -> None:
@@ -157,6 +273,36 @@ async def test_without_etcd_sends_go_on(make: MakeSite, etcd: FakeEtcd) -> None:
     assert await site.master() == master
 
 
+async def test_a_master_that_is_cut_off_from_all_gives_no_locks_and_gives_them_again(
+    make: MakeSite, etcd: FakeEtcd
+) -> None:
+    site = make()
+    master = await site.start_all()
+    await site.in_sync(3)
+    connection = await site.connect(master)
+    assert (await send(connection, b"one")).code == ResponseCode.SUCCESS
+    queue = {"brokerName": "b", "topic": "T", "queueId": 0}
+    body = json.dumps({"clientId": "c", "consumerGroup": "g", "mqSet": [queue]}).encode()
+
+    async def lock() -> int:
+        request = Command.request(RequestCode.LOCK_BATCH_QUEUES, {}, body)
+        return (await connection.request(request, 10.0)).code
+
+    paths = ("kv/range", "kv/txn", "kv/put", "lease/grant", "lease/keepalive", "lease/timetolive")
+    for path in paths:
+        etcd.fail(f"/v3/{path}", "refuse:503", 1_000)
+    assert await lock() == ResponseCode.SUCCESS, "the others show that it is master"
+    run = site.members[master]._run
+    assert run is not None
+    for number in [number for number in site.members if number != master]:
+        await site.stop(number)
+    await soon(lambda: not run.driver.is_current, "it cannot know whether it is master")
+    assert await lock() == ResponseCode.SYSTEM_BUSY
+    etcd.mend()
+    await soon(lambda: run.driver.is_current, "the consensus store says that it is")
+    assert await lock() == ResponseCode.SUCCESS
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -193,7 +339,7 @@ async def _introduced(
     return text
 
 
-@pytest.mark.parametrize(("number", "words"), [(1, "two members have the number 1"), (9, "does not name")])
+@pytest.mark.parametrize(("number", "words"), [(1, "two members have the number 1"), (9, "is no member")])
 async def test_a_number_that_cannot_be_is_refused(make: MakeSite, number: int, words: str) -> None:
     site = make(1)
     await site.start_all(replication={"in_sync_min": 1})
@@ -234,8 +380,7 @@ async def test_a_master_that_takes_no_records_hands_over(
     site = make()
     master = await site.start_all()
     await site.in_sync(3)
-    run = site.members[master]._run
-    assert run is not None
+    run = site.run(master)
     full = run.opened.store
 
     def refusal(store: Store) -> str | None:
@@ -257,7 +402,7 @@ async def test_a_state_that_cannot_be_read_stops_nothing(make: MakeSite, etcd: F
     etcd.data.put(STATE, b"{")
 
     def complains() -> bool:
-        run = site.members[master]._run
+        run = site.run(master)
         return run is not None and any("invalid replication state" in text for text in run.driver.alarms)
 
     await soon(complains, "the master says so")
@@ -339,10 +484,36 @@ async def test_members_and_operators_need_an_administrator_where_access_is_contr
         hand_over = await connection.request(Command.request(RequestCode.HAND_OVER))
         assert hand_over.code == ResponseCode.NO_PERMISSION
         clients = site.members[master]._listener.clients()
-        own = connection._transport.get_extra_info("sockname")
-        assert own in [client.peer for client in clients], "who is refused is no member"
+        address = connection._transport.get_extra_info("sockname")
+        assert address in [client.peer for client in clients], "who is refused is no member"
     assert (await connector(**own).status(master, timeout_s=5.0))["role"] == "leading"
     await site.in_sync(3)
+
+
+@pytest.mark.parametrize(
+    ("code", "fields", "refused"),
+    [
+        (RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, {"accessKey": "another", "secretKey": "12345678"}, 209),
+        (RequestCode.DELETE_ACL_CONFIG, {"accessKey": "services"}, 210),
+        (RequestCode.UPDATE_GLOBAL_WHITE_ADDRESSES, {"globalWhiteAddrs": "10.0.0.1"}, 211),
+    ],
+)
+async def test_accounts_are_not_changed_at_one_member_only(
+    make: MakeSite, tmp_path: Path, code: int, fields: dict[str, str], refused: int
+) -> None:
+    accounts = tmp_path / "accounts.yml"
+    accounts.write_text(ACCOUNTS)
+    accounts.chmod(0o600)
+    site = make(1)
+    master = await site.start_all(broker={"acl_enabled": True, "acl_file": str(accounts)})
+    connection = await ClientConnection.connect(
+        "127.0.0.1", site.ports[master], credentials=Credentials("members", "abcdefgh")
+    )
+    answer = await connection.request(Command.request(code, fields), 10.0)
+    assert answer.code == refused
+    assert f"change {accounts} at every member" in (answer.remark or "")
+    assert accounts.read_text() == ACCOUNTS
+    await connection.close()
 
 
 async def test_a_broker_that_has_messages_becomes_the_first_master(make: MakeSite, tmp_path: Path) -> None:
@@ -375,10 +546,8 @@ async def test_what_an_operator_changes_is_answered_when_members_in_sync_have_it
     for number in range(20):
         answer = await change_topic(connection, f"Made{number}")
         assert (answer.code, answer.remark) == (ResponseCode.SUCCESS, None)
-        for member in site.members.values():
-            run = member._run
-            assert run is not None
-            assert run.broker.topics.find(f"Made{number}") is not None
+        for member in site.members:
+            assert site.run(member).broker.topics.find(f"Made{number}") is not None
 
 
 async def test_an_operator_is_told_when_members_do_not_say_that_they_have_it(
@@ -388,8 +557,7 @@ async def test_an_operator_is_told_when_members_do_not_say_that_they_have_it(
     master = await site.start_all()
     await site.in_sync(3)
     follower = next(number for number in site.members if number != master)
-    run = site.members[follower]._run
-    assert run is not None
+    run = site.run(follower)
     monkeypatch.setattr(run.broker.table_copies, "take", lambda piece: None)
     monkeypatch.setattr(type(run.broker.table_copies), "is_complete", False)
     connection = await site.connect(master)
@@ -414,9 +582,7 @@ async def test_a_member_that_is_stopped_while_it_opens_its_log_ends(
         return opening()
 
     monkeypatch.setattr(member, "_open", wait)
-    run = member._run
-    assert run is not None
-    assert run.driver.hand_over()
+    assert site.run(master).driver.hand_over()
     await soon(opens.is_set, "the former master opens its log")
     stopping = asyncio.ensure_future(site.stop(master))
     # It has asked for the end before the log is there.

@@ -65,9 +65,12 @@ async def change_master(site: Site) -> None:
     """Have the other member made master, send to it, and wait until both have that."""
     former = await site.master()
     new = next(number for number in site.members if number != former)
-    member = site.members[former]
-    await soon(lambda: member._run is not None and member._run.driver.hand_over(new), "it is handed over")
-    await soon(lambda: member.broker is None and site.members[new].broker, "the other one serves")
+    await soon(
+        lambda: site.run(former) is not None and site.run(former).driver.hand_over(new), "it is handed over"
+    )
+    await soon(
+        lambda: site.members[former].broker is None and site.members[new].broker, "the other one serves"
+    )
     await site.in_sync(2)
     connection = await site.connect(new)
     assert (await send(connection, b"x")).code == ResponseCode.SUCCESS

@@ -12,7 +12,6 @@ from typing import Any
 
 import paho.mqtt.client as paho
 import pytest
-import uvloop
 from eventually import soon
 from moving_master import MovingMaster
 
@@ -32,16 +31,13 @@ from iotmq.mqtt_front.server import MqttFront
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.remoting.codes import RequestCode
 
+pytestmark = pytest.mark.uvloop
+
 WAIT_S = 30.0
 # What a move may take here at most, on a machine that is busy; timeouts and polls are much longer.
 FOLLOW_S_MAX = 1.5
 
 silently = pytest.mark.parametrize("is_silent", [True, False], ids=["silent", "cut"])
-
-
-@pytest.fixture
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy()
 
 
 class Stream:
@@ -251,7 +247,7 @@ async def test_a_master_that_comes_back_after_a_later_one_is_not_followed(tmp_pa
         (registry,) = site.registries
         await soon(lambda: site.known_by(registry) is None, "it is gone")
         deposed = asyncio.ensure_future(site.start_next(epoch=6))
-        await soon(lambda: registry._routes.stale_count, "a refusal")
+        await soon(lambda: registry.routes.stale_count, "a refusal")
         assert site.known_by(registry) is None
         assert client.routes.known("T").master("broker-a") == address  # type: ignore[union-attr]
         deposed.cancel()

@@ -210,8 +210,7 @@ async def test_who_asks_for_all_that_is_retained_again_and_again_gets_it_as_it_r
     # It acknowledges nothing, so no more than its window comes, however often it asks.
     await greedy.client.ping()
     assert sent == 3
-    parts = site.fronts["one"].mqtt._parts
-    assert parts is not None
+    parts = site.fronts["one"].mqtt.parts
     egress = parts.subscriptions._retained
     assert egress is not None
     (job,) = egress._jobs.values()

@@ -86,7 +86,7 @@ async def test_a_restart_of_the_broker_leaves_devices_connected_and_loses_nothin
     await leaving.connect(site.fronts["one"])
     assert leaving.is_present
     assert ("t/1", b"after") in await leaving.receives(2)
-    assert site.bench.broker.sessions._wills.sent_total == 0, "they had said good-bye"
+    assert site.bench.broker.sessions.wills.sent_total == 0, "they had said good-bye"
     await device.subscribe(("u", 1))
     site.bench.publish("u", b"more")
     assert (await device.receives(3))[2:] == [("u", b"more")]
@@ -102,7 +102,7 @@ async def test_what_comes_while_the_connection_to_the_broker_is_away_is_read(tmp
     await device.subscribe(("t", 1), ("+", 2))
     sessions: Any = site.fronts["one"].sessions
     for number in range(5):
-        (link,) = sessions._brokers.links
+        (link,) = sessions.brokers.links
         opened = link.opened_total
         link._connection.abort("test")
         site.bench.publish("t", b"%d" % number)
@@ -120,10 +120,10 @@ async def test_a_device_taken_over_while_its_front_end_was_cut_off_is_sent_away(
     await first.connect(site.fronts["one"])
     await first.subscribe(("t", 1))
     sessions: Any = site.fronts["one"].sessions
-    (link,) = sessions._brokers.links
+    (link,) = sessions.brokers.links
     address, link.address = link.address, "127.0.0.1:1"
     link._connection.abort("test")
-    requests = site.bench.broker._mqtt.session_requests
+    requests = site.bench.broker.mqtt.session_requests
     await soon(lambda: number_of(requests, "iotmq_broker_session_front_ends") == 1, "one front end only")
     await second.connect(site.fronts["two"])
     assert second.is_present
@@ -165,8 +165,8 @@ async def test_a_front_end_that_reads_slowly_misses_pushes_and_nothing_else(tmp_
         await each.connect(site.fronts["one"])
         await each.subscribe((topic, 1))
     sessions: Any = site.fronts["one"].sessions
-    (link,) = sessions._brokers.links
-    handler = site.bench.broker._mqtt.session_requests
+    (link,) = sessions.brokers.links
+    handler = site.bench.broker.mqtt.session_requests
     link._connection._transport.pause_reading()
     bodies = [b"%d" % number + b"x" * 60_000 for number in range(400)]
     for start in range(0, len(bodies), 20):
@@ -250,7 +250,7 @@ async def start_broker(cluster: SmallCluster, number: int) -> None:
 def client_of(front: Front, number: int, *, start: int = 0) -> str:
     """A client id whose home is broker `number`."""
     for suffix in range(start, 100):
-        home = front.sessions._brokers.chosen_for(f"d{suffix}")
+        home = front.sessions.brokers.chosen_for(f"d{suffix}")
         if home is not None and home.broker_name == f"broker-{number}":
             return f"d{suffix}"
     raise AssertionError("no such client id")
@@ -357,7 +357,7 @@ async def test_what_was_unsubscribed_while_a_broker_was_away_stays_so(
             await device.disconnect()
             await device.connect(front)
             assert device.is_present
-        (_, away) = sorted(front.sessions._brokers.links, key=lambda link: link.broker_name)
+        (_, away) = sorted(front.sessions.brokers.links, key=lambda link: link.broker_name)
         [(_, given_up)] = away._given_up.values()
         assert given_up == {"t", "v"}, "no more than the session has"
         await start_broker(cluster, 1)
@@ -378,7 +378,7 @@ async def test_what_was_unsubscribed_while_a_broker_was_away_stays_so(
         await device.subscribe(("v", 1))
         publish(cluster.brokers[1], "v", b"wanted again")
         assert (await device.receives(3))[2:] == [("v", b"wanted again")]
-        assert len(cluster.brokers[1].sessions._projection.session(device.client_id).subscriptions) == 2
+        assert len(cluster.brokers[1].sessions.projection.session(device.client_id).subscriptions) == 2
         await device.drop()
 
 
@@ -536,7 +536,7 @@ async def test_retained_messages_come_from_all_brokers(tmp_path: Path) -> None:
         await sender.connect(one, clean_session=True)
         for number in range(100):
             await sender.publish(f"r/{number}", b"%d" % number, is_retained=True)
-        counts = [broker._mqtt.retained.count for broker in cluster.brokers]
+        counts = [broker.mqtt.retained.count for broker in cluster.brokers]
         assert min(counts) > 0
         assert sum(counts) == 100
         await device.connect(two, clean_session=True)
@@ -591,7 +591,7 @@ async def test_what_was_handed_out_over_a_lost_connection_is_handed_out_again(tm
     await device.subscribe((SHARE, 1))
     sessions: Any = site.fronts["one"].sessions
     for number in range(5):
-        (link,) = sessions._brokers.links
+        (link,) = sessions.brokers.links
         opened = link.opened_total
         site.bench.publish("t/1", b"%d" % number)
         await asyncio.sleep(0)

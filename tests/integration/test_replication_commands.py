@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from eventually import soon
 from fake_etcd import FakeEtcd
-from member_site import SEGMENT_BYTES, MakeSite, Site
+from gateway_process import free_port
+from member_site import SEGMENT_BYTES, MakeSite, Site, send
 
 from iotmq.commands.cli import main
+from iotmq.remoting.codes import ResponseCode
 
 STATE = b"/iotmq/DefaultCluster/b/state"
 
@@ -76,6 +78,74 @@ async def test_operators_hand_over(
     assert "no member is master now" in capsys.readouterr().err
 
 
+async def test_operators_add_and_remove_members(
+    make: MakeSite, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = make()
+    master = await site.start_all()
+    await site.in_sync(3)
+    # What the file says of members is not changed any more.
+    file = config(site, tmp_path)
+    site.ports[4] = free_port()
+    assert await run(file, "add", f"4=127.0.0.1:{site.ports[4]}") == 0
+    assert "member 4 is added" in capsys.readouterr().out
+    assert await run(file, "status") == 0
+    assert "does not answer" in capsys.readouterr().out, "it is recorded, and has not been started"
+    await site.start(4)
+    await site.in_sync(4)
+    assert await run(file, "status", "--json") == 0
+    assert [entry["member"] for entry in json.loads(capsys.readouterr().out)] == [1, 2, 3, 4]
+    assert await run(file, "add", f"4=127.0.0.1:{site.ports[4]}") == 1
+    assert "is there already" in capsys.readouterr().err
+    assert await run(file, "remove", str(master)) == 1
+    assert "hand over first" in capsys.readouterr().err
+    gone = next(number for number in (1, 2, 3) if number != master)
+    assert await run(file, "remove", str(gone)) == 0
+    assert f"member {gone} is removed" in capsys.readouterr().out
+    await site.in_sync(3)
+    assert await run(file, "status") == 0
+    assert f"`iotmq replication add {gone}=" in capsys.readouterr().out, "it runs still"
+    assert await run(file, "verify") == 0
+    assert str(gone) not in capsys.readouterr().out.split(":")[0]
+    await site.stop(gone)
+    assert await run(file, "status", "--json") == 0
+    assert gone not in [entry["member"] for entry in json.loads(capsys.readouterr().out)]
+    assert await run(file, "remove", str(gone)) == 1
+    assert f"there is no member {gone}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", ["4", "4=", "=a:1", "a=a:1", "4=a", "1234=a:1", "-1=a:1"])
+async def test_a_member_to_add_is_a_number_and_an_address(
+    tmp_path: Path, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "member.toml"
+    file.write_text('[replication]\nmode = "elected"\nmember = 1\nmembers = ["1=127.0.0.1:1"]\n')
+    assert await asyncio.to_thread(main, ["replication", "add", "--config", str(file), "--", words]) == 2
+    assert "is not NUMBER=HOST:PORT" in capsys.readouterr().err
+
+
+async def test_when_two_of_three_are_lost_the_last_one_goes_on_without_them(
+    make: MakeSite, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = make()
+    master = await site.start_all()
+    await site.in_sync(3)
+    file = config(site, tmp_path)
+    lost = [number for number in site.members if number != master]
+    for number in lost:
+        await site.stop(number)
+    await site.in_sync(1)
+    assert await run(file, "remove", str(lost[0])) == 1
+    assert "With --yes" in capsys.readouterr().err
+    connection = await site.connect(master)
+    assert (await send(connection, b"no")).code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert await run(file, "remove", str(lost[0]), "--yes") == 0
+    await soon(lambda: (site.status(master) or {})["holds"] is None, "messages are taken")
+    assert (await send(connection, b"yes")).code == ResponseCode.SLAVE_NOT_AVAILABLE
+    await site.start(lost[1])
+    await site.in_sync(2)
+
+
 async def test_a_member_is_forced_when_the_others_are_lost(
     make: MakeSite, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,7 +186,7 @@ async def test_the_state_is_written_anew_from_what_members_have(
     assert await run(file, "force", "--member", "1") == 1
     await site.start(1)
     await site.start(2)
-    await soon(lambda: site.members[1]._run is not None, "a member answers")
+    await soon(lambda: site.run(1) is not None, "a member answers")
     capsys.readouterr()
     assert await run(file, "force", "--member", "1", "--yes") == 1
     assert "see `iotmq replication adopt`" in capsys.readouterr().err

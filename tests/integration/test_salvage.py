@@ -145,8 +145,7 @@ async def test_what_no_broker_takes_is_said_and_the_rest_goes_on(make: MakeSite,
         address = f"127.0.0.1:{registry.port}"
         settled = {"registries": (address,), "auto_create_topics": False}
         await site.start_all(broker=settled, replication={"in_sync_min": 1})
-        run = site.members[1]._run
-        assert run is not None
+        run = site.run(1)
         await run.broker.wait_registered(10.0)
         kept, _ = salvage.read_kept(write_kept(site.directory), system_topics=OWN)
         settings = ClientSettings(registries=(address,))

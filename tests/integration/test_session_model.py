@@ -25,7 +25,7 @@ from iotmq.mqtt.topics.topics import matches
 
 pytestmark = pytest.mark.uvloop
 
-PROGRAMS = int(os.environ.get("IOTMQ_SESSION_PROGRAMS", "34"))
+PROGRAMS = int(os.environ.get("IOTMQ_SESSION_PROGRAMS", "12"))
 SEED = int(os.environ.get("IOTMQ_SESSION_SEED", "1"))
 STEPS = 60
 FRONTS = ("one", "two")
@@ -98,8 +98,8 @@ class Program:
         """What the parts of a broker, and of front ends, know of sessions agrees."""
         for bench in self.site.benches:
             sessions = bench.broker.sessions
-            sessions._invariants()
-            sessions._projection._invariants()
+            sessions.check_invariants()
+            sessions.projection.check_invariants()
         self.site.check_sessions()
 
     async def connect_publisher(self) -> None:
@@ -288,7 +288,7 @@ class Program:
             for topic in TOPICS:
                 self.check_order(topic, [body for name, body in got if name == topic], wanted)
         for bench in self.site.benches:
-            assert bench.broker.sessions._projection.malformed_records == 0
+            assert bench.broker.sessions.projection.malformed_records == 0
             assert all(record.size <= RECORD_BYTES_MOST for record in bench.stored_records())
 
     def dropped(self, device: SessionDevice) -> int:

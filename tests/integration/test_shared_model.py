@@ -124,7 +124,7 @@ class Program:
         await soon(lambda: shares.view(SHARE).behind == 0, "everything to be acknowledged")
         got = Counter(body for device in self.members for _, body in device.got)
         assert set(got) == set(self.published)
-        shares._invariants()
+        shares.check_invariants()
         assert shares.view(SHARE).in_flight == 0
 
 

@@ -127,7 +127,7 @@ async def test_a_kept_session_keeps_the_backlog_while_all_are_offline(site: Mqtt
     await first.unsubscribe(SHARE)
     await publish(sender, 3, start=30)
     site.bench.pass_time(20)
-    await soon(lambda: not len(site.bench.broker.sessions._projection.shares), "the group to end")
+    await soon(lambda: not len(site.bench.broker.sessions.projection.shares), "the group to end")
 
 
 async def test_a_group_of_transient_members_lives_as_long_as_it_has_some(site: MqttSite) -> None:
@@ -137,7 +137,7 @@ async def test_a_group_of_transient_members_lives_as_long_as_it_has_some(site: M
     bodies = await publish(sender, 5)
     await all_came(bodies, two)
     await two.disconnect()
-    projection = site.bench.broker.sessions._projection
+    projection = site.bench.broker.sessions.projection
     await soon(lambda: not len(projection.shares), "the group to end")
     await soon(lambda: not len(projection.queues), "its queue to end")
     await publish(sender, 5, start=5)

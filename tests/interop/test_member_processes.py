@@ -9,10 +9,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import contextmanager
 
 import pytest
 from eventually import eventually
+from gateway_process import free_ports
 from kill_masters import Load, check, play
 from replicated_cluster import ROOT, ReplicatedCluster
 
@@ -21,16 +22,27 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("etcd") is None, reason="etcd is not installed (tools/setup.sh dev)"),
 ]
 
-# Below those that tests take one by one; every file with a cluster has its own.
-PORT = 16_100
 DEVICES = 20
 PAUSE_S = 0.01
+# Messages are acknowledged for so long before and after a change.
+SETTLE_S = 0.2
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicatedCluster]:
+    directory = tmp_path_factory.mktemp("members") / "cluster"
+    with ReplicatedCluster(directory, port=free_ports()) as cluster:
+        yield cluster
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[ReplicatedCluster]:
-    with ReplicatedCluster(tmp_path / "cluster", port=PORT) as cluster:
-        yield cluster
+def cluster(running: ReplicatedCluster) -> Iterator[ReplicatedCluster]:
+    """All members are in sync; those a test has killed are started again."""
+    running.wait_in_sync()
+    yield running
+    for part in running.members.values():
+        if not part.is_running:
+            part.start()
 
 
 def command(cluster: ReplicatedCluster, *words: str) -> subprocess.CompletedProcess[str]:
@@ -41,52 +53,8 @@ def command(cluster: ReplicatedCluster, *words: str) -> subprocess.CompletedProc
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("how", "rounds"), [("kill", 3), ("hand-over", 3), ("stop", 1)])
-def test_nothing_is_lost_when_the_master_changes(cluster: ReplicatedCluster, how: str, rounds: int) -> None:
-    load = Load(cluster, DEVICES, PAUSE_S)
-    load.start()
-    try:
-        play(cluster, load, how, rounds)
-        load.end_publishing()
-        eventually(
-            lambda: load.received_count >= len({each[1:] for each in load.acknowledged}),
-            "all is received",
-            within_s=60.0,
-        )
-    finally:
-        load.stop()
-    assert load.acknowledged
-    assert check(load)
-    assert load.refused == 0
-    assert load.disconnects == 0
-
-
-def test_all_members_begin_again_with_what_they_had(cluster: ReplicatedCluster) -> None:
-    load = Load(cluster, DEVICES, PAUSE_S)
-    load.start()
-    try:
-        for _ in range(2):
-            cluster.wait_in_sync()
-            count = len(load.acknowledged)
-            eventually(lambda count=count: len(load.acknowledged) > count + 100, "messages are stored")
-            for part in cluster.members.values():
-                part.signal(signal.SIGKILL)
-            for part in cluster.members.values():
-                part.start()
-            cluster.wait_for_master()
-        load.end_publishing()
-        eventually(
-            lambda: load.received_count >= len({each[1:] for each in load.acknowledged}),
-            "all is received",
-            within_s=60.0,
-        )
-    finally:
-        load.stop()
-    assert check(load)
-
-
 def test_operators_see_and_change_the_master(cluster: ReplicatedCluster) -> None:
-    cluster.wait_in_sync()
+    # The first of the tests: nothing has happened yet that a line of its own would tell of.
     shown = command(cluster, "status")
     assert shown.returncode == 0, shown.stderr
     assert [line.split()[0] for line in shown.stdout.splitlines()] == ["member", "1", "2", "3"]
@@ -107,8 +75,48 @@ def test_operators_see_and_change_the_master(cluster: ReplicatedCluster) -> None
     assert "does not answer" in gone.stdout
 
 
+@contextmanager
+def loaded(cluster: ReplicatedCluster, name: str) -> Iterator[Load]:
+    """A load, of which nothing is lost."""
+    load = Load(cluster, DEVICES, PAUSE_S, name=name)
+    load.start()
+    try:
+        yield load
+        load.end_publishing()
+        eventually(
+            lambda: load.received_count >= len({each[1:] for each in load.acknowledged}),
+            "all is received",
+            within_s=60.0,
+        )
+    finally:
+        load.stop()
+    assert load.acknowledged
+    assert check(load)
+
+
+def test_nothing_is_lost_when_the_master_changes(cluster: ReplicatedCluster) -> None:
+    """For long: make cluster-kill."""
+    with loaded(cluster, "changes") as load:
+        for how, rounds in (("kill", 2), ("hand-over", 2), ("stop", 1)):
+            play(cluster, load, how, rounds, settle_s=SETTLE_S)
+    assert load.refused == 0
+    assert load.disconnects == 0
+
+
+def test_all_members_begin_again_with_what_they_had(cluster: ReplicatedCluster) -> None:
+    with loaded(cluster, "beginnings") as load:
+        for _ in range(2):
+            cluster.wait_in_sync()
+            count = len(load.acknowledged)
+            eventually(lambda count=count: len(load.acknowledged) > count + 100, "messages are stored")
+            for part in cluster.members.values():
+                part.signal(signal.SIGKILL)
+            for part in cluster.members.values():
+                part.start()
+            cluster.wait_for_master()
+
+
 def test_the_state_is_written_anew_when_the_consensus_store_has_lost_it(cluster: ReplicatedCluster) -> None:
-    cluster.wait_in_sync()
     master = cluster.master()
     assert master is not None
     subprocess.run(

@@ -14,6 +14,7 @@ from typing import Any
 import paho.mqtt.client as paho
 import pytest
 from eventually import eventually
+from gateway_process import free_ports
 from kill_masters import Change
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
@@ -28,10 +29,10 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("etcd") is None, reason="etcd is not installed (tools/setup.sh dev)"),
 ]
 
-# Below those that tests take one by one; every file with a cluster has its own.
-PORT = 16_300
 WAYS = ("kill", "hand-over", "stop")
 EVERY_WAY = pytest.mark.parametrize("how", WAYS)
+# What a master that is silent has left is what one that was killed has left.
+BOTH_WAYS = pytest.mark.parametrize("how", ["kill", "hand-over"])
 QUOTA_EXCEEDED = 0x97
 # What was acknowledged in the last moments of a broker may come twice; some seconds of a busy machine.
 UNSAVED_S = 2.0
@@ -180,7 +181,7 @@ class Devices:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicatedCluster]:
-    with ReplicatedCluster(tmp_path_factory.mktemp("mqtt") / "cluster", port=PORT) as cluster:
+    with ReplicatedCluster(tmp_path_factory.mktemp("mqtt") / "cluster", port=free_ports()) as cluster:
         yield cluster
 
 
@@ -228,7 +229,7 @@ def test_messages_in_flight_both_ways(
     print(f"{how}: {count} each, QoS 1 twice: {len(least) - count}")
 
 
-@EVERY_WAY
+@BOTH_WAYS
 def test_retained_messages(cluster: ReplicatedCluster, devices: Devices, root: str, how: str) -> None:
     publisher = devices("publisher")
     for number in range(10):
@@ -323,7 +324,7 @@ def test_exclusive_and_shared_subscriptions(
     assert second.subscribe(f"$exclusive/{root}/one", 1) == 1
 
 
-@EVERY_WAY
+@BOTH_WAYS
 def test_a_session_that_is_away_comes_back(
     cluster: ReplicatedCluster, devices: Devices, root: str, how: str
 ) -> None:
@@ -343,7 +344,7 @@ def test_a_session_that_is_away_comes_back(
     assert away.numbers(f"{root}/a") == list(range(count))
 
 
-@EVERY_WAY
+@BOTH_WAYS
 def test_delayed_messages_come_once_and_not_early(
     cluster: ReplicatedCluster, devices: Devices, root: str, how: str
 ) -> None:
@@ -364,7 +365,7 @@ def test_delayed_messages_come_once_and_not_early(
         assert at_s - sent_s[number] >= 1 + number % 4 - EARLY_S
 
 
-@EVERY_WAY
+@BOTH_WAYS
 def test_requests_are_answered(cluster: ReplicatedCluster, devices: Devices, root: str, how: str) -> None:
     def answer(client: paho.Client, message: paho.MQTTMessage) -> None:
         assert message.properties is not None

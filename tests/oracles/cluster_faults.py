@@ -32,8 +32,10 @@ if __name__ == "__main__":
 
 from bad_bytes import STRANGERS, request  # noqa: E402
 from fault_cluster import SEGMENT_BYTES, STORE, FaultCluster, Network  # noqa: E402
-from fault_history import Fault, MemberLog, anomalies, duplicates, gaps_s, read_log  # noqa: E402
+from fault_history import Fault, MemberLog, anomalies, duplicates, gaps_s, latest, read_log  # noqa: E402
 from fault_load import FaultLoad  # noqa: E402
+from fault_objects import ObjectLoad  # noqa: E402
+from linearizability import Forget  # noqa: E402
 from replicated_cluster import ClusterError, eventually  # noqa: E402
 
 from iotmq.errors import IotmqError  # noqa: E402
@@ -172,6 +174,7 @@ class Faults:
             cluster.kill(master)
             cluster.start(master)
         self._master()
+        cluster.restores_count += 1
         for part in cluster.etcd:
             part.signal(signal.SIGKILL)
         for part, copy in zip(cluster.etcd, copies, strict=True):
@@ -180,6 +183,7 @@ class Faults:
             part.start()
         for part in cluster.etcd:
             part.wait_ready()
+        cluster.restores_count += 1
         time.sleep(_LONG_S)
         cluster.kill(1, 2, 3)
         cluster.start(1, 2, 3)
@@ -396,13 +400,14 @@ async def run(options: argparse.Namespace, cluster: FaultCluster) -> bool:
     """Play the rounds, check, and print; return whether all is well."""
     source = random.Random(options.seed)
     load = FaultLoad(cluster.registries, cluster.mqtt)
+    objects = ObjectLoad(cluster, load.history, random.Random(options.seed))
     faults = Faults(cluster, source)
     deadline_s = time.monotonic() + options.seconds
     turns: list[str] = []
     with Strangers(cluster, random.Random(options.seed)) as strangers:
         failures: list[str] = []
         try:
-            async with load.running():
+            async with load.running(), objects.running():
                 for number in range(1, options.rounds + 1):
                     if time.monotonic() > deadline_s:
                         break
@@ -410,6 +415,9 @@ async def run(options: argparse.Namespace, cluster: FaultCluster) -> bool:
                         turns = list(options.only or faults.names())
                         source.shuffle(turns)
                     await play(cluster, load, faults, turns.pop(), number)
+                    for started_s in cluster.starts_s:
+                        objects.note_restart(started_s, load.history.faults[-1].end_s)
+                    cluster.starts_s.clear()
         except* (ClusterError, AssertionError, IotmqError) as errors:
             failures += [f"failed: {error}" for error in leaves(errors)]
             failures += [f"missing: {text}" for text in load.missing()]
@@ -450,7 +458,7 @@ async def play(cluster: FaultCluster, load: FaultLoad, faults: Faults, name: str
     await asyncio.sleep(_SETTLE_S)
     fault = Fault(name, begun_s, healed_s, time.monotonic())
     load.history.faults.append(fault)
-    gap_s = gaps_s(load.history)[-1][1]
+    gap_s = (await asyncio.to_thread(gaps_s, load.history, faults=[fault]))[0][1]
     print(
         f"round {number}: {name}: nothing acknowledged for {gap_s * 1000:.0f} ms, in sync "
         f"{fault.end_s - healed_s - _SETTLE_S:.1f} s after its end, "
@@ -489,6 +497,14 @@ def report(cluster: FaultCluster, load: FaultLoad, strangers_count: int) -> None
         longest[name] = max(gap_s, longest.get(name, 0.0))
     for name, gap_s in sorted(longest.items(), key=lambda item: -item[1]):
         print(f"  {name:<28}{gap_s * 1000:>8.0f} ms")
+    for name, delay_s, body, fault in latest(history):
+        print(f"{name} got {body!r}, after {fault}, {delay_s:.1f} s after its acknowledgement; nothing later")
+    for kind, objects in (
+        ("locks", history.locks), ("registers", history.registers), ("states", history.states)
+    ):  # fmt: skip
+        calls = [each for one in objects.values() for each in one if not isinstance(each.action, Forget)]
+        open_count = sum(not each.is_answered for each in calls)
+        print(f"{kind}: {len(objects)}, calls {len(calls)}, without an answer {open_count}")
     heard = {name: len(bodies) - len(set(bodies)) for name, bodies in history.heard.items()}
     print(
         f"sent {len(history.sent)}, acknowledged {load.acknowledged_count}, "

@@ -49,3 +49,8 @@ async def soon(
         if time.monotonic() >= deadline_s:
             raise AssertionError(f"not within {within_s} s: {what} (last: {value!r})")
         await asyncio.sleep(step_s)
+
+
+async def until(condition: Callable[[], T]) -> T:
+    """`soon` for what happens at once: in the next turns of the loop, or over a socket of this process."""
+    return await soon(condition, "what the test waits for", step_s=0.001)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from fake_broker import split_batch
@@ -199,11 +200,11 @@ class FakeLoop:
         self.ready: deque[Callable[[], Any]] = deque()
         self.timers: list[tuple[float, Callable[[], Any]]] = []
 
-    def call_soon(self, call: Callable[[], Any]) -> None:
-        self.ready.append(call)
+    def call_soon(self, call: Callable[..., Any], *arguments: Any) -> None:
+        self.ready.append(partial(call, *arguments) if arguments else call)
 
-    def call_later(self, delay_s: float, call: Callable[[], Any]) -> None:
-        self.timers.append((delay_s, call))
+    def call_later(self, delay_s: float, call: Callable[..., Any], *arguments: Any) -> None:
+        self.timers.append((delay_s, partial(call, *arguments) if arguments else call))
 
     def turn(self) -> None:
         """One turn: what is ready now, not what that makes ready."""

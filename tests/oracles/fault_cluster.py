@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import Final, Self
@@ -156,6 +157,10 @@ class FaultCluster(ReplicatedCluster):
         self.network = network
         self.said: list[str] = []
         """What commands printed."""
+        self.starts_s: list[float] = []
+        """When members were started again."""
+        self.restores_count = 0
+        """Counts how often the consensus store was given older data; odd while it is."""
         self._fillers: list[Path] = []
 
     def __enter__(self) -> Self:
@@ -216,6 +221,7 @@ class FaultCluster(ReplicatedCluster):
     def start(self, *numbers: int) -> None:
         for number in numbers:
             if not self.members[number].is_running:
+                self.starts_s.append(time.monotonic())
                 self.members[number].start()
 
     def hand_over(self, number: int = 0) -> None:
@@ -278,5 +284,7 @@ class FaultCluster(ReplicatedCluster):
         for part in (*self.etcd, *self.members.values(), *self.others):
             if part.is_running:
                 part.signal(signal.SIGCONT)
-            else:
+        for part in (*self.etcd, *self.others):
+            if not part.is_running:
                 part.start()
+        self.start(*self.members)

@@ -16,6 +16,9 @@ Everything is a function over the history and the logs. Each anomaly is a senten
 | unequal | the logs of two members differ below what both have confirmed |
 | unheard | a kept session was not given an acknowledged command |
 | retained | a new subscriber is given an older value than the one last acknowledged |
+| lock | what clients were answered about the lock of a queue fits no order |
+| register | what was read and replaced in the consensus store fits no order |
+| state | two masters of one epoch, or an earlier epoch after a later one, in the consensus store |
 """
 
 from __future__ import annotations
@@ -25,13 +28,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from linearizability import (
+    Call,
+    LeaseLock,
+    Lock,
+    Model,
+    Register,
+    SearchGivenUpError,
+    Version,
+    contradiction,
+    describe,
+)
 from record_oracle import decode
+
+from iotmq.broker.members.queue_locks import LOCK_EXPIRY_S
+from iotmq.replication.cluster_state import decode_state
 
 BLANK_MAGIC: Final = 0xCBD43194
 # Of each kind, so that one mistake does not fill the screen.
 _SHOWN_MAX: Final = 5
+# A master that is one no more, and does not know it yet, still refuses because of locks that are gone, and
+# renews some that the next master does not renew.
+_DEPOSED_S: Final = 5.0
 
 
 class Place(NamedTuple):
@@ -106,6 +126,12 @@ class History:
     """Kept session -> the commands it got."""
     retained: dict[str, bytes] = field(default_factory=dict)
     """Source of retained values -> the one that a new subscriber got in the end."""
+    locks: dict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
+    """Group and queue -> what clients asked about its lock."""
+    registers: dict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
+    """Value in the consensus store -> what its clients asked."""
+    states: dict[int, list[Call]] = field(default_factory=lambda: defaultdict(list))
+    """Life of the consensus store -> reads of what the members have recorded there."""
     faults: list[Fault] = field(default_factory=list)
 
     @property
@@ -139,6 +165,7 @@ def anomalies(history: History, logs: Mapping[int, MemberLog]) -> list[str]:
         *_inconsistent(history, logs),
         *_of_readers(history),
         *_of_sessions(history),
+        *_of_objects(history),
     ):
         found[text.split(":")[0]].append(text)
     shown: list[str] = []
@@ -156,16 +183,31 @@ def duplicates(logs: Mapping[int, MemberLog], history: History) -> int:
     return sum(count - 1 for body, count in Counter(s.body for s in log.records).items() if body in ours)
 
 
-def gaps_s(history: History, sources: str = "") -> list[tuple[str, float]]:
-    """Return, for each fault, the longest time without any acknowledgement that overlaps it."""
+def gaps_s(
+    history: History, sources: str = "", *, faults: Sequence[Fault] | None = None
+) -> list[tuple[str, float]]:
+    """Return, for each fault or those given, the longest time without an acknowledgement that overlaps it."""
     times = sorted(e.done_s for e in history.sent if e.done_s is not None and e.source.startswith(sources))
     gaps = []
-    for fault in history.faults:
+    for fault in history.faults if faults is None else faults:
         longest = max(
             (b - a for a, b in pairwise(times) if b > fault.begun_s and a < fault.end_s), default=0.0
         )
         gaps.append((fault.name, longest))
     return gaps
+
+
+def latest(history: History) -> Iterable[tuple[str, float, bytes, str]]:
+    """Return for each reader what came latest after its acknowledgement, how late, and the fault before."""
+    done = {each.body: each.done_s for each in history.sent if each.done_s is not None}
+    for name, seen in history.readers.items():
+        firsts: dict[bytes, float] = {}
+        for each in seen:
+            firsts.setdefault(each.body, each.at_s)
+        late = [(at_s - done[body], body) for body, at_s in firsts.items() if body in done]
+        delay_s, body = max(late, default=(0.0, b""))
+        faults = [fault.name for fault in history.faults if fault.begun_s < done.get(body, 0.0)]
+        yield name, delay_s, body, faults[-1] if faults else "none"
 
 
 def _of_log(history: History, member: int, records: Sequence[Stored]) -> Iterable[str]:
@@ -262,6 +304,38 @@ def _of_sessions(history: History) -> Iterable[str]:
         latest = max((each.number for each in history.acknowledged if each.source == source), default=-1)
         if not body or int(body.rpartition(b"/")[2]) < latest:
             yield f"retained: {body!r}, and {source}/{latest} was acknowledged"
+
+
+def _of_objects(history: History) -> Iterable[str]:
+    """Look for an order of what was asked about each lock and each value."""
+    for key, calls in history.locks.items():
+        model = LeaseLock(least_s=LOCK_EXPIRY_S - _DEPOSED_S, most_s=LOCK_EXPIRY_S + _DEPOSED_S)
+        yield from _unordered(f"lock: {key}", [_not_newer(call) for call in calls], model)
+    for key, calls in history.registers.items():
+        yield from _unordered(f"register: {key}", calls, Register())
+    for life, calls in history.states.items():
+        yield from _unordered(f"register: state in life {life}", calls, Register(has_others=True))
+        versions = sorted({call.result for call in calls if isinstance(call.result, Version)})
+        states = [decode_state(version.value) for version in versions if version.number]
+        for before, after in pairwise(states):
+            if after.epoch < before.epoch or (after.epoch == before.epoch and after.master != before.master):
+                yield f"state: epoch {after.epoch} of {after.master} after {before.epoch} of {before.master}"
+
+
+def _unordered(name: str, calls: Sequence[Call], model: Model[Any]) -> Iterable[str]:
+    try:
+        found = contradiction(calls, model)
+    except SearchGivenUpError as error:
+        yield f"{name}: {error}"
+        return
+    if found is not None:
+        yield f"{name}: {describe(found)}"
+
+
+def _not_newer(call: Call) -> Call:
+    """Let a refusal say what held some time before."""
+    is_refusal = isinstance(call.action, Lock) and call.result is False
+    return call._replace(invoked_s=call.invoked_s - _DEPOSED_S) if is_refusal else call
 
 
 def read_log(directory: Path, *, segment_bytes: int, confirmed: int) -> MemberLog:

@@ -55,8 +55,7 @@ class Site:
     async def advance(self, seconds: float) -> None:
         """Move the clock and wait until the front end has looked at it."""
         self.clock.advance(seconds)
-        parts = self.front._parts
-        assert parts is not None
+        parts = self.front.parts
         await soon(lambda: parts.group.now_s > self.clock.monotonic_s(), "a tick", step_s=0.001)
 
     async def stop(self) -> None:

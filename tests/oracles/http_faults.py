@@ -37,6 +37,10 @@ class FaultyServer:
     def fail(self, path: str, fault: str | bytes, times: int = 1) -> None:
         self._faults[path].extend([fault] * times)
 
+    def mend(self) -> None:
+        """Fail no more."""
+        self._faults.clear()
+
     async def __aenter__(self) -> Self:
         application = web.Application(client_max_size=4 * 1024 * 1024)
         application.router.add_route("*", "/{path:.*}", self._serve)

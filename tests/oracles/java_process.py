@@ -87,16 +87,29 @@ def mqadmin_of(javas: JavaProcesses) -> RunMqadmin:
 class JavaBroker:
     """A Java broker over a data directory; `with` starts it and ends it as its own scripts do, by SIGTERM."""
 
-    def __init__(self, data: Path, *settings: str) -> None:
+    def __init__(self, data: Path, *settings: str, heap: str = "512m") -> None:
         """`settings` are lines of broker.conf; they win over those that are the default here."""
         self.data = data
         self._settings = settings
+        self._heap = heap
         self.port = free_port()
         self._home = data.with_name(data.name + "-home")
         self._log = self._home / "broker.log"
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
+        self.launch()
+        assert self._process is not None
+        try:
+            eventually(self._is_ready, "the Java broker is ready")
+        except BaseException:
+            self._process.kill()
+            self._process.wait()
+            raise
+        return self
+
+    def launch(self) -> None:
+        """Start it without waiting."""
         conf = self._home / "conf"
         conf.mkdir(parents=True, exist_ok=True)
         (conf / "logback_broker.xml").write_text('<configuration><root level="OFF"/></configuration>')
@@ -119,7 +132,7 @@ class JavaBroker:
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [
-                    "java", "-Xms64m", "-Xmx512m", f"-Duser.home={self._home}",
+                    "java", "-Xms64m", f"-Xmx{self._heap}", f"-Duser.home={self._home}",
                     f"-Drocketmq.home.dir={self._home}", *opened, "-cp", f"{LIBRARIES}/*",
                     "org.apache.rocketmq.broker.BrokerStartup", "-c", str(conf / "broker.conf"),
                 ],
@@ -129,13 +142,18 @@ class JavaBroker:
                 stdout=log,
                 stderr=log,
             )  # fmt: skip
-        try:
-            eventually(self._is_ready, "the Java broker is ready")
-        except BaseException:
-            self._process.kill()
-            self._process.wait()
-            raise
-        return self
+
+    @property
+    def process_id(self) -> int:
+        """Its number for the system."""
+        assert self._process is not None
+        return self._process.pid
+
+    def kill(self) -> None:
+        """kill -9."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
 
     def _is_ready(self) -> bool:
         assert self._process is not None

@@ -100,8 +100,7 @@ async def _all_gone(what: str, before: Counter[str], *, takes_cycles: bool) -> N
 
 async def forget_silent(front: MqttFront) -> None:
     """Let the minutes be over for which a device that has gone may wait to be looked at."""
-    parts = front._parts
-    assert parts is not None
+    parts = front.parts
     await soon(lambda: not list(parts.sessions.devices()), "all devices have gone")
     while front._deadlines._buckets:
         assert not front._deadlines.late(front._deadlines._next_s + RECHECK_S)

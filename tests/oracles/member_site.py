@@ -90,9 +90,13 @@ class Site:
 
         await soon(are_in_sync, f"{count} members are in sync")
 
-    def status(self, number: int) -> dict[str, Any] | None:
+    def run(self, number: int) -> Any:
+        """The driver, the store and the broker of a member that runs; None of one that does not."""
         member = self.members.get(number)
-        run = None if member is None else member._run
+        return None if member is None else member._run
+
+    def status(self, number: int) -> dict[str, Any] | None:
+        run = self.run(number)
         return None if run is None else run.driver.status()
 
     async def stop(self, number: int) -> None:
@@ -113,8 +117,7 @@ async def send(connection: ClientConnection, body: bytes) -> Command:
 
 def bodies(site: Site, number: int) -> list[bytes]:
     """What consumers of a member would see in the queue 0 of T."""
-    run = site.members[number]._run
-    assert run is not None
+    run = site.run(number)
     queue = run.opened.store.find_queue("T", 0)
     if queue is None:
         return []

@@ -170,11 +170,11 @@ class MovingMaster:
             master.cut()
         for registry in self.registries:
             await registry.stop()
-            assert registry._routes.check() == []
+            assert registry.routes.check() == []
 
     def known_by(self, registry: Registry) -> Master | None:
         """The master as a registry knows it."""
-        found = registry._routes.masters().get(self._name)
+        found = registry.routes.masters().get(self._name)
         return None if found is None else Master(found.address, found.epoch)
 
     async def take_over(

@@ -51,8 +51,7 @@ class Front:
     async def kill(self) -> None:
         """Gone without a word, as after kill -9: its channels close, its devices lose their connections."""
         self.mqtt._session_port = None
-        parts = self.mqtt._parts
-        assert parts is not None, "a front end is killed after its start"
+        parts = self.mqtt.parts
         parts.sessions._port = None
         assert parts.durable is not None
         parts.durable.stop()
@@ -154,10 +153,9 @@ class MqttSite:
     def check_sessions(self) -> None:
         """What front ends know of the kept sessions of their devices agrees."""
         for front in self.fronts.values():
-            parts = front.mqtt._parts
-            for device in parts.sessions.devices() if parts is not None else ():
+            for device in front.mqtt.parts.sessions.devices():
                 if isinstance(device.session, DurableSession):
-                    device.session._invariants()
+                    device.session.check_invariants()
 
     async def close(self) -> None:
         for front in self.fronts.values():
@@ -213,12 +211,18 @@ class SessionDevice:
         self.unanswered: list[tuple[int, int]] = []
         self.is_present = False
         self.is_connected = False
-        self._taken: set[int] = set()
+        self.taken: set[int] = set()
         self._client: RawClient | None = None
         self._reading: asyncio.Task[None] | None = None
         self._answers: list[tuple[int, bytes]] = []
         self._has_answer = asyncio.Event()
         self._packet_id = 0
+
+    @property
+    def client(self) -> RawClient:
+        """Its connection now."""
+        assert self._client is not None, "it is not connected"
+        return self._client
 
     async def connect(self, front: Front, *, clean_session: bool = False, will: Will | None = None) -> None:
         """Open the session, on whichever front end."""
@@ -227,7 +231,6 @@ class SessionDevice:
 
     async def take_over(self, front: Front, *, clean_session: bool = False) -> None:
         """Open the session while it has a connection, from which nothing more is read; the server ends it."""
-        assert self._client is not None
         old = self._client
         await self._stop_reading()
         await self._open(front, clean_session=clean_session, will=None)
@@ -243,7 +246,7 @@ class SessionDevice:
         assert body[1] == 0, body
         self.is_present = bool(body[0])
         if not self.is_present:
-            self._taken.clear()
+            self.taken.clear()
         self.unanswered.clear()
         self._answers.clear()
         self.is_connected = True
@@ -264,44 +267,39 @@ class SessionDevice:
 
     async def leave(self) -> None:
         """Say good-bye and read what is on its way."""
-        assert self._client is not None
-        self._client.send(packets.DISCONNECT_PACKET)
+        self.client.send(packets.DISCONNECT_PACKET)
         await soon(lambda: not self.is_connected, f"the server closes the connection of {self.client_id}")
 
     async def subscribe(self, *filters: tuple[str, int]) -> list[int]:
         self._packet_id = self._packet_id % 1000 + 1
-        assert self._client is not None
-        self._client.send(packets.encode_subscribe(self._packet_id, filters))
-        return list((await self._answer(packets.SUBACK, self._packet_id))[2:])
+        self.client.send(packets.encode_subscribe(self._packet_id, filters))
+        return list((await self.answer(packets.SUBACK, self._packet_id))[2:])
 
     async def unsubscribe(self, *filters: str) -> None:
         self._packet_id = self._packet_id % 1000 + 1
-        assert self._client is not None
-        self._client.send(packets.encode_unsubscribe(self._packet_id, filters))
-        await self._answer(packets.UNSUBACK, self._packet_id)
+        self.client.send(packets.encode_unsubscribe(self._packet_id, filters))
+        await self.answer(packets.UNSUBACK, self._packet_id)
 
     async def publish(self, topic: str, payload: bytes, qos: int = 1, *, is_retained: bool = False) -> None:
         """Returns when the broker has promised to keep it."""
         self._packet_id = self._packet_id % 1000 + 1
-        assert self._client is not None
-        self._client.send(
+        self.client.send(
             packets.encode_publish(
                 topic, payload, qos=qos, retain=is_retained, packet_id=self._packet_id if qos else 0
             )
         )
         if qos == 1:
-            await self._answer(packets.PUBACK, self._packet_id)
+            await self.answer(packets.PUBACK, self._packet_id)
         elif qos == 2:
-            await self._answer(packets.PUBREC, self._packet_id)
-            self._client.send(packets.encode_acknowledgement(packets.PUBREL, self._packet_id))
-            await self._answer(packets.PUBCOMP, self._packet_id)
+            await self.answer(packets.PUBREC, self._packet_id)
+            self.client.send(packets.encode_acknowledgement(packets.PUBREL, self._packet_id))
+            await self.answer(packets.PUBCOMP, self._packet_id)
 
     def acknowledge(self, count: int | None = None) -> None:
         """Answer what waits, oldest first."""
-        assert self._client is not None
         waiting, self.unanswered = self.unanswered[:count], self.unanswered[len(self.unanswered[:count]) :]
         for kind, packet_id in waiting:
-            self._client.send(packets.encode_acknowledgement(kind, packet_id))
+            self.client.send(packets.encode_acknowledgement(kind, packet_id))
 
     async def receives(self, count: int) -> list[tuple[str, bytes]]:
         """All messages, once there are `count`."""
@@ -326,7 +324,7 @@ class SessionDevice:
             await self._reading
         self.is_connected = False
 
-    async def _answer(self, kind: int, packet_id: int) -> bytes:
+    async def answer(self, kind: int, packet_id: int) -> bytes:
         def found() -> tuple[int, bytes] | None:
             for answer in self._answers:
                 if answer[0] >> 4 == kind and int.from_bytes(answer[1][:2], "big") == packet_id:
@@ -352,7 +350,7 @@ class SessionDevice:
                 if kind == packets.PUBLISH:
                     self._take(client, first, body)
                 elif kind == packets.PUBREL:
-                    self._taken.discard(int.from_bytes(body, "big"))
+                    self.taken.discard(int.from_bytes(body, "big"))
                     client.send(packets.encode_acknowledgement(packets.PUBCOMP, int.from_bytes(body, "big")))
                 else:
                     self._answers.append((first, body))
@@ -371,8 +369,8 @@ class SessionDevice:
         packet_id = int.from_bytes(body[2 + size : 4 + size], "big")
         if qos == 1:
             self.got.append((topic, body[4 + size :]))
-        elif packet_id not in self._taken:
-            self._taken.add(packet_id)
+        elif packet_id not in self.taken:
+            self.taken.add(packet_id)
             self.got.append((topic, body[4 + size :]))
         kind = packets.PUBACK if qos == 1 else packets.PUBREC
         if self.is_acknowledging:

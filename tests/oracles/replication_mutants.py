@@ -7,10 +7,14 @@ from typing import Any, TypeAlias
 
 import pytest
 import replication_sim
+from msgspec.structs import replace
 
 from iotmq.replication import leading, member
+from iotmq.replication.cluster_state import ClusterState
 from iotmq.replication.leading import Leading
 from iotmq.replication.member import Member
+from iotmq.replication.next_state import MemberChange, changed_members
+from iotmq.replication.ports import MemberSettings
 from iotmq.replication.state_change import StateChange
 
 Mutant: TypeAlias = Callable[[pytest.MonkeyPatch], None]
@@ -118,6 +122,26 @@ def old_epoch_continued(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Member, "_has_won", lambda self, state: True)
 
 
+def removed_member_stays_in_sync(patch: pytest.MonkeyPatch) -> None:
+    """A member is removed by one change, and is in sync no more by the next."""
+
+    def mutant(state: ClusterState, settings: MemberSettings, change: MemberChange) -> ClusterState:
+        changed = changed_members(state, settings, change)
+        return replace(changed, in_sync=state.in_sync, eligible=())
+
+    patch.setattr(leading, "changed_members", mutant)
+
+
+def who_is_no_member_is_taken(patch: pytest.MonkeyPatch) -> None:
+    """A member that was removed goes on like any other that has fallen behind."""
+    patch.setattr(MemberSettings, "has_member", lambda self, state, number: True)
+
+
+def a_former_master_gives_on(patch: pytest.MonkeyPatch) -> None:
+    """A master gives locks until it is told of the next one."""
+    patch.setattr(Leading, "is_current", lambda self, now_s: not self.is_fenced)
+
+
 MUTANTS: tuple[Mutant, ...] = (
     grown_before_effective,
     shrunk_before_recorded,
@@ -130,4 +154,7 @@ MUTANTS: tuple[Mutant, ...] = (
     unconfirmed_is_shown,
     few_by_the_recorded_set_only,
     old_epoch_continued,
+    removed_member_stays_in_sync,
+    who_is_no_member_is_taken,
+    a_former_master_gives_on,
 )

@@ -10,9 +10,11 @@ import hashlib
 import heapq
 import random
 from collections.abc import Callable
-from typing import Any
 
-from iotmq.replication.cluster_state import ClusterState, Identity
+from msgspec.structs import replace
+
+from iotmq.errors import MemberChangeError
+from iotmq.replication.cluster_state import ClusterState, Identity, MemberAddress
 from iotmq.replication.epochs import EpochStart
 from iotmq.replication.member import Beat, Member, Role
 from iotmq.replication.messages import (
@@ -25,6 +27,7 @@ from iotmq.replication.messages import (
     CopyLog,
     Data,
     Disconnect,
+    KnowMembers,
     Lead,
     Message,
     Open,
@@ -33,11 +36,16 @@ from iotmq.replication.messages import (
     Resign,
     Send,
 )
+from iotmq.replication.next_state import MemberChange
 from iotmq.replication.ports import MemberSettings
 
 TICK_S = 0.05
 BEAT_S = 0.5
 LOAD_S = 0.03
+NUMBERS = range(1, 8)
+# So long a former master may be current beside the next one: what it has heard is as old, and what has waited
+# in a stop of the process that is no longer than a pause.
+CURRENT_S = 1.5
 
 Record = tuple[str, int, int]
 
@@ -141,14 +149,19 @@ class Node:
         self.links_in: dict[int, Link] = {}
         self.link_out: Link | None = None
         self.connects = 0
+        # Where it may connect to.
+        self.known: set[int] = set()
         self.leads: int | None = None
+        self.leads_s = 0.0
         # (position behind it, number) of records whose sender waits.
         self.waiting: list[tuple[int, int]] = []
 
     def start(self) -> None:
         self.life += 1
         self.is_host_down = False
-        self.member = Member(self.cluster.settings, self.log, self.file, self.do)
+        settings = self.cluster.settings_of_one()
+        self.known = set(dict(settings.members))
+        self.member = Member(settings, self.log, self.file, self.do)
         self.member.start(self.cluster.now_s)
         self.every(TICK_S, self._tick)
         self.every(BEAT_S, self._beat)
@@ -221,7 +234,7 @@ class Node:
         self.file.kept_confirmed = self.file.confirmed
         if self.log.flushed < self.log.end:
             self.log.flushed = self.log.end
-            self.member.flushed(self.cluster.now_s)
+            self.member.flushed()
 
     def _load(self) -> None:
         member = self.member
@@ -250,7 +263,11 @@ class Node:
                     message = message._replace(content=content)
             if link is not None:
                 cluster.send(link, 0 if link is self.link_out else 1, message)
+        elif isinstance(action, KnowMembers):
+            self.known = set(dict(action.members))
         elif isinstance(action, Connect):
+            if action.member not in self.known:
+                raise BrokenPromiseError(f"I9: member {self.number} follows {action.member}, no member")
             cluster.connect(self, cluster.nodes[action.member])
         elif isinstance(action, Disconnect):
             link = self.link_out if action.is_outgoing else self.links_in.get(action.member)
@@ -268,7 +285,7 @@ class Node:
         elif isinstance(action, Confirmed):
             cluster.confirmed(self, action.position)
         elif isinstance(action, Lead):
-            self.leads = action.epoch
+            self.leads, self.leads_s = action.epoch, cluster.now_s
         elif isinstance(action, Resign):
             self.leads = None
             self.waiting = []
@@ -359,15 +376,22 @@ class Engine:
 class Cluster:
     """Members, the network between them, and what was confirmed so far."""
 
-    def __init__(self, seed: int, *, members: int, settings: MemberSettings) -> None:
+    def __init__(
+        self, seed: int, *, members: int, settings: MemberSettings, other_settings: MemberSettings | None
+    ) -> None:
+        """`other_settings` are those of some members, because an operator changes them one by one."""
         self.random = random.Random(seed)
-        self.settings = settings
+        addresses = tuple(map(address_of, range(1, members + 1)))
+        self.settings = replace(settings, members=addresses)
+        self._other_settings = None if other_settings is None else replace(other_settings, members=addresses)
         self.now_s = 0.0
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = 0
         self.nodes = {number: Node(self, number) for number in range(1, members + 1)}
         identities = tuple(node.file.identity for node in self.nodes.values())
-        self.engine = Engine(self, ClusterState(epoch=1, master=1, in_sync=identities))
+        # An earlier version has recorded no members.
+        recorded = addresses if self.random.random() < 0.7 else ()
+        self.engine = Engine(self, ClusterState(epoch=1, master=1, in_sync=identities, members=recorded))
         self.blocked: set[tuple[int, int]] = set()
         self.links: set[Link] = set()
         self.sent = 0
@@ -378,9 +402,25 @@ class Cluster:
         """The digest of the confirmed log at each position."""
         self.epoch_writers: dict[int, tuple[int, int]] = {}
         self.alarms: list[str] = []
+        # Changes of who is a member that operators asked for.
+        self.changes = 0
+        self.refused_changes = 0
+        # Looks at a master that was current, and those with another one that leads a later epoch.
+        self.current = 0
+        self.current_twice = 0
         self.last_confirmed_s = 0.0
         for node in self.nodes.values():
             node.start()
+
+    def settings_of_one(self) -> MemberSettings:
+        """Settings of a member that starts."""
+        other = self._other_settings
+        return other if other is not None and self.random.random() < 0.5 else self.settings
+
+    @property
+    def members(self) -> set[int]:
+        """The numbers of all members."""
+        return set(dict(self.settings.members_of(self.engine.state)))
 
     # Time.
 
@@ -553,8 +593,11 @@ class Cluster:
             raise BrokenPromiseError("I6: confirmed in an epoch that is past")
 
     def state_changed(self) -> None:
-        """I1: every member of the recorded set has everything that was acknowledged."""
+        """I1: every member of the recorded set has everything that was acknowledged. I9: it is a member."""
         state = self.engine.state
+        known = {state.master, *(identity.member for identity in (*state.in_sync, *state.eligible))}
+        if not known <= self.members:
+            raise BrokenPromiseError(f"I9: {state} names who is no member")
         for identity in (*state.in_sync, *state.eligible):
             node = self.nodes[identity.member]
             if node.file.identity != identity:
@@ -572,6 +615,20 @@ class Cluster:
             writer = self.epoch_writers.setdefault(leading.epoch, (node.number, node.life))
             if writer != (node.number, node.life):
                 raise BrokenPromiseError(f"I2: epoch {leading.epoch} has two writers")
+            if leading.is_current(self.now_s):
+                self.check_current(node, leading.epoch)
+
+    def check_current(self, node: Node, epoch: int) -> None:
+        """I10: who is not master any more gives soon nothing that only one may give."""
+        later = [other for other in self.nodes.values() if other.leads is not None and other.leads > epoch]
+        self.current += 1
+        self.current_twice += bool(later)
+        for other in later:
+            if self.now_s - other.leads_s > CURRENT_S:
+                raise BrokenPromiseError(
+                    f"I10: member {node.number} is current in epoch {epoch}, and member {other.number} leads "
+                    f"{other.leads} since {self.now_s - other.leads_s:.2f} s"
+                )
 
     def check_live(self) -> None:
         """I8: with all faults over a master confirms, and all members are in sync."""
@@ -581,15 +638,21 @@ class Cluster:
             raise BrokenPromiseError(
                 f"I8: no master confirms: {roles}, {self.engine.state}, {self.alarms[-3:]}"
             )
-        identities = {node.file.identity for node in self.nodes.values()}
+        identities = {self.nodes[number].file.identity for number in self.members}
+        if any(roles[number] is not Role.HELD for number in roles.keys() - self.members):
+            raise BrokenPromiseError(f"I9: one that is no member takes part: {roles}, {self.engine.state}")
         if set(self.engine.state.in_sync) != identities:
             raise BrokenPromiseError(f"I8: not all in sync: {self.engine.state}, {roles}, {self.alarms[-3:]}")
 
     @property
     def is_recoverable(self) -> bool:
-        """Some member of the recorded set, or an eligible one, has its log still."""
+        """Some member of the recorded set, or an eligible one, has its log still.
+
+        And there are as many members as have to be in sync: one with other settings may have removed more.
+        """
         state = self.engine.state
-        return any(
+        kinds = [each for each in (self.settings, self._other_settings) if each is not None]
+        return max(each.in_sync_min for each in kinds) <= len(self.members) and any(
             self.nodes[identity.member].file.identity == identity
             for identity in (*state.in_sync, *state.eligible)
         )
@@ -599,15 +662,20 @@ def simulate(seed: int, *, fault_s: float = 20.0, calm_s: float = 25.0) -> Clust
     """Run one cluster through random faults, then let it recover; raises BrokenPromiseError."""
     source = random.Random(f"plan {seed}")
     members = source.choice((2, 3, 3, 3, 5))
-    is_refusing = source.random() < 0.5
     settings = MemberSettings(
         acknowledge_flushed=source.random() < 0.3,
-        in_sync_min=min(2, members) if is_refusing else 1,
-        refuses_when_few=is_refusing,
         chunk_bytes=source.choice((3, 50)),
         window_bytes=source.choice((20, 1_000)),
     )
-    cluster = Cluster(seed, members=members, settings=settings)
+    # What happens with few members: by their number, never, always.
+    choices = (
+        settings,
+        replace(settings, in_sync_min=1, refuses_when_few=False),
+        replace(settings, in_sync_min=min(source.choice((2, 2, 3)), members), refuses_when_few=True),
+    )
+    settings = source.choice(choices)
+    other_settings = source.choice(choices) if source.random() < 0.2 else None
+    cluster = Cluster(seed, members=members, settings=settings, other_settings=other_settings)
     faults = Faults(cluster, source)
     at_s = 1.0
     while at_s < fault_s:
@@ -620,6 +688,11 @@ def simulate(seed: int, *, fault_s: float = 20.0, calm_s: float = 25.0) -> Clust
     if cluster.is_recoverable:
         cluster.check_live()
     return cluster
+
+
+def address_of(number: int) -> MemberAddress:
+    """Where a member is."""
+    return MemberAddress(number, f"m{number}:1")
 
 
 class Faults:
@@ -639,7 +712,7 @@ class Faults:
             (
                 *("kill", "kill", "power", "pause", "partition", "one way", "heal", "engine away"),
                 *("engine flaky", "cut off", "hand over", "hand over", "replace", "restart all", "links"),
-                *("nerves", "nerves"),
+                *("nerves", "nerves", "add", "remove"),
             )
         )
         if kind in ("kill", "power") and node.member is not None:
@@ -671,6 +744,10 @@ class Faults:
             master = cluster.nodes[cluster.engine.state.master]
             if master.member is not None and master.paused_until_s <= cluster.now_s:
                 master.member.hand_over(node.number, cluster.now_s)
+        elif kind == "add":
+            self._add()
+        elif kind == "remove":
+            self._change_members(MemberChange(node.number, "", draw.random() < 0.5))
         elif kind == "restart all" and draw.random() < 0.3:
             for each in cluster.nodes.values():
                 if each.member is not None:
@@ -689,6 +766,34 @@ class Faults:
             first = link.ends[0]
             if first.member is not None:
                 first.member.link_closed(link.ends[1].number, cluster.now_s, is_outgoing=True)
+
+    def _add(self) -> None:
+        """Have a member added: a new one, or one that was removed with the disk it had, or another."""
+        cluster, draw = self.cluster, self.random
+        free = [number for number in NUMBERS if number not in cluster.members]
+        if not free:
+            return
+        number = draw.choice(free)
+        node = cluster.nodes.get(number)
+        if node is None:
+            node = cluster.nodes[number] = Node(cluster, number)
+            self._start_later(node)
+        elif draw.random() < 0.5 and node.member is not None:
+            node.stop(is_power_cut=False)
+            node.replace_disk()
+            self._start_later(node)
+        self._change_members(MemberChange(*address_of(number), draw.random() < 0.5))
+
+    def _change_members(self, change: MemberChange) -> None:
+        cluster = self.cluster
+        master = cluster.nodes[cluster.engine.state.master]
+        if master.member is not None and master.paused_until_s <= cluster.now_s:
+            try:
+                master.member.change_members(change, cluster.now_s)
+            except MemberChangeError:
+                cluster.refused_changes += 1
+            else:
+                cluster.changes += 1
 
     def _start_later(self, node: Node) -> None:
         life = node.life
@@ -710,13 +815,3 @@ class Faults:
             node.paused_until_s = min(node.paused_until_s, cluster.now_s)
             if node.member is None:
                 node.start()
-
-
-def summary(cluster: Cluster) -> dict[str, Any]:
-    """What a run did, so that a test can see that it did something."""
-    return {
-        "acknowledged": cluster.acknowledged_count,
-        "epochs": len(cluster.epoch_writers),
-        "alarms": len(cluster.alarms),
-        "roles": {node.member.role for node in cluster.nodes.values() if node.member} <= set(Role),
-    }

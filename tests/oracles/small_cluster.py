@@ -68,7 +68,7 @@ class SmallCluster:
             self.stores.append(store)
             self.brokers.append(broker)
         await asyncio.gather(*(broker.wait_registered(WAIT_S) for broker in self.brokers))
-        await self.until(lambda: all(r._routes.broker_count == len(self.brokers) for r in self.registries))
+        await self.until(lambda: all(r.routes.broker_count == len(self.brokers) for r in self.registries))
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -38,14 +38,14 @@ class Keeper:
         self.clock = ManualClock()
         self.disk = FakeDisk()
         self.settings = {**QUIET, **settings}
-        self.store = self._open()
+        self.store = self.open_store()
 
-    def _open(self) -> Store:
+    def open_store(self) -> Store:
         return open_small(self.directory, clock=self.clock, read_usage=self.disk, **self.settings)
 
     def restart(self) -> None:
         self.store.close()
-        self.store = self._open()
+        self.store = self.open_store()
 
     def fill(self, count: int, *, topic: str = "T", queue_id: int = 0, size: int = 1000, **more: Any) -> None:
         """Records of `size` bytes and a bit: three fill a segment of 4 KiB."""

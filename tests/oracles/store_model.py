@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +55,13 @@ def open_small(
         confirmed_limit=confirmed_limit,
         **more,
     )
+
+
+def fill_disk(file: Path) -> None:
+    """Take all the room there is on its disk."""
+    with contextlib.suppress(OSError), file.open("wb", buffering=0) as ballast:
+        while ballast.write(bytes(4096)):
+            pass
 
 
 def batch(*bodies: bytes, properties: bytes = b"", flag: int = 0) -> bytes:

@@ -81,7 +81,7 @@ class TrimMachine(RuleBasedStateMachine):
         self.min_position = 0
         # Below it the disk was the reason, not the age.
         self.forced_position = 0
-        self.store = self._open()
+        self.store = self.open_store()
         for topic in TOPICS:
             self.append_much(topic, 9, 700)
 
@@ -89,7 +89,7 @@ class TrimMachine(RuleBasedStateMachine):
     def directory(self) -> Path:
         return self.root / str(self.generation)
 
-    def _open(self) -> Store:
+    def open_store(self) -> Store:
         # No power is lost here, and what a process that died had written is in the page cache.
         store = open_small(
             self.directory, clock=self.clock, read_usage=self.disk, sync_file=lambda _: None, **self.settings
@@ -127,7 +127,7 @@ class TrimMachine(RuleBasedStateMachine):
 
     @rule()
     def write_checkpoint(self) -> None:
-        self.store._checkpointer.write()
+        self.store.write_checkpoint()
 
     @rule(topic=st.sampled_from(TOPICS), count=st.integers(4, 30), body_bytes=st.integers(300, 1500))
     def append_much(self, topic: str, count: int, body_bytes: int) -> None:
@@ -210,7 +210,7 @@ class TrimMachine(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         self.store.close()
-        self.store = self._open()
+        self.store = self.open_store()
         assert self.store.recovery.was_clean
         self._assert_same()
 
@@ -224,7 +224,7 @@ class TrimMachine(RuleBasedStateMachine):
             shutil.rmtree(self.directory / "consumequeue")
         self.store.close()
         shutil.rmtree(before)
-        self.store = self._open()
+        self.store = self.open_store()
         # What was not deleted yet is there again.
         assert self.store.min_position <= self.min_position
         self.min_position = self.store.min_position
@@ -236,14 +236,14 @@ class TrimMachine(RuleBasedStateMachine):
         wait_flushed(self.store)
         self.store.close()
         shutil.rmtree(self.directory / "consumequeue")
-        self.store = self._open()
+        self.store = self.open_store()
         self._assert_same()
 
     @invariant()
     def never_back(self) -> None:
         if hasattr(self, "store"):
             assert self.store.min_position >= self.min_position
-            self.store._queues._invariants()
+            self.store._queues.check_invariants()
 
     def begin(self, topic: str) -> int:
         """The position readers of a topic begin at."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from eventually import soon
+from fake_connection import FakeConnection
 from manual_clock import ManualClock
 
 from iotmq.broker.broker import Broker
@@ -25,24 +26,6 @@ from iotmq.store.store import Store
 HOST = encode_host("127.0.0.1", 10911)
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
 CHECK_INTERVAL_S = 60.0
-
-
-class FakeConnection:
-    """Takes what the broker says to a client."""
-
-    peer = ("127.0.0.1", 5000)
-
-    def __init__(self) -> None:
-        self.is_closed = False
-        self.is_congested = False
-        self.replies: list[Command] = []
-        self.said: list[Command] = []
-
-    def reply(self, response: Command) -> None:
-        self.replies.append(response)
-
-    def send_oneway(self, command: Command) -> None:
-        self.said.append(command)
 
 
 class AskingConnection(FakeConnection):
@@ -97,9 +80,9 @@ class Bench:
         self.broker = Broker(
             settings, self.store, directory=self.directory, store_host=HOST, clock=self.clock
         )
-        self.transactions = self.broker._native.transactions
-        self.checks = self.broker._native.transaction_checks
-        self.handler = self.broker._native.transaction_ends
+        self.transactions = self.broker.native.transactions
+        self.checks = self.broker.native.transaction_checks
+        self.handler = self.broker.native.transaction_ends
         self.offsets = self.broker.offsets
         self.writer = self.broker.writer
         self.gate = Gate(self.writer)
@@ -148,7 +131,7 @@ class Bench:
         except RequestError as error:
             return request.reply(error.code, remark=str(error))
         finally:
-            self.transactions._invariants()
+            self.transactions.check_invariants()
         return answer or request.reply(-1)
 
     def prepare(

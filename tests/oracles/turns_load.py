@@ -212,7 +212,7 @@ class LoadedBroker:
         await asyncio.sleep(0)
         self.bench.pass_time(OWNER_GRACE_S + 1)
         sessions = self.bench.broker.sessions
-        await soon(lambda: sessions._wills.sent_total == self.load.connected, "the wills")
+        await soon(lambda: sessions.wills.sent_total == self.load.connected, "the wills")
 
     async def _expire(self) -> None:
         self.bench.clock.advance(EXPIRY_S + 1)

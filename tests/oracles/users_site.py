@@ -72,13 +72,11 @@ class Site:
 
     @property
     def devices(self) -> list[Device]:
-        assert self.front._parts is not None
-        return list(self.front._parts.sessions.devices())
+        return list(self.front.parts.sessions.devices())
 
     @property
     def authenticator(self) -> FileAuthenticator:
-        assert self.front._parts is not None
-        found = self.front._parts.authentication._authenticator
+        found = self.front.parts.authentication._authenticator
         assert isinstance(found, FileAuthenticator)
         return found
 

@@ -101,7 +101,8 @@ class PageRun:
         }
         self._background: list[tuple[Block, subprocess.Popen[str], Path, str]] = []
         self._add_commands()
-        (directory / "examples").symlink_to(ROOT / "examples")
+        for name in ("examples", "loadtest"):
+            (directory / name).symlink_to(ROOT / name)
         (directory / ".venv" / "bin").mkdir(parents=True)
         (directory / ".venv" / "bin" / "activate").touch()
 

@@ -388,7 +388,7 @@ async def test_whatever_comes_is_answered_with_a_code_of_the_protocol(broker: Br
             assert response.opaque == request.opaque
             assert response.code == 0 or response.remark, request
     broker.requests.connection_lost(connection)
-    assert len(broker._native.parked_pulls) == 0
+    assert len(broker.native.parked_pulls) == 0
 
 
 async def test_every_code_of_the_broker_is_in_this_test(broker: Broker) -> None:

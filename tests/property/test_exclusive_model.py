@@ -49,7 +49,7 @@ class Life:
         self.check()
 
     def check(self) -> None:
-        held = dict(self.bench.broker.sessions._projection.exclusives.all())
+        held = dict(self.bench.broker.sessions.projection.exclusives.all())
         assert self.granted.items() <= held.items()
 
     async def connect(self, client: str) -> None:
@@ -141,5 +141,5 @@ async def test_one_client_at_most_has_a_filter_and_nobody_has_it_for_ever(tmp_pa
     for _ in range(8):
         bench.pass_time(max(60, START_GRACE_S, SWEEP_INTERVAL_S, OWNER_GRACE_S, FENCE_TIMEOUT_S))
         await turns()
-    assert dict(bench.broker.sessions._projection.exclusives.all()) == {}
+    assert dict(bench.broker.sessions.projection.exclusives.all()) == {}
     await bench.close()

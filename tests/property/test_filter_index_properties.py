@@ -51,7 +51,7 @@ class FilterIndexMachine(RuleBasedStateMachine):
 
     @invariant()
     def knows_what_was_added(self) -> None:
-        self.index._invariants()
+        self.index.check_invariants()
         assert len(self.index) == len(self.ids)
         assert self.index.is_empty is (not self.ids)
         assert all(self.index.id_of(name) == number for name, number in self.ids.items())

@@ -128,7 +128,7 @@ def change(source: random.Random, sides: Iterable[Side]) -> None:
             assert config is not None
             groups.put(msgspec.structs.replace(config, consume_enable=perm == 6))
         else:
-            side.broker._native.pulls.is_readable = perm == 6
+            side.broker.native.pulls.is_readable = perm == 6
 
 
 def kept_offsets(side: Side) -> dict[str, dict[int, int]]:
@@ -252,4 +252,4 @@ async def test_a_parked_plain_pull_is_woken_the_short_way(sides: tuple[Side, Sid
     check_alike(short, general)
     # The one for B waits on.
     assert len(short.answers()) in (2, 3)
-    assert len(short.broker._native.parked_pulls) == len(general.broker._native.parked_pulls)
+    assert len(short.broker.native.parked_pulls) == len(general.broker.native.parked_pulls)

@@ -259,7 +259,7 @@ class ShareGroupModel(RuleBasedStateMachine):
 
     @invariant()
     def is_sound(self) -> None:
-        self.group._invariants()
+        self.group.check_invariants()
         for client, member_id in self.joined.items():
             assert self.group.held_bytes(member_id) == self.holders[client].held_bytes
         undone_count = len(self.group._undone) + len(self.group._unread_set)

@@ -19,8 +19,8 @@ class HideMachine(TrimMachine):
         found: dict[str, int] = self.__dict__.setdefault("_hidden_positions", {})
         return found
 
-    def _open(self) -> Store:
-        store = super()._open()
+    def open_store(self) -> Store:
+        store = super().open_store()
         store.hide_topics({topic: min(p, store.appended_position) for topic, p in self.hidden.items()})
         return store
 
@@ -48,7 +48,7 @@ class HideMachine(TrimMachine):
         del self.hidden[topic]
 
 
-HideMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
+HideMachine.TestCase.settings = settings(max_examples=settings().max_examples // 10, stateful_step_count=30)
 TestStoreHideModel = HideMachine.TestCase
 
 

@@ -61,7 +61,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def write_checkpoint(self) -> None:
-        self.store._checkpointer.write()
+        self.store.write_checkpoint()
 
     @rule(
         topic=st.sampled_from(TOPICS),
@@ -163,7 +163,7 @@ class StoreMachine(RuleBasedStateMachine):
         if hasattr(self, "store"):
             assert self.store.min_position <= self.store.confirmed_position <= self.store.appended_position
             assert self.store.flushed_position <= self.store.appended_position
-            self.store._queues._invariants()
+            self.store._queues.check_invariants()
             if self.settings["flush"] == "async":
                 assert self.store.confirmed_position == self.store.appended_position
 
@@ -191,5 +191,5 @@ class StoreMachine(RuleBasedStateMachine):
         shutil.rmtree(before)
 
 
-StoreMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+StoreMachine.TestCase.settings = settings(max_examples=settings().max_examples // 5, stateful_step_count=25)
 TestStoreModel = StoreMachine.TestCase

@@ -51,7 +51,9 @@ def times(store: Store) -> list[int]:
 
 @given(steps=STEPS)
 @example(steps=[0, -1_000, None, -1_000, 500])
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=settings().max_examples // 4, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_times_do_not_fall_and_a_search_finds_a_record_of_every_time(
     tmp_path: Path, steps: list[int | None]
 ) -> None:

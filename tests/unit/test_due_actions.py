@@ -21,11 +21,11 @@ async def test_of_very_many_that_are_due_some_are_done_in_each_turn(monkeypatch:
         actions.do_later(1, lambda number=number: done.append(number))  # type: ignore[misc]
     clock.advance(2)
     actions.run()
-    actions._invariants()
+    actions.check_invariants()
     assert done == list(range(ACTIONS_PER_TURN))
     await soon(lambda: not len(actions), "the last one")
     assert done == list(range(ACTIONS_PER_TURN + 1))
-    actions._invariants()
+    actions.check_invariants()
 
 
 async def test_cancelled_actions_take_no_more_room_than_the_others_and_a_few() -> None:
@@ -33,13 +33,13 @@ async def test_cancelled_actions_take_no_more_room_than_the_others_and_a_few() -
     kept = [actions.do_later(3_600, lambda: None) for _ in range(100)]
     for _ in range(1_000):
         actions.cancel(actions.do_later(3_600, lambda: None))
-        actions._invariants()
+        actions.check_invariants()
         assert len(actions._heap) <= 2 * len(kept) + CANCELLED_ACTIONS_KEPT + 1
     assert len(actions) == 100
     for due in kept:
         actions.cancel(due)
         actions.cancel(due)
-        actions._invariants()
+        actions.check_invariants()
     assert len(actions) == 0
     assert len(actions._heap) <= CANCELLED_ACTIONS_KEPT
     actions.stop()
@@ -63,5 +63,5 @@ async def test_nothing_is_done_after_the_stop_whatever_is_added_or_cancelled() -
     assert len(refused) == 1
     clock.advance(10)
     actions.run()
-    actions._invariants()
+    actions.check_invariants()
     assert (done, len(actions), len(refused)) == ([], 0, 1)

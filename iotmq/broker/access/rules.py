@@ -271,6 +271,8 @@ RULES: Final[dict[int, Rule]] = {
     RequestCode.MEMBER_MESSAGE: _ADMIN,
     RequestCode.GET_MEMBER_STATUS: _ADMIN,
     RequestCode.HAND_OVER: _ADMIN,
+    RequestCode.ADD_MEMBER: _ADMIN,
+    RequestCode.REMOVE_MEMBER: _ADMIN,
     RequestCode.GET_LOG_CHECKSUM: _ADMIN,
     RequestCode.CONSUME_MESSAGE_DIRECTLY: _ADMIN,
     RequestCode.RESUME_CHECK_HALF_MESSAGE: _ADMIN,

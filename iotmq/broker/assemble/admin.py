@@ -57,6 +57,7 @@ class AdminProcessors:
             broker_name=parts.settings.name,
             cluster=parts.settings.cluster,
             broker_address=address,
+            is_member=parts.role.is_member,
         )
         self.processors: list[RequestProcessor] = [
             sliced_replies,

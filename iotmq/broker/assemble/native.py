@@ -20,7 +20,7 @@ from iotmq.broker.members.queue_locks import CopiedLock, QueueLocks
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.questions.device_replies import DeviceReplies
 from iotmq.broker.questions.replies import ReplyHandler
-from iotmq.broker.replies.reply_after_registration import WhenTold
+from iotmq.broker.replies.reply_after_registration import WhenCopied, WhenTold
 from iotmq.broker.replies.request_table import RequestProcessor
 from iotmq.broker.scheduled.scheduling import DelayDelivery, DelayOffsetTable
 from iotmq.broker.tables.copied_table import CopiedByKey, CopiedTable, CopiedWhole
@@ -33,7 +33,9 @@ from iotmq.metrics import Metric
 class NativeProcessors:
     """`processors` are for the request table."""
 
-    def __init__(self, parts: BrokerParts, files: TableFiles, *, when_told: WhenTold) -> None:
+    def __init__(
+        self, parts: BrokerParts, files: TableFiles, *, when_told: WhenTold, when_copied: WhenCopied
+    ) -> None:
         self.cold_reads = parts.cold_reads
         self.delays = DelayDelivery(parts)
         self.transactions = Transactions(parts, self.delays.divert_committed)
@@ -70,7 +72,7 @@ class NativeProcessors:
             TimerHandler(self.delays.timers, parts.topics, broker_name=parts.settings.name),
             self.pulls,
             self._clients,
-            LockHandler(self.locks, parts.topics),
+            LockHandler(self.locks, parts.topics, when_copied=when_copied, is_current=parts.role.is_current),
         ]
         parts.writer.add_dispatch_listener(self.pulls.wake)
 

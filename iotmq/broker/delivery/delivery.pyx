@@ -202,7 +202,7 @@ cdef class LiveDelivery:
             self.matched_position = end_position
         self.applied_position = end_position
 
-    def _invariants(self):
+    def check_invariants(self):
         """Raise AssertionError when attachments, the index and what waits do not agree."""
         pairs = [(channel, filter_id) for found in self._attached.values() for channel, filter_id in found]
         assert len(pairs) == len(set(pairs)) == sum(len(channel.filters) for channel in self._channels)

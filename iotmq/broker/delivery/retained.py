@@ -210,7 +210,7 @@ class RetainedProjection(CountedProjection):
             ),
         )
 
-    def _invariants(self) -> None:
+    def check_invariants(self) -> None:
         """AssertionError when the totals are not those of what is kept."""
         kept = {key[1:]: record for key, record in self._space.scan(_TAG, _TAG_END)}
         kept |= {topic: record for topic, record in self._changes.records.items() if record is not None}

@@ -340,7 +340,7 @@ class ReceivedIds(CountedProjection):
                 removed.append(_ORDER_TAG + _POSITION.pack(entry.stored))
         return removed
 
-    def _invariants(self) -> None:
+    def check_invariants(self) -> None:
         """Raise AssertionError when the books disagree. For tests."""
         stored = {key[1:]: _VALUE.unpack(value)[0] for key, value in self._space.scan(_TAG, _ORDER_TAG)}
         order = {key: _POSITION.unpack(at[1:])[0] for at, key in self._space.scan(_ORDER_TAG, _ORDER_END)}

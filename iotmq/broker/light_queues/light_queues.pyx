@@ -380,7 +380,7 @@ cdef class LightQueues:
         """Front ends with an open channel."""
         return len(self.channels)
 
-    def _invariants(self):
+    def check_invariants(self):
         """Raise AssertionError when attachments, pending entries and what is touched do not agree."""
         cdef LightChannel channel
         cdef uint32_t filter_id, number

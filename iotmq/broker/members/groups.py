@@ -356,7 +356,7 @@ class Groups:
             ("iotmq_broker_expired_clients_total", "Clients dropped for silence.", self.expired_count),
         )
 
-    def _invariants(self) -> None:
+    def check_invariants(self) -> None:
         """Raise AssertionError when the books by group, by client and by connection disagree."""
         consumers = {
             (name, member.client_id): member.connection

@@ -60,6 +60,8 @@ class QueueLocks:
         self._expiry_s = expiry_s
         self._locks_max = locks_max
         self._count = 0
+        self.changes_count = 0
+        """Grows when a queue is given to who did not have it any more, and when it is given back."""
         # It has none.
         self.version = DataVersion()
         # What followers have to be sent: a lock that is taken or renewed, and one that is gone.
@@ -98,13 +100,17 @@ class QueueLocks:
             elif current.client_id != client_id and current.renewed_s >= horizon_s:
                 continue
             assert table is not None
-            is_given = is_given or current is None or current.client_id != client_id
+            is_renewed = (
+                current is not None and current.client_id == client_id and current.renewed_s >= horizon_s
+            )
+            is_given = is_given or not is_renewed
             table[queue.queue_id] = claim
             held.append(queue)
             if changed is not None:
                 changed.add((*key, queue.queue_id))
         self.changed.bound()
         if is_given:
+            self.changes_count += 1
             for listener in self._given_listeners:
                 listener()
         return held
@@ -118,6 +124,7 @@ class QueueLocks:
             if current is not None and current.client_id == client_id:
                 del table[queue.queue_id]
                 self._count -= 1
+                self.changes_count += 1
                 self._note_gone(key, (queue.queue_id,))
                 if not table:
                     del self._tables[key]
@@ -203,7 +210,7 @@ class QueueLocks:
         left_s = claim.renewed_s + self._expiry_s - self._clock.monotonic_s()
         return CopiedLock(key, claim.client_id, max(0, ceil(left_s * 1_000)))
 
-    def _invariants(self) -> None:
+    def check_invariants(self) -> None:
         """Raise AssertionError when what is counted is not what is held."""
         assert all(self._tables.values()), "a table without a lock is still there"
         assert self._count == sum(map(len, self._tables.values())) <= self._locks_max

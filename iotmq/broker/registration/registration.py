@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from iotmq.addresses import address_text, parse_address
 from iotmq.backoff import Backoff
-from iotmq.broker.broker_role import BrokerRole
+from iotmq.broker.broker_role import NOT_CURRENT, BrokerRole
 from iotmq.broker.registration.body import RegistrationBody, encode_registration
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.tables.config_files import DataVersion
@@ -235,6 +235,7 @@ class Registration:
         port = role.ha_port
         self._ha_address = "" if port is None else address_text(settings.advertised_host, port)
         self._heard = role.registered
+        self._is_current = role.is_current
         self._identity = {
             "brokerName": settings.name,
             "brokerAddr": broker_address,
@@ -324,6 +325,9 @@ class Registration:
     async def _registration(self) -> Command:
         # Several links may wait for it, and one that stops must not take it from the others.
         body = await asyncio.shield(self._body())
+        if not self._is_current():
+            # A registry that knows no epochs believes who comes last.
+            raise BrokerError(ResponseCode.SYSTEM_BUSY, NOT_CURRENT)
         # bodyCrc32 0: not checked, the connection already does.
         ext = {
             **self._identity,

@@ -404,9 +404,9 @@ class SessionProjection(KeyValueProjection):
             self._load()
             raise
 
-    def _invariants(self) -> None:
+    def check_invariants(self) -> None:
         """Raise AssertionError when sessions, their places and the queues do not agree; for small tests."""
-        self.queues._invariants()
+        self.queues.check_invariants()
         assert len(self._moved_queues) == len(self._is_moved)
         assert set(self._moved_queues) == self._is_moved
         found = dict(self.sessions())

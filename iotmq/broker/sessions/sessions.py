@@ -103,7 +103,7 @@ class Sessions:
         *,
         publish: Callable[[Will], None],
     ) -> None:
-        self._projection = projection
+        self.projection = projection
         self._reader = reader
         clock = self._clock = parts.clock
         store = self._store = parts.store
@@ -113,7 +113,7 @@ class Sessions:
         self.limits = SessionLimits(
             parts.settings.session_limits, projection, reader, store, self._log, clock
         )
-        self._wills = Wills(projection, self._log, self._actions, publish=publish)
+        self.wills = Wills(projection, self._log, self._actions, publish=publish)
         self.shares = Shares(parts, projection, reader, self._log, front_end_of=self.owner_of)
         self.front_ends = FrontEnds()
         self._owners: dict[str, Owner] = {}
@@ -152,7 +152,7 @@ class Sessions:
         """
         self._started_s = self._clock.monotonic_s()
         self._start_position = self._store.appended_position
-        self._attached_generation = self._projection.queues.generation
+        self._attached_generation = self.projection.queues.generation
         self.shares.start()
         self.exclusives.start()
 
@@ -169,7 +169,7 @@ class Sessions:
                 receiver.missed(_pushed_queue_ids(pushes))
                 raise
 
-        light = self._projection.queues.open_channel(deliver)
+        light = self.projection.queues.open_channel(deliver)
         channel = SessionChannel(name, receiver, light, shares)
         self.front_ends.add(channel)
         return channel
@@ -178,7 +178,7 @@ class Sessions:
         """Close the channel of a front end; its clients count as gone unless it is back in OWNER_GRACE_S."""
         channel.is_open = False
         self.front_ends.remove(channel)
-        self._projection.queues.close_channel(channel.light)
+        self.projection.queues.close_channel(channel.light)
         self.shares.channel_closed(channel)
         orphans = [client_id for client_id, owner in self._owners.items() if owner.channel is channel]
         for request in [request for request in self._requests.values() if request.channel is channel]:
@@ -189,7 +189,7 @@ class Sessions:
     def claim(self, channel: SessionChannel, client_id: str, epoch: int, will: Will | None) -> bool:
         """Take back a session that a returning front end says it has; False when it has lost it."""
         stored = self._unended(client_id) if epoch >= 0 else None
-        self._wills.release(client_id, epoch)
+        self.wills.release(client_id, epoch)
         owner = self._owners.get(client_id)
         if owner is not None and (owner.epoch != epoch or owner.channel.is_open):
             return owner.epoch == epoch and owner.channel is channel
@@ -208,7 +208,7 @@ class Sessions:
 
     def queues_of(self, client_id: str) -> list[tuple[str, int]]:
         """Return (filter, queue id) for each filter of a durable session."""
-        session = self._projection.session(client_id)
+        session = self.projection.session(client_id)
         if session is None:
             return []
         return [(name, subscription.queue_id) for name, subscription in session.subscriptions.items()]
@@ -280,11 +280,11 @@ class Sessions:
     def _new_shapes(self, filters: Iterable[str]) -> int:
         """Return how many shapes these filters have that no filter of a kept session has yet."""
         shapes = {wildcard_shape(name) for name in filters if not is_share(name)}
-        known = self._projection.queues.filters
+        known = self.projection.queues.filters
         return sum(shape is not None and not known.has_shape(shape) for shape in shapes)
 
     def _check_shapes(self, new_count: int) -> Refused | None:
-        count = self._projection.queues.filters.shape_count + self._coming_shapes + new_count
+        count = self.projection.queues.filters.shape_count + self._coming_shapes + new_count
         if not new_count or count <= limits.FILTER_SHAPES_MAX:
             return None
         self.refused_shapes_total += new_count
@@ -298,7 +298,7 @@ class Sessions:
     ) -> list[SessionSubscription] | Refused:
         """Attach filters that are stored now, if the client and its front end are still there."""
         client_id = wanted.client_id
-        session = self._projection.session(client_id)
+        session = self.projection.session(client_id)
         owner = self._owners.get(client_id)
         if session is None or session.epoch != wanted.epoch or not channel.is_open or owner is None:
             return _LOST
@@ -311,7 +311,7 @@ class Sessions:
             subscription = session.subscriptions.get(topic_filter)
             if subscription is None:
                 return _NOT_READY
-            cursor, sent = self._projection.cursor(subscription.queue_id, client_id)
+            cursor, sent = self.projection.cursor(subscription.queue_id, client_id)
             found.append(SessionSubscription(topic_filter, options, subscription.queue_id, cursor, sent))
         self._attachments.attach(
             owner, [entry.queue_id for entry in found if not is_share(entry.topic_filter)]
@@ -331,7 +331,7 @@ class Sessions:
             done(_LOST)
             return
         try:
-            session = self._projection.session(client_id)
+            session = self.projection.session(client_id)
         except StoreError as error:
             done(_unreadable(error))
             return
@@ -356,12 +356,12 @@ class Sessions:
 
     def _unsubscribed(self, client_id: str, owner: Owner, names: set[str]) -> None:
         """Attach what the log still has (nothing was stored), detach what a subscribe attached meanwhile."""
-        session = self._projection.session(client_id)
+        session = self.projection.session(client_id)
         if session is None or session.epoch != owner.epoch or not self._attachments.is_attached(owner):
             return
         kept = names & session.subscriptions.keys()
         self._attachments.attach(owner, [session.subscriptions[name].queue_id for name in kept])
-        others = map(self._projection.queues.id_of, names - kept)
+        others = map(self.projection.queues.id_of, names - kept)
         self._attachments.detach(owner, [queue_id for queue_id in others if queue_id is not None])
 
     def progress(
@@ -384,7 +384,7 @@ class Sessions:
             [
                 record
                 for change in heard
-                for record in progress_records(change, self._projection.queues.filter_of)
+                for record in progress_records(change, self.projection.queues.filter_of)
             ],
             done,
         )
@@ -447,7 +447,7 @@ class Sessions:
             return
         is_kept = self._owners[client_id].is_durable
         try:
-            session = self._projection.session(client_id) if is_kept else None
+            session = self.projection.session(client_id) if is_kept else None
         except StoreError as error:
             done(_unreadable(error))
             return
@@ -497,19 +497,19 @@ class Sessions:
     @property
     def count(self) -> int:
         """Sessions that are kept."""
-        return self._projection.count
+        return self.projection.count
 
     def stored(self, client_id: str) -> StoredSession | None:
         """Return a kept session, to look at and not to change."""
-        return self._projection.session(client_id)
+        return self.projection.session(client_id)
 
     def stored_after(self, client_id: str | None) -> Iterator[tuple[str, StoredSession]]:
         """Sessions that are kept in the order of their client ids, from behind `client_id` on."""
-        return self._projection.sessions(after=client_id)
+        return self.projection.sessions(after=client_id)
 
     def behind(self, client_id: str, queue_id: int) -> tuple[int, int]:
         """Return up to which position a session is done with a queue, and how many messages are left."""
-        cursor, _ = self._projection.cursor(queue_id, client_id)
+        cursor, _ = self.projection.cursor(queue_id, client_id)
         return cursor, self.limits.waiting(client_id, queue_id)
 
     def is_wide(self, queue_id: int) -> bool:
@@ -527,14 +527,14 @@ class Sessions:
 
     def purge(self, client_id: str, done: Callable[[Refused | None], None]) -> bool:
         """End a durable session, and disconnect its client; False when there is none."""
-        stored = self._projection.session(client_id)
+        stored = self.projection.session(client_id)
         if stored is None:
             return False
         self.kick(client_id)
         owner = self._owners.get(client_id)
         if owner is not None:
             self._attachments.detach(owner, owner.queue_ids)
-        self._wills.session_ends(client_id)
+        self.wills.session_ends(client_id)
         self._end(client_id, stored.epoch, lambda result: done(refusal_of(result)))
         return True
 
@@ -558,7 +558,7 @@ class Sessions:
     def tidy(self) -> None:
         """Drop what no session needs any more; called about once a second before `start`."""
         try:
-            self._projection.tidy()
+            self.projection.tidy()
         except StoreError as error:
             self._refused(error)
 
@@ -569,22 +569,22 @@ class Sessions:
 
     def _look_after_sessions(self) -> None:
         self._attachments.follow_projection()
-        for client_id, epoch in self._projection.due(self._clock.now_ms(), LoopSlice(PER_TURN)):
+        for client_id, epoch in self.projection.due(self._clock.now_ms(), LoopSlice(PER_TURN)):
             if client_id not in self._owners and client_id not in self._ending:
                 self.expired_total += 1
-                self._wills.session_ends(client_id)
+                self.wills.session_ends(client_id)
                 self._end(client_id, epoch)
         is_settled = self._clock.monotonic_s() - self._started_s >= START_GRACE_S
         if self._unclaimed_after is not None and is_settled:
             self._close_unclaimed()
         self.limits.sweep()
-        self._projection.tidy()
+        self.projection.tidy()
 
     def metrics(self) -> Iterable[Metric]:
         """Sessions, queues, and what happened to them."""
-        queues = self._projection.queues
+        queues = self.projection.queues
         yield from samples(
-            ("sessions", "Durable sessions.", self._projection.count),
+            ("sessions", "Durable sessions.", self.projection.count),
             ("connected_clients", "Clients connected through front ends.", len(self._owners)),
             ("light_queues", "Filters with durable subscribers.", len(queues)),
             ("light_queue_bytes", "Memory of light queues in bytes.", queues.memory_bytes),
@@ -593,7 +593,7 @@ class Sessions:
             ("session_records_total", "Changes of sessions stored.", self._log.records_total),
             ("session_takeovers_total", "Sessions taken from another owner.", self.takeovers_total),
             ("sessions_expired_total", "Sessions that expired.", self.expired_total),
-            ("wills_total", "Wills published for vanished clients.", self._wills.sent_total),
+            ("wills_total", "Wills published for vanished clients.", self.wills.sent_total),
             (
                 "filter_shapes_refused_total",
                 "New shapes of filters that kept sessions did not get.",
@@ -603,7 +603,7 @@ class Sessions:
             (
                 "malformed_session_records_total",
                 "Session records that cannot be read; the log has where.",
-                self._projection.malformed_records,
+                self.projection.malformed_records,
             ),
             prefix="iotmq_broker_",
         )
@@ -618,7 +618,7 @@ class Sessions:
 
     def _unended(self, client_id: str) -> StoredSession | None:
         """Return the stored session of a client, unless its end is on its way into the log."""
-        stored = self._projection.session(client_id)
+        stored = self.projection.session(client_id)
         return None if stored is None or self._ending.get(client_id) == stored.epoch else stored
 
     def _pop_request(self, client_id: str) -> _Request | None:
@@ -639,7 +639,7 @@ class Sessions:
     def _grant(self, request: _Request) -> None:
         wanted, channel = request.wanted, request.channel
         client_id = wanted.client_id
-        former = self._projection.session(client_id)
+        former = self.projection.session(client_id)
         stored = self._unended(client_id)
         # A session that is about to end does not go on, and another one begins [MQTT-3.1.2-6].
         is_clean = wanted.is_clean or (former is not None and stored is None)
@@ -647,7 +647,7 @@ class Sessions:
         if wanted.expiry_s != 0 and not is_present and not wanted.is_known:
             # Before the client hears that its session is new, and uses them.
             self._stored_once.forget(client_id, now_ms=self._clock.now_ms())
-        self._wills.client_is_back(client_id, ends=is_clean)
+        self.wills.client_is_back(client_id, ends=is_clean)
         if stored is not None:
             self._keep_left_will(client_id, stored, is_clean=wanted.is_clean)
         if wanted.expiry_s == 0:
@@ -719,7 +719,7 @@ class Sessions:
         client_id = request.wanted.client_id
         found: list[SessionSubscription] = []
         while True:
-            session = self._projection.session(client_id)
+            session = self.projection.session(client_id)
             if self._owners.get(client_id) is not owner or not request.channel.is_open:
                 return _LOST
             if session is None or session.epoch != position:
@@ -744,7 +744,7 @@ class Sessions:
     def _subscription(self, client_id: str, topic_filter: str, session: StoredSession) -> SessionSubscription:
         subscription = session.subscriptions[topic_filter]
         queue_id = subscription.queue_id
-        place = self._projection.cursor(queue_id, client_id)
+        place = self.projection.cursor(queue_id, client_id)
         return SessionSubscription(topic_filter, subscription.options, queue_id, *place)
 
     def _keep_left_will(self, client_id: str, stored: StoredSession, *, is_clean: bool) -> None:
@@ -760,7 +760,7 @@ class Sessions:
         if will is None or not stored.owner or (will.delay_s and not is_clean):
             return
         settled_s = self._started_s + START_GRACE_S - self._clock.monotonic_s()
-        self._wills.hold(client_id, stored.epoch, will, for_s=max(0.0, settled_s))
+        self.wills.hold(client_id, stored.epoch, will, for_s=max(0.0, settled_s))
 
     # Ends
 
@@ -770,7 +770,7 @@ class Sessions:
         StoreError, with nothing done, while the database refuses.
         """
         owner = self._owners[client_id]
-        stored = self._projection.session(client_id) if owner.is_durable else None
+        stored = self.projection.session(client_id) if owner.is_durable else None
         del self._owners[client_id]
         self.shares.leave(client_id)
         self.limits.closed(client_id)
@@ -786,10 +786,10 @@ class Sessions:
             else:
                 self._log.write([Close(client_id, owner.epoch, lasting_s, drops_will)], log_refusal)
             if will is not None and will.delay_s and lasting_s:
-                self._wills.delay(client_id, owner.epoch, will, min(will.delay_s, lasting_s))
+                self.wills.delay(client_id, owner.epoch, will, min(will.delay_s, lasting_s))
                 will = None
         if will is not None:
-            self._wills.send(client_id, owner.epoch, will, is_durable=owner.is_durable)
+            self.wills.send(client_id, owner.epoch, will, is_durable=owner.is_durable)
         self._grant_waiting(client_id)
 
     def _grant_waiting(self, client_id: str) -> None:
@@ -828,7 +828,7 @@ class Sessions:
 
     def _close_unclaimed(self) -> None:
         """Close sessions that had an owner before the start and that nobody has claimed."""
-        unclaimed = self._projection.unsettled(after=self._unclaimed_after or None)
+        unclaimed = self.projection.unsettled(after=self._unclaimed_after or None)
         turn = LoopSlice(PER_TURN)
         for client_id, session in unclaimed:
             if not turn.take():
@@ -841,14 +841,14 @@ class Sessions:
             if session.owner:
                 self._log.write([Close(client_id, session.epoch, session.expiry_s, False)], log_refusal)
             if session.will is not None:
-                self._wills.delay(client_id, session.epoch, session.will, session.will.delay_s)
+                self.wills.delay(client_id, session.epoch, session.will, session.will.delay_s)
         self._unclaimed_after = None
         self._claimed.clear()
 
-    def _invariants(self) -> None:
+    def check_invariants(self) -> None:
         """Raise AssertionError when owners, requests and what is attached for them do not agree."""
-        self._actions._invariants()
-        generation = self._projection.queues.generation
+        self._actions.check_invariants()
+        generation = self.projection.queues.generation
         attached: dict[SessionChannel, dict[int, int]] = {}
         for owner in self._owners.values():
             assert owner.is_durable or not owner.queue_ids
@@ -864,7 +864,7 @@ class Sessions:
             assert client_id in self._owners
             assert request.fence is not None
             assert request.fence.action is not None
-        self._wills._invariants()
+        self.wills.check_invariants()
 
 
 def _pushed_queue_ids(pushes: bytes) -> list[int]:

@@ -128,7 +128,7 @@ class Wills:
             self._waiting_bytes -= _size(waiting.will)
         return waiting
 
-    def _invariants(self) -> None:
+    def check_invariants(self) -> None:
         """Raise AssertionError when a will waits for nothing."""
         assert all(waiting.due.action is not None for waiting in self._waiting.values())
         assert len(self._waiting) <= len(self._actions)

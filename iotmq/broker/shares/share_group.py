@@ -434,7 +434,7 @@ class ShareGroup:
         """Add up the bytes of the messages that a member holds."""
         return sum(message.size for message in self._members[member_id].held.values())
 
-    def _invariants(self) -> None:
+    def check_invariants(self) -> None:
         """Assert what must always be true; for tests."""
         held = {position for member in self._members.values() for position in member.held}
         assert held == set(self._held) <= set(self._undone)

@@ -710,10 +710,10 @@ class Shares:
             live.group.mark_dirty()
             self._note_progress(live)
 
-    def _invariants(self) -> None:
+    def check_invariants(self) -> None:
         """Assert what must always be true; for tests."""
         for share, live in self._live.items():
-            live.group._invariants()
+            live.group.check_invariants()
             assert live.share == share
             assert live in self._by_queue[live.queue_id]
         assert {member for live in self._live.values() for member in live.members.values()} == {

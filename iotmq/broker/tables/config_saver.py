@@ -138,7 +138,7 @@ class ConfigSaver:
         while self._waiting and self._waiting[0][0] <= count:
             self._waiting.popleft()[1](error)
 
-    def _invariants(self) -> None:
+    def check_invariants(self) -> None:
         """Raise AssertionError when the counts and those who wait disagree."""
         assert 0 <= self._saved_count <= self._changes_count
         assert all(self._saved_count < count <= self._changes_count for count, _ in self._waiting)

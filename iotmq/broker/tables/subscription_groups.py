@@ -185,7 +185,7 @@ class SubscriptionGroups:
         """Write the file and wait for the disk; touches nothing else, so that a thread may do it."""
         self._file.write(data, is_synced=True)
 
-    def _invariants(self) -> None:
+    def check_invariants(self) -> None:
         """Assert what must always be true; for tests."""
         for name, config in self._groups.items():
             assert config.group_name == name

@@ -10,11 +10,15 @@ followers are there, a changed offset or lock costs its key in a set.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeAlias
 
 from iotmq.broker.tables.copied_table import CopiedTable, Copy, Entries
 from iotmq.broker.tables.table_pieces import CHANGED, TablePiece, encode_bodies
 from iotmq.errors import TableCopyError
 from iotmq.event_loop import NextTurn
+
+Copier: TypeAlias = Callable[[Callable[[bool], None]], None]
+"""Calls back with True once followers have what changed until now, with False when not in time."""
 
 
 class TableCopies:
@@ -27,7 +31,7 @@ class TableCopies:
         self._is_leading = False
         self._last_copy = CHANGED
         self._listeners: list[Callable[[], None]] = []
-        self.copier: Callable[[Callable[[bool], None]], None] | None = None
+        self.copier: Copier | None = None
         """Sends what has changed, and calls back when followers have it, with False when not in time."""
         self._next_turn = NextTurn(self._tell)
         # At a follower, by table: the copy that is being filled, and its number.
@@ -71,7 +75,7 @@ class TableCopies:
 
     def when_copied(self, call: Callable[[bool], None]) -> None:
         """Call back when every follower that is in sync has what changed until now; False: not in time."""
-        if self._is_tracking and self.copier is not None:
+        if self.copier is not None:
             self.copier(call)
         else:
             call(True)

@@ -297,7 +297,7 @@ class TopicTable:
         """Write the file and wait for the disk; touches nothing else, so that a thread may do it."""
         self._file.write(data, is_synced=True)
 
-    def _invariants(self) -> None:
+    def check_invariants(self) -> None:
         """Assert what must always be true; for tests."""
         for name, config in self._topics.items():
             assert config.topic_name == name

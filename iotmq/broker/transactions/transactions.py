@@ -424,7 +424,7 @@ class Transactions:
             prefix="iotmq_broker_transactions_",
         )
 
-    def _invariants(self) -> None:
+    def check_invariants(self) -> None:
         """Raise AssertionError when what is pending and what has ended disagree."""
         for first_offset, pending in self._pending.items():
             assert pending.first_offset == first_offset <= pending.offset

@@ -577,7 +577,7 @@ cdef class FilterIndex:
             at = (at + 1) & mask
         self.table[gap] = 0
 
-    def _invariants(self):
+    def check_invariants(self):
         """AssertionError when table, shapes, chains and cache disagree with the filters."""
         cdef uint32_t index, place, counted = 0, exact = 0, linked = 0
         cdef uint64_t text_bytes = 0, cached = 0

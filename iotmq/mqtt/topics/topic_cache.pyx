@@ -90,7 +90,7 @@ cdef class TopicCache:
         self.count = 0
         self.size_bytes = 0
 
-    def _invariants(self):
+    def check_invariants(self):
         """AssertionError when topics are not counted, or more than half of the slots is taken."""
         cdef uint32_t at, counted = 0
         cdef uint64_t topics_bytes = 0

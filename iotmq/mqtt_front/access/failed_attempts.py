@@ -69,7 +69,7 @@ class FailedAttempts:
                 return own
         return network
 
-    def _invariants(self) -> None:
+    def check_invariants(self) -> None:
         assert len(self._failures) <= limits.MQTT_FAILING_ADDRESSES_MAX
         assert len(self._proven) <= limits.MQTT_PROVEN_USERS_MAX
         assert all(count > 0 for _, count in self._failures.values())

@@ -36,7 +36,7 @@ class Undecided:
         """The device is known, or gone."""
         self.size -= self._sizes.pop(device, 0)
 
-    def _invariants(self) -> None:
+    def check_invariants(self) -> None:
         """Assert what must always be true; for tests."""
         assert self.size == sum(self._sizes.values())
         assert all(size >= _EACH_BYTES for size in self._sizes.values())

@@ -128,7 +128,7 @@ class SysTopics:
             del self._options[number]
             self._index.remove(topic_filter)
 
-    def _invariants(self) -> None:
+    def check_invariants(self) -> None:
         """AssertionError when a device is kept that has gone, or has no such filter."""
         found: dict[int, set[Device]] = {}
         for device, filters in self._subscribers.items():

@@ -205,7 +205,7 @@ cdef class DurableSession(KeptSession):
         self._held = None
         return progress
 
-    def _invariants(self):
+    def check_invariants(self):
         """Raise AssertionError when what is in flight, held and read do not agree."""
         cdef QueueSubscription subscription
         check_flights(&self._flights, self.subscriptions)

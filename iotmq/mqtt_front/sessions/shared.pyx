@@ -142,7 +142,7 @@ cdef class SharedSession(DeviceSession):
             self.sent(<Source>source, position, message.send(self.device, 0))
         return 0
 
-    def _invariants(self):
+    def check_invariants(self):
         """Raise when the books disagree; for tests."""
         cdef Source source
         away = set(self._waiting) | set(self._flights.values())

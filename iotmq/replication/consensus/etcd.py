@@ -349,10 +349,12 @@ class _Nodes:
 
     async def _ask(self, endpoint: str, call: _Call[A], body: object) -> A:
         revision, term = self._revision, self._term
-        answer = await self._http.send(await self._request(endpoint, call.path, body))
-        if self._token and _is_token_refused(answer):
-            # It was refused before anything was done: a new one, once.
-            self._token = ""
+        request = await self._request(endpoint, call.path, body)
+        answer = await self._http.send(request)
+        if (token := request.headers.get("Authorization")) and _is_token_refused(answer):
+            # It was refused before anything was done: a new one, once. The watch may have it already.
+            if self._token == token:
+                self._token = ""
             answer = await self._http.send(await self._request(endpoint, call.path, body))
         if answer.status != _OK:
             raise self._error(endpoint, answer)

@@ -60,7 +60,7 @@ cdef class Queue:
             return None
         return <int64_t> get_u64(at), <int32_t> get_u32(at + 8), <int64_t> get_u64(at + 12)
 
-    def _invariants(self):
+    def check_invariants(self):
         """AssertionError when offsets and files disagree."""
         cdef Segment file
         cdef int64_t end_bytes = 0

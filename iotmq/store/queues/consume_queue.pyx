@@ -151,12 +151,12 @@ cdef class ConsumeQueue:
                 self.dirty.append(queue)
             (<Queue> queue).delete_files()
 
-    def _invariants(self):
+    def check_invariants(self):
         """AssertionError when the table, the lists of queues and the queues disagree."""
         cdef Queue queue
         queues = self.queues()
         for queue in queues:
-            queue._invariants()
+            queue.check_invariants()
             assert self.find_queue(queue.topic, queue.queue_id) is queue, f"{queue!r} is not found"
         for listed, flagged in (
             (self.dispatched, {queue for queue in queues if (<Queue> queue).is_dispatched}),

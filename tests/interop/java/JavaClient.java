@@ -72,7 +72,7 @@ public class JavaClient {
     private Object run(JSONObject words) throws Exception {
         switch (words.getString("do")) {
             case "transaction_producer":
-                return transactionProducer(words.getString("group"));
+                return transactionProducer(words);
             case "send_in_transaction":
                 return sendInTransaction(words);
             case "producer":
@@ -88,10 +88,15 @@ public class JavaClient {
         }
     }
 
-    private Object transactionProducer(String group) throws Exception {
+    /** May have "heartbeat_ms", the time between two heartbeats. */
+    private Object transactionProducer(JSONObject words) throws Exception {
+        String group = words.getString("group");
         TransactionMQProducer producer = new TransactionMQProducer(group);
         producer.setNamesrvAddr(registry);
         producer.setInstanceName(group);
+        if (words.containsKey("heartbeat_ms")) {
+            producer.setHeartbeatBrokerInterval(words.getIntValue("heartbeat_ms"));
+        }
         producer.setTransactionListener(new TransactionListener() {
             @Override
             public LocalTransactionState executeLocalTransaction(Message message, Object argument) {

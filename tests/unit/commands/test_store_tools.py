@@ -57,7 +57,7 @@ def crashed(tmp_path: Path) -> Path:
     """What kill -9 leaves: a copy of an open one."""
     store = open_small(tmp_path / "open")
     fill(store)
-    store._checkpointer.write()
+    store.write_checkpoint()
     put(store, "T", 0, b"after the checkpoint")
     copy_open(tmp_path / "open", tmp_path / "crashed")
     store.close()

@@ -12,6 +12,7 @@ import pytest
 from eventually import soon
 
 from iotmq import limits
+from iotmq.front_port import session_link
 from iotmq.front_port.session_link import FrontEnd, SessionLink, _Known
 from iotmq.ports import bodies
 from iotmq.ports.sessions import (
@@ -211,6 +212,46 @@ async def test_what_is_under_way_when_the_broker_goes_is_refused_but_reads_wait(
     assert [claim[:2] for claim in claims] == [["c", 7]]
 
 
+async def test_an_opening_waits_for_a_broker_that_has_just_gone(site: Site) -> None:
+    async with another() as present:
+        site.broker.connections[-1].abort("test")
+        site.broker.silent.add(RequestCode.INTRODUCE_FRONT_END)
+        await soon(lambda: not site.link.is_ready, "the broker has gone")
+        opening = asyncio.ensure_future(site.open())
+        site.link.move(f"127.0.0.1:{present.server.port}")
+        assert isinstance(await opening, OpenedSession)
+        assert [each.code for each in present.asked].count(RequestCode.OPEN_SESSION) == 1
+    assert site.link._turns.under_way == 0
+
+
+async def test_an_opening_does_not_wait_for_a_broker_for_long(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_link, "_ABSENCE_S", 0.05)
+    site.broker.silent.add(RequestCode.INTRODUCE_FRONT_END)
+    site.broker.connections[-1].abort("test")
+    await soon(lambda: not site.link.is_ready, "the broker has gone")
+    refused = await site.open()
+    assert isinstance(refused, Refused)
+    monkeypatch.setattr(session_link, "_ABSENCE_S", 1_000.0)
+    began_s = asyncio.get_running_loop().time()
+    assert isinstance(await site.open(), Refused)
+    assert asyncio.get_running_loop().time() - began_s < 10.0, "it is known to be away"
+    assert site.link._turns.under_way == 0
+
+
+async def test_an_opening_that_waits_is_refused_when_the_front_end_stops(site: Site) -> None:
+    site.broker.silent.add(RequestCode.INTRODUCE_FRONT_END)
+    site.broker.connections[-1].abort("test")
+    await soon(lambda: not site.link.is_ready, "the broker has gone")
+    opening = asyncio.ensure_future(site.open())
+    await soon(lambda: site.link._openings, "it waits")
+    await site.link.stop()
+    refused = await opening
+    assert isinstance(refused, Refused)
+    assert "stops" in refused.remark
+
+
 async def test_sessions_that_were_lost_meanwhile_are_told_of(site: Site) -> None:
     await site.open()
     site.broker.answers[RequestCode.CLAIM_SESSIONS] = (0, {}, msgspec.msgpack.encode(["c", "never"]))
@@ -274,7 +315,8 @@ async def test_a_storm_is_asked_no_faster_than_the_broker_takes_it(
     site.broker.silent.clear()
     site.broker.answers[RequestCode.READ_LIGHT_QUEUE] = (0, {"nextPosition": "9", "isEnd": "true"}, b"")
     site.broker.connections[-1].abort("test")
-    assert all(isinstance(each, Refused) for each in await asyncio.gather(*openings))
+    answers = await asyncio.gather(*openings)
+    assert [isinstance(each, Refused) for each in answers] == [True] * 4 + [False] * 16
     assert {found.next_position for found in await asyncio.gather(*reads)} == {9}
     assert (site.link._turns.under_way, site.link._turns.waiting_count) == (0, 0)
     assert isinstance(await site.open(), OpenedSession)

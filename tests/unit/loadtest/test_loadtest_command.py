@@ -102,7 +102,7 @@ def test_a_plan_file_says_what_options_do_not(sink: Sink, tmp_path: Path) -> Non
         ('seconds = "x"', "seconds is float, not 'x'"),
         ("source_addresses = [1]", "source_addresses is str, not 1"),
         ("publishers =", "no TOML"),
-        ("publishers = 1\nrate_per_s = -5", "rate_per_s must not be negative"),
+        ("publishers = 1\nrate_per_s = -5", "rate_per_s is -5, and may not be negative"),
         ("publishers = 1\nwindow = 0", "window must be"),
         ("subscribers = 1\nrate_per_s = 5", "a rate needs publishers"),
     ],

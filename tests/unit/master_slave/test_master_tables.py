@@ -114,7 +114,7 @@ async def test_topics_past_a_limit_are_left_out(bench: Bench) -> None:
     await bench.tables.poll()
     assert bench.topics.names() == [longest]
     assert bench.tables.left_out_count == 5
-    bench.topics._invariants()
+    bench.topics.check_invariants()
 
 
 async def test_groups_past_a_limit_are_left_out(bench: Bench) -> None:
@@ -130,7 +130,7 @@ async def test_groups_past_a_limit_are_left_out(bench: Bench) -> None:
     await bench.tables.poll()
     assert list(bench.groups._groups) == [longest]
     assert bench.tables.left_out_count == 4
-    bench.groups._invariants()
+    bench.groups.check_invariants()
 
 
 async def test_offsets_of_a_java_master_are_raised_and_never_lowered(bench: Bench) -> None:

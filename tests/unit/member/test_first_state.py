@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from iotmq.member.consensus_requests import BeatValue, first_state
-from iotmq.replication.cluster_state import Identity
+from iotmq.replication.cluster_state import Identity, MemberAddress
 from iotmq.replication.consensus.port import SignOfLife
 
-MEMBERS = {1: "", 2: "", 3: ""}
+MEMBERS = tuple(MemberAddress(number, f"m{number}:10911") for number in (1, 2, 3))
 
 
 def beats(*, age_s: float = 0.1, **changes: dict[str, Any]) -> dict[int, tuple[SignOfLife, BeatValue]]:
@@ -22,7 +22,7 @@ def beats(*, age_s: float = 0.1, **changes: dict[str, Any]) -> dict[int, tuple[S
                 }
             ),
         )
-        for number in MEMBERS
+        for number, _ in MEMBERS
     }  # fmt: skip
 
 
@@ -31,6 +31,7 @@ def test_empty_members_are_all_in_sync_and_the_first_is_master() -> None:
     assert state is not None
     assert (state.epoch, state.master) == (1, 1)
     assert state.in_sync == (Identity(1, "i1"), Identity(2, "i2"), Identity(3, "i3"))
+    assert state.members == MEMBERS
 
 
 def test_the_one_with_a_log_is_master_and_alone_in_sync() -> None:
@@ -44,4 +45,5 @@ def test_there_is_none_while_it_is_not_clear() -> None:
     assert first_state(MEMBERS, beats(m2={"end": 100}, m3={"end": 100})) is None
     assert first_state(MEMBERS, beats(m2={"promised": 1})) is None
     assert first_state(MEMBERS, beats(age_s=2.0)) is None
-    assert first_state({**MEMBERS, 4: ""}, beats()) is None
+    assert first_state((*MEMBERS, MemberAddress(4, "m4:10911")), beats()) is None
+    assert first_state(MEMBERS[:2], beats()) is None, "others are there that the settings do not name"

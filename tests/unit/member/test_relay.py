@@ -18,7 +18,7 @@ from iotmq.member import relay as relay_module
 from iotmq.member.listener import MemberListener, Seat
 from iotmq.member.peers import PeerConnector
 from iotmq.member.wire import Introduction
-from iotmq.remoting.codes import LanguageCode, RequestCode, ResponseCode
+from iotmq.remoting.codes import IS_MASTER_FIELD, LanguageCode, RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
 from iotmq.remoting.frames.frame import Run
@@ -281,6 +281,34 @@ async def test_what_waits_too_long_is_refused_and_pulls_are_to_come_again(
         await client.close()
 
 
+@pytest.mark.parametrize("case", ["no master", "silent master", "no master there", "no room"])
+async def test_a_client_that_asks_for_a_groups_offset_is_told_nothing_wrong(
+    monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    """Java clients take any refusal for the word that the group has none, and skip what is there."""
+    monkeypatch.setattr(relay_module, "_HOLD_S", 0.1)
+    async with sites() as (master, follower):
+        if case != "no master":
+            follower.listener.master = lambda: 1
+            await master.serve()
+        if case == "silent master":
+            monkeypatch.setattr(relay_module, "_ANSWER_S", 0.1)
+            master.answers = nothing
+        elif case == "no master there":
+            # As by a member that has just stopped to be master.
+            elsewhere = {IS_MASTER_FIELD: "false"}
+            master.answers = lambda _, request: request.reply(
+                ResponseCode.SERVICE_NOT_AVAILABLE, ext=elsewhere
+            )
+        elif case == "no room":
+            monkeypatch.setattr(limits, "RELAYED_REQUESTS_MAX", 0)
+        client = await ClientConnection.connect("127.0.0.1", follower.port)
+        asked = of_java(Command.request(RequestCode.QUERY_CONSUMER_OFFSET, {"consumerGroup": "g"}))
+        with pytest.raises(ConnectionClosedError):
+            await client.request(asked, WAIT_S)
+        await in_flight(follower, 0)
+
+
 async def test_what_is_in_flight_when_the_master_ends_is_refused_and_the_next_goes_to_the_next_one() -> None:
     async with sites(3) as (first, second, follower):
         await first.serve()
@@ -476,6 +504,7 @@ async def test_a_client_that_does_not_read_is_not_read_for(monkeypatch: pytest.M
 async def test_a_master_that_does_not_read_is_not_read_for_when_requests_have_waited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(relay_module, "_CHECK_S", WAIT_S)
     async with sites() as (master, follower):
         links: list[ServerConnection] = []
 
@@ -493,6 +522,9 @@ async def test_a_master_that_does_not_read_is_not_read_for_when_requests_have_wa
         await master.serve()
         await soon(lambda: samples(follower)["iotmq_replication_relayed_requests_total"] == 1, "it goes on")
         behind = client.request(of_java(send(b"behind")), WAIT_S)
+        relay = follower.listener._relay
+        relay._check_master()
+        assert [client._link is not None for client in relay._clients.values()] == [True], "to the new master"
         assert at_follower._is_paused
         links[0].resume()
         assert {answer.code for answer in await asyncio.gather(waiting, behind)} == {0}
@@ -541,6 +573,51 @@ async def test_a_client_of_a_member_that_becomes_master_is_served_there() -> Non
         await in_flight(member, 0)
         assert samples(member)["iotmq_replication_relayed_requests_total"] == 0
         await client.close()
+
+
+async def leave(client: ClientConnection, site: Site) -> None:
+    """Have the only client of a member leave, which reads neither what it sends nor that it leaves."""
+    client.abort("another member is master")
+    (connection,) = site.listener.clients()
+    await soon(lambda: connection.has_peer_left, "the client has left")
+    assert not connection.is_closed
+
+
+@pytest.mark.parametrize("has_sent_more", [False, True])
+async def test_what_a_client_that_has_gone_had_sent_is_not_passed_on(has_sent_more: bool) -> None:
+    """It has sent it again by another way, and that may be there before."""
+    async with sites() as (master, follower):
+        client = await ClientConnection.connect("127.0.0.1", follower.port)
+        client.send_oneway(send(b"1"))
+        await in_flight(follower, 1)
+        if has_sent_more:
+            # It is not read.
+            client.send_oneway(send(b"2"))
+            await asyncio.sleep(0)
+            await client.drain()
+        await leave(client, follower)
+        follower.listener.master = lambda: 1
+        await master.serve()
+        await in_flight(follower, 0)
+        other = await ClientConnection.connect("127.0.0.1", follower.port)
+        await other.request(send(b"3"), WAIT_S)
+        assert [request.body_bytes() for request in master.requests] == [b"3"]
+        await soon(lambda: len(follower.listener.clients()) == 1, "its connection is gone")
+        await other.close()
+
+
+async def test_what_a_client_that_has_gone_had_sent_is_not_served_by_its_member_that_becomes_master() -> None:
+    async with sites() as (member, _):
+        client = await ClientConnection.connect("127.0.0.1", member.port)
+        client.send_oneway(send(b"1"))
+        await in_flight(member, 1)
+        await leave(client, member)
+        await member.serve()
+        await in_flight(member, 0)
+        other = await ClientConnection.connect("127.0.0.1", member.port)
+        await other.request(send(b"2"), WAIT_S)
+        assert [request.body_bytes() for request in member.requests] == [b"2"]
+        await other.close()
 
 
 async def test_the_broker_refuses_what_waited_as_it_refuses_anything() -> None:

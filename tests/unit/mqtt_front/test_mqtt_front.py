@@ -604,8 +604,7 @@ async def test_shapes_of_one_session_at_their_limit_and_past_it(site: Site) -> N
     assert await one.subscribe((filter_of_shape(count), 1), (filter_of_shape(count + 1), 1)) == [1, 0x80]
     one.abort()
     await site.gone("connection_lost")
-    assert site.front._parts is not None
-    assert not site.front._parts.subscriptions.shapes._of_sessions
+    assert not site.front.parts.subscriptions.shapes._of_sessions
 
 
 async def test_bytes_of_filters_of_one_session_at_their_limit_and_past_it(
@@ -633,10 +632,9 @@ async def test_who_subscribes_what_the_server_says_of_itself_and_goes_is_forgott
     client.abort()
     await site.gone("connection_lost")
     site.gateway.attaching[0](True)
-    assert site.front._parts is not None
-    assert site.front._parts.sys_topics is not None
-    site.front._parts.sys_topics._invariants()
-    assert not site.front._parts.sys_topics._subscribers
+    assert site.front.parts.sys_topics is not None
+    site.front.parts.sys_topics.check_invariants()
+    assert not site.front.parts.sys_topics._subscribers
 
 
 async def test_a_subscriber_that_never_reads_does_not_stop_the_others() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from eventually import until
 
 from iotmq import limits
 from iotmq.registry import watches
@@ -35,8 +36,8 @@ async def running(**settings: Any) -> AsyncIterator[Registry]:
     await registry.start()
     yield registry
     await registry.stop()
-    assert registry._routes.check() == []
-    assert registry._watches.count == 0
+    assert registry.routes.check() == []
+    assert registry.watches.count == 0
 
 
 @asynccontextmanager
@@ -44,12 +45,6 @@ async def connected(registry: Registry) -> AsyncIterator[ClientConnection]:
     connection = await ClientConnection.connect("127.0.0.1", registry.port)
     yield connection
     await connection.close()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
 
 
 def registration(address: str, *, epoch: int, name: str = "a", broker_id: int = 0) -> Command:
@@ -90,12 +85,12 @@ async def test_one_that_waits_is_told_of_another_master_and_of_none(registry: Re
         version, _ = await told(watch(client))
         async with connected(registry) as broker:
             waiting = watch(client, version)
-            await until(lambda: registry._watches.count)
+            await until(lambda: registry.watches.count)
             await broker.request(registration(A, epoch=1))
             version, masters = await told(waiting)
             assert masters == {"a": {"address": A, "epoch": 1}}
             waiting = watch(client, version)
-            await until(lambda: registry._watches.count)
+            await until(lambda: registry.watches.count)
             await broker.request(registration(B, epoch=2))
             version, masters = await told(waiting)
             assert masters == {"a": {"address": B, "epoch": 2}}
@@ -149,36 +144,36 @@ async def test_many_changes_of_a_turn_wake_once(registry: Registry) -> None:
     async with connected(registry) as broker, connected(registry) as client:
         version, _ = await told(watch(client))
         waiting = watch(client, version)
-        await until(lambda: registry._watches.count)
+        await until(lambda: registry.watches.count)
         # They come in one read.
         answers = [broker.request(registration(f"10.0.0.{n}:1", epoch=1, name=f"b{n}")) for n in range(20)]
         version, masters = await told(waiting)
         await asyncio.gather(*answers)
         assert len(masters) == 20
-        assert registry._watches.wakes_count == 1
+        assert registry.watches.wakes_count == 1
 
 
 async def test_a_connection_that_asks_again_has_its_former_question_answered(registry: Registry) -> None:
     async with connected(registry) as client:
         version, _ = await told(watch(client))
         first = watch(client, version)
-        await until(lambda: registry._watches.count)
+        await until(lambda: registry.watches.count)
         second = watch(client, version)
         assert await told(first) == (version, {})
-        assert registry._watches.count == 1
+        assert registry.watches.count == 1
         assert not second.done()
 
 
 async def test_so_many_wait_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     assert watches.MASTER_WATCHERS_MAX == limits.MASTER_WATCHERS_MAX
     async with running() as registry:
-        registry._watches._watchers_max = 2
+        registry.watches._watchers_max = 2
         async with connected(registry) as one, connected(registry) as three:
             version, _ = await told(watch(one))
             watch(one, version)
             async with connected(registry) as two:
                 watch(two, version)
-                await until(lambda: registry._watches.count == 2)
+                await until(lambda: registry.watches.count == 2)
                 refused = await watch(three, version)
                 assert refused.code == ResponseCode.SYSTEM_BUSY
                 assert "2 clients wait" in (refused.remark or "")
@@ -186,9 +181,9 @@ async def test_so_many_wait_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None
                 watch(one, version)
                 assert await told(watch(three)) == (version, {})
             # The end of a connection makes room.
-            await until(lambda: registry._watches.count == 1)
+            await until(lambda: registry.watches.count == 1)
             waiting = watch(three, version)
-            await until(lambda: registry._watches.count == 2)
+            await until(lambda: registry.watches.count == 2)
             assert not waiting.done()
 
 
@@ -214,7 +209,7 @@ async def test_a_registry_that_stops_does_not_wait_for_those_who_wait() -> None:
     async with connected(registry) as client:
         version, _ = await told(watch(client))
         waiting = watch(client, version)
-        await until(lambda: registry._watches.count)
+        await until(lambda: registry.watches.count)
         async with asyncio.timeout(WAIT_S):
             await registry.stop()
         await asyncio.gather(waiting, return_exceptions=True)

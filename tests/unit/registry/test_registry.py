@@ -7,12 +7,13 @@ import json
 import logging
 import threading
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from eventually import until
 from manual_clock import ManualClock
 
 from iotmq import limits
@@ -41,7 +42,7 @@ async def registry(clock: ManualClock, tmp_path: Path) -> AsyncIterator[Registry
     await registry.start()
     yield registry
     await registry.stop()
-    assert registry._routes.check() == []
+    assert registry.routes.check() == []
 
 
 @pytest.fixture
@@ -55,12 +56,6 @@ async def connected(registry: Registry) -> AsyncIterator[ClientConnection]:
     connection = await ClientConnection.connect("127.0.0.1", registry.port)
     yield connection
     await connection.close()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
 
 
 def topic(name: str, *, queues: int = 4, perm: int = 6, sys_flag: int = 0) -> dict[str, object]:
@@ -238,7 +233,7 @@ async def test_a_broker_that_leaves_while_its_registration_is_decoded_is_not_reg
     await until(lambda: not list(registry._server.connections))
     decoding.may_go_on.set()
     await until(lambda: not registry._late_count)
-    assert registry._routes.broker_count == 0
+    assert registry.routes.broker_count == 0
 
 
 @pytest.mark.parametrize("limit", ["REGISTRATIONS_WAITING_MAX", "REGISTRATIONS_WAITING_BYTES_MAX"])
@@ -405,7 +400,7 @@ async def test_a_broker_whose_connection_ends_leaves_at_once(
     async with connected(registry) as broker:
         await broker.request(registration(topic("T")))
         assert (await ask(peer, RequestCode.GET_ROUTE_INFO_BY_TOPIC, topic="T")).code == 0
-    await until(lambda: registry._routes.broker_count == 0)
+    await until(lambda: registry.routes.broker_count == 0)
     assert (await ask(peer, RequestCode.GET_ROUTE_INFO_BY_TOPIC, topic="T")).code == 17
 
 
@@ -437,7 +432,7 @@ async def test_the_scan_runs_by_itself(tmp_path: Path, clock: ManualClock) -> No
     async with connected(registry) as broker:
         await broker.request(registration(topic("T")))
         clock.advance(120)
-        await until(lambda: registry._routes.broker_count == 0)
+        await until(lambda: registry.routes.broker_count == 0)
     await registry.stop()
 
 
@@ -641,7 +636,7 @@ async def test_settings_that_may_change_are_changed(
     assert (await peer.request(change)).code == 0
     clock.advance(31)
     registry.drop_silent_brokers()
-    assert registry._routes.broker_count == 0
+    assert registry.routes.broker_count == 0
     shown = await peer.request(Command.request(RequestCode.GET_REGISTRY_CONFIG))
     assert b"broker_timeout_s=30.0\n" in shown.body_bytes()
     back = Command.request(RequestCode.UPDATE_REGISTRY_CONFIG, {}, shown.body_bytes())

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import uvloop
+from eventually import until
 
 from iotmq.errors import ConnectionClosedError, RequestTimeoutError
 from iotmq.limits import FRAME_BYTES_MAX
@@ -74,12 +75,6 @@ def nothing_in_the_log(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     caplog.set_level(logging.WARNING)
     yield
     assert caplog.records == []
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize("serialize", [Serialize.JSON, Serialize.BINARY])

@@ -7,11 +7,11 @@ import logging
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import uvloop
-from eventually import STOP_S
+from eventually import STOP_S, until
 from loop_turns import LoopTurns, turn_s_max
 from manual_clock import ManualClock
 
@@ -107,13 +107,6 @@ def no_traceback_in_the_log(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     yield
     assert [record for record in caplog.records if record.exc_info] == []
     assert [record for record in caplog.records if record.name == "asyncio"] == []
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Let the loop turn until `condition` holds."""
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
 
 
 class RawPeer:

@@ -287,9 +287,7 @@ def test_a_master_with_too_few_in_sync_says_that_it_leads_nothing() -> None:
 
 
 def test_a_state_survives_its_encoding() -> None:
-    state = ClusterState(
-        epoch=7, master=2, in_sync=(A, B), eligible=(Identity(3, "c"),), reason="x", since_ms=5
-    )
+    state = ClusterState(epoch=7, master=2, in_sync=(A, B), eligible=(Identity(3, "c"),), reason="x")
     assert decode_state(state.encode()) == state
 
 
@@ -423,9 +421,33 @@ def test_a_new_follower_is_sent_no_more_than_its_window_before_it_answers() -> N
     assert sent_by(bench.take()) == [(20, 30), (30, 40)]
 
 
-def lead_two() -> Bench:
+def test_what_is_appended_while_pieces_are_on_the_way_goes_in_one() -> None:
+    bench = lead_two(pieces_max=2)
+    end = bench.log.end
+
+    def append() -> list[tuple[int, int]]:
+        bench.log.append("message")
+        bench.member.log_grew(1.0)
+        return sent_by(bench.take())
+
+    assert append() == [(end, end + 1)]
+    assert append() == [(end + 1, end + 2)]
+    assert append() == []
+    assert append() == []
+    # What a disk has counts for the acknowledgement, and what has come for this.
+    bench.member.received(1, Ack(1, end + 1, end), 1.0)
+    assert sent_by(bench.take()) == [(end + 2, end + 4)]
+    assert append() == []
+    bench.member.link_closed(1, 1.1, is_outgoing=False)
+    bench.member.received(1, Open(A, 0, 0, end + 4, 1, bench.log.epochs), 1.1)
+    assert sent_by(bench.take()) == [(end + 4, end + 5)], "nothing is on the way to where it is now"
+    assert append() == [(end + 5, end + 6)]
+    assert append() == []
+
+
+def lead_two(**settings: float) -> Bench:
     """A master with another member in sync that has everything."""
-    bench = Bench()
+    bench = Bench(**settings)
     bench.told(ClusterState(epoch=1, master=2, in_sync=(A, B)))
     bench.member.received(1, Open(A, 0, 0, 0, 0, ()), 0.0)
     bench.member.received(1, Ack(1, bench.log.end, bench.log.end), 0.0)

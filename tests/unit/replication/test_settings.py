@@ -9,6 +9,7 @@ import pytest
 from iotmq import limits
 from iotmq.config.config import config_from_table
 from iotmq.errors import ConfigError
+from iotmq.replication.cluster_state import ClusterState, Identity, MemberAddress
 from iotmq.replication.settings import ReplicationSettings
 
 THREE = ("1=127.0.0.1:10911", "2=127.0.0.1:10921", "3=[::1]:10931")
@@ -33,6 +34,7 @@ def test_members_have_numbers_and_addresses() -> None:
         ({"members": (*THREE, "1=127.0.0.1:1")}, "names member 1 twice"),
         ({"members": (*THREE, f"{limits.REPLICATION_MEMBER_MAX + 1}=127.0.0.1:1")}, "numbers are 1 to"),
         ({"members": (*THREE, "4=127.0.0.1:70000")}, "port"),
+        ({"members": (*THREE, "4=127.0.0.1:10921")}, "members 2 and 4 have the same address"),
         ({"in_sync_min": 4}, "replication.in_sync_min is 4"),
     ],
 )
@@ -51,16 +53,37 @@ def test_the_whole_config_refuses_it_too() -> None:
         config_from_table({"replication": {"members": many}})
 
 
+def state(count: int, *, in_sync: int = 1, eligible: int = 0) -> ClusterState:
+    identities = [Identity(number, "i") for number in range(1, 8)]
+    return ClusterState(
+        epoch=1,
+        master=1,
+        in_sync=tuple(identities[:in_sync]),
+        eligible=tuple(identities[in_sync : in_sync + eligible]),
+        members=tuple(MemberAddress(number, f"m{number}:1") for number in range(1, count + 1)),
+    )
+
+
 @pytest.mark.parametrize(("count", "least", "refuses"), [(1, 1, False), (2, 1, False), (3, 2, True)])
 def test_few_members_by_default(count: int, least: int, refuses: bool) -> None:
     settings = ReplicationSettings(members=THREE[:count]).member_settings(acknowledge_flushed=False)
-    assert (settings.in_sync_min, settings.refuses_when_few) == (least, refuses)
+    unnamed = ClusterState(epoch=1, master=1, in_sync=())
+    assert (settings.in_sync_min_of(unnamed), settings.refuses_when_few_of(unnamed)) == (least, refuses)
+    other = ReplicationSettings(members=THREE[:1]).member_settings(acknowledge_flushed=False)
+    named = state(count)
+    assert (other.in_sync_min_of(named), other.refuses_when_few_of(named)) == (least, refuses), "recorded"
+    assert other.is_refusing(named) is refuses
 
 
 def test_what_is_said_of_few_members_holds() -> None:
     settings = ReplicationSettings(members=THREE, in_sync_min=3, when_few="accept")
     made = settings.member_settings(acknowledge_flushed=True)
-    assert (made.in_sync_min, made.refuses_when_few, made.acknowledge_flushed) == (3, False, True)
+    assert made.acknowledge_flushed
+    assert (made.in_sync_min_of(state(5)), made.refuses_when_few_of(state(5))) == (3, False)
+    assert not made.is_refusing(state(3))
+    assert made.is_refusing(state(3, eligible=1)), (
+        "who is eligible has everything only while nothing is taken"
+    )
 
 
 def static_problems(**changes: Any) -> list[str]:

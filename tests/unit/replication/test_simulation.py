@@ -9,8 +9,8 @@ from replication_mutants import MUTANTS, Mutant
 from replication_sim import BrokenPromiseError, simulate
 
 SEED = int(os.environ.get("IOTMQ_REPLICATION_SEED", "0"))
-RUNS = int(os.environ.get("IOTMQ_REPLICATION_RUNS", "200"))
-BLOCK = 50
+RUNS = int(os.environ.get("IOTMQ_REPLICATION_RUNS", "60"))
+BLOCK = 30
 
 
 @pytest.mark.timeout(60 + RUNS)

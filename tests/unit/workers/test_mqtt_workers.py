@@ -245,7 +245,7 @@ async def test_a_worker_that_keeps_ending_is_started_again_ever_less_often(
 
 def number(workers: WorkerSupervisor, name: str) -> float:
     for worker in workers._workers:
-        worker._invariants()
+        worker.check_invariants()
     return sum(metric.value for metric in workers.metrics() if metric.name == name)
 
 

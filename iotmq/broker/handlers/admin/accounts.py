@@ -41,13 +41,15 @@ class AclHandler(RequestProcessor):
         broker_name: str,
         cluster: str,
         broker_address: Callable[[], str],
+        is_member: bool,
     ) -> None:
-        """`access` is None where access control is off."""
+        """`access` is None where access control is off. `is_member`: others have files of their own."""
         self._access = access
         self._clock = clock
         self._broker_name = broker_name
         self._cluster = cluster
         self._broker_address = broker_address
+        self._is_member = is_member
         # One change at a time: each begins with what the former one wrote.
         self._changing = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -66,7 +68,7 @@ class AclHandler(RequestProcessor):
 
     def _update(self, connection: ServerConnection, request: Command) -> Command | None:
         refused = ResponseCode.ACL_UPDATE_FAILED
-        self._enabled(refused)
+        self._changeable(refused)
         account: dict[str, Any] = {"accessKey": request.text("accessKey")}
         for field in ("secretKey", "whiteRemoteAddress", "defaultTopicPerm", "defaultGroupPerm"):
             if request.ext.get(field):
@@ -82,14 +84,14 @@ class AclHandler(RequestProcessor):
 
     def _delete(self, connection: ServerConnection, request: Command) -> Command | None:
         refused = ResponseCode.ACL_DELETE_FAILED
-        self._enabled(refused)
+        self._changeable(refused)
         access_key = request.text("accessKey")
         change = partial(accounts_file.without_account, access_key=access_key, now_ms=self._clock.now_ms())
         return self._change(connection, request, refused, change)
 
     def _white_addresses(self, connection: ServerConnection, request: Command) -> Command | None:
         refused = ResponseCode.ACL_WHITE_LIST_FAILED
-        access = self._enabled(refused)
+        access = self._changeable(refused)
         addresses = _list(request.text("globalWhiteAddrs"))
         path = request.text("aclFileFullPath", "")
         if path and path != str(access.path):
@@ -118,6 +120,17 @@ class AclHandler(RequestProcessor):
         if self._access is None:
             raise RequestError(code, "this broker has no access control: broker.acl_enabled is off")
         return self._access
+
+    def _changeable(self, code: int) -> AccessControl:
+        access = self._enabled(code)
+        if self._is_member:
+            # The next master would not know of it.
+            raise RequestError(
+                code,
+                "members of a replicated broker have files of accounts of their own, which are not copied: "
+                f"change {access.path} at every member; each reads its file again by itself",
+            )
+        return access
 
     def _change(
         self, connection: ServerConnection, request: Command, refused: int, change: _Change

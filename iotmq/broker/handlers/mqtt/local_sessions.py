@@ -62,32 +62,33 @@ class LocalSessions:
             self._channel = None
 
     @property
-    def _open_channel(self) -> SessionChannel:
+    def channel(self) -> SessionChannel:
+        """Return the connection to the sessions, which there is from `start` to `stop`."""
         assert self._channel is not None, "start() was not called"
         return self._channel
 
     def open_session(self, request: OpenRequest, done: Callable[[OpenedSession | Refused], None]) -> None:
-        self._sessions.open_session(self._open_channel, request, done)
+        self._sessions.open_session(self.channel, request, done)
 
     def subscribe(
         self, request: SubscribeRequest, done: Callable[[list[SessionSubscription] | Refused], None]
     ) -> None:
-        self._sessions.subscribe(self._open_channel, request, done)
+        self._sessions.subscribe(self.channel, request, done)
 
     def unsubscribe(self, request: UnsubscribeRequest, done: Callable[[Refused | None], None]) -> None:
-        self._sessions.unsubscribe(self._open_channel, request, done)
+        self._sessions.unsubscribe(self.channel, request, done)
 
     def claim_exclusive(self, request: ExclusiveClaim, done: Callable[[list[Refused | None]], None]) -> None:
-        self._sessions.claim_exclusive(self._open_channel, request, done)
+        self._sessions.claim_exclusive(self.channel, request, done)
 
     def report_draining(self, *, is_draining: bool) -> None:
-        self._open_channel.is_draining = is_draining
+        self.channel.is_draining = is_draining
 
     def progress(self, changes: Sequence[SessionProgress], done: Callable[[Refused | None], None]) -> None:
-        self._sessions.progress(self._open_channel, changes, done)
+        self._sessions.progress(self.channel, changes, done)
 
     def close_session(self, request: CloseRequest) -> None:
-        self._sessions.close_session(self._open_channel, request)
+        self._sessions.close_session(self.channel, request)
 
     def read_queue(self, request: QueueRead, done: Callable[[QueueRecords | Refused], None]) -> None:
         self._sessions.read_queue(request, done)
@@ -95,12 +96,12 @@ class LocalSessions:
     def join_shares(
         self, source: int | None, joins: Sequence[ShareJoin], done: Callable[[list[Refused | None]], None]
     ) -> None:
-        self._sessions.join_shares(self._open_channel, joins, done)
+        self._sessions.join_shares(self.channel, joins, done)
 
     def report_shares(
         self, source: int, reports: Sequence[ShareReport], done: Callable[[Refused | None], None]
     ) -> None:
-        done(self._sessions.report_shares(self._open_channel, reports))
+        done(self._sessions.report_shares(self.channel, reports))
 
     def read_retained(self, request: RetainedRead, done: Callable[[RetainedRecords | Refused], None]) -> None:
         self._retained.read(request, done)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
+from iotmq.broker.broker_role import NOT_CURRENT
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.replies.sliced_reply import SlicedReplies, Work
@@ -29,6 +30,7 @@ class OffsetHandler(RequestProcessor):
         self._store = parts.store
         self._topics = parts.topics
         self._offsets = parts.offsets
+        self._is_current = parts.role.is_current
         self._sliced_replies = sliced_replies
         # A queue is young while its first record is within so many last bytes of the log.
         self._young_bytes_max = _young_bytes_max()
@@ -46,6 +48,10 @@ class OffsetHandler(RequestProcessor):
     def _query(self, connection: ServerConnection, request: Command) -> Command | None:
         group = group_of(request, "consumerGroup")
         topic, queue_id, queue = self._queue_of(request)
+        if not self._is_current():
+            # Java clients take any refusal for the word that the group has none, and begin somewhere else.
+            connection.close(NOT_CURRENT)
+            return None
         offset = self._offsets.find(group, topic, queue_id)
         if offset is None and self._is_young(queue):
             # Wire document 9.5: a new group starts at the beginning of a queue that is all there still.

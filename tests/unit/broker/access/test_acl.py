@@ -537,10 +537,15 @@ def test_a_transaction_is_ended_by_who_may_write_to_its_topic(access: AccessCont
 
 
 class Changes:
-    def __init__(self, access: AccessControl | None) -> None:
+    def __init__(self, access: AccessControl | None, *, is_member: bool = False) -> None:
         self.clock = ManualClock()
         self.handler = AclHandler(
-            access, self.clock, broker_name="b0", cluster="C", broker_address=lambda: "127.0.0.1:10911"
+            access,
+            self.clock,
+            broker_name="b0",
+            cluster="C",
+            broker_address=lambda: "127.0.0.1:10911",
+            is_member=is_member,
         )
         self.connection: Any = FakeConnection()
 
@@ -654,6 +659,17 @@ async def test_a_disk_that_refuses_is_said_and_nothing_changes(
     assert response.code == 210
     assert "No space left" in str(response.remark)
     assert "device1" in access.accounts.by_key
+
+
+@pytest.mark.parametrize(("code", "answer"), [(50, 209), (51, 210), (53, 211)])
+async def test_a_member_of_a_replicated_broker_says_that_all_files_have_to_be_changed(
+    access: AccessControl, code: int, answer: int
+) -> None:
+    before = access.path.read_bytes()
+    response = await Changes(access, is_member=True).ask(code, accessKey="device1", globalWhiteAddrs="*")
+    assert response.code == answer
+    assert "at every member" in str(response.remark)
+    assert access.path.read_bytes() == before
 
 
 @pytest.mark.parametrize(("code", "answer"), [(50, 209), (51, 210), (52, 1), (53, 211)])

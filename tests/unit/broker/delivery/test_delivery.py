@@ -292,7 +292,7 @@ class Turns:
     def run(self) -> None:
         while self.calls:
             self.timed(self.calls.popleft())
-            self.delivery._invariants()
+            self.delivery.check_invariants()
 
     @property
     def received(self) -> list[tuple[list[int], bytes]]:

@@ -218,7 +218,7 @@ def test_looking_up_finds_what_matching_one_by_one_finds(
     broker.projection.clear(broker.store.confirmed_position)
     if topics:
         broker.publish(*((topic, topic.encode()) for topic in topics))
-    broker.projection._invariants()
+    broker.projection.check_invariants()
     for topic_filter in filters:
         expected = sorted(topic.encode() for topic in topics if matches(topic_filter, topic))
         assert broker.find(topic_filter, records_max=records_max) == expected, topic_filter
@@ -297,7 +297,7 @@ def test_what_was_retained_under_no_topic_name_before_is_not_found_and_leaves(br
     broker.projection.write_out()
     broker.projection.sweep()
     assert broker.projection.count == 2, "and the sweep finds the rest"
-    broker.projection._invariants()
+    broker.projection.check_invariants()
 
 
 @pytest.mark.slow

@@ -84,7 +84,7 @@ class Bench:
             ("T",), b"".join(elements), append, answers.append,
             is_repeat=is_repeat, has_packet_ids=has_packet_ids,
         )  # type: ignore[arg-type]  # fmt: skip
-        self.received._invariants()
+        self.received.check_invariants()
         return answers
 
     def publish(self, client: str, packet_id: int, body: bytes, *, topic: str = "t") -> None:
@@ -94,7 +94,7 @@ class Bench:
     def release(self, client: str, packet_id: int) -> None:
         answers: list[StoredBatch | RefusedBatch] = []
         self.once.release(encode_release(client.encode(), packet_id), answers.append, now_ms=1)
-        self.received._invariants()
+        self.received.check_invariants()
         [answer] = answers
         assert isinstance(answer, StoredBatch)
 
@@ -290,7 +290,7 @@ async def test_a_session_that_begins_takes_no_message_for_one_of_the_session_bef
         bench.publish("c", packet_id, b"on")
     bench.publish("d", 1, b"on")
     bench.once.forget("c", now_ms=1)
-    bench.received._invariants()
+    bench.received.check_invariants()
     end_position = bench.store.appended_position
     bench.once.forget("c", now_ms=1)
     bench.once.forget("nobody", now_ms=1)
@@ -319,7 +319,7 @@ async def test_a_packet_id_counts_from_the_append_on_not_from_the_flush(tmp_path
     assert not released
     bench.disk_works.set()
     await soon(lambda: bool(released) and bool(third), "all are answered")
-    bench.received._invariants()
+    bench.received.check_invariants()
     assert bench.bodies() == [b"one", b"one"]
 
 
@@ -437,7 +437,7 @@ async def test_packet_ids_at_their_limit_and_past_it(tmp_path: Path, is_written:
     assert known == [2, 3, 4]
     assert bench.received.forgotten_total == 1
     bench.received.write_out()
-    bench.received._invariants()
+    bench.received.check_invariants()
 
 
 async def test_past_the_limit_packet_ids_that_were_forgotten_are_not_passed_over_one_by_one(
@@ -459,7 +459,7 @@ async def test_past_the_limit_packet_ids_that_were_forgotten_are_not_passed_over
     with monkeypatch.context() as patch:
         patch.setattr(bench.received._space, "scan", counted)
         # Which looks at everything.
-        patch.setattr(bench.received, "_invariants", lambda: None)
+        patch.setattr(bench.received, "check_invariants", lambda: None)
         for packet_id in range(101, 301):
             bench.publish("c", packet_id, b"x")
     assert bench.received.forgotten_total == 200
@@ -468,7 +468,7 @@ async def test_past_the_limit_packet_ids_that_were_forgotten_are_not_passed_over
     known = [number for number in range(1, 301) if bench.received.digest(b"c\x00%d" % number) is not None]
     assert known == list(range(201, 301))
     bench.received.write_out()
-    bench.received._invariants()
+    bench.received.check_invariants()
 
 
 @pytest.mark.parametrize("is_written", [False, True])
@@ -498,7 +498,7 @@ async def test_packet_ids_that_the_log_has_lost_are_unknown_at_once_and_go_some_
     assert known() == [1, 26, 31, 32, 33]
     assert len(bench.bodies()) == 30
     bench.received.write_out()
-    bench.received._invariants()
+    bench.received.check_invariants()
     bench.restart()
     assert known() == [1, 26, 31, 32, 33]
 

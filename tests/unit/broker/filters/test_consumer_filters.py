@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_connection import FakeConnection
 from manual_clock import ManualClock
 
 from iotmq import limits
@@ -255,19 +256,6 @@ def test_so_many_compiled_filters_are_kept() -> None:
 
 
 # --- in a broker ------------------------------------------------------------------------------------
-
-
-class FakeConnection:
-    peer = ("127.0.0.1", 5000)
-
-    def __init__(self) -> None:
-        self.replies: list[Command] = []
-
-    def reply(self, response: Command) -> None:
-        self.replies.append(response)
-
-    def send_oneway(self, command: Command) -> None:
-        pass
 
 
 class Site:

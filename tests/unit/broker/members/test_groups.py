@@ -51,7 +51,7 @@ def groups(clock: ManualClock) -> Groups:
 
 def register(groups: Groups, connection: FakeConnection, body: bytes) -> list[str]:
     changed = groups.heartbeat(connection, decode_heartbeat(body))  # type: ignore[arg-type]
-    groups._invariants()
+    groups.check_invariants()
     return changed
 
 
@@ -64,7 +64,7 @@ def goodbye(
         producer_group=producer,
         consumer_group=consumer,
     )
-    groups._invariants()
+    groups.check_invariants()
     return changed
 
 
@@ -286,7 +286,7 @@ def test_the_next_master_has_the_consumers_of_the_former_one(groups: Groups, clo
     assert members(follower, "g") == []
     stands_for_all = FakeConnection()
     follower.restore(stands_for_all)  # type: ignore[arg-type]
-    follower._invariants()
+    follower.check_invariants()
     group, before = follower.consumer_group("g"), groups.consumer_group("g")
     assert group is not None
     assert before is not None

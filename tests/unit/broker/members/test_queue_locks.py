@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -13,7 +14,7 @@ from manual_clock import ManualClock
 from iotmq import limits
 from iotmq.broker.handlers.native.locks import LockHandler
 from iotmq.broker.members.queue_locks import MessageQueue, QueueLocks
-from iotmq.remoting.codes import RequestCode
+from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 
 
@@ -64,20 +65,20 @@ def test_so_many_queues_may_be_locked_and_no_more() -> None:
     assert locks.lock("g", "c1", [queue(0), queue(1)]) == [queue(0), queue(1)]
     assert locks.lock("other", "c2", [queue(0), queue(1)]) == [queue(0)]
     assert locks.lock("none", "c3", [queue(0)]) == []
-    locks._invariants()
+    locks.check_invariants()
     assert locks.lock("g", "c1", [queue(0), queue(1)]) == [queue(0), queue(1)], "a renewal takes no room"
     locks.unlock("g", "c1", [queue(1)])
     assert locks.lock("none", "c3", [queue(0), queue(1)]) == [queue(0)]
-    locks._invariants()
+    locks.check_invariants()
     clock.advance(61)
     locks.expire()
-    locks._invariants()
+    locks.check_invariants()
     assert locks.lock("none", "c3", [queue(0), queue(1), queue(2), queue(3)]) == [
         queue(0),
         queue(1),
         queue(2),
     ]
-    locks._invariants()
+    locks.check_invariants()
 
 
 def test_very_many_locks_that_end_together_are_forgotten_some_at_a_time() -> None:
@@ -91,18 +92,20 @@ def test_very_many_locks_that_end_together_are_forgotten_some_at_a_time() -> Non
         began_s = time.thread_time()
         locks.expire()
         longest_s.append(time.thread_time() - began_s)
-        locks._invariants()
+        locks.check_invariants()
     assert max(longest_s) < turn_s_max()
     while locks.count:
         before = locks.count
         locks.expire()
         assert locks.count < before
-    locks._invariants()
+    locks.check_invariants()
 
 
 def test_as_many_queues_as_a_request_may_name_hold_nobody_up() -> None:
     topics = Mock(**{"find.return_value": SimpleNamespace(queue_count=limits.QUEUES_PER_TOPIC_MAX)})
-    handler = LockHandler(QueueLocks(ManualClock()), topics)
+    handler = LockHandler(
+        QueueLocks(ManualClock()), topics, when_copied=lambda call: call(True), is_current=lambda: True
+    )
     names = [
         {"brokerName": "b", "topic": f"T{number % 8}", "queueId": number // 8}
         for number in range(limits.LOCKED_QUEUES_PER_REQUEST_MAX)
@@ -116,3 +119,98 @@ def test_as_many_queues_as_a_request_may_name_hold_nobody_up() -> None:
             took_s.append(time.thread_time() - began_s)
     assert min(took_s[::2]) < turn_s_max()
     assert min(took_s[1::2]) < turn_s_max()
+
+
+class Site:
+    """A handler whose followers say that they know the locks when a test says so."""
+
+    def __init__(self) -> None:
+        topics = Mock(**{"find.return_value": SimpleNamespace(queue_count=4)})
+        self.waiting: list[Callable[[bool], None]] = []
+        self.connection = Mock()
+        self.clock = ManualClock()
+        self._handlers = LockHandler(
+            QueueLocks(self.clock), topics, when_copied=self.waiting.append, is_current=lambda: True
+        ).handlers()
+
+    def ask(self, code: int, client_id: str) -> Command | None:
+        """Return what is answered at once about a queue."""
+        queues = [{"brokerName": "b", "topic": "T", "queueId": 0}]
+        body = json.dumps({"clientId": client_id, "consumerGroup": "g", "mqSet": queues}).encode()
+        return self._handlers[code](self.connection, Command.request(code, body=body))
+
+    def copied(self, is_copied: bool) -> Command:
+        """Answer the oldest wait; returns what the client is told then."""
+        self.connection.reset_mock()
+        self.waiting.pop(0)(is_copied)
+        ((answer,), _words) = self.connection.reply.call_args
+        assert isinstance(answer, Command)
+        return answer
+
+
+LOCK, UNLOCK = RequestCode.LOCK_BATCH_QUEUES, RequestCode.UNLOCK_BATCH_QUEUES
+
+
+def is_locked(answer: Command | None) -> bool:
+    assert answer is not None
+    assert answer.code == ResponseCode.SUCCESS
+    return bool(json.loads(answer.body_bytes())["lockOKMQSet"])
+
+
+def test_a_new_holder_is_told_when_the_members_in_sync_know_it() -> None:
+    site = Site()
+    assert site.ask(LOCK, "c1") is None
+    assert is_locked(site.copied(True))
+    assert is_locked(site.ask(LOCK, "c1")), "a renewal does not wait"
+    assert not is_locked(site.ask(LOCK, "c2"))
+    assert site.waiting == []
+
+
+def test_a_holder_whose_time_was_over_is_a_new_one() -> None:
+    site = Site()
+    site.ask(LOCK, "c1")
+    site.copied(True)
+    site.clock.advance(60)
+    assert is_locked(site.ask(LOCK, "c1"))
+    site.clock.advance(60.1)
+    assert site.ask(LOCK, "c1") is None
+
+
+def test_a_queue_is_given_back_when_the_members_in_sync_know_it() -> None:
+    site = Site()
+    site.ask(LOCK, "c1")
+    site.copied(True)
+    assert site.ask(UNLOCK, "c1") is None
+    assert site.copied(True).code == ResponseCode.SUCCESS
+    assert site.ask(LOCK, "c2") is None
+
+
+def test_a_holder_that_not_all_members_know_is_not_told_so_however_often_it_asks() -> None:
+    site = Site()
+    assert site.ask(LOCK, "c1") is None
+    assert site.copied(False).code == ResponseCode.SYSTEM_ERROR
+    assert site.ask(LOCK, "c1") is None
+    assert site.ask(LOCK, "c1") is None
+    assert site.copied(False).code == ResponseCode.SYSTEM_ERROR
+    assert is_locked(site.copied(True))
+    assert is_locked(site.ask(LOCK, "c1"))
+
+
+def test_what_a_former_master_has_told_some_members_only_is_not_answered_before_all_know_it() -> None:
+    site = Site()
+    assert site.ask(UNLOCK, "c1") is None, "nothing has changed here"
+    assert site.copied(True).code == ResponseCode.SUCCESS
+    answer = site.ask(UNLOCK, "c1")
+    assert answer is not None
+    assert answer.code == ResponseCode.SUCCESS
+
+
+def test_a_change_while_members_are_told_of_an_earlier_one_is_waited_for_by_itself() -> None:
+    site = Site()
+    assert site.ask(LOCK, "c1") is None
+    assert site.ask(UNLOCK, "c1") is None
+    assert is_locked(site.copied(True))
+    assert site.ask(LOCK, "c2") is None
+    assert site.copied(True).code == ResponseCode.SUCCESS
+    assert is_locked(site.copied(True))
+    assert site.waiting == []

@@ -92,6 +92,6 @@ async def test_names_that_would_forge_properties_are_refused(bench: Bench) -> No
 
 async def test_past_as_many_replies_as_may_be_under_way(bench: Bench) -> None:
     connection: AskingConnection = asker(bench)
-    bench.broker._native.replies._in_flight_max = 2
+    bench.broker.native.replies._in_flight_max = 2
     assert [publish(bench).code for _ in range(3)] == [0, 0, ResponseCode.SERVICE_NOT_AVAILABLE]
     assert len(connection.pushes) == 2

@@ -133,7 +133,7 @@ async def test_a_client_that_goes_or_is_silent_is_an_error(bench: Bench, error: 
     await asyncio.sleep(0)
     (answer,) = bench.connection.replies
     assert (answer.code, answer.remark) == (1, f"the client asker did not take the reply: {error}")
-    assert bench.broker._native.replies.failed_count == 1
+    assert bench.broker.native.replies.failed_count == 1
 
 
 async def test_a_reply_to_nobody_is_an_error(bench: Bench) -> None:
@@ -215,8 +215,8 @@ async def test_a_reply_that_cannot_be_stored_arrives_all_the_same(bench: Bench) 
 
 
 async def test_so_many_replies_may_be_under_way_and_no_more(bench: Bench) -> None:
-    assert bench.broker._native.replies._in_flight_max == limits.REPLIES_IN_FLIGHT_MAX
-    bench.broker._native.replies._in_flight_max = 2
+    assert bench.broker.native.replies._in_flight_max == limits.REPLIES_IN_FLIGHT_MAX
+    bench.broker.native.replies._in_flight_max = 2
     connection = asker(bench)
     assert [send(bench).code for _ in range(3)] == [-1, -1, 14]
     await answered(bench, connection, at=0)
@@ -238,7 +238,7 @@ async def test_a_reply_that_does_not_fit_a_frame_with_our_fields_is_an_error_and
     body = bytes(limits.FRAME_BYTES_MAX - sum(map(len, encode(largest))))
     largest.body = body
     encode(largest)
-    bench.broker._native.replies._in_flight_max = 1
+    bench.broker.native.replies._in_flight_max = 1
     for _ in range(2):
         answer = send(bench, body)
         assert answer.code == 1
@@ -254,7 +254,7 @@ async def test_a_oneway_reply_is_pushed_and_not_answered(bench: Bench) -> None:
     future.set_result(push.reply(0))
     await asyncio.sleep(0)
     assert bench.connection.replies == []
-    values: dict[str, Any] = {metric.name: metric.value for metric in bench.broker._native.replies.metrics()}
+    values: dict[str, Any] = {metric.name: metric.value for metric in bench.broker.native.replies.metrics()}
     assert values == {
         "iotmq_broker_replies_total": 1,
         "iotmq_broker_replies_pushed_total": 1,

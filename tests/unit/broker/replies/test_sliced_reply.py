@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from eventually import soon
+from fake_connection import FakeConnection
 
 from iotmq import limits
 from iotmq.broker.replies.reply_body import ReplySize, reply_json
@@ -24,14 +25,6 @@ class FakeColdReads:
 
     def start(self, plan: object, ready: Callable[[OSError | None], None]) -> None:
         self.waiting.append(ready)
-
-
-class FakeConnection:
-    def __init__(self) -> None:
-        self.replies: list[Command] = []
-
-    def reply(self, response: Command) -> None:
-        self.replies.append(response)
 
 
 class Site:

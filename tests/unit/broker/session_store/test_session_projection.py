@@ -197,7 +197,7 @@ def test_sessions_kept_decoded_at_their_limits_and_past_them(
         projection._recent_bytes = 0
         for name in names.split():
             assert projection.session(name) is not None
-            projection._invariants()
+            projection.check_invariants()
         return list(projection._recent)
 
     monkeypatch.setattr(session_projection, "RECENT_SESSIONS_MAX", 2)
@@ -237,7 +237,7 @@ def test_a_session_that_changes_is_not_kept_beside_its_changes(broker: Broker) -
     broker.change(End("one", epoch))
     assert not projection._recent
     assert projection.session("one") is None
-    projection._invariants()
+    projection.check_invariants()
 
 
 def test_a_queue_keeps_what_the_slowest_of_its_sessions_needs_written_or_not(broker: Broker) -> None:
@@ -524,7 +524,7 @@ def test_a_filter_that_always_moves_keeps_no_other_from_being_looked_at(
     for _ in range(4):
         broker.change(Progress("busy0", busy[0], [("busy", position, position)]))
         broker.projection.tidy()
-        broker.projection._invariants()
+        broker.projection.check_invariants()
     assert broker.projection.queues.first_position(quiet) == position
 
 
@@ -541,7 +541,7 @@ def test_who_comes_while_a_queue_is_looked_at_keeps_what_comes(
     broker.publish(("t", b"after"))
     for _ in range(5):
         broker.projection.tidy()
-        broker.projection._invariants()
+        broker.projection.check_invariants()
     assert broker.bodies("a", "t") == [b"after"]
 
 

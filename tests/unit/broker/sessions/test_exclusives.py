@@ -46,7 +46,7 @@ async def claim(front: FrontEnd, client_id: str, epoch: int, *filters: str) -> l
 
 
 def holders(bench: SessionBench) -> dict[str, str]:
-    return dict(bench.broker.sessions._projection.exclusives.all())
+    return dict(bench.broker.sessions.projection.exclusives.all())
 
 
 TAKEN = ResponseCode.NO_PERMISSION
@@ -180,8 +180,8 @@ async def test_requests_are_refused_past_their_limits(
     bench = await make()
     front = FrontEnd(bench, "one")
     epoch = (await front.open("a")).epoch
-    handler = bench.broker._mqtt.session_requests
-    monkeypatch.setattr(handler, "channel_of", lambda _: front.port._open_channel)
+    handler = bench.broker.mqtt.session_requests
+    monkeypatch.setattr(handler, "channel_of", lambda _: front.port.channel)
     handle = handler.handlers()[RequestCode.CLAIM_EXCLUSIVE]
     answered: list[Command] = []
 

@@ -126,7 +126,7 @@ async def test_takeovers_leave_nothing_to_be_done_later(bench: SessionBench) -> 
         assert not isinstance(taken, Refused)
         opened = taken
         assert len(bench.broker.sessions._actions) == 0
-        bench.broker.sessions._invariants()
+        bench.broker.sessions.check_invariants()
 
 
 async def test_of_two_that_want_a_session_the_last_gets_it(bench: SessionBench) -> None:
@@ -196,7 +196,7 @@ async def test_a_front_end_that_comes_back_in_time_keeps_its_sessions(bench: Ses
     await one.subscribe("durable", epochs["durable"], "a")
     one.stop()
     back = FrontEnd(bench, "one")
-    channel = back.port._open_channel
+    channel = back.port.channel
     for client_id, epoch in epochs.items():
         assert bench.broker.sessions.claim(channel, client_id, epoch, will(b"will"))
         assert not bench.broker.sessions.claim(channel, client_id, epoch + 1, None)
@@ -217,9 +217,9 @@ async def test_after_a_start_sessions_nobody_claims_count_as_left(bench: Session
     await bench.restart()
     back = FrontEnd(bench, "one")
     claim = bench.broker.sessions.claim
-    assert claim(back.port._open_channel, "claimed", epochs["claimed"], will(b"claimed"))
-    assert not claim(back.port._open_channel, "claimed", epochs["claimed"] - 1, None)
-    assert not claim(FrontEnd(bench, "two").port._open_channel, "left", epochs["left"], None)
+    assert claim(back.port.channel, "claimed", epochs["claimed"], will(b"claimed"))
+    assert not claim(back.port.channel, "claimed", epochs["claimed"] - 1, None)
+    assert not claim(FrontEnd(bench, "two").port.channel, "left", epochs["left"], None)
     bench.pass_time(START_GRACE_S + 0.1)
     await turns()
     bench.pass_time(1)
@@ -271,7 +271,7 @@ async def test_the_will_of_a_client_that_is_back_before_a_start_has_settled(
     again = await FrontEnd(bench, "two").open("c", expiry_s=30, is_clean=is_clean, will=will(b"next"))
     if lives:
         back = FrontEnd(bench, "one")
-        assert not bench.broker.sessions.claim(back.port._open_channel, "c", before.epoch, will(b"left"))
+        assert not bench.broker.sessions.claim(back.port.channel, "c", before.epoch, will(b"left"))
     bench.pass_time(START_GRACE_S / 2 + 0.1)
     await turns()
     assert bench.stored() == stored
@@ -385,7 +385,7 @@ async def test_shapes_of_filters_at_their_limit_and_past_it(
     )
     assert not isinstance(first, Refused)
     assert isinstance(second, Refused)
-    bench.broker.sessions._invariants()
+    bench.broker.sessions.check_invariants()
     numbers = {metric.name: metric.value for metric in bench.broker.sessions.metrics()}
     assert numbers["iotmq_broker_filter_shapes"] == 3
     assert numbers["iotmq_broker_filter_shapes_refused_total"] == 2
@@ -414,7 +414,7 @@ async def test_a_database_that_refuses_is_in_the_log_once_and_what_is_due_stays_
         raise StoreFullError("no room")
 
     with monkeypatch.context() as patch:
-        patch.setattr(bench.broker.sessions._projection, "due", refuse)
+        patch.setattr(bench.broker.sessions.projection, "due", refuse)
         bench.pass_time(2)
         bench.pass_time(1)
     assert [record.getMessage() for record in caplog.records if "key-value" in record.getMessage()] == [
@@ -434,7 +434,7 @@ async def test_a_will_is_published_once_while_sessions_of_before_the_start_are_l
     if is_claimed:
         await bench.restart()
         front = FrontEnd(bench, "one")
-        assert bench.broker.sessions.claim(front.port._open_channel, "c", opened.epoch, will(b"once"))
+        assert bench.broker.sessions.claim(front.port.channel, "c", opened.epoch, will(b"once"))
     front.stop()
     # Published now; that it was is stored in the next turn of the loop, which comes after the look.
     bench.pass_time(OWNER_GRACE_S + 0.1)
@@ -569,7 +569,7 @@ async def test_wills_that_wait_at_their_limit_of_memory_and_past_it(
     front = FrontEnd(bench, "one")
     late = will(b"0", delay_s=100)
     monkeypatch.setattr(wills, "WAITING_BYTES_MAX", 3 * wills._size(late))
-    waiting = bench.broker.sessions._wills._waiting
+    waiting = bench.broker.sessions.wills._waiting
 
     async def lose(name: str, body: bytes, *, expiry_s: int = 1_000) -> None:
         opened = await front.open(name, expiry_s=expiry_s, will=will(body, delay_s=100))
@@ -698,8 +698,8 @@ async def test_a_session_of_many_filters_is_opened_over_several_turns(
         await turns(1)
     assert len(owner.queue_ids) < 100, "some of them in each turn"
     check(bench)
-    queues = bench.broker.sessions._projection.queues
-    channel = front.port._open_channel
+    queues = bench.broker.sessions.projection.queues
+    channel = front.port.channel
     if meanwhile == "its front end goes":
         front.stop()
         assert isinstance(await asyncio.wait_for(opening, 30), Refused)
@@ -714,7 +714,7 @@ async def test_a_session_of_many_filters_is_opened_over_several_turns(
     if taken is not None:
         front.close("c", opened.epoch)
         assert len(channel.light.filter_ids) == 0
-        opened, channel = await asyncio.wait_for(taken, 30), other.port._open_channel
+        opened, channel = await asyncio.wait_for(taken, 30), other.port.channel
     check(bench)
     assert [entry.topic_filter for entry in opened.subscriptions] == names
     assert channel.light.filter_ids == sorted(queues.id_of(name) for name in names)
@@ -727,11 +727,11 @@ async def test_subscriptions_of_a_front_end_that_has_gone_attach_nothing(bench: 
     opened = await front.open("c")
     subscribing = asyncio.ensure_future(front.subscribe("c", opened.epoch, "a"))
     await asyncio.sleep(0)
-    channel = front.port._open_channel
+    channel = front.port.channel
     front.stop()
     refused = await subscribing
     assert isinstance(refused, Refused)
-    queues = bench.broker.sessions._projection.queues
+    queues = bench.broker.sessions.projection.queues
     assert queues.id_of("a") is not None
     assert channel.light.filter_ids == []
     with pytest.raises(ValueError, match="closed channel"):
@@ -750,7 +750,7 @@ async def test_two_subscriptions_at_once_attach_once(bench: SessionBench) -> Non
     bench.publish("a", b"1")
     assert [body for _, body in front.pushed] == [b"1"]
     await front.unsubscribe("c", opened.epoch, "a")
-    assert front.port._open_channel.light.filter_ids == []
+    assert front.port.channel.light.filter_ids == []
     check(bench)
 
 
@@ -796,7 +796,7 @@ async def test_connected_sessions_are_pushed_on_after_the_database_was_opened_ag
     bench.pass_time(1)
     await turns(10)
     (queue_id,) = {*front.missing}
-    assert queue_id == bench.broker.sessions._projection.queues.id_of("a")
+    assert queue_id == bench.broker.sessions.projection.queues.id_of("a")
     assert b"1" in front.backlog(subscribed[0])
     front.pushed.clear()
     bench.publish("a", b"2")
@@ -805,7 +805,7 @@ async def test_connected_sessions_are_pushed_on_after_the_database_was_opened_ag
     check(bench)
     for client_id, epoch in epochs.items():
         front.close(client_id, epoch)
-    assert front.port._open_channel.light.filter_ids == []
+    assert front.port.channel.light.filter_ids == []
 
 
 async def test_a_session_whose_queues_have_other_numbers_after_that_comes_anew(bench: SessionBench) -> None:
@@ -818,7 +818,7 @@ async def test_a_session_whose_queues_have_other_numbers_after_that_comes_anew(b
     for name in ("first", "second", "third"):
         kept[name] = await front.open(name)
         await front.subscribe(name, kept[name].epoch, name)
-    projection = bench.broker.sessions._projection
+    projection = bench.broker.sessions.projection
     projection.sync()
     # Numbers that are free are taken in another order by who has loaded the queues.
     for name in ("second", "first"):
@@ -850,9 +850,9 @@ async def test_nothing_that_ends_is_lost_while_the_database_is_closed(
         for name, session in opened.items():
             one.close(name, session.epoch, drops_will=False)
         await turns()
-    sessions._projection.sync()
-    sessions._projection._recent.clear()
-    sessions._projection._recent_bytes = 0
+    sessions.projection.sync()
+    sessions.projection._recent.clear()
+    sessions.projection._recent_bytes = 0
     key_values = bench.store.key_values()
 
     def refuse() -> None:
@@ -895,7 +895,7 @@ async def test_a_session_that_cannot_be_read_keeps_no_other_waiting(
 ) -> None:
     front = FrontEnd(bench, "one")
     epochs = {name: (await front.open(name)).epoch for name in ("c", "d")}
-    projection = bench.broker.sessions._projection
+    projection = bench.broker.sessions.projection
     read = projection.cursor
 
     def refuse(queue_id: int, client_id: str) -> tuple[int, int]:
@@ -931,9 +931,9 @@ async def test_what_cannot_be_read_is_refused_and_nobody_else_waits_for_it(
         raise StoreError("no room")
 
     with monkeypatch.context() as patch:
-        patch.setattr(sessions._projection, "session", refuse)
+        patch.setattr(sessions.projection, "session", refuse)
         assert isinstance(await front.unsubscribe("c", epoch, "a"), Refused)
-    assert sorted(sessions._projection.session("c").subscriptions) == ["a"]
+    assert sorted(sessions.projection.session("c").subscriptions) == ["a"]
 
     def fail(position: int | Refused) -> None:
         raise StoreError("no room")
@@ -961,6 +961,6 @@ async def level(bench: SessionBench) -> None:
 def check(bench: SessionBench) -> None:
     """The books of everything that knows of sessions agree."""
     sessions = bench.broker.sessions
-    sessions._invariants()
-    sessions._wills._invariants()
-    sessions._projection._invariants()
+    sessions.check_invariants()
+    sessions.wills.check_invariants()
+    sessions.projection.check_invariants()

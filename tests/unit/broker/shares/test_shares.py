@@ -134,12 +134,12 @@ async def test_a_client_holds_no_more_bytes_than_the_limit_in_all_its_groups(
     monkeypatch.setattr(limits, "SHARE_CLIENT_BYTES_MAX", shares._clients["a"].holder.held_bytes)
     bench.publish("t/1", b"y" * 900)
     await turns(5)
-    shares._invariants()
+    shares.check_invariants()
     assert len(front.held) == 3, "it holds as many bytes as it may"
     monkeypatch.setattr(limits, "SHARE_CLIENT_BYTES_MAX", limits.SHARE_CLIENT_BYTES_MAX + 1)
     front.report(0, limit=101)
     await turns(5)
-    shares._invariants()
+    shares.check_invariants()
     assert front.held[3:] == [(0, front.held[3][1])], "one byte less, and it is handed one message more"
 
 
@@ -159,7 +159,7 @@ async def test_room_that_one_group_gives_back_is_for_all_in_turn(
     bench.publish("t/1", *(b"%d" % number for number in range(4)))
     for count in range(1, 13):
         await turns(5)
-        shares._invariants()
+        shares.check_invariants()
         mine = [(member, position) for member, position in front.held if member < 3]
         assert len(mine) == count, "one more, and not two"
         front.report(mine[-1][0], mine[-1][1])
@@ -193,7 +193,7 @@ def test_very_many_members_that_are_late_together_keep_nobody_waiting() -> None:
     assert len(taken) == 2 * count
     assert sorted(position for _, position in taken) == [position for _, position, _, _ in handed]
     assert {member for member, _, _, _ in handed} == {count}
-    group._invariants()
+    group.check_invariants()
 
 
 def test_members_that_are_all_late_keep_what_they_hold() -> None:
@@ -202,10 +202,10 @@ def test_members_that_are_all_late_keep_what_they_hold() -> None:
     # The first to be late is not the last who could take it.
     assert group.expire(11) == [(0, 0)]
     assert group.in_flight_count == 5
-    group._invariants()
+    group.check_invariants()
     assert group.acknowledge(0, 3)
     assert {member for member, _ in group.expire(22)} == {1, 2}
-    group._invariants()
+    group.check_invariants()
 
 
 @pytest.mark.slow
@@ -216,7 +216,7 @@ def test_a_front_end_of_very_many_members_that_goes_and_comes_keeps_nobody_waiti
         began_s = time.thread_time()
         change(*numbers, len(numbers) + 1)
         assert time.thread_time() - began_s < turn_s_max()
-        group._invariants()
+        group.check_invariants()
     assert group.in_flight_count == len(numbers)
 
 
@@ -246,11 +246,11 @@ def test_nothing_is_handed_to_a_member_that_left_while_another_has_messages_of_t
         group.join(member_id, holder, "one", limit=9, held=[member_id], now_s=0)
     for position in (1, 2, 3):
         group.offer(position, 100, "", now_s=0)
-    group._invariants()
+    group.check_invariants()
     group.leave(1)
-    group._invariants()
+    group.check_invariants()
     assert [handout.member_id for handout in group.hand_out(0)] == [2, 2]
-    group._invariants()
+    group.check_invariants()
 
 
 def test_a_groups_name_has_a_limit() -> None:
@@ -398,10 +398,10 @@ async def test_a_group_ends_and_begins_in_one_turn(make: MakeBench) -> None:
     bench.publish("t/1", b"m")
     await turns(5)
     assert bodies_of(front, 2) == [b"m"]
-    assert len(bench.broker.sessions._projection.shares) == 1
+    assert len(bench.broker.sessions.projection.shares) == 1
     bench.pass_time(30)
     await turns(5)
-    assert len(bench.broker.sessions._projection.shares) == 1
+    assert len(bench.broker.sessions.projection.shares) == 1
 
 
 async def test_a_former_owners_reports_are_not_heard(make: MakeBench) -> None:
@@ -457,9 +457,9 @@ async def test_requests_are_refused_past_their_limits(
 ) -> None:
     bench = await make()
     front = FrontEnd(bench, "one")
-    channel = front.port._open_channel
+    channel = front.port.channel
     epoch = await transient(front, "a")
-    handler = bench.broker._mqtt.session_requests
+    handler = bench.broker.mqtt.session_requests
     monkeypatch.setattr(handler, "channel_of", lambda _: channel)
     handlers = handler.handlers()
 
@@ -556,7 +556,7 @@ async def test_messages_that_retention_has_deleted_are_done(
     front = FrontEnd(bench, "one")
     opened = await kept(front, "k")
     bench.publish("t/1", b"0", b"1", b"2", b"3")
-    projection = bench.broker.sessions._projection
+    projection = bench.broker.sessions.projection
     places = projection.next_entries(opened_queue(bench, "k"), 0, entries_max=10).entries
     read_record = bench.store.read_record
     gone = {places[1][0], places[2][0]}
@@ -598,7 +598,7 @@ async def test_groups_go_on_after_the_database_was_opened_again(make: MakeBench)
     await front.join("a", await transient(front, "a"), SHARE, 1)
     bench.publish("t/1", b"before")
     await turns(5)
-    projection = bench.broker.sessions._projection
+    projection = bench.broker.sessions.projection
     projection.sync()
     # As after a full disk: what was attached is not any more.
     projection._load()
@@ -620,7 +620,7 @@ async def test_groups_wait_for_a_database_that_refuses(
     front = FrontEnd(bench, "one")
     for number, client_id in enumerate("ab"):
         await front.join(client_id, await transient(front, client_id), f"$share/g/{client_id}", number)
-    projection = bench.broker.sessions._projection
+    projection = bench.broker.sessions.projection
 
     def refused(*words: Any, **others: Any) -> None:
         raise StoreError("the disk is full")
@@ -756,7 +756,7 @@ async def test_what_is_handed_out_again_waits_for_the_disk_off_the_loop(
     disk = Disk(bench, monkeypatch, times=1)
     shares.leave("a")
     await turns(5)
-    shares._invariants()
+    shares.check_invariants()
     assert len(front.handed) == 3, "nothing is read on the loop"
     assert bench.broker.parts.cold_reads.waiting_count == 1
     # Whoever was to have it goes, too, and another one has it then.
@@ -767,7 +767,7 @@ async def test_what_is_handed_out_again_waits_for_the_disk_off_the_loop(
     assert len(front.handed) == 3
     disk.may_go_on.set()
     await soon(lambda: len(front.handed) == 5, "both messages")
-    shares._invariants()
+    shares.check_invariants()
     assert sorted(bodies_of(front, "abc".index(last))) == [b"0", b"1", b"2"]
     assert front.handed[3:].count(("abc".index(last), first)) == 1
 

@@ -45,17 +45,17 @@ class Bench:
     def change(self, value: int) -> None:
         self.table.value = value
         self.saver.changed()
-        self.saver._invariants()
+        self.saver.check_invariants()
 
     def ask(self) -> None:
         self.saver.when_saved(self.told.append)
-        self.saver._invariants()
+        self.saver.check_invariants()
 
     async def stop(self) -> None:
         self.table.may_write.set()
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
-        self.saver._invariants()
+        self.saver.check_invariants()
 
 
 @pytest.fixture

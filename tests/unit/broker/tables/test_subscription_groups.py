@@ -25,8 +25,8 @@ def path(tmp_path: Path) -> Path:
 
 def groups_of(path: Path, **words: Any) -> SubscriptionGroups:
     groups = SubscriptionGroups(path, ManualClock(), **words)
-    groups._invariants()
-    groups.add_listener(lambda _: groups._invariants())
+    groups.check_invariants()
+    groups.add_listener(lambda _: groups.check_invariants())
     return groups
 
 
@@ -100,4 +100,4 @@ def test_a_masters_groups_replace_these_and_what_differs_is_told(path: Path) -> 
     groups.take(table)
     assert sorted(told) == ["changed", "gone", "new"]
     assert groups.encode() == others.encode()
-    groups._invariants()
+    groups.check_invariants()

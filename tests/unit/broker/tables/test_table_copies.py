@@ -95,6 +95,19 @@ def queue(queue_id: int) -> MessageQueue:
     return MessageQueue(broker_name="b", topic="T", queue_id=queue_id)
 
 
+def test_who_waits_until_members_know_a_change_waits_also_while_none_of_them_is_there(master: Member) -> None:
+    """Whether any has to be waited for is known to who sends them the tables."""
+    waiting: list[Callable[[bool], None]] = []
+    answers: list[bool] = []
+    master.copies.when_copied(answers.append)
+    assert answers == [True], "nobody ever follows this broker"
+    master.copies.copier = waiting.append
+    master.copies.when_copied(answers.append)
+    assert answers == [True]
+    waiting[0](False)
+    assert answers == [True, False]
+
+
 def test_a_snapshot_has_every_table(master: Member, follower: Member) -> None:
     master.topics.put(TopicConfig(topic_name="T", read_queue_nums=3, frozen_queues=(1,)))
     master.topics.deleted.add("gone", DeletedTopic(position=7, version=3))
@@ -170,7 +183,7 @@ def test_changes_of_large_tables_are_the_changed_keys_alone(master: Member, foll
     take_all(follower, iter(pieces))
     assert follower.offsets.encode() == master.offsets.encode()
     assert follower.locks.holder("g6", queue(0)) is None
-    follower.locks._invariants()
+    follower.locks.check_invariants()
 
 
 def test_a_changed_topic_comes_with_its_data_version(master: Member, follower: Member) -> None:
@@ -759,7 +772,7 @@ class ChangingTables(RuleBasedStateMachine):
     @invariant()
     def books_agree(self) -> None:
         for member in (self.master, *self.followers):
-            member.locks._invariants()
+            member.locks.check_invariants()
 
 
 class _Tables:

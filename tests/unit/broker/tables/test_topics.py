@@ -30,7 +30,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def topics(path: Path) -> TopicTable:
     table = TopicTable(path, ManualClock())
-    table.add_listener(lambda _: table._invariants())
+    table.add_listener(lambda _: table.check_invariants())
     for topic in system_topics(cluster="C", broker="b", template_queues=8, may_inherit=True):
         table.put(topic)
     return table
@@ -189,4 +189,4 @@ def test_a_masters_table_replaces_this_one_and_what_differs_is_told(path: Path) 
     table.take(TopicConfigTable(data_version=other.version, topic_config_table=dict(other._topics)))
     assert sorted(told) == ["changed", "gone", "new"]
     assert table.encode() == other.encode()
-    table._invariants()
+    table.check_invariants()

@@ -172,7 +172,7 @@ async def test_a_check_waits_for_the_disk_off_the_loop_and_once(
     may_go_on.set()
     await soon(lambda: bench.checks.checks_count == 1, "the question")
     assert bench.checks._reading == set()
-    bench.transactions._invariants()
+    bench.transactions.check_invariants()
 
 
 async def test_only_so_many_ends_are_remembered(bench: Bench) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
-from eventually import STOP_S
+from eventually import STOP_S, until
 from fake_broker import CLOSE, SILENT, FakeBroker, FakeRegistry
 
 from iotmq.client.consuming.push_consumer import PushConsumer
@@ -68,13 +68,6 @@ async def running(*brokers: FakeBroker):
     finally:
         for role in (*brokers, cluster.registry):
             await role.stop()
-
-
-async def until(condition, timeout_s: float = 30.0) -> None:
-    """Wait for something another task does; fails the test instead of hanging it."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - conditions of a fake have no event to wait for
-            await asyncio.sleep(0.002)
 
 
 def broker_with(count: int, queues: int = 1, name: str = "broker-a") -> FakeBroker:

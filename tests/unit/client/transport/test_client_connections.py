@@ -8,6 +8,7 @@ import re
 from contextlib import asynccontextmanager
 
 import pytest
+from eventually import until
 from fake_broker import SILENT, FakeBroker, FakeRegistry
 from manual_clock import ManualClock
 
@@ -55,12 +56,6 @@ async def started(*roles):
     finally:
         for role in roles:
             await role.stop()
-
-
-async def until(condition, timeout_s: float = 30.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - conditions of a fake have no event to wait for
-            await asyncio.sleep(0.002)
 
 
 async def test_of_too_many_addresses_the_one_known_longest_without_a_connection_is_forgotten() -> None:

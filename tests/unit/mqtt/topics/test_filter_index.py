@@ -126,12 +126,12 @@ def test_the_place_of_a_shape_is_used_again_when_its_last_filter_goes() -> None:
     index.remove("b/+")
     assert index.shape_count == 1
     again = index.add("+/+/#")
-    index._invariants()
+    index.check_invariants()
     assert index.match("x/c") == sorted((other, again))
     index.remove("+/c")
     index.remove("+/+/#")
     assert (index.shape_count, index.is_empty) == (0, True)
-    index._invariants()
+    index.check_invariants()
 
 
 def deep_filters(count: int, levels: int) -> list[str]:
@@ -170,7 +170,7 @@ def test_ten_thousand_filters_of_as_many_shapes_are_small_and_hold_nobody_up() -
     for name in names:
         index.remove(name)
     assert index.shape_count == 0
-    index._invariants()
+    index.check_invariants()
 
 
 def test_filters_that_are_paths_of_each_other_leave_one_by_one() -> None:
@@ -259,7 +259,7 @@ def test_the_cache_takes_no_more_bytes_than_it_may() -> None:
     for number in range(1_000):
         assert index.match(f"{number:0200}") == [0]
         assert index.cached_bytes <= 64 * 1024
-    index._invariants()
+    index.check_invariants()
     assert index.cached_bytes > 16 * 1024
 
 
@@ -280,7 +280,7 @@ def test_a_cached_topic_that_comes_to_match_too_much_leaves_the_cache() -> None:
     for number in range(128):
         known.append(index.add("/".join("a+"[number >> level & 1] for level in range(7))))
         assert index.match("/".join("a" * 7)) == sorted(known)
-        index._invariants()
+        index.check_invariants()
     assert index.cached_bytes <= 256
 
 

@@ -52,7 +52,7 @@ def test_full_by_bytes_at_their_maximum_and_not_one_below() -> None:
     cache = TopicCache(100, 1_000)
     cache._insert(b"a" * 500, 1, 100)
     cache._insert(b"b" * 300, 2, 100)
-    cache._invariants()
+    cache.check_invariants()
     assert cache.size_bytes == 1_000
     with pytest.raises(OverflowError):
         cache._insert(b"c", 3)
@@ -61,7 +61,7 @@ def test_full_by_bytes_at_their_maximum_and_not_one_below() -> None:
     cache._insert(b"a" * 500, 1, 100)
     with pytest.raises(OverflowError):
         cache._insert(b"b" * 300, 2, 101)
-    cache._invariants()
+    cache.check_invariants()
 
 
 def test_what_would_be_more_than_a_256th_is_not_worth_keeping() -> None:

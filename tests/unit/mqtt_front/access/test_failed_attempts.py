@@ -63,7 +63,7 @@ def test_a_user_who_was_right_from_an_address_is_counted_there_alone() -> None:
     failures.prove("192.0.2.1", "pump")
     for _ in range(2):
         failures.add("192.0.2.1", "valve", 0.0)
-        failures._invariants()
+        failures.check_invariants()
     assert failures.is_exceeded("192.0.2.1", "valve", 0.0)
     assert failures.is_exceeded("192.0.2.1", None, 0.0)
     assert not failures.is_exceeded("192.0.2.1", "pump", 0.0)
@@ -82,7 +82,7 @@ def test_users_who_were_right_are_bounded_and_the_oldest_goes(monkeypatch: pytes
     for user in ("a", "b", "c", "a"):
         failures.prove("192.0.2.1", user)
     failures.prove("192.0.2.1", "d")
-    failures._invariants()
+    failures.check_invariants()
     failures.add("192.0.2.1", None, 0.0)
     exceeded = [user for user in "abcd" if failures.is_exceeded("192.0.2.1", user, 0.0)]
     assert exceeded == ["b"]

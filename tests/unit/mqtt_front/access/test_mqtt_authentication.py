@@ -154,8 +154,7 @@ async def test_without_a_file_names_and_passwords_mean_nothing() -> None:
     front = MqttFront(config_from_table({"mqtt": {"listen_port": 0}}).mqtt, ScriptedGateway())
     await front.start()
     client = await RawClient.connect(front.port, "d", user_name="root", password=b"x")
-    assert front._parts is not None
-    (device,) = front._parts.sessions.devices()
+    (device,) = front.parts.sessions.devices()
     assert device.user is None, "nobody has proved it"
     client.close()
     await front.stop()
@@ -295,8 +294,7 @@ async def test_what_is_kept_of_devices_nobody_knows_yet_is_bounded(
 ) -> None:
     """Wills and the like of devices that may never prove anything, waiting for a thread or in an exchange."""
     async with running(path, threads=1) as site:
-        assert site.front._parts is not None
-        undecided = site.front._parts.authentication._undecided
+        undecided = site.front.parts.authentication._undecided
         will = Will("t", b"x" * 50_000, 0, False)
         client, scram = await site.dial(), ScramClient("pump", "pmup")
         client.send(scram_connect(scram, will=will._replace(properties=NO_PROPERTIES)))

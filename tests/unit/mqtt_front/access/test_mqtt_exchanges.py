@@ -95,8 +95,7 @@ async def test_a_client_that_does_not_answer_has_the_time_of_a_connect(site: Sit
     site.clock.advance(limits.MQTT_CONNECT_TIMEOUT_S + 1)
     assert (await answer(client))[:2] == (packets.CONNACK, 0x80)
     await soon(lambda: site.number("iotmq_mqtt_closed_total", reason="connect_timeout") == 1, "closed")
-    assert site.front._parts is not None
-    assert not site.front._parts.authentication._running
+    assert not site.front.parts.authentication._running
 
 
 async def test_what_is_no_auth_ends_the_exchange(site: Site) -> None:
@@ -106,9 +105,8 @@ async def test_what_is_no_auth_ends_the_exchange(site: Site) -> None:
     client.send(packets.PINGREQ_PACKET)
     assert (await answer(client))[:2] == (packets.CONNACK, 0x82)
     assert await client.rest() == b""
-    assert site.front._parts is not None
     await soon(lambda: site.number("iotmq_mqtt_connections") == 0, "gone")
-    assert not site.front._parts.authentication._running
+    assert not site.front.parts.authentication._running
 
 
 async def test_re_authentication_with_traffic_between_its_packets(site: Site) -> None:

@@ -27,21 +27,21 @@ def test_there_is_room_to_the_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     undecided = Undecided()
     monkeypatch.setattr(limits, "MQTT_UNDECIDED_BYTES_MAX", 2 * each)
     assert undecided.add(ONE, None)
-    undecided._invariants()
+    undecided.check_invariants()
     assert undecided.add(OTHER, None)
-    undecided._invariants()
+    undecided.check_invariants()
     assert len(undecided) == 2
     undecided.remove(OTHER)
-    undecided._invariants()
+    undecided.check_invariants()
     monkeypatch.setattr(limits, "MQTT_UNDECIDED_BYTES_MAX", 2 * each - 1)
     assert not undecided.add(OTHER, None)
-    undecided._invariants()
+    undecided.check_invariants()
     undecided.remove(OTHER)
-    undecided._invariants()
+    undecided.check_invariants()
     undecided.remove(ONE)
-    undecided._invariants()
+    undecided.check_invariants()
     undecided.remove(ONE)
-    undecided._invariants()
+    undecided.check_invariants()
     assert undecided.size == len(undecided) == 0
 
 

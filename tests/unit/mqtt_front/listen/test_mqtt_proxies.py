@@ -91,8 +91,7 @@ async def end_of(client: RawClient) -> bytes:
 
 
 def device_of(front: MqttFront, client_id: str = "d") -> Device:
-    assert front._parts is not None
-    (device,) = [device for device in front._parts.sessions.devices() if device.client_id == client_id]
+    (device,) = [device for device in front.parts.sessions.devices() if device.client_id == client_id]
     return device
 
 
@@ -262,7 +261,7 @@ async def test_a_log_line_about_bad_input_has_the_address_without_a_proxy_too(
         client = await RawClient.connect(front.port, "d")
         client.send(connect_packet("d"))
         assert await end_of(client) == b""
-        await soon(lambda: not list(front._parts.sessions.devices()), "it is over")  # type: ignore[union-attr]
+        await soon(lambda: not list(front.parts.sessions.devices()), "it is over")
     assert caplog.records[-1].__dict__["peer"] == "127.0.0.1"
 
 

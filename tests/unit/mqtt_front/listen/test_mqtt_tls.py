@@ -431,8 +431,7 @@ async def test_a_revocation_list_that_is_out_of_date_lets_nobody_in(files: Files
 
 
 def devices_of(front: MqttFront) -> list[Device]:
-    assert front._parts is not None
-    return list(front._parts.sessions.devices())
+    return list(front.parts.sessions.devices())
 
 
 @pytest.mark.parametrize(
@@ -627,8 +626,7 @@ async def test_the_stop_ends_what_has_not_arrived(files: Files) -> None:
 
 
 def arrivals_of(front: MqttFront) -> Handshakes:
-    assert front._parts is not None
-    return front._parts.listeners._handshakes["safe"]
+    return front.parts.listeners._handshakes["safe"]
 
 
 def replace(source: str, target: str) -> None:

@@ -52,8 +52,7 @@ async def answer(client: RawClient) -> tuple[int, int, str | None]:
 
 
 def drain_of(site: Site) -> Drain:
-    assert site.front._parts is not None
-    return site.front._parts.drain
+    return site.front.parts.drain
 
 
 def order(per_second: int = 1_000, server_reference: str = "", *, has_moved: bool = False) -> DrainOrder:

@@ -8,12 +8,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from fake_gateway import Front, receive
+from fake_gateway import Front, receive, split_output
 from mqtt_core import CollectingSink
 
+from iotmq.message.properties import encode_properties
+from iotmq.message.records.record import encode_record
+from iotmq.mqtt.codec import packets
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.sessions.durable import DurableEgress, DurableSession
-from iotmq.ports.sessions import OpenedSession, Refused, SessionProgress, SessionSubscription
+from iotmq.ports.sessions import (
+    OpenedSession,
+    QueueRead,
+    QueueRecords,
+    Refused,
+    SessionProgress,
+    SessionSubscription,
+)
 
 
 class SilentPort:
@@ -62,11 +72,11 @@ def test_sessions_of_one_filter_leave_it_in_any_order() -> None:
         session = sessions.pop(source.randrange(len(sessions)))
         if source.random() < 0.2:
             session.remove(["all/#"])
-            session._invariants()
+            session.check_invariants()
         session.end()
-        session._invariants()
+        session.check_invariants()
         for other in sessions:
-            other._invariants()
+            other.check_invariants()
         assert egress.queue_count == len(sessions) + bool(sessions)
 
 
@@ -111,6 +121,91 @@ def test_a_report_that_was_refused_says_again_that_no_packet_id_is_left() -> Non
     egress.tell_progress()
     (((change,), _),) = port.reports
     assert change.received is None
+
+
+class ReadPort(AnsweringPort):
+    """A broker whose queue has three messages of QoS 2."""
+
+    def read_queue(self, request: QueueRead, done: Callable[[QueueRecords], None]) -> None:
+        properties = encode_properties({"MQTT_TOPIC": "t", "MQTT_QOS": "2"})
+        records = [
+            encode_record(topic="mqtt", body=b"%d" % position, properties=properties, position=position)
+            for position in range(request.position, 3)
+        ]
+        done(QueueRecords(records, 3, True))
+
+
+class ReceivingDevice:
+    """A device with a kept session that was sent three messages of QoS 2, whose packet ids are 1 to 3."""
+
+    def __init__(self) -> None:
+        self.front, self.port = Front(CollectingSink()), ReadPort()
+        egress = DurableEgress(self.front.group, self.port, SilentPort())  # type: ignore[arg-type]
+        self._device, self._out = self.front.connect("d")
+        opened = OpenedSession(1, True, [SessionSubscription("t", 2, 7, 0, 0)], [], [])
+        self.session = egress.open(self._device, "d", opened)
+        self.session.start(opened)
+        self.front.loop.run()
+        self.answer(None)
+        assert [first >> 4 for first, _body in split_output(self._out.take())] == [packets.PUBLISH] * 3
+
+    def answer(self, *answers: Refused | None) -> None:
+        """Have the broker answer the reports that it was sent so far."""
+        reports, self.port.reports = self.port.reports, []
+        for (_changes, done), answer in zip(reports, answers, strict=True):
+            done(answer)
+        self.front.loop.run()
+        self.session.check_invariants()
+
+    def receive(self, *packet_ids: int) -> None:
+        """Send PUBREC, of which the broker is told in one report."""
+        for packet_id in packet_ids:
+            receive(self._device, packets.encode_acknowledgement(packets.PUBREC, packet_id))
+        self.front.loop.run()
+
+    def released(self) -> list[int]:
+        """Return the packet ids of the PUBREL packets since the last call."""
+        found = split_output(self._out.take())
+        assert all(first >> 4 == packets.PUBREL for first, _body in found)
+        return [int.from_bytes(body[:2]) for _first, body in found]
+
+
+GONE = Refused(14, "this broker is master no more")
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [(GONE, None, None), (GONE, GONE, None), (GONE, None, GONE), (GONE, GONE, GONE), (None, GONE, None)],
+)
+def test_pubrel_keeps_the_order_of_pubrec_when_reports_are_refused(answers: Sequence[Refused | None]) -> None:
+    """A master that goes refuses the reports under way, and the next one takes what is told again."""
+    device = ReceivingDevice()
+    for packet_id in (1, 2, 3):
+        device.receive(packet_id)
+    assert device.released() == []
+    device.answer(*answers)
+    released = device.released()
+    while device.front.loop.timers:
+        device.front.loop.fire()
+        device.answer(*(None for _ in device.port.reports))
+        released += device.released()
+    assert released == [1, 2, 3]
+
+
+def test_pubrel_that_waits_for_a_report_told_again_is_not_overtaken_by_a_later_one() -> None:
+    device = ReceivingDevice()
+    device.receive(1)
+    device.answer(GONE)
+    device.receive(2)
+    device.answer(GONE)
+    device.receive(3)
+    device.front.loop.fire()
+    while device.port.reports:
+        device.answer(*(None for _ in device.port.reports))
+    while device.front.loop.timers:
+        device.front.loop.fire()
+        device.answer(*(None for _ in device.port.reports))
+    assert device.released() == [1, 2, 3]
 
 
 class CountingPort(SilentPort):

@@ -62,7 +62,7 @@ class Bench:
         for device in self.devices:
             shares = device.shares
             assert isinstance(shares, SharedSession)
-            shares._invariants()
+            shares.check_invariants()
 
 
 def acknowledge(device: Device, *packet_ids: int) -> None:

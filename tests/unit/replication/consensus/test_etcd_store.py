@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 from certificates import make_certificate, make_root
 from eventually import soon
 from fake_etcd import FakeEtcd, FakeEtcdData
@@ -436,6 +437,33 @@ async def test_a_silent_watch_is_opened_again(
     task.cancel()
     # Silence is no reason to ask another node.
     assert other.requests == {}
+
+
+async def test_a_token_that_a_watch_has_given_up_meanwhile_is_replaced_all_the_same(
+    make: MakeStore, node: FakeEtcd, data: FakeEtcdData
+) -> None:
+    data.password = "secret"
+    store = make(node.url, user="iotmq", password="secret")
+    version = await store.create(b"one")
+    assert version is not None
+    data.tokens.clear()
+    answer, refused = node._answer, asyncio.Event()
+
+    async def late(request: web.Request) -> web.StreamResponse:
+        response = await answer(request)
+        if request.path == TRANSACTION and response.status == 401:
+            # The watch has its refusal before.
+            await refused.wait()
+        return response
+
+    node._handler = late
+    replacing = asyncio.create_task(store.replace(version, b"two"))
+    await soon(lambda: node.requests[TRANSACTION] == 2, "the change is asked for")
+    watching = asyncio.create_task(store.watch(lambda: None))
+    await soon(lambda: not store._nodes._token, "the watch has been refused")
+    refused.set()
+    assert await replacing is not None
+    watching.cancel()
 
 
 async def test_a_watch_with_a_refused_token_logs_in_again(

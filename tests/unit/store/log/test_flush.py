@@ -252,7 +252,7 @@ def test_start_after_a_failed_flush_writes_again_what_it_found(
     store = open_small(tmp_path, flush="sync", sync_file=disk.sync)
     flushed_position = put(store, "T", 0, b"safe").end_position
     wait_flushed(store)
-    store._checkpointer.write()
+    store.write_checkpoint()
     flushed = signal(store)
     disk.error = OSError(errno.EIO, "Input/output error")
     put(store, "T", 0, *(b"x" * 1500 for _ in range(4)))

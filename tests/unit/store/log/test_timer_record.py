@@ -12,11 +12,11 @@ from iotmq.store.log.timer_record import (
     DELAY_LEVELS_MAX,
     DUE_MS_MAX,
     USUAL_DELAYS_MS,
-    delivery_of,
     due_time,
     mark_of,
     name_hash,
     record_tags_code,
+    restored_message,
 )
 
 STORED_MS = 1_700_000_000_000
@@ -129,7 +129,7 @@ def test_a_delivery_is_what_the_slow_way_makes_of_it(
         reconsume_times=2,
         born_timestamp_ms=5,
     )
-    delivery = delivery_of(stored, has_own_time)
+    delivery = restored_message(stored, has_own_time)
     left = delivered_properties(properties, has_own_time=has_own_time)
     assert delivery.element == encode_batch([(body, left, 3)])
     assert (delivery.sys_flag, delivery.reconsume_times, delivery.born_timestamp_ms) == (1, 2, 5)
@@ -137,10 +137,10 @@ def test_a_delivery_is_what_the_slow_way_makes_of_it(
 
 def test_what_is_no_record_is_no_delivery() -> None:
     with pytest.raises(ValueError, match=r"\w"):
-        delivery_of(b"x" * 200, True)
+        restored_message(b"x" * 200, True)
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "2147483648", "9" * 30])
 def test_a_queue_that_is_no_number_is_none(text: str) -> None:
     stored = record(WHEEL, b"REAL_TOPIC\x01T\x02REAL_QID\x01" + text.encode())
-    assert delivery_of(stored, True).queue_id == -1
+    assert restored_message(stored, True).queue_id == -1

@@ -170,7 +170,7 @@ def test_a_search_by_time_touches_no_page_it_did_not_ask_for(tmp_path: Path) -> 
         elements = [(b"%05d" % number, b"", 0) for number in range(start, start + 1000)]
         store.append(queue, encode_batch(elements), born_timestamp_ms=1, born_host=BORN_HOST)
     wait_flushed(store)
-    store._checkpointer.write()
+    store.write_checkpoint()
     for segment in store._log.segment_list():
         if segment.allocated_bytes:
             Window(segment, 0, segment.allocated_bytes).drop()

@@ -43,7 +43,7 @@ def apply(queues: ConsumeQueue, position: int, topic: str, queue_id: int, *offse
             topic=topic, body=b"x", queue_id=queue_id, queue_offset=offset, position=position + len(data)
         )
     queues.apply(data, position, position + len(data))
-    queues._invariants()
+    queues.check_invariants()
     return position + len(data)
 
 

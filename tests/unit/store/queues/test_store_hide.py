@@ -144,7 +144,7 @@ def test_a_crash_right_after_queues_were_forgotten_costs_no_other_queue_its_offs
     put(store, "U", 0, b"last")
     wait_flushed(store)
     wait_allocated(store)
-    store._checkpointer.write()
+    store.write_checkpoint()
     store.delete_expired()
     assert store._trimmer.remover.wait_idle(20.0)
     store.retain()

@@ -56,7 +56,7 @@ def test_checkpoint_says_only_what_is_on_the_disk(tmp_path: Path) -> None:
     wait_flushed(store)
     clock.advance(1)
     put(store, "T", 0, b"y")
-    store._checkpointer.write()
+    store.write_checkpoint()
     assert read_checkpoint(tmp_path / "checkpoint") == Checkpoint(5000, 5000, 5000, flushed)
     assert store._queues.read_state() == (store.appended_position, 1, 2)
     store.close()
@@ -87,12 +87,12 @@ def test_after_a_failure_no_more_checkpoints_are_written(tmp_path: Path) -> None
     store = open_small(tmp_path, sync_file=sync_file)
     put(store, "T", 0, b"x")
     wait_flushed(store)
-    store._checkpointer.write()
+    store.write_checkpoint()
     before = read_checkpoint(tmp_path / "checkpoint")
     put(store, "T", 0, b"y")
     failing = True
     with pytest.raises(OSError, match="Input/output"):
-        store._checkpointer.write()
+        store.write_checkpoint()
     failing = False
     # Appends go on: only the next start pays.
     put(store, "T", 0, b"z")

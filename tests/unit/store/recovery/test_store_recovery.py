@@ -67,7 +67,7 @@ def test_crash_checks_from_the_checkpoint_on(directory: Path) -> None:
     store = open_small(directory)
     put_many(store, 20)
     wait_flushed(store)
-    store._checkpointer.write()
+    store.write_checkpoint()
     position = store.appended_position
     put_many(store, 20)
     directory = crash(store, directory)
@@ -87,7 +87,7 @@ def test_crash_far_into_a_file_checks_only_what_follows_the_checkpoint(
     store = open_small(directory, segment_bytes=1 << 20)
     put_many(store, 10)
     wait_flushed(store)
-    store._checkpointer.write()
+    store.write_checkpoint()
     position = store.appended_position
     put_many(store, 10)
     directory = crash(store, directory)
@@ -105,7 +105,7 @@ def test_a_file_that_ends_before_its_checkpoint_is_checked_from_its_start(
     store = open_small(directory, segment_bytes=1 << 20)
     positions = put_many(store, 10)
     wait_flushed(store)
-    store._checkpointer.write()
+    store.write_checkpoint()
     end = store.appended_position
     directory = crash(store, directory)
     log = directory / "commitlog" / segment_name(0)
@@ -243,7 +243,7 @@ def test_deleted_queues_are_rebuilt(directory: Path, was_clean: bool) -> None:
     store = open_small(directory)
     put_many(store, 30)
     wait_flushed(store)
-    store._checkpointer.write()
+    store.write_checkpoint()
     before = [bodies_of(store, "T", n) for n in range(2)]
     if was_clean:
         store.close()
@@ -263,7 +263,7 @@ def test_one_deleted_queue_is_noticed(directory: Path, was_clean: bool) -> None:
     store = open_small(directory)
     put_many(store, 30)
     wait_flushed(store)
-    store._checkpointer.write()
+    store.write_checkpoint()
     if was_clean:
         store.close()
     else:
@@ -292,7 +292,7 @@ def test_what_the_checkpoint_covers_is_not_given_out_again(directory: Path) -> N
     store = open_small(directory)
     positions = put_many(store, 10)
     wait_flushed(store)
-    store._checkpointer.write()
+    store.write_checkpoint()
     end = store.appended_position
     directory = crash(store, directory)
     for position in positions[7:]:
@@ -382,7 +382,7 @@ def test_entry_torn_in_its_position_is_not_taken_for_an_old_one(directory: Path,
     store = open_small(directory, **settings)
     put(store, "T", 0, *(b"%d" % n for n in range(40)))
     wait_flushed(store)
-    store._checkpointer.write()
+    store.write_checkpoint()
     put(store, "T", 0, *(b"%d" % n for n in range(40, 56)))
     last_position = put(store, "T", 0, b"x").start_position
     directory = crash(store, directory)

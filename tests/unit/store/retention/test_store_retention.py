@@ -350,7 +350,7 @@ def test_queues_rebuilt_from_a_trimmed_log_begin_with_fillers(keeper: Make) -> N
     for path in (k.directory / "consumequeue").glob("*/*/*"):
         path.unlink()
     (k.directory / "consumequeue" / ".applied").unlink()
-    k.store = k._open()
+    k.store = k.open_store()
     queue = k.store.queue("T", 0)
     assert (queue.min_offset, queue.max_offset) == (9, 12)
     data = (k.directory / "consumequeue" / "T" / "0" / segment_name(140)).read_bytes()
@@ -366,7 +366,7 @@ def test_crash_between_log_and_queue_files(keeper: Make) -> None:
     k.store.close()
     for number in range(6):
         (k.directory / "commitlog" / segment_name(number * 4096)).unlink()
-    k.store = k._open()
+    k.store = k.open_store()
     queue = k.store.queue("T", 0)
     assert (k.store.min_position, queue.min_offset) == (6 * 4096, 18)
     assert k.store.check() == []
@@ -380,7 +380,7 @@ def test_checkpoint_older_than_the_log(keeper: Make) -> None:
     k = keeper()
     k.fill(4)
     wait_flushed(k.store)
-    k.store._checkpointer.write()
+    k.store.write_checkpoint()
     k.fill(20)
     k.store.close()
     (k.directory / "abort").touch()
@@ -390,7 +390,7 @@ def test_checkpoint_older_than_the_log(keeper: Make) -> None:
     assert (k.directory / "consumequeue" / ".applied").read_bytes() != state
     for number in range(5):
         (k.directory / "commitlog" / segment_name(number * 4096)).unlink()
-    k.store = k._open()
+    k.store = k.open_store()
     queue = k.store.queue("T", 0)
     assert (queue.min_offset, queue.max_offset) == (15, 24)
     assert [r.queue_offset for r in records_of(k.store, "T", 0)] == list(range(15, 24))
@@ -671,7 +671,7 @@ def test_a_power_cut_in_one_queue_does_not_make_a_quiet_one_begin_again(keeper: 
     k.store._queues.write_state(state)
     second = k.directory / "consumequeue" / "T" / "0" / segment_name(14 * 20)
     second.write_bytes(bytes(7 * 20))
-    k.store = k._open()
+    k.store = k.open_store()
     assert k.store.queue("Quiet", 0).max_offset == 2
     assert k.store.queue("T", 0).max_offset == 32
     assert k.store.check() == []
@@ -761,10 +761,10 @@ def test_queues_with_a_time_to_live_are_known_after_a_restart(keeper: Make, is_c
     assert not k.store.queue("Plain", 0).may_expire
     if is_crash:
         wait_flushed(k.store)
-        k.store._checkpointer.write()
+        k.store.write_checkpoint()
         k.store.close()
         (k.directory / "abort").touch()
-        k.store = k._open()
+        k.store = k.open_store()
     else:
         k.restart()
     k.clock.advance(2)
@@ -785,7 +785,7 @@ def test_checkpoints_and_deletions_do_not_meet(keeper: Make) -> None:
     for _ in range(30):
         k.fill(6)
         k.clock.advance(4000)
-        syncing = threading.Thread(target=k.store._checkpointer.write)
+        syncing = threading.Thread(target=k.store.write_checkpoint)
         syncing.start()
         k.delete_expired()
         syncing.join(WAIT_S)

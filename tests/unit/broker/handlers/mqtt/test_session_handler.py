@@ -84,7 +84,7 @@ class Site:
 
     @property
     def handler(self) -> SessionHandler:
-        return self.bench.broker._mqtt.session_requests
+        return self.bench.broker.mqtt.session_requests
 
     @property
     def front_end_count(self) -> float:
@@ -359,12 +359,12 @@ async def test_a_front_end_that_comes_back_in_time_keeps_its_sessions(site: Site
     assert await site.claim(back, ["c", epoch, checksum, will], ["other", 1, 0, None]) == ["other"]
     site.bench.pass_time(OWNER_GRACE_S + 1)
     assert site.bench.broker.sessions.owner_of("c") == "one"
-    assert site.bench.broker.sessions._wills.sent_total == 0
+    assert site.bench.broker.sessions.wills.sent_total == 0
     site.bench.publish("a", b"now")
     assert back.take() == [[(queue_id, b"now")]]
     site.handler.connection_lost(back)  # type: ignore[arg-type]
     site.bench.pass_time(OWNER_GRACE_S + 1)
-    assert site.bench.broker.sessions._wills.sent_total == 1
+    assert site.bench.broker.sessions.wills.sent_total == 1
     late = await site.front_end()
     await turns()
     assert await site.claim(late, ["c", epoch, checksum, will]) == ["c"]

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from transaction_bench import Bench, FakeConnection, open_bench
+from fake_connection import FakeConnection
+from transaction_bench import Bench, open_bench
 
 from iotmq.broker.handlers.native import clients
 from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_connection import FakeConnection
 from manual_clock import ManualClock
 
 from iotmq import limits
@@ -53,15 +54,6 @@ LONG = {
     "flag": "7",
     "properties": "TAGS\x01TagA",
 }
-
-
-class FakeConnection:
-    def __init__(self, peer: tuple[str, int] = ("127.0.0.1", 5000)) -> None:
-        self.peer = peer
-        self.replies: list[Command] = []
-
-    def reply(self, response: Command) -> None:
-        self.replies.append(response)
 
 
 class Bench:

@@ -891,7 +891,7 @@ def test_killed_store_has_its_index_again(tmp_path: Path, was_checkpointed: bool
     for number in range(50):
         put(store, "T", 0, b"%d" % number, properties=keys(f"k{number % 7}"))
         if was_checkpointed and number == 20:
-            store._checkpointer.write()
+            store.write_checkpoint()
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     before = index_data(tmp_path / "a")
     store.close()
