@@ -87,6 +87,12 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.mqtt_front.sessions.durable_egress", ".pyx", []),
     ("iotmq.mqtt_front.sessions.durable", ".pyx", []),
     ("iotmq.mqtt_front.sessions.shared", ".pyx", []),
+    ("loadtest.swarm.histogram", ".pyx", []),
+    ("loadtest.swarm.sink", ".pyx", []),
+    ("loadtest.swarm.secure", ".pyx", []),
+    ("loadtest.swarm.connections", ".pyx", []),
+    ("loadtest.swarm.publishing", ".pyx", []),
+    ("loadtest.swarm.receiving", ".pyx", []),
     ("loadtest.swarm.engine", ".pyx", []),
 ]
 

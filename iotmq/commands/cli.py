@@ -15,6 +15,7 @@ import iotmq
 from iotmq.commands.admin.command import add_admin_command
 from iotmq.commands.command_parser import CommandParser
 from iotmq.commands.connection_options import add_connection_options, client_settings
+from iotmq.commands.loadtest import add_loadtest_command
 from iotmq.commands.mqtt.command import add_mqtt_commands
 from iotmq.commands.replication import add_replication_command
 from iotmq.commands.sessions import add_sessions_command
@@ -89,6 +90,7 @@ def parser() -> argparse.ArgumentParser:
     add_sessions_command(commands, add_registry_option=_add_registry_option, run=_run_admin)
     add_users_command(commands, add_config_options=_add_config_options, load=_load)
     add_replication_command(commands, add_config_options=_add_config_options, load=_load)
+    add_loadtest_command(commands)
     return top
 
 

@@ -2,25 +2,32 @@
 
 A ``Plan`` says who connects and what they send; a ``Swarm`` carries it out in phases (connect, publish,
 hold, close) and returns a ``Report``. Everything is bounded by time and by count. The command line is
-``python -m loadtest.swarm --help``; the machinery is ``loadtest.swarm.engine``.
+``iotmq loadtest --help``; the machinery is ``loadtest.swarm.engine``.
 """
 
 import errno
 import itertools
 import os
-import resource
 import socket
-import struct
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Any, Final
 
-from iotmq.mqtt.codec import packets
-from iotmq.mqtt.codec.packets import Connect, Will
-from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties
-from loadtest.swarm.engine import STAMP_BYTES, STAMP_MAGIC, TOPIC_DIGITS, Engine, Sink, read_stamp
+from loadtest.swarm.engine import STAMP_BYTES, TOPIC_DIGITS, Engine, Sink, read_stamp
+from loadtest.swarm.errors import SwarmError
+from loadtest.swarm.packets import (
+    connect_packet,
+    stamp,
+    subscribe_packet,
+    unsubscribe_packet,
+    upgrade_request,
+)
+from loadtest.swarm.plan import SHARED_PREFIX, Plan, check_plan
+from loadtest.swarm.room import check_room
+from loadtest.swarm.templates import Device, draw_sizes, fill, fill_payload, fill_topic
+from loadtest.swarm.tls import tls_contexts
 
 __all__ = [
     "STAMP_BYTES",
@@ -35,24 +42,6 @@ __all__ = [
     "subscribe_packet",
 ]
 
-# Room for the interpreter's own files beside the connections.
-SPARE_FILES: Final = 32
-MESSAGES_UNLIMITED: Final = 2**62
-# Past what an engine can do on any machine.
-RATE_MAX: Final = 10_000_000
-
-_NOT_NEGATIVE: Final = (
-    "rate_per_s",
-    "seconds",
-    "warmup_s",
-    "drain_timeout_s",
-    "payload_bytes",
-    "messages_max",
-)
-
-# [MQTT 5, 3.1.2.11.2]
-_SESSION_NEVER_EXPIRES: Final = Properties(session_expiry_s=0xFFFF_FFFF)
-
 # Counters that stay 0 with a correct server.
 VIOLATIONS: Final = (
     "acks_unknown",
@@ -62,76 +51,6 @@ VIOLATIONS: Final = (
     "misdelivered",
     "protocol_errors",
 )
-
-
-class SwarmError(Exception):
-    """The plan cannot be carried out here, or the server did not let the swarm in."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """Who connects and what they send.
-
-    ``{n}`` in a template is the connection's number, counted per kind from ``number_base``; in topics and
-    filters with seven digits when a publisher has several topics (``topics_per_publisher``).
-    Payloads of 24 bytes and more carry publisher, sequence and time, which subscribers check.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 1883
-    publishers: int = 0
-    subscribers: int = 0
-    idle: int = 0
-    topic: str = "devices/{n}/telemetry"
-    filter: str = "devices/+/telemetry"
-    client_id: str = "swarm-{kind}-{n}"
-    username: str | None = None
-    password: str | None = None
-    keep_alive_s: int = 60
-    is_v5: bool = False
-    """MQTT 5; else 3.1.1."""
-    publish_properties: bytes = b""
-    """Encoded properties of every message of MQTT 5 [MQTT 5, 3.3.2.3]."""
-    websocket_path: str = ""
-    """Where MQTT is in WebSockets, a frame for each packet or run of acknowledgements; empty: bare TCP."""
-    qos: int = 1
-    filter_qos: int | None = None
-    """QoS asked for by subscribers; that of the publishers when None."""
-    window: int = 100
-    """Messages a publisher may have unacknowledged (QoS 1)."""
-    lead_max: int = 0
-    """Messages a publisher may be ahead of the subscribers; 0: any number, with QoS 0 loss or not."""
-    keeps_sessions: bool = False
-    """Subscribers connect with clean session = 0, and subscribe only when they have no session."""
-    topics_per_publisher: int = 1
-    """Publisher p sends in turn to topics p x this to (p + 1) x this - 1; subscriber n gets topic n alone."""
-    will_topic: str | None = None
-    """Subscribers leave a will of QoS 1 there, stamped with their number as that of a publisher."""
-    fallback_ports: tuple[int, ...] = ()
-    """Where subscribers and idle connections go when they lost their connection, in turn with ``port``."""
-    return_after_s: float = 0.0
-    """How long they stay away before they do."""
-    payload_bytes: int = 100
-    rate_per_s: int = 0
-    """Messages due per second over all publishers, sent open-loop; 0 is as fast as windows allow."""
-    messages_max: int = MESSAGES_UNLIMITED
-    seconds: float = 5.0
-    warmup_s: float = 1.0
-    """Published like the rest and not measured."""
-    drain_timeout_s: float = 10.0
-    deliveries_per_message: int | None = None
-    """How many subscribers get each message, waited for at the end; None: 1 for a single subscriber."""
-    connect_rate_per_s: float = 2_000.0
-    connects_in_progress_max: int = 64
-    connect_timeout_s: float = 60.0
-    number_base: int = 0
-    """Added to every number, so that several processes can share the work."""
-    publishers_tracked: int | None = None
-    """Publishers whose sequences subscribers check: numbers below this; those of this plan when None."""
-    source_addresses: tuple[str, ...] = ()
-    """Local addresses to connect from in turn; each has about 28,000 ports."""
-    measures_acks: bool = False
-    """Time from stamp to PUBACK; always measured when paced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,28 +76,21 @@ class Report:
         return asdict(self)
 
 
-def _upgrade_request(plan: Plan) -> bytes:
-    """The request for a WebSocket; its key is anybody's [RFC 6455 section 1.3]."""
-    return (
-        f"GET {plan.websocket_path} HTTP/1.1\r\nHost: {plan.host}:{plan.port}\r\n"
-        "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
-        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Protocol: mqtt\r\n\r\n"
-    ).encode()
-
-
 class Swarm:
     """The connections of one plan. Usable as a context manager, which closes them."""
 
     def __init__(self, plan: Plan) -> None:
-        _check(plan)
+        check_plan(plan)
+        check_room(plan)
         self.plan = plan
         tracked = plan.publishers_tracked
+        sizes = draw_sizes(plan.payload_sizes) if plan.payload_sizes else []
         self.engine = Engine(
             _resolve(plan.host),
             plan.port,
             qos=plan.qos,
             window=plan.window,
-            payload=_filler(plan.payload_bytes),
+            payload=_filler(max(sizes, default=plan.payload_bytes)),
             keep_alive_s=plan.keep_alive_s,
             lead_max=plan.lead_max,
             measures_acks=plan.measures_acks or plan.rate_per_s > 0,
@@ -189,26 +101,57 @@ class Swarm:
             return_after_s=plan.return_after_s,
             source_addresses=plan.source_addresses,
             publish_properties=plan.publish_properties if plan.is_v5 else None,
-            upgrade=_upgrade_request(plan) if plan.websocket_path else b"",
+            upgrade=upgrade_request(plan.host, plan.port, plan.websocket_path)
+            if plan.websocket_path
+            else b"",
+            tls=tls_contexts(plan),
+            sizes=sizes,
+            answer_timeout_s=plan.answer_timeout_s,
+            returns=plan.reconnects or plan.leave_per_s > 0,
+            forgets=(plan.reconnects or plan.leave_per_s > 0) and not plan.keeps_sessions,
+            subscriber_base=plan.subscriber_base,
         )
-        filter_qos = plan.qos if plan.filter_qos is None else plan.filter_qos
+        self.engine.has_text_stamps = "%x" in plan.payload_template
         # Subscribers first: they are opened in this order and miss nothing.
-        for n, connect in self._numbered("sub", plan.subscribers):
-            self.engine.add_subscriber(
-                connect,
-                subscribe_packet(plan.filter.format(n=_in_topic(plan, n)), filter_qos, is_v5=plan.is_v5),
-            )
-        number_at = len(plan.topic.partition("{n}")[0].encode())
-        for n, connect in self._numbered("pub", plan.publishers):
-            topic = plan.topic.format(n=_in_topic(plan, n)).encode()
-            self.engine.add_publisher(connect, topic, number_at=number_at)
-        for _, connect in self._numbered("idle", plan.idle):
+        self._add_subscribers()
+        self._add_publishers()
+        for _, connect in self._devices("idle", plan.idle_base, plan.idle):
             self.engine.add_idle(connect)
 
     @staticmethod
     def check(plan: Plan) -> None:
         """Raise SwarmError for a plan that cannot be carried out here."""
-        _check(plan)
+        check_plan(plan)
+        check_room(plan)
+
+    def _add_subscribers(self) -> None:
+        plan = self.plan
+        filter_qos = plan.qos if plan.filter_qos is None else plan.filter_qos
+        for device, connect in self._devices("sub", plan.subscriber_base, plan.subscribers):
+            topic_filter = fill(plan.filter, device)
+            self.engine.add_subscriber(
+                connect,
+                subscribe_packet(topic_filter, filter_qos, is_v5=plan.is_v5),
+                unsubscribe=unsubscribe_packet(topic_filter, is_v5=plan.is_v5)
+                if plan.resubscribe_per_s
+                else b"",
+                group=topic_filter if topic_filter.startswith(SHARED_PREFIX) else "",
+            )
+
+    def _add_publishers(self) -> None:
+        plan = self.plan
+        before_number = plan.topic.replace("%i", "{n}").partition("{n}")[0]
+        for device, connect in self._devices("pub", plan.number_base, plan.publishers):
+            topic = fill_topic(plan.topic, device)
+            payload = fill_payload(plan.payload_template, device) if plan.payload_template else None
+            self.engine.add_publisher(
+                connect,
+                topic.text,
+                number_at=len(fill_topic(before_number, device).text),
+                payload=None if payload is None else payload.text,
+                topic_fields=topic.fields,
+                payload_fields=[] if payload is None else payload.fields,
+            )
 
     def __enter__(self) -> "Swarm":
         return self
@@ -238,12 +181,27 @@ class Swarm:
             )
         return time.monotonic() - began
 
+    def begin(self) -> None:
+        """Let publishers publish, and those leave and subscribe anew that are to."""
+        plan = self.plan
+        self.engine.change(
+            leave_per_s=plan.leave_per_s,
+            leaves_rudely=plan.leaves_rudely,
+            resubscribe_per_s=plan.resubscribe_per_s,
+        )
+        self.engine.start(
+            messages_max=plan.messages_max,
+            rate_per_s=plan.rate_per_s,
+            rate_from_per_s=plan.rate_from_per_s,
+            ramp_s=plan.ramp_s,
+        )
+
     def publish(self) -> Report:
         """Warms up, measures, stops and waits for what is outstanding."""
         plan, engine = self.plan, self.engine
         before = engine.counters_now()
         engine.measure()
-        engine.start(messages_max=plan.messages_max, rate_per_s=plan.rate_per_s)
+        self.begin()
         began_ns, cpu_began_ns, first = time.monotonic_ns(), time.thread_time_ns(), before
         is_over = plan.warmup_s > 0 and engine.run(plan.warmup_s)
         # A count that ends in the warm-up is measured from the beginning.
@@ -293,30 +251,37 @@ class Swarm:
         lost_before = self.engine.counters_now()["lost"]
         self.engine.run(seconds)
         lost = self.engine.counters_now()["lost"] - lost_before
-        if lost and not self.plan.fallback_ports:
+        if lost and not self.plan.fallback_ports and not self.plan.reconnects:
             raise SwarmError(f"{lost} connections were lost (last: {_reason(self.engine.last_error)})")
 
     def close(self) -> None:
         """Disconnects everybody."""
         self.engine.close()
 
-    def _numbered(self, kind: str, count: int) -> Iterator[tuple[int, bytes]]:
+    def _devices(self, kind: str, base: int | None, count: int) -> Iterator[tuple[Device, bytes]]:
+        """The devices of one kind, each with its CONNECT."""
         plan = self.plan
         is_subscriber = kind == "sub"
-        for n in range(plan.number_base, plan.number_base + count):
+        first = plan.number_base if base is None else base
+        for n in range(first, first + count):
+            nobody = Device(str(n), kind=kind)
+            username = None if plan.username is None else fill(plan.username, nobody)
+            client_id = fill(plan.client_id, nobody._replace(username=username or ""))
+            device = Device(_in_topic(plan, n), client_id, username or "", kind)
             will = None
             if is_subscriber and plan.will_topic is not None:
-                will = plan.will_topic.format(n=n), stamp(n, 0, 0)
+                will = fill(plan.will_topic, device._replace(number=str(n))), stamp(n, 0, 0)
             yield (
-                n,
+                device,
                 connect_packet(
-                    plan.client_id.format(kind=kind, n=n),
+                    client_id,
                     keep_alive_s=plan.keep_alive_s,
-                    username=plan.username,
+                    username=username,
                     password=plan.password,
                     is_clean=not (is_subscriber and plan.keeps_sessions),
                     will=will,
                     is_v5=plan.is_v5,
+                    session_expiry_s=plan.session_expiry_s,
                 ),
             )
 
@@ -344,43 +309,6 @@ class Swarm:
         return False
 
 
-def connect_packet(
-    client_id: str,
-    *,
-    keep_alive_s: int = 60,
-    username: str | None = None,
-    password: str | None = None,
-    is_clean: bool = True,
-    will: tuple[str, bytes] | None = None,
-    is_v5: bool = False,
-) -> bytes:
-    """A CONNECT of MQTT 3.1.1 or 5 [MQTT 3.1]; `will` is topic and payload of one with QoS 1.
-
-    With MQTT 5 a session that is not clean is kept for as long as the server likes.
-    """
-    packet = Connect(
-        client_id,
-        is_clean,
-        keep_alive_s,
-        None if will is None else Will(*will, qos=1, retain=False),
-        username,
-        None if password is None else password.encode(),
-        packets.PROTOCOL_LEVEL_5 if is_v5 else packets.PROTOCOL_LEVEL_3_1_1,
-        NO_PROPERTIES if is_clean else _SESSION_NEVER_EXPIRES,
-    )
-    return packets.encode_connect(packet)
-
-
-def subscribe_packet(topic_filter: str, qos: int, *, packet_id: int = 1, is_v5: bool = False) -> bytes:
-    """A SUBSCRIBE of MQTT 3.1.1 or 5 with one filter [MQTT 3.8]."""
-    return packets.encode_subscribe(packet_id, [(topic_filter, qos)], NO_PROPERTIES if is_v5 else None)
-
-
-def stamp(publisher: int, sequence: int, time_ns: int) -> bytes:
-    """The beginning of a payload that subscribers follow; `read_stamp` is the way back."""
-    return struct.pack(">IIQQ", STAMP_MAGIC, publisher, sequence, time_ns)
-
-
 def _in_topic(plan: Plan, number: int) -> str:
     """A number as topics have it."""
     return f"{number:0{TOPIC_DIGITS}d}" if plan.topics_per_publisher > 1 else str(number)
@@ -402,33 +330,3 @@ def _reason(number: int) -> str:
     if number == 0:
         return "closed by the server"
     return f"{errno.errorcode.get(number, number)}, {os.strerror(number)}"
-
-
-def _check(plan: Plan) -> None:
-    for name in _NOT_NEGATIVE:
-        if getattr(plan, name) < 0:
-            raise SwarmError(f"{name} is {getattr(plan, name)}, and may not be negative")
-    if plan.rate_per_s > RATE_MAX:
-        raise SwarmError(f"rate_per_s is {plan.rate_per_s}: one swarm sends {RATE_MAX} a second at most")
-    if not 0 < plan.connect_rate_per_s <= RATE_MAX:
-        raise SwarmError(f"connect_rate_per_s is {plan.connect_rate_per_s}, and must be in 1..{RATE_MAX}")
-    connections = plan.publishers + plan.subscribers + plan.idle
-    if connections < 1 or min(plan.publishers, plan.subscribers, plan.idle, plan.number_base) < 0:
-        raise SwarmError("a plan needs at least one connection and no negative count")
-    files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if connections + SPARE_FILES > files_max:
-        raise SwarmError(
-            f"{connections} connections need {connections + SPARE_FILES} open files, "
-            f"and {files_max} is the limit: "
-            "raise it (ulimit -n) or share the work among processes with number_base"
-        )
-    if plan.lead_max and (plan.subscribers < 1 or plan.payload_bytes < STAMP_BYTES):
-        raise SwarmError(f"a lead needs subscribers and payloads of {STAMP_BYTES} bytes or more")
-    if plan.topics_per_publisher > 1 and plan.publishers and "{n}" not in plan.topic:
-        raise SwarmError("several topics to a publisher need a topic with {n} in it")
-    if plan.topics_per_publisher > 1 and plan.payload_bytes < STAMP_BYTES:
-        raise SwarmError(f"several topics to a publisher need payloads of {STAMP_BYTES} bytes or more")
-    if plan.rate_per_s and not plan.publishers:
-        raise SwarmError("a rate needs publishers")
-    if not 0 <= plan.keep_alive_s <= 65_535:
-        raise SwarmError(f"keep-alive is 0..65535 s, not {plan.keep_alive_s}")

@@ -1,4 +1,4 @@
-"""Command line of the swarm: ``publish``, ``hold``, ``driven``, ``sink`` and ``calibrate``.
+"""The swarm as benchmarks start it; people have `iotmq loadtest`.
 
 Results are JSON on standard output, one object a line; progress and errors go to standard error.
 """
@@ -7,16 +7,15 @@ import argparse
 import json
 import os
 import select
-import signal
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, get_args, get_origin
 
-from loadtest.swarm import Plan, Report, Sink, Swarm, SwarmError, driven
+from loadtest.swarm import Plan, Report, Swarm, SwarmError, driven
+from loadtest.swarm.own_speed import calibrate as measure_own_speed
+from loadtest.swarm.own_speed import serve_sink
 
 _FIELDS = {field.name: field for field in fields(Plan)}
 # Option -> the field of a plan that it sets, which gives type and default, and what argparse is told beside.
@@ -34,10 +33,10 @@ _PLAN_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
         {"nargs": "?", "const": "/mqtt", "metavar": "PATH", "help": "in WebSockets; without PATH at /mqtt"},
     ),
     "--keep-alive": ("keep_alive_s", {"metavar": "SECONDS"}),
-    "--qos": ("qos", {"choices": (0, 1)}),
+    "--qos": ("qos", {"choices": (0, 1, 2)}),
     "--filter-qos": (
         "filter_qos",
-        {"choices": (0, 1), "help": "QoS of subscribers; that of --qos by default"},
+        {"choices": (0, 1, 2), "help": "QoS of subscribers; that of --qos by default"},
     ),
     "--window": ("window", {"help": "unacknowledged messages a publisher may have"}),
     "--lead": ("lead_max", {"help": "messages ahead of the subscribers; 0: any"}),
@@ -134,63 +133,17 @@ def _held(swarm: Swarm) -> dict[str, Any]:
 
 def sink(options: argparse.Namespace) -> int:
     """A server that acknowledges and discards; prints its port and ends with SIGTERM, SIGINT or the time."""
-    server = Sink(options.port, relay=options.relay)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: server.stop())
-    _print({"state": "ready", "port": server.port})
-    timer = threading.Timer(options.seconds, server.stop)
-    timer.daemon = True
-    timer.start()
-    server.run()
-    _print({"state": "over", "connects": server.connects, "messages": server.messages})
-    return 0
+    return serve_sink(port=options.port, has_relay=options.relay, seconds=options.seconds, core=options.core)
 
 
 def calibrate(options: argparse.Namespace) -> int:
-    """How fast the engine is by itself: full load against the sink in a process of its own.
-
-    ``engine_limit_per_s`` is messages for each second of the engine's processor time: what it could do were
-    the other side infinitely fast.
-    """
-    scenarios: list[tuple[str, dict[str, Any]]] = [
-        ("qos1_window100", {"publishers": 100, "qos": 1, "window": 100}),
-        ("qos1_window1", {"publishers": 100, "qos": 1, "window": 1}),
-        ("qos0", {"publishers": 100, "qos": 0}),
-        ("qos0_to_one_subscriber", {"publishers": 100, "subscribers": 1, "qos": 0}),
-        ("qos1_to_one_subscriber", {"publishers": 100, "subscribers": 1, "qos": 1, "window": 100}),
-    ]
-    for name, kinds in scenarios:
-        command = [sys.executable, "-m", "loadtest.swarm", "sink", "--seconds", "600"]
-        if options.sink_core is not None:
-            command += ["--core", str(options.sink_core)]
-        if "subscribers" in kinds:
-            command.append("--relay")
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        try:
-            assert process.stdout is not None
-            port = json.loads(process.stdout.readline())["port"]
-            plan = Plan(
-                port=port, payload_bytes=options.payload_bytes, seconds=options.seconds, warmup_s=0.5, **kinds
-            )
-            with Swarm(plan) as swarm:
-                swarm.connect()
-                report = swarm.publish()
-        finally:
-            process.terminate()
-            process.communicate(timeout=10)
-        rate = report.published_per_s if plan.qos == 0 else report.acknowledged_per_s
-        if plan.subscribers:
-            rate = report.delivered_per_s
-        _print(
-            {
-                "scenario": name,
-                "messages_per_s": round(rate),
-                "engine_cpu_share": round(report.engine_cpu_share, 3),
-                "engine_limit_per_s": round(rate / report.engine_cpu_share) if report.engine_cpu_share else 0,
-                "violations": report.violations,
-            }
-        )
-    return 0
+    """How fast the engine is by itself: full load against the sink in a process of its own."""
+    return measure_own_speed(
+        payload_bytes=options.payload_bytes,
+        seconds=options.seconds,
+        core=options.core,
+        sink_core=options.sink_core,
+    )
 
 
 def _plan(options: argparse.Namespace) -> Plan:

@@ -28,7 +28,7 @@ from iotmq.spelling import did_you_mean
 from loadtest.swarm import Plan, Swarm, SwarmError
 
 if TYPE_CHECKING:
-    from loadtest.swarm.engine import Histogram
+    from loadtest.swarm.histogram import Counts
 
 REPORT_S: Final = 0.25
 _PLAN_BYTES_MAX: Final = 1024 * 1024
@@ -84,7 +84,7 @@ class _Driver:
         self._swarm = swarm
         self._engine = swarm.engine
         self._plan = swarm.plan
-        self._told: dict[str, Histogram] = {}
+        self._told: dict[str, Counts] = {}
         # Connections that had no answer when the time for it was up.
         self._overdue_count = 0
 
@@ -141,7 +141,7 @@ class _Driver:
 
     def _report(self, state: str) -> None:
         engine = self._engine
-        now = engine.histograms()
+        now = {name: histogram.counts() for name, histogram in engine.histograms().items()}
         _print(
             {
                 "state": state,
@@ -157,7 +157,7 @@ class _Driver:
         self._told = now
 
 
-def _since(now: Histogram, before: Histogram | None) -> Histogram:
+def _since(now: Counts, before: Counts | None) -> Counts:
     """Return what a histogram has got since then; the largest value is that of all time."""
     if before is None:
         return now

@@ -217,6 +217,7 @@ class PageRun:
             pub | sub | rr) set -- "$@" {mqtt} ;;
             produce | consume | admin | sessions) set -- "$@" --registry {self._registry} ;;
             store) set -- "$@" {files} ;;
+            loadtest) [ "$2" != run ] || set -- "$@" --port {self._gateway.ports["mqtt"]} ;;
         esac
         exec {shlex.quote(sys.executable)} -m iotmq "$@"
         """

@@ -336,6 +336,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "sessions",
         "users",
         "replication",
+        "loadtest",
         "mqtt_worker",
         "command_parser",
         "cli",

@@ -82,7 +82,7 @@ def test_limits_hold_at_and_past_them() -> None:
         {"window": 0},
         {"window": WINDOW_MAX + 1},
         {"payload": b"x" * (PAYLOAD_BYTES_MAX + 1)},
-        {"qos": 2},
+        {"qos": 3},
         {"lead_max": -1},
         {"lead_max": 1, "topics_per_publisher": 2},
         {"topics_per_publisher": 0},

@@ -1,0 +1,434 @@
+"""The words of `iotmq loadtest`: a load on any MQTT broker, and the pages that show what it did."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args, get_origin, get_type_hints
+
+from iotmq.errors import ConfigError
+from iotmq.spelling import did_you_mean
+
+if TYPE_CHECKING:
+    from loadtest.runs.load_run import Options, Progress
+    from loadtest.swarm.plan import Plan
+
+_OK: Final = 0
+_FAILED: Final = 1
+_SOURCES_MAX: Final = 254
+
+
+class _Word(NamedTuple):
+    """Describe an option that sets a field of a plan."""
+
+    name: str
+    help: str
+    metavar: str = "N"
+    kind: type = int
+    """`bool` for a switch, `list` for an option that may be repeated."""
+
+
+# The options by what they are about.
+_WORDS: Final[dict[str, dict[str, _Word]]] = {
+    "server": {
+        "--host": _Word("host", "name or IPv4 address (127.0.0.1)", "HOST", kind=str),
+        "--port": _Word("port", "port (1883)", "PORT"),
+        "--mqtt5": _Word("is_v5", "MQTT 5 in the place of 3.1.1", kind=bool),
+        "--websocket": _Word("websocket_path", "in WebSockets, at this path", "PATH", kind=str),
+        "--tls": _Word("tls", "TLS; with --websocket this is wss", kind=bool),
+        "--ca": _Word(
+            "tls_ca", "certificates that the server's is signed by (the system's)", "FILE", kind=str
+        ),
+        "--server-name": _Word(
+            "tls_server_name", "name in the server's certificate (the host)", "NAME", kind=str
+        ),
+        "--insecure": _Word("tls_insecure", "take any certificate", kind=bool),
+        "--certificate": _Word(
+            "tls_certificates",
+            "client certificate with its key; connections use several in turn",
+            "FILE[,KEYFILE]",
+            kind=list,
+        ),
+        "--source-address": _Word(
+            "source_addresses",
+            "local address to connect from, or FIRST-LAST; each has about 28,000 ports",
+            "ADDRESS",
+            kind=list,
+        ),
+    },
+    "devices": {
+        "--publishers": _Word("publishers", "connections that publish (0)"),
+        "--subscribers": _Word("subscribers", "connections that subscribe (0)"),
+        "--idle": _Word("idle", "connections that only stay (0)"),
+        "--client-id": _Word("client_id", "client ids (swarm-{kind}-{n})", "TEMPLATE", kind=str),
+        "--username": _Word("username", "user names", "TEMPLATE", kind=str),
+        "--password": _Word(
+            "password", "password; better in the variable IOTMQ_LOADTEST_PASSWORD", "TEXT", kind=str
+        ),
+        "--keep-alive": _Word("keep_alive_s", "keep-alive (60)", "SECONDS"),
+        "--keep-sessions": _Word(
+            "keeps_sessions", "subscribers have sessions that outlive their connections", kind=bool
+        ),
+        "--session-expiry": _Word("session_expiry_s", "how long they do (MQTT 5)", "SECONDS"),
+        "--will-topic": _Word("will_topic", "subscribers leave a will there", "TEMPLATE", kind=str),
+        "--number-base": _Word("number_base", "number of the first device of a kind (0)"),
+    },
+    "connecting": {
+        "--connect-rate": _Word("connect_rate_per_s", "connections opened per second (2000)", kind=float),
+        "--connects-in-progress": _Word("connects_in_progress_max", "connections being opened at once (64)"),
+        "--connect-timeout": _Word(
+            "connect_timeout_s", "how long connecting may take in all (60)", "SECONDS", kind=float
+        ),
+        "--answer-timeout": _Word(
+            "answer_timeout_s", "give up a connection after so long (30)", "SECONDS", kind=float
+        ),
+        "--reconnect": _Word("reconnects", "who loses the connection connects again", kind=bool),
+        "--return-after": _Word("return_after_s", "after this time (0)", "SECONDS", kind=float),
+        "--leave-rate": _Word(
+            "leave_per_s", "subscribers and idle ones that leave and return, per second (0)", kind=float
+        ),
+        "--leave-rudely": _Word(
+            "leaves_rudely", "they close without DISCONNECT, so that wills are published", kind=bool
+        ),
+        "--resubscribe-rate": _Word(
+            "resubscribe_per_s",
+            "subscribers that unsubscribe and subscribe again, per second (0)",
+            kind=float,
+        ),
+    },
+    "messages": {
+        "--topic": _Word("topic", "topic of publishers (devices/{n}/telemetry)", "TEMPLATE", kind=str),
+        "--topics-per-publisher": _Word("topics_per_publisher", "each publishes to so many, in turn (1)"),
+        "--filter": _Word(
+            "filter",
+            "filter of subscribers (devices/+/telemetry); $share/GROUP/... is shared",
+            "TEMPLATE",
+            kind=str,
+        ),
+        "--qos": _Word("qos", "QoS of messages (1)", "{0,1,2}"),
+        "--filter-qos": _Word("filter_qos", "QoS of subscriptions (that of messages)", "{0,1,2}"),
+        "--window": _Word("window", "messages of a publisher that may be unacknowledged (100)"),
+        "--rate": _Word(
+            "rate_per_s", "messages/s of all publishers, at planned times (0: as fast as they can)"
+        ),
+        "--rate-from": _Word("rate_from_per_s", "messages/s at the beginning of a ramp (0)"),
+        "--ramp": _Word("ramp_s", "how long the rate takes to become --rate (0)", "SECONDS", kind=float),
+        "--messages": _Word("messages_max", "messages in all (any number)"),
+        "--payload-bytes": _Word("payload_bytes", "bytes of a payload (100)"),
+        "--payload-sizes": _Word(
+            "payload_sizes", "LOW-HIGH, or BYTES:WEIGHT,BYTES:WEIGHT", "SIZES", kind=str
+        ),
+        "--payload": _Word(
+            "payload_template", "text of payloads, e.g. JSON with %%s, %%t and %%x", "TEMPLATE", kind=str
+        ),
+        "--deliveries-per-message": _Word(
+            "deliveries_per_message", "subscribers that get each message, when topic and filter do not tell"
+        ),
+    },
+    "time": {
+        "--warmup": _Word("warmup_s", "published and not measured (1)", "SECONDS", kind=float),
+        "--seconds": _Word("seconds", "measured (5)", "SECONDS", kind=float),
+        "--drain-timeout": _Word(
+            "drain_timeout_s", "how long to wait for what is on its way (10)", "SECONDS", kind=float
+        ),
+    },
+}
+
+
+def add_loadtest_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `loadtest` with its actions."""
+    command = commands.add_parser(
+        "loadtest",
+        help="put a load on an MQTT broker, and show what it did",
+        description="Put a load on any MQTT broker: thousands of devices in a few processes.",
+    )
+    actions = command.add_subparsers(title="actions", metavar="ACTION", required=True)
+    _add_run(actions)
+    report = actions.add_parser(
+        "report",
+        help="write the page of a result, or of two side by side",
+        description="Write one HTML page that shows a result of `run --json`, or compares two.",
+    )
+    report.add_argument("results", nargs="+", type=Path, metavar="RESULT.json")
+    report.add_argument("--output", type=Path, default=Path("loadtest.html"), metavar="FILE.html",
+                        help="where to (loadtest.html)")  # fmt: skip
+    report.set_defaults(command=_report)
+    _add_own_speed(actions)
+
+
+def _add_run(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    run = actions.add_parser(
+        "run",
+        help="connect devices, publish, and say what happened",
+        description="Connect devices, publish, and say what happened. Templates: %i or {n} is the number of "
+        "a device, %c its client id, %u its user name, {kind} pub, sub or idle; in topics %s is the number "
+        "of the message; in payloads %s too, %t the time in milliseconds, and %x the stamp that subscribers "
+        "check. "
+        "Exit codes: 0 all is well, 1 something was lost, refused or too slow, 2 it could not be done.",
+    )
+    run.add_argument("--plan", type=Path, metavar="FILE.toml",
+                     help="take settings from this file; options win")  # fmt: skip
+    run.add_argument("--name", default="load test", help="what reports call it (load test)")
+    run.add_argument(
+        "--processes", type=int, default=1, metavar="N", help="processes that share the work (1)"
+    )
+    run.add_argument("--core", type=int, action="append", default=[], metavar="N",
+                     help="pin the processes to this processor core; may be repeated")  # fmt: skip
+    run.add_argument("--server-pid", type=int, metavar="PID",
+                     help="measure this process and its children, too")  # fmt: skip
+    run.add_argument("--p99-ms", type=float, metavar="MILLISECONDS", help="a longer p99 is a failure")
+    run.add_argument("--prometheus", type=int, metavar="PORT",
+                     help="serve /metrics on 127.0.0.1 meanwhile; 0 takes a free port")  # fmt: skip
+    run.add_argument("--json", dest="json_file", type=Path, metavar="FILE.json",
+                     help="write the result there; - prints it")  # fmt: skip
+    run.add_argument("--html", dest="html_file", type=Path, metavar="FILE.html", help="write a page there")
+    run.add_argument("--quiet", action="store_true", help="print no progress")
+    for title, words in _WORDS.items():
+        group = run.add_argument_group(title)
+        for option, word in words.items():
+            _add_word(group, option, word)
+    run.set_defaults(command=_run)
+
+
+def _add_word(group: argparse._ArgumentGroup, option: str, word: _Word) -> None:
+    """Add an option that is absent from the namespace when it is not given."""
+    how: dict[str, Any] = {"metavar": word.metavar, "type": word.kind}
+    if word.kind is bool:
+        how = {"action": "store_true"}
+    elif word.kind is list:
+        how = {"action": "append", "metavar": word.metavar}
+    group.add_argument(option, dest=word.name, help=word.help, default=argparse.SUPPRESS, **how)
+
+
+def _types() -> dict[str, Any]:
+    """The types of a plan's fields."""
+    from loadtest.swarm.plan import Plan
+
+    return get_type_hints(Plan)
+
+
+def _plain_type(kind: Any) -> type:
+    """The type of a value that may be None, or of the items of a tuple."""
+    plain: type = next((each for each in get_args(kind) if each not in (type(None), ...)), kind)
+    return plain
+
+
+def _add_own_speed(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    sink = actions.add_parser("sink", help="a server that acknowledges and discards, for trying a load")
+    sink.add_argument("--port", type=int, default=0, metavar="PORT", help="0 takes a free one (0)")
+    sink.add_argument("--relay", action="store_true", help="hand every message to every subscriber")
+    sink.add_argument("--seconds", type=float, default=3_600.0, metavar="SECONDS", help="ends then (3600)")
+    sink.add_argument("--core", type=int, metavar="N", help="pin to this processor core")
+    sink.set_defaults(command=_sink)
+    calibrate = actions.add_parser(
+        "calibrate", help="how fast the load generator itself is, against the sink"
+    )
+    calibrate.add_argument("--core", type=int, metavar="N", help="pin to this processor core")
+    calibrate.add_argument("--sink-core", type=int, metavar="N", help="pin the sink to this one")
+    calibrate.add_argument(
+        "--payload-bytes", type=int, default=100, metavar="N", help="bytes of a payload (100)"
+    )
+    calibrate.add_argument("--seconds", type=float, default=2.0, metavar="SECONDS", help="of each load (2)")
+    calibrate.set_defaults(command=_calibrate)
+
+
+def _sink(options: argparse.Namespace) -> int:
+    from loadtest.swarm.own_speed import serve_sink
+
+    return serve_sink(port=options.port, has_relay=options.relay, seconds=options.seconds, core=options.core)
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    from loadtest.swarm.own_speed import calibrate
+
+    return calibrate(
+        payload_bytes=options.payload_bytes,
+        seconds=options.seconds,
+        core=options.core,
+        sink_core=options.sink_core,
+    )
+
+
+# Running ------------------------------------------------------------------------------------------------
+
+
+def _run(options: argparse.Namespace) -> int:
+    from loadtest.reports.page import report_page
+    from loadtest.runs.live_metrics import LiveMetrics
+    from loadtest.runs.load_run import LoadRun, Options
+    from loadtest.runs.result import write_result
+    from loadtest.swarm.errors import SwarmError
+
+    metrics: LiveMetrics | None = None
+
+    def watch(progress: Progress) -> None:
+        if metrics is not None:
+            metrics.show(progress)
+        if not options.quiet:
+            print(_progress_line(progress), file=sys.stderr)
+
+    try:
+        run = LoadRun(_plan(options), _options(options, Options), watch=watch)
+        if options.prometheus is not None:
+            metrics = LiveMetrics(options.prometheus)
+            print(f"metrics: http://127.0.0.1:{metrics.port}/metrics", file=sys.stderr)
+        before = signal.signal(signal.SIGINT, lambda *_: run.stop())
+        try:
+            result = run.run()
+        finally:
+            signal.signal(signal.SIGINT, before)
+            if metrics is not None:
+                metrics.close()
+    except SwarmError as error:
+        raise ConfigError(str(error)) from error
+    if options.html_file is not None:
+        options.html_file.write_text(report_page([result]))
+    if options.json_file is not None and str(options.json_file) == "-":
+        print(json.dumps(result))
+    else:
+        _show(result)
+        if options.json_file is not None:
+            write_result(result, options.json_file)
+    return _FAILED if result["verdict"] else _OK
+
+
+def _plan(options: argparse.Namespace) -> Plan:
+    """The plan of a file, and of the options that were given."""
+    from loadtest.swarm.plan import Plan
+
+    types = _types()
+    given: dict[str, Any] = {"answer_timeout_s": 30.0}
+    if options.plan is not None:
+        given |= _plan_file(options.plan, types)
+    given |= {
+        field.name: getattr(options, field.name) for field in fields(Plan) if hasattr(options, field.name)
+    }
+    if "password" not in given and "IOTMQ_LOADTEST_PASSWORD" in os.environ:
+        given["password"] = os.environ["IOTMQ_LOADTEST_PASSWORD"]
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    given["source_addresses"] = _addresses(given.get("source_addresses", ()))
+    return Plan(**given)
+
+
+def _plan_file(path: Path, types: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a file, each of its type. ConfigError names one that is not."""
+    try:
+        given = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is no TOML: {error}") from error
+    for name, value in given.items():
+        if name not in types:
+            raise ConfigError(
+                f"{path}: a plan has no {name!r}{did_you_mean(name, {each: each for each in types})}"
+            )
+        plain = _plain_type(types[name])
+        values = value if isinstance(value, list) and get_origin(types[name]) is tuple else [value]
+        for each in values:
+            is_number = plain is float and isinstance(each, int) and not isinstance(each, bool)
+            if type(each) is not plain and not is_number:
+                raise ConfigError(f"{path}: {name} is {plain.__name__}, not {each!r}")
+    return given
+
+
+def _addresses(given: tuple[str, ...]) -> tuple[str, ...]:
+    """Addresses, with FIRST-LAST spelled out. ConfigError for others."""
+    import ipaddress
+
+    addresses: list[str] = []
+    for text in given:
+        first, _, last = text.partition("-")
+        try:
+            low, high = ipaddress.IPv4Address(first), ipaddress.IPv4Address(last or first)
+        except ValueError as error:
+            raise ConfigError(f"source address {text!r}: {error}") from error
+        if not 0 <= int(high) - int(low) < _SOURCES_MAX:
+            raise ConfigError(
+                f"source address {text!r} is not FIRST-LAST with at most {_SOURCES_MAX} of them"
+            )
+        addresses += [str(low + i) for i in range(int(high) - int(low) + 1)]
+    return tuple(addresses)
+
+
+def _options(options: argparse.Namespace, kind: type[Options]) -> Options:
+    return kind(
+        name=options.name,
+        processes=options.processes,
+        cores=tuple(options.core),
+        server_pid=options.server_pid,
+        p99_ms_max=options.p99_ms,
+    )
+
+
+# Telling ------------------------------------------------------------------------------------------------
+
+
+def _progress_line(progress: Progress) -> str:
+    """One line a second."""
+    counters, latencies = progress.counters, progress.tick["latencies"]
+    times = latencies.get("delivery") or latencies.get("acknowledgement")
+    words = [
+        f"{progress.tick['at_s']:6.1f} s {progress.phase:8}",
+        f"{counters.get('ready', 0):,} connected",
+        f"{counters.get('published', 0):,} published",
+        f"{counters.get('delivered', 0):,} delivered",
+    ]
+    if times:
+        words.append(f"p99 {times['p99_ns'] / 1e6:.2f} ms")
+    if lost := counters.get("lost", 0) + counters.get("failed", 0):
+        words.append(f"{lost:,} lost or failed")
+    return ", ".join(words)
+
+
+def _show(result: dict[str, Any]) -> None:
+    """The result in a few lines."""
+    connect, rates = result["connect"], result["rates"]
+    print(f"connections: {connect['ready']:,} of {connect['wanted']:,} in {connect['seconds']:.2f} s")
+    if result["counters"].get("published"):
+        print(
+            f"published {rates['published_per_s']:,.0f}/s, "
+            f"acknowledged {rates['acknowledged_per_s']:,.0f}/s, "
+            f"delivered {rates['delivered_per_s']:,.0f}/s for {result['measured_s']:.1f} s"
+        )
+    for name, times in result["latencies"].items():
+        if times["count"]:
+            print(
+                f"{name}: p50 {times['p50_ns'] / 1e6:.3f} ms, p99 {times['p99_ns'] / 1e6:.3f} ms, "
+                f"p99.9 {times['p999_ns'] / 1e6:.3f} ms, max {times['max_ns'] / 1e6:.3f} ms "
+                f"({times['count']:,.0f})"
+            )
+    for group, kinds in result["ends"].items():
+        for kind, count in kinds.items():
+            print(f"{group}: {count:,} {kind}")
+    if result["tls_error"]:
+        print(f"tls: {result['tls_error']}")
+    for sentence in result["verdict"] or ["nothing was lost, repeated or refused"]:
+        print(sentence)
+
+
+def _report(options: argparse.Namespace) -> int:
+    from loadtest.reports.page import report_page
+    from loadtest.runs.result import read_result
+    from loadtest.swarm.errors import SwarmError
+
+    if len(options.results) > 2:
+        raise ConfigError(f"a page shows one result or compares two, not {len(options.results)}")
+    try:
+        results = [read_result(path) for path in options.results]
+    except SwarmError as error:
+        raise ConfigError(str(error)) from error
+    if len(results) == 2 and results[0]["name"] == results[1]["name"]:
+        results = [
+            result | {"name": f"{result['name']} ({path.stem})"}
+            for result, path in zip(results, options.results, strict=True)
+        ]
+    options.output.write_text(report_page(results))
+    print(f"wrote {options.output}")
+    return _OK

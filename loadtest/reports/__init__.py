@@ -1,0 +1,1 @@
+"""Pages that people look at: one load test, or two side by side."""

@@ -1,0 +1,284 @@
+"""Whole load tests in processes of their own, and what they leave behind."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from scripted_server import CONNACK, SUBACK, Peer, parse_publish, puback, publish_packet, scripted
+from swarm_runs import running_sink
+
+from loadtest.runs.crew import PROCESSES_MAX, share_plan
+from loadtest.runs.live_metrics import LiveMetrics
+from loadtest.runs.load_run import LoadRun, Options, Progress, deliveries_of
+from loadtest.runs.result import FORMAT, read_result, write_result
+from loadtest.runs.server_process import ServerProcess
+from loadtest.swarm import Plan, SwarmError
+
+QUICK = Options(interval_s=0.1)
+
+
+# Sharing the work
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 7])
+def test_shares_add_up_and_numbers_are_those_of_one_process(processes: int) -> None:
+    plan = Plan(
+        publishers=10, subscribers=4, idle=5, number_base=100, rate_per_s=1_001, rate_from_per_s=7,
+        ramp_s=1.0, messages_max=12_345, connect_rate_per_s=500.0, leave_per_s=9.0, resubscribe_per_s=8.0,
+    )  # fmt: skip
+    plans = share_plan(plan, processes)
+    for name in ("publishers", "subscribers", "idle", "rate_per_s", "rate_from_per_s", "messages_max"):
+        assert sum(getattr(each, name) for each in plans) == getattr(plan, name)
+    for name in ("leave_per_s", "resubscribe_per_s", "connect_rate_per_s"):
+        assert sum(getattr(each, name) for each in plans) == pytest.approx(getattr(plan, name))
+    numbers = [each.number_base + i for each in plans for i in range(each.publishers)]
+    assert numbers == list(range(100, 110))
+    subscribers = [(each.subscriber_base or 0) + i for each in plans for i in range(each.subscribers)]
+    assert subscribers == list(range(100, 104))
+    idle = [(each.idle_base or 0) + i for each in plans for i in range(each.idle)]
+    assert idle == list(range(100, 105))
+    assert {each.publishers_tracked for each in plans} == {110}
+
+
+def test_a_process_without_devices_is_not_begun() -> None:
+    assert len(share_plan(Plan(idle=2), 5)) == 2
+
+
+@pytest.mark.parametrize("processes", [0, PROCESSES_MAX + 1])
+def test_the_number_of_processes_has_a_limit(processes: int) -> None:
+    with pytest.raises(SwarmError, match="processes must be"):
+        LoadRun(Plan(idle=1), Options(processes=processes))
+    LoadRun(Plan(idle=1), Options(processes=PROCESSES_MAX))
+
+
+@pytest.mark.parametrize(
+    ("plan", "deliveries"),
+    [
+        (Plan(publishers=3), 0),
+        (Plan(publishers=3, subscribers=2), 2),
+        (Plan(publishers=3, subscribers=3, filter="d/%i"), 1),
+        (Plan(publishers=3, subscribers=3, filter="$share/g/d/+"), 1),
+        (Plan(publishers=1, subscribers=3, topics_per_publisher=3, topic="d/{n}", filter="d/{n}"), 1),
+        (Plan(publishers=3, subscribers=3, deliveries_per_message=9), 9),
+    ],
+)
+def test_topics_and_filters_tell_how_many_get_a_message(plan: Plan, deliveries: int) -> None:
+    assert deliveries_of(plan) == deliveries
+
+
+# Runs
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_a_run_counts_what_the_server_counts(processes: int, tmp_path: Path) -> None:
+    watched: list[Progress] = []
+    with running_sink() as sink:
+        plan = Plan(port=sink.port, publishers=6, messages_max=3_000, warmup_s=0, measures_acks=True)
+        options = replace(QUICK, processes=processes, server_pid=os.getpid(), name="one")
+        result = LoadRun(plan, options, watch=watched.append).run()
+    assert result["counters"]["published"] == result["counters"]["acknowledged"] == sink.messages == 3_000
+    assert result["connect"] == result["connect"] | {"wanted": 6, "ready": 6}
+    assert result["verdict"] == []
+    assert result["latencies"]["acknowledgement"]["count"] == 3_000
+    assert result["latencies"]["connection"]["count"] == 6
+    path = tmp_path / "result.json"
+    write_result(result, path)
+    assert read_result(path) == json.loads(json.dumps(result))
+
+
+def test_ticks_show_the_test_over_time() -> None:
+    with running_sink() as sink:
+        plan = Plan(port=sink.port, publishers=2, rate_per_s=500, seconds=1.0, warmup_s=0.2)
+        result = LoadRun(plan, replace(QUICK, server_pid=os.getpid())).run()
+    ticks = result["ticks"]
+    assert len(ticks) >= 8
+    assert [tick["at_s"] for tick in ticks] == sorted(tick["at_s"] for tick in ticks)
+    assert {"warm-up", "measure"} <= {tick["phase"] for tick in ticks}
+    assert ticks[-1]["counters"]["ready"] == 2
+    assert ticks[-1]["server_memory_bytes"] > 1024 * 1024
+    counted = [
+        tick["latencies"]["acknowledgement"]["count"]
+        for tick in ticks
+        if "acknowledgement" in tick["latencies"]
+    ]
+    assert sum(counted) <= result["counters"]["acknowledged"]
+    assert result["rates"]["published_per_s"] == pytest.approx(500, rel=0.2)
+
+
+def test_what_a_lossy_server_lost_and_repeated_is_reported_exactly() -> None:
+    """The server of one subscriber drops every seventh message, and sends every tenth of the others twice."""
+    subscribers: list[Peer] = []
+
+    def script(peer: Peer) -> None:
+        peer.packet()
+        peer.send(CONNACK)
+        first = peer.packet()
+        if first[:1] == b"\x82":
+            peer.send(SUBACK)
+            subscribers.append(peer)
+            while peer.packet():
+                pass
+            return
+        packet = first
+        while packet[:1] == b"\x32":
+            packet_id, _, payload = parse_publish(packet)
+            copies = 0 if packet_id % 7 == 0 else 2 if packet_id % 10 == 0 else 1
+            subscribers[0].send(publish_packet(payload) * copies)
+            peer.send(puback(packet_id))
+            packet = peer.packet()
+
+    with scripted(script, connections=2) as port:
+        plan = Plan(port=port, publishers=1, subscribers=1, window=5, messages_max=1_000, warmup_s=0)
+        result = LoadRun(plan, QUICK).run()
+    lost = sum(i % 7 == 0 for i in range(1, 1_001))
+    repeated = sum(i % 7 != 0 and i % 10 == 0 for i in range(1, 1_001))
+    assert result["missing"] == lost
+    assert result["counters"]["sequence_gaps"] == lost
+    assert result["counters"]["sequence_repeats"] == repeated
+    assert f"{lost} deliveries are missing" in result["verdict"]
+    assert f"sequence_repeats is {repeated}" in result["verdict"]
+
+
+def test_a_server_that_lets_nobody_in_gives_a_result_of_failures() -> None:
+    def script(peer: Peer) -> None:
+        peer.packet()
+        peer.send(b"\x20\x02\x00\x05")
+        peer.packet()
+
+    with scripted(script, connections=2) as port:
+        result = LoadRun(Plan(port=port, publishers=2, seconds=60), QUICK).run()
+    assert result["ends"] == {"failed": {"refused": 2}, "lost": {}, "refused": {"0x05": 2}}
+    assert result["verdict"] == ["2 of 2 connections did not get in"]
+
+
+def test_a_server_that_vanishes_ends_the_test() -> None:
+    def script(peer: Peer) -> None:
+        peer.greet()
+        peer.packet()
+        peer.socket.close()
+
+    with scripted(script) as port:
+        result = LoadRun(Plan(port=port, publishers=1, seconds=60, warmup_s=0), QUICK).run()
+    assert sum(result["ends"]["lost"].values()) == 1
+    assert any("connections were lost" in sentence for sentence in result["verdict"])
+
+
+def test_a_p99_that_is_too_long_is_a_failure() -> None:
+    with running_sink() as sink:
+        plan = Plan(port=sink.port, publishers=1, messages_max=50, measures_acks=True, warmup_s=0)
+        result = LoadRun(plan, replace(QUICK, p99_ms_max=0.000_001)).run()
+    assert [sentence for sentence in result["verdict"] if "p99 is" in sentence]
+
+
+def test_secrets_are_not_in_the_result() -> None:
+    with running_sink() as sink:
+        plan = Plan(port=sink.port, idle=1, username="u", password="hidden", seconds=0.1)
+        result = LoadRun(plan, QUICK).run()
+    assert "hidden" not in json.dumps(result)
+
+
+def test_a_plan_that_a_process_refuses_ends_the_test_with_its_words() -> None:
+    with pytest.raises(SwarmError, match="window must be"):
+        LoadRun(Plan(publishers=1, window=0), QUICK).run()
+
+
+def test_who_stops_a_test_has_its_result() -> None:
+    with running_sink() as sink:
+        run = LoadRun(
+            Plan(port=sink.port, publishers=1, rate_per_s=100, seconds=600), QUICK, watch=lambda _: run.stop()
+        )
+        result = run.run()
+    assert result["measured_s"] < 60
+    assert result["counters"]["published"] < 6_000
+
+
+# The server's process
+
+
+def test_a_process_is_measured_with_its_children() -> None:
+    alone = ServerProcess(os.getpid()).usage()
+    assert alone is not None
+    program = "import time; data = bytearray(50_000_000); print(1, flush=True); time.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    try:
+        assert child.stdout is not None
+        child.stdout.readline()
+        both = ServerProcess(os.getpid()).usage()
+        assert both is not None
+        assert both.memory_bytes > alone.memory_bytes + 40_000_000
+        one = ServerProcess(child.pid)
+    finally:
+        child.kill()
+        child.communicate()
+    assert one.usage() is None
+    with pytest.raises(SwarmError, match="no process"):
+        ServerProcess(child.pid)
+
+
+# Files and metrics
+
+
+def test_what_is_no_result_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    for text, problem in (
+        (None, "No such file"),
+        ("{", "no JSON"),
+        ("[]", "no result"),
+        ('{"format": "other"}', "no result"),
+        (json.dumps({"format": FORMAT}), "has no name"),
+        (json.dumps({"format": FORMAT, "name": "x", "began_at": "x", "plan": []}), "has no plan"),
+    ):
+        if text is not None:
+            path.write_text(text)
+        with pytest.raises(SwarmError, match=problem):
+            read_result(path)
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.json"
+    path.write_text("1" * 1_001)
+    monkeypatch.setattr("loadtest.runs.result.RESULT_BYTES_MAX", 1_001)
+    with pytest.raises(SwarmError, match="no result"):
+        read_result(path)
+    monkeypatch.setattr("loadtest.runs.result.RESULT_BYTES_MAX", 1_000)
+    with pytest.raises(SwarmError, match="has more than"):
+        read_result(path)
+
+
+def test_metrics_are_there_while_a_test_runs() -> None:
+    seen: list[str] = []
+    metrics = LiveMetrics(0)
+
+    def watch(progress: Progress) -> None:
+        metrics.show(progress)
+        connection = http.client.HTTPConnection("127.0.0.1", metrics.port, timeout=10)
+        connection.request("GET", "/metrics")
+        seen.append(connection.getresponse().read().decode())
+        connection.request("GET", "/other")
+        assert connection.getresponse().status == 404
+        connection.close()
+
+    try:
+        with running_sink() as sink:
+            plan = Plan(port=sink.port, publishers=2, rate_per_s=500, seconds=0.5, warmup_s=0)
+            LoadRun(plan, QUICK, watch=watch).run()
+        with pytest.raises(SwarmError, match="no metrics on"):
+            LiveMetrics(metrics.port)
+    finally:
+        metrics.close()
+    text = seen[-1]
+    values = dict(re.findall(r"^(\S+) (\S+)$", text, re.M))
+    assert values["iotmq_loadtest_connections"] == "2"
+    assert int(values["iotmq_loadtest_published_total"]) > 0
+    kind = '{kind="acknowledgement"'
+    count = int(values[f"iotmq_loadtest_latency_seconds_count{kind}}}"])
+    assert count == int(values[f'iotmq_loadtest_latency_seconds_bucket{kind},le="+Inf"}}'])
+    assert count >= int(values[f'iotmq_loadtest_latency_seconds_bucket{kind},le="10"}}']) > 0
