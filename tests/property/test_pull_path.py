@@ -128,7 +128,7 @@ def change(source: random.Random, sides: Iterable[Side]) -> None:
             assert config is not None
             groups.put(msgspec.structs.replace(config, consume_enable=perm == 6))
         else:
-            side.broker.native.pulls.is_readable = perm == 6
+            side.broker.parts.changed_settings.change({"brokerPermission": str(perm)}, 0)
 
 
 def kept_offsets(side: Side) -> dict[str, dict[int, int]]:
