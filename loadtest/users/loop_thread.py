@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Final, TypeVar
 
 import gevent
 import gevent.event
+import gevent.monkey
 import gevent.threadpool
 import uvloop
 
@@ -34,6 +35,7 @@ _POSTED_PER_TURN: Final = 64
 # A thread that has something to do waits so long for the interpreter while the other one computes; Python's
 # 5 ms would stand in every latency.
 _SWITCH_S: Final = 0.0005
+_STOP_S: Final = 5.0
 
 
 class LoopThread:
@@ -49,6 +51,8 @@ class LoopThread:
         return cls._running[1]
 
     def __init__(self) -> None:
+        self._process_id = os.getpid()
+        self._is_stopped = False
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
         # A full collection of a thousand users' objects would stand in the latencies, too.
         self._collections = short_collections()
@@ -64,6 +68,9 @@ class LoopThread:
         self._watcher = gevent.get_hub().loop.async_()
         self._watcher.start(self._bell.set)
         self._greenlet = gevent.spawn(self._call_told)
+        # A lock of the system's threads, held as long as the loop runs.
+        self._running_lock = gevent.monkey.get_original("_thread", "allocate_lock")()
+        self._running_lock.acquire()
         self._thread = gevent.threadpool.ThreadPool(1).spawn(self._run)
         atexit.register(self.stop)
 
@@ -93,13 +100,20 @@ class LoopThread:
         return result.get(timeout=timeout_s)
 
     def stop(self) -> None:
-        """End the thread."""
-        if not self._thread.ready() and not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self.loop.stop)
+        """End the loop, and wait until its thread does nothing more: the interpreter is about to end."""
+        if os.getpid() != self._process_id or self._is_stopped:
+            # The thread is not in this process: it was forked.
+            return
+        self._is_stopped = True
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._running_lock.acquire(timeout=_STOP_S)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
+        try:
+            self.loop.run_forever()
+        finally:
+            self._running_lock.release()
 
     def _call_posted(self) -> None:
         self._is_woken = False

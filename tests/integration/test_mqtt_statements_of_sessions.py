@@ -127,7 +127,9 @@ async def test_a_device_that_is_taken_over_before_it_is_accepted_has_no_will(
             front.sessions.open_session(*words)
         other.send(b"\xe0\0")
         broker = site.bench.broker.sessions
-        await soon(lambda broker=broker: broker.owner_of("gone") is None, "the session is given up")
+        await soon(
+            lambda broker=broker: broker.owners.front_end_of("gone") is None, "the session is given up"
+        )
     publisher = await Device5.connect(site, "p")
     await publisher.publish("w", b"live")
     assert (await watcher.received()).payload == b"live"

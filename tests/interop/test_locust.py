@@ -389,7 +389,9 @@ def test_native_producers_and_consumers_against_a_gateway(gateway: GatewayProces
         seconds=3,
     )
     assert run.code == 0, run.output
-    assert run.count("send:load_native") == run.count("receive:load_native") > 20
+    # A producer that ends while it waits for an answer does not know what has become of its message.
+    assert 0 <= run.count("receive:load_native") - run.count("send:load_native") <= 2
+    assert run.count("send:load_native") > 20
 
 
 def run_admin(gateway: GatewayProcess, *words: str) -> None:

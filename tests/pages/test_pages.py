@@ -37,7 +37,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 PAGES: Final = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 COMMANDS: Final = re.compile(r"^(?:\$ |iotmq |mosquitto_|curl |make |python )", re.M)
 LANGUAGES: Final = {"", "sh", "console", "python", "toml", "yaml", "json"}
-DEADLINE_S: Final = 20
+DEADLINE_S: Final = 60
 READY_BY: Final = {
     "background: subscribes": "iotmq_mqtt_subscriptions",
     "background: consumes": "iotmq_broker_parked_pulls_total",
@@ -249,6 +249,7 @@ def page_run(page: Path, directory: Path) -> Iterator[PageRun]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", RUN_PAGES, ids=lambda page: page.stem)
 def test_commands_and_programs_of_a_page_run(page: Path, tmp_path: Path) -> None:
     with page_run(page, tmp_path) as run:
