@@ -60,7 +60,10 @@ def free_ports() -> int:
     for port in range(first + worker * _CLUSTER_PORTS, first + 40 * _CLUSTER_PORTS, 8 * _CLUSTER_PORTS):
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
             for each in range(port, port + _CLUSTER_PORTS):
-                stack.enter_context(socket.socket()).bind(("127.0.0.1", each))
+                probe = stack.enter_context(socket.socket())
+                # As servers do: connections of a former cluster that have ended are in nobody's way.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(("127.0.0.1", each))
             return port
     raise AssertionError(f"no {_CLUSTER_PORTS} free ports in a row from {first} on")
 

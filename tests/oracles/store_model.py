@@ -20,7 +20,7 @@ from iotmq.store.store import Store
 
 HOST = b"\x7f\x00\x00\x01" + (10911).to_bytes(4, "big")
 BORN_HOST = b"\x0a\x00\x00\x07" + (40000).to_bytes(4, "big")
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 # Small enough that a few records fill a segment, a few entries a queue file, and a few keys one of the index.
 SMALL = {
