@@ -193,16 +193,7 @@ class MemberDriver:
     @property
     def hold_reason(self) -> str | None:
         """Return why a master takes no messages just now; None while it does."""
-        leading = self.member.leading
-        if leading is None or leading.takes_appends:
-            return None
-        if leading.has_few:
-            count = leading.in_sync_count
-            return (
-                f"{count} {'member is' if count == 1 else 'members are'} in sync, and "
-                f"replication.in_sync_min is {self._settings.in_sync_min_of(leading.state)}"
-            )
-        return "another member is about to be master"
+        return report.hold_reason(self.member)
 
     @property
     def is_alone(self) -> bool:
@@ -266,12 +257,7 @@ class MemberDriver:
         leading = self.member.leading
         if leading is None:
             return False
-        in_sync = {identity.member for identity in leading.state.in_sync}
-        fit = [
-            follower
-            for member, follower in leading.followers.items()
-            if follower.is_connected and member in in_sync and number in (0, member)
-        ]
+        fit = leading.successors(number)
         if must_take_records:
             well = {
                 Identity(member, value.incarnation)
@@ -289,23 +275,9 @@ class MemberDriver:
 
     def hand_over_refusal(self, number: int) -> str:
         """Return why `hand_over` is not possible now."""
-        leading = self.member.leading
-        if not self.is_running or leading is None or self.member.role is not Role.LEADING:
-            return f"member {self._own.member} is not master"
-        if self._requests.problem:
-            return f"the consensus store does not answer: {self._requests.problem}"
-        if number and not self.member.is_member(number):
-            return f"there is no member {number}"
-        fit = [
-            member
-            for member, follower in leading.followers.items()
-            if follower.is_connected and follower.identity in leading.state.in_sync and number in (0, member)
-        ]
-        if fit:
-            return "the consensus store has not answered of late"
-        if number:
-            return f"member {number} is not in sync, or not connected to the master"
-        return "no other member is in sync and connected to the master"
+        if not self.is_running:
+            return "this member begins anew"
+        return report.hand_over_refusal(self.member, number, self._requests.problem)
 
     def change_members(self, change: MemberChange) -> None:
         """Add a member or remove one, soon: the state tells. MemberChangeError says why it cannot be done."""

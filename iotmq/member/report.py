@@ -47,6 +47,39 @@ def diverged_alarms(member: int, size_bytes: int, count: int) -> list[str]:
     ]
 
 
+def hold_reason(member: Member) -> str | None:
+    """Return why a master takes no messages just now; None while it does, and for who is not master."""
+    leading = member.leading
+    if leading is None or leading.takes_appends:
+        return None
+    if leading.has_few:
+        count = leading.in_sync_count
+        return (
+            f"{count} {'member is' if count == 1 else 'members are'} in sync, and "
+            f"replication.in_sync_min is {member.settings.in_sync_min_of(leading.state)}"
+        )
+    return "another member is about to be master"
+
+
+def hand_over_refusal(member: Member, number: int, consensus_problem: str) -> str:
+    """Return why no other member, or not member `number`, can be made master now.
+
+    `consensus_problem` is why the consensus store does not answer; empty while it does.
+    """
+    leading = member.leading
+    if leading is None or member.role is not Role.LEADING:
+        return f"member {member.number} is not master"
+    if consensus_problem:
+        return f"the consensus store does not answer: {consensus_problem}"
+    if number and not member.is_member(number):
+        return f"there is no member {number}"
+    if leading.successors(number):
+        return "the consensus store has not answered of late"
+    if number:
+        return f"member {number} is not in sync, or not connected to the master"
+    return "no other member is in sync and connected to the master"
+
+
 def status(member: Member, opened: MemberStore, now_s: float) -> dict[str, Any]:
     """Return what a member says of itself, as JSON; positions are those of the log."""
     log, file, leading, state = opened.log, opened.file, member.leading, member.state

@@ -273,10 +273,17 @@ class Leading:
         self._member_change = change
         self._member_change_end_s = now_s + self._settings.hand_over_s
 
+    def successors(self, member: int = 0) -> list[Follower]:
+        """Return the followers that may be made master: all of them, or that member if it is one."""
+        return [
+            follower
+            for number, follower in self.followers.items()
+            if follower.is_connected and follower.identity in self.state.in_sync and member in (0, number)
+        ]
+
     def hand_over(self, member: int, now_s: float) -> bool:
         """Begin to make a follower master; False when it is not in sync."""
-        follower = self.followers.get(member)
-        if follower is None or follower.identity not in self.state.in_sync or not follower.is_connected:
+        if not self.successors(member):
             return False
         self._hand_over_to = member
         self._hand_over_end_s = now_s + self._settings.hand_over_s
