@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,6 +14,7 @@ import pytest
 from gateway_process import free_port
 from locust_run import LocustRun, run_locust
 from scripted_server import publish_packet, stamped
+from socket_server import SocketServer
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 
@@ -22,52 +22,21 @@ CONNACK: Final = b"\x20\x02\x00\x00"
 PACKETS_MAX: Final = 10_000
 
 
-class BadServer:
+class BadServer(SocketServer):
     """A server that does the same to each connection; `serve` has the socket behind the CONNECT."""
 
     def __init__(self, serve: Callable[[socket.socket], None], *, reads_connect: bool = True) -> None:
         self._serve = serve
         self._reads_connect = reads_connect
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
-        self.port: int = self._listener.getsockname()[1]
-        self._sockets: list[socket.socket] = []
-        self._threads = [threading.Thread(target=self._accept)]
+        super().__init__()
 
-    def __enter__(self) -> BadServer:
-        self._threads[0].start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for one in self._sockets:
-            try:
-                one.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                continue
-        for thread in self._threads:
-            thread.join(10)
-        for one in self._sockets:
-            one.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection = self._listener.accept()[0]
-            except OSError:
-                return
-            self._sockets.append(connection)
-            thread = threading.Thread(target=self._run, args=(connection,))
-            self._threads.append(thread)
-            thread.start()
+    def connected(self, connection: socket.socket) -> None:
+        self.spawn(self._run, connection)
 
     def _run(self, connection: socket.socket) -> None:
-        try:
-            if self._reads_connect:
-                connection.recv(65_536)
-            self._serve(connection)
-        except OSError:
-            return
+        if self._reads_connect:
+            connection.recv(65_536)
+        self._serve(connection)
 
 
 def reset(connection: socket.socket) -> None:

@@ -23,7 +23,7 @@ class Peer:
     def packet(self) -> bytes:
         """The next whole packet; b"" at the end of the stream."""
         while True:
-            size = _packet_size(self.held)
+            size = packet_size(self.held)
             if size is not None and len(self.held) >= size:
                 packet, self.held = self.held[:size], self.held[size:]
                 return packet
@@ -113,7 +113,8 @@ def publish_packet(payload: bytes, *, qos: int = 0, packet_id: int = 7) -> bytes
             return bytes([0x30 | qos << 1]) + length + body
 
 
-def _packet_size(data: bytes) -> int | None:
+def packet_size(data: bytes) -> int | None:
+    """The bytes of the packet at the beginning, once its header is there."""
     remaining, shift = 0, 0
     for at, digit in enumerate(data[1:5], start=1):
         remaining |= (digit & 0x7F) << shift
