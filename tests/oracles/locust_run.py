@@ -38,9 +38,8 @@ class LocustRun:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """The environment of a Locust process: tests of its parts switch gevent off, which runs need."""
-    kept = {name: value for name, value in os.environ.items() if name != "LOCUST_SKIP_MONKEY_PATCH"}
-    return {**kept, "PYTHONPATH": str(ROOT), **more}
+    """The environment of a Locust process."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), **more}
 
 
 def locust_words(locustfile: Path, *words: str) -> list[str]:

@@ -94,10 +94,8 @@ class PageRun:
     def __init__(self, directory: Path, gateway: GatewayProcess) -> None:
         self._directory = directory
         self._gateway = gateway
-        # Unit tests of load testing set it for their process; people do not.
-        inherited = {name: value for name, value in os.environ.items() if name != "LOCUST_SKIP_MONKEY_PATCH"}
         self._environment = {
-            **inherited,
+            **os.environ,
             "PATH": f"{directory / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
         }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import pytest
 
-os.environ.setdefault("LOCUST_SKIP_MONKEY_PATCH", "1")
+with pytest.MonkeyPatch.context() as _patch:
+    # Read where Locust is imported first; processes that tests start must not inherit it.
+    _patch.setenv("LOCUST_SKIP_MONKEY_PATCH", "1")
+    import locust  # noqa: F401
