@@ -80,10 +80,11 @@ class Crew:
         self._ready = selectors.DefaultSelector()
         self._workers: list[_Process] = []
         self._heard_at_s = time.monotonic()
-        epoch_ns = time.monotonic_ns()
+        self.epoch_ns = time.monotonic_ns()
+        """CLOCK_MONOTONIC from which ticks are counted."""
         for i, plan in enumerate(plans):
             core = cores[i % len(cores)] if cores else None
-            worker = _Process(plan, epoch_ns=epoch_ns, interval_s=interval_s, core=core)
+            worker = _Process(plan, epoch_ns=self.epoch_ns, interval_s=interval_s, core=core)
             self._workers.append(worker)
             self._ready.register(worker.output, selectors.EVENT_READ, worker)
 

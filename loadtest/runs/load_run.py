@@ -97,8 +97,9 @@ class LoadRun:
         load_before = os.getloadavg()[0]
         plan = self._plan
         with Crew(self._plans, interval_s=self._options.interval_s, cores=self._options.cores) as crew:
+            # The first tick may come together with the last word that a swarm is made.
+            self._began_ns = crew.epoch_ns
             self._expect(crew, "made")
-            self._began_ns = time.monotonic_ns()
             self._usage = self._server.usage() if self._server else None
             connected_s = self._connect(crew)
             connected = self._counters()
