@@ -10,10 +10,11 @@ import sys
 import tomllib
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, get_args, get_origin, get_type_hints
 
 from iotmq.errors import ConfigError
 from iotmq.spelling import did_you_mean
+from loadtest.plan_options import WORDS, add_words
 
 if TYPE_CHECKING:
     from loadtest.runs.load_run import Options, Progress
@@ -22,123 +23,6 @@ if TYPE_CHECKING:
 _OK: Final = 0
 _FAILED: Final = 1
 _SOURCES_MAX: Final = 254
-
-
-class _Word(NamedTuple):
-    """Describe an option that sets a field of a plan."""
-
-    name: str
-    help: str
-    metavar: str = "N"
-    kind: type = int
-    """`bool` for a switch, `list` for an option that may be repeated."""
-
-
-# The options by what they are about.
-_WORDS: Final[dict[str, dict[str, _Word]]] = {
-    "server": {
-        "--host": _Word("host", "name or IPv4 address (127.0.0.1)", "HOST", kind=str),
-        "--port": _Word("port", "port (1883)", "PORT"),
-        "--mqtt5": _Word("is_v5", "MQTT 5 in the place of 3.1.1", kind=bool),
-        "--websocket": _Word("websocket_path", "in WebSockets, at this path", "PATH", kind=str),
-        "--tls": _Word("tls", "TLS; with --websocket this is wss", kind=bool),
-        "--ca": _Word(
-            "tls_ca", "certificates that the server's is signed by (the system's)", "FILE", kind=str
-        ),
-        "--server-name": _Word(
-            "tls_server_name", "name in the server's certificate (the host)", "NAME", kind=str
-        ),
-        "--insecure": _Word("tls_insecure", "take any certificate", kind=bool),
-        "--certificate": _Word(
-            "tls_certificates",
-            "client certificate with its key; connections use several in turn",
-            "FILE[,KEYFILE]",
-            kind=list,
-        ),
-        "--source-address": _Word(
-            "source_addresses",
-            "local address to connect from, or FIRST-LAST; each has about 28,000 ports",
-            "ADDRESS",
-            kind=list,
-        ),
-    },
-    "devices": {
-        "--publishers": _Word("publishers", "connections that publish (0)"),
-        "--subscribers": _Word("subscribers", "connections that subscribe (0)"),
-        "--idle": _Word("idle", "connections that only stay (0)"),
-        "--client-id": _Word("client_id", "client ids (swarm-{kind}-{n})", "TEMPLATE", kind=str),
-        "--username": _Word("username", "user names", "TEMPLATE", kind=str),
-        "--password": _Word(
-            "password", "password; better in the variable IOTMQ_LOADTEST_PASSWORD", "TEXT", kind=str
-        ),
-        "--keep-alive": _Word("keep_alive_s", "keep-alive (60)", "SECONDS"),
-        "--keep-sessions": _Word(
-            "keeps_sessions", "subscribers have sessions that outlive their connections", kind=bool
-        ),
-        "--session-expiry": _Word("session_expiry_s", "how long they do (MQTT 5)", "SECONDS"),
-        "--will-topic": _Word("will_topic", "subscribers leave a will there", "TEMPLATE", kind=str),
-        "--number-base": _Word("number_base", "number of the first device of a kind (0)"),
-    },
-    "connecting": {
-        "--connect-rate": _Word("connect_rate_per_s", "connections opened per second (2000)", kind=float),
-        "--connects-in-progress": _Word("connects_in_progress_max", "connections being opened at once (64)"),
-        "--connect-timeout": _Word(
-            "connect_timeout_s", "how long connecting may take in all (60)", "SECONDS", kind=float
-        ),
-        "--answer-timeout": _Word(
-            "answer_timeout_s", "give up a connection after so long (30)", "SECONDS", kind=float
-        ),
-        "--reconnect": _Word("reconnects", "who loses the connection connects again", kind=bool),
-        "--return-after": _Word("return_after_s", "after this time (0)", "SECONDS", kind=float),
-        "--leave-rate": _Word(
-            "leave_per_s", "subscribers and idle ones that leave and return, per second (0)", kind=float
-        ),
-        "--leave-rudely": _Word(
-            "leaves_rudely", "they close without DISCONNECT, so that wills are published", kind=bool
-        ),
-        "--resubscribe-rate": _Word(
-            "resubscribe_per_s",
-            "subscribers that unsubscribe and subscribe again, per second (0)",
-            kind=float,
-        ),
-    },
-    "messages": {
-        "--topic": _Word("topic", "topic of publishers (devices/{n}/telemetry)", "TEMPLATE", kind=str),
-        "--topics-per-publisher": _Word("topics_per_publisher", "each publishes to so many, in turn (1)"),
-        "--filter": _Word(
-            "filter",
-            "filter of subscribers (devices/+/telemetry); $share/GROUP/... is shared",
-            "TEMPLATE",
-            kind=str,
-        ),
-        "--qos": _Word("qos", "QoS of messages (1)", "{0,1,2}"),
-        "--filter-qos": _Word("filter_qos", "QoS of subscriptions (that of messages)", "{0,1,2}"),
-        "--window": _Word("window", "messages of a publisher that may be unacknowledged (100)"),
-        "--rate": _Word(
-            "rate_per_s", "messages/s of all publishers, at planned times (0: as fast as they can)"
-        ),
-        "--rate-from": _Word("rate_from_per_s", "messages/s at the beginning of a ramp (0)"),
-        "--ramp": _Word("ramp_s", "how long the rate takes to become --rate (0)", "SECONDS", kind=float),
-        "--messages": _Word("messages_max", "messages in all (any number)"),
-        "--payload-bytes": _Word("payload_bytes", "bytes of a payload (100)"),
-        "--payload-sizes": _Word(
-            "payload_sizes", "LOW-HIGH, or BYTES:WEIGHT,BYTES:WEIGHT", "SIZES", kind=str
-        ),
-        "--payload": _Word(
-            "payload_template", "text of payloads, e.g. JSON with %%s, %%t and %%x", "TEMPLATE", kind=str
-        ),
-        "--deliveries-per-message": _Word(
-            "deliveries_per_message", "subscribers that get each message, when topic and filter do not tell"
-        ),
-    },
-    "time": {
-        "--warmup": _Word("warmup_s", "published and not measured (1)", "SECONDS", kind=float),
-        "--seconds": _Word("seconds", "measured (5)", "SECONDS", kind=float),
-        "--drain-timeout": _Word(
-            "drain_timeout_s", "how long to wait for what is on its way (10)", "SECONDS", kind=float
-        ),
-    },
-}
 
 
 def add_loadtest_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -189,21 +73,9 @@ def _add_run(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
                      help="write the result there; - prints it")  # fmt: skip
     run.add_argument("--html", dest="html_file", type=Path, metavar="FILE.html", help="write a page there")
     run.add_argument("--quiet", action="store_true", help="print no progress")
-    for title, words in _WORDS.items():
-        group = run.add_argument_group(title)
-        for option, word in words.items():
-            _add_word(group, option, word)
+    for title, words in WORDS.items():
+        add_words(run.add_argument_group(title), words)
     run.set_defaults(command=_run)
-
-
-def _add_word(group: argparse._ArgumentGroup, option: str, word: _Word) -> None:
-    """Add an option that is absent from the namespace when it is not given."""
-    how: dict[str, Any] = {"metavar": word.metavar, "type": word.kind}
-    if word.kind is bool:
-        how = {"action": "store_true"}
-    elif word.kind is list:
-        how = {"action": "append", "metavar": word.metavar}
-    group.add_argument(option, dest=word.name, help=word.help, default=argparse.SUPPRESS, **how)
 
 
 def _types() -> dict[str, Any]:

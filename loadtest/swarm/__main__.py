@@ -11,58 +11,10 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any, get_args, get_origin
+from typing import Any
 
+from loadtest.plan_options import PROGRAM_WORDS, WORDS, add_words
 from loadtest.swarm import Plan, Report, Swarm, SwarmError, driven
-from loadtest.swarm.own_speed import calibrate as measure_own_speed
-from loadtest.swarm.own_speed import serve_sink
-
-_FIELDS = {field.name: field for field in fields(Plan)}
-# Option -> the field of a plan that it sets, which gives type and default, and what argparse is told beside.
-_PLAN_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
-    "--host": ("host", {}),
-    "--port": ("port", {}),
-    "--topic": ("topic", {}),
-    "--filter": ("filter", {}),
-    "--client-id": ("client_id", {}),
-    "--username": ("username", {}),
-    "--password": ("password", {}),
-    "--mqtt5": ("is_v5", {"help": "MQTT 5 in the place of 3.1.1"}),
-    "--websocket": (
-        "websocket_path",
-        {"nargs": "?", "const": "/mqtt", "metavar": "PATH", "help": "in WebSockets; without PATH at /mqtt"},
-    ),
-    "--keep-alive": ("keep_alive_s", {"metavar": "SECONDS"}),
-    "--qos": ("qos", {"choices": (0, 1, 2)}),
-    "--filter-qos": (
-        "filter_qos",
-        {"choices": (0, 1, 2), "help": "QoS of subscribers; that of --qos by default"},
-    ),
-    "--window": ("window", {"help": "unacknowledged messages a publisher may have"}),
-    "--lead": ("lead_max", {"help": "messages ahead of the subscribers; 0: any"}),
-    "--keep-sessions": ("keeps_sessions", {"help": "subscribers have sessions that outlive the connection"}),
-    "--topics-per-publisher": ("topics_per_publisher", {"metavar": "COUNT"}),
-    "--will-topic": ("will_topic", {"help": "subscribers leave a will there"}),
-    "--deliveries-per-message": (
-        "deliveries_per_message",
-        {"help": "subscribers that get each message, waited for at the end"},
-    ),
-    "--publishers-tracked": ("publishers_tracked", {"help": "publishers whose sequences subscribers follow"}),
-    "--fallback-port": ("fallback_ports", {"help": "port to go to when a connection is lost"}),
-    "--payload-bytes": ("payload_bytes", {}),
-    "--rate": ("rate_per_s", {"help": "messages/s over all publishers; 0: as fast as possible"}),
-    "--messages": ("messages_max", {"help": "messages at most, over all publishers"}),
-    "--seconds": ("seconds", {}),
-    "--warmup": ("warmup_s", {"metavar": "SECONDS"}),
-    "--drain-timeout": ("drain_timeout_s", {"metavar": "SECONDS"}),
-    "--connect-rate": ("connect_rate_per_s", {"help": "connections opened per second"}),
-    "--return-after": ("return_after_s", {"metavar": "SECONDS", "help": "how long the lost ones stay away"}),
-    "--connects-in-progress": ("connects_in_progress_max", {"help": "connections being opened at once"}),
-    "--connect-timeout": ("connect_timeout_s", {"metavar": "SECONDS"}),
-    "--number-base": ("number_base", {"help": "first connection number"}),
-    "--source-address": ("source_addresses", {"help": "local address; may be repeated"}),
-    "--measure-acks": ("measures_acks", {"help": "measure the time to PUBACK"}),
-}
 
 # Content type, message expiry of an hour, and a user property [MQTT 5, 3.3.2.3].
 THREE_PROPERTIES = b"\x03\x00\x10application/json\x02\x00\x00\x0e\x10\x26\x00\x04site\x00\x08north-12"
@@ -84,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def publish(options: argparse.Namespace) -> int:
     """Publishers, and subscribers that listen to them; prints one report."""
-    with Swarm(_plan(options)) as swarm:
+    with Swarm(_plan(options, publishers=100)) as swarm:
         swarm.connect()
         report = swarm.publish()
     _show(report)
@@ -131,24 +83,11 @@ def _held(swarm: Swarm) -> dict[str, Any]:
     }
 
 
-def sink(options: argparse.Namespace) -> int:
-    """A server that acknowledges and discards; prints its port and ends with SIGTERM, SIGINT or the time."""
-    return serve_sink(port=options.port, has_relay=options.relay, seconds=options.seconds, core=options.core)
-
-
-def calibrate(options: argparse.Namespace) -> int:
-    """How fast the engine is by itself: full load against the sink in a process of its own."""
-    return measure_own_speed(
-        payload_bytes=options.payload_bytes,
-        seconds=options.seconds,
-        core=options.core,
-        sink_core=options.sink_core,
-    )
-
-
-def _plan(options: argparse.Namespace) -> Plan:
+def _plan(options: argparse.Namespace, **defaults: int) -> Plan:
     """Fill a plan with the options that are named like its fields."""
-    given = {name: value for name, value in vars(options).items() if name in _FIELDS}
+    given = defaults | {
+        field.name: getattr(options, field.name) for field in fields(Plan) if field.name in options
+    }
     return Plan(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
 
 
@@ -187,24 +126,13 @@ def _parser() -> argparse.ArgumentParser:
         const=THREE_PROPERTIES,
         help="messages with a content type, a message expiry and a user property (MQTT 5)",
     )
-    for option, (name, details) in _PLAN_OPTIONS.items():
-        kind: Any = _FIELDS[name].type
-        if kind is bool:
-            how: dict[str, Any] = {"action": "store_true"}
-        elif get_origin(kind) is tuple:
-            how = {"action": "append", "default": [], "type": get_args(kind)[0]}
-        else:
-            how = {"default": _FIELDS[name].default, "type": (*get_args(kind), kind)[0]}
-        load.add_argument(option, dest=name, **how, **details)
+    for words in (*WORDS.values(), PROGRAM_WORDS):
+        add_words(load, words)
 
     one = commands.add_parser("publish", parents=[load], help="publishers and their subscribers")
-    one.add_argument("--publishers", type=int, default=100)
-    one.add_argument("--subscribers", type=int, default=0)
     one.set_defaults(command=publish)
 
     one = commands.add_parser("hold", parents=[load], help="connections that stay idle or listen")
-    one.add_argument("--idle", type=int, default=0)
-    one.add_argument("--subscribers", type=int, default=0)
     one.add_argument("--until-input-ends", action="store_true", help="also end when standard input is closed")
     one.set_defaults(command=hold)
 
@@ -213,20 +141,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     one.add_argument("--core", type=int)
     one.set_defaults(command=lambda _options: driven.main())
-
-    one = commands.add_parser("sink", help="a server that acknowledges and discards")
-    one.add_argument("--core", type=int)
-    one.add_argument("--port", type=int, default=0)
-    one.add_argument("--relay", action="store_true", help="hand every message to every subscriber")
-    one.add_argument("--seconds", type=float, default=3_600.0)
-    one.set_defaults(command=sink)
-
-    one = commands.add_parser("calibrate", help="the engine's own speed, against the sink")
-    one.add_argument("--core", type=int)
-    one.add_argument("--sink-core", type=int)
-    one.add_argument("--payload-bytes", type=int, default=100)
-    one.add_argument("--seconds", type=float, default=2.0)
-    one.set_defaults(command=calibrate)
     return parser
 
 

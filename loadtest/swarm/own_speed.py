@@ -47,7 +47,7 @@ def calibrate(*, payload_bytes: int, seconds: float, core: int | None, sink_core
         ("qos1_to_one_subscriber", {"publishers": 100, "subscribers": 1, "qos": 1, "window": 100}),
     ]
     for name, kinds in scenarios:
-        words = ["-m", "loadtest.swarm", "sink", "--seconds", "600"]
+        words = ["-m", "iotmq", "loadtest", "sink", "--seconds", "600"]
         words += ["--core", str(sink_core)] if sink_core is not None else []
         words += ["--relay"] if "subscribers" in kinds else []
         process = subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True)

@@ -72,7 +72,7 @@ def test_a_thousand_devices_that_publish_once_a_second_add_less_than_5_ms(tmp_pa
     """Against a server that answers at once all latency is the client's own, on an idle machine."""
     if os.environ.get("IOTMQ_SCENARIOS") != "all":
         pytest.skip("make scenarios")
-    words = [sys.executable, "-m", "loadtest.swarm", "sink", "--seconds", "60"]
+    words = [sys.executable, "-m", "iotmq", "loadtest", "sink", "--seconds", "60"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT) as sink:
         try:
             assert sink.stdout is not None
