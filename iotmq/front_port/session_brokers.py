@@ -124,6 +124,11 @@ class SessionBrokers:
                     "Answers and pushes that cannot be read.",
                     link.malformed_total,
                 ),
+                (
+                    "iotmq_mqtt_session_openings_refused_total",
+                    "Sessions that were not opened because too many waited for it.",
+                    link.refused_openings_total,
+                ),
                 labels=labels,
             )
 

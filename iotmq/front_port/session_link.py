@@ -168,6 +168,9 @@ class SessionLink(KeptConnection):
         # Openings that wait for a broker that went a moment ago, and the end of that wait.
         self._openings: list[tuple[Command, Callable[[Command | Refused], None]]] = []
         self._absence: asyncio.TimerHandle | None = None
+        # Of these, and of those that wait for their turn.
+        self._waiting_openings = 0
+        self._waiting_opening_bytes = 0
         # Openings and reads that are asked, and those that wait to be.
         self._turns = RequestTurns(self._loop, under_way_max=_UNDER_WAY_MAX)
         self._is_stopped = False
@@ -175,6 +178,7 @@ class SessionLink(KeptConnection):
         """Why the link is not ready, in words."""
         self.opened_total = 0
         self.malformed_total = 0
+        self.refused_openings_total = 0
         self._task = supervise("session link", self._keep_open)
 
     @property
@@ -207,7 +211,19 @@ class SessionLink(KeptConnection):
                 self._parted.pop(request.client_id, None)
             done(opened)
 
-        self._open(_command(RequestCode.OPEN_SESSION, request), answered)
+        command = _command(RequestCode.OPEN_SESSION, request)
+        size = len(command.body)
+        if (
+            self._waiting_openings >= limits.SESSION_OPENINGS_WAITING_MAX
+            or self._waiting_opening_bytes + size > limits.SESSION_OPENINGS_WAITING_BYTES_MAX
+        ):
+            self.refused_openings_total += 1
+            reason = f"broker {self.broker_name}: {self._waiting_openings} sessions wait to be opened"
+            done(Refused(ResponseCode.SERVICE_NOT_AVAILABLE, reason))
+            return
+        self._waiting_openings += 1
+        self._waiting_opening_bytes += size
+        self._open(command, answered)
 
     def subscribe(
         self, request: SubscribeRequest, done: Callable[[list[SessionSubscription] | Refused], None]
@@ -345,7 +361,13 @@ class SessionLink(KeptConnection):
             self._turns.end()
             self._open(command, done)
         else:
+            self._release(command)
             self._ask(command, answered)
+
+    def _release(self, opening: Command) -> None:
+        """Count an opening as waiting no more."""
+        self._waiting_openings -= 1
+        self._waiting_opening_bytes -= len(opening.body)
 
     def _await_broker(self) -> None:
         """Have openings wait for a broker that has gone, for a while."""
@@ -360,7 +382,8 @@ class SessionLink(KeptConnection):
         return waiting
 
     def _refuse_openings(self) -> None:
-        for _, done in self._end_absence():
+        for command, done in self._end_absence():
+            self._release(command)
             done(Refused(ResponseCode.SERVICE_NOT_AVAILABLE, f"broker {self.broker_name}: {self.problem}"))
 
     def _known_as(self, client_id: str, epoch: int) -> _Known | None:

@@ -89,6 +89,7 @@ class Listener:
 class Site:
     def __init__(self, broker: FakeBroker) -> None:
         self.broker = broker
+        self.busy: asyncio.Future[Any] | None = None
         self.listener = Listener()
         self.link = SessionLink(
             "b",
@@ -222,6 +223,66 @@ async def test_an_opening_waits_for_a_broker_that_has_just_gone(site: Site) -> N
         assert isinstance(await opening, OpenedSession)
         assert [each.code for each in present.asked].count(RequestCode.OPEN_SESSION) == 1
     assert site.link._turns.under_way == 0
+
+
+@pytest.mark.parametrize("is_away", [True, False], ids=["away", "slow"])
+async def test_openings_that_wait_at_the_limit_of_their_number_and_past_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch, is_away: bool
+) -> None:
+    monkeypatch.setattr(limits, "SESSION_OPENINGS_WAITING_MAX", 3)
+    monkeypatch.setattr(site.link._turns, "_under_way_max", 1)
+    await fill(site, is_away=is_away)
+    waiting = [asyncio.ensure_future(site.open(f"c{number}")) for number in range(3)]
+    await soon(lambda: site.link._waiting_openings == 3, "they wait")
+    refused = await site.open("past")
+    assert isinstance(refused, Refused)
+    assert "3 sessions wait" in refused.remark
+    assert site.link.refused_openings_total == 1
+    await unblock(site)
+    assert [type(each) for each in await asyncio.gather(*waiting)] == [OpenedSession] * 3
+    assert isinstance(await site.open("again"), OpenedSession)
+    assert (site.link._waiting_openings, site.link._waiting_opening_bytes) == (0, 0)
+
+
+async def test_openings_that_wait_at_the_limit_of_their_bytes_and_past_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(site, is_away=True)
+    first = asyncio.ensure_future(site.open("c0"))
+    await soon(lambda: site.link._waiting_opening_bytes, "it waits")
+    size = site.link._waiting_opening_bytes
+    monkeypatch.setattr(limits, "SESSION_OPENINGS_WAITING_BYTES_MAX", 2 * size)
+    second = asyncio.ensure_future(site.open("c1"))
+    await soon(lambda: site.link._waiting_opening_bytes == 2 * size, "that many bytes may wait")
+    assert isinstance(await site.open("c2"), Refused)
+    await unblock(site)
+    assert [type(each) for each in await asyncio.gather(first, second)] == [OpenedSession] * 2
+    assert site.link._waiting_opening_bytes == 0
+
+
+async def fill(site: Site, *, is_away: bool) -> None:
+    """Have the broker gone, or busy with as many openings as are asked at a time."""
+    if is_away:
+        site.broker.silent.add(RequestCode.INTRODUCE_FRONT_END)
+        site.broker.connections[-1].abort("test")
+        await soon(lambda: not site.link.is_ready, "the broker has gone")
+    else:
+        site.broker.silent.add(RequestCode.OPEN_SESSION)
+        site.busy = asyncio.ensure_future(site.open("busy"))
+        await soon(lambda: site.broker.bodies(RequestCode.OPEN_SESSION), "it is asked")
+
+
+async def unblock(site: Site) -> None:
+    """Have the broker back."""
+    silent = [request for request in site.broker.asked if request.code in site.broker.silent]
+    site.broker.silent.clear()
+    code, ext, body = site.broker.answers[RequestCode.OPEN_SESSION]
+    if silent[-1].code == RequestCode.OPEN_SESSION:
+        site.broker.connections[-1].reply(silent[-1].reply(code, ext=ext, body=body))
+        await site.busy
+    else:
+        # It has not been introduced yet.
+        site.broker.connections[-1].abort("test")
 
 
 async def test_an_opening_does_not_wait_for_a_broker_for_long(
