@@ -124,6 +124,18 @@ def stored_records(port: int, topic: str, queues: int) -> int:
     )
 
 
+def in_turn(frames: Sequence[bytes]) -> Callable[[int, int], bytes]:
+    """Requests for `pipeline` that go round over these, as producers do over queues."""
+    turn = 0
+
+    def requests(_connection: int, number: int) -> bytes:
+        nonlocal turn
+        first, turn = turn, turn + number
+        return b"".join([frames[one % len(frames)] for one in range(first, first + number)])
+
+    return requests
+
+
 class _Peer:
     """A connection with requests in flight, and the start of an answer that is not whole yet."""
 

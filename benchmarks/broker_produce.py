@@ -21,7 +21,7 @@ from typing import Final
 
 from benchmarks import machine
 from benchmarks._broker_process import BrokerProcess, broker
-from benchmarks._wire_load import create_topic, frame, pipeline, send_fields, stored_records
+from benchmarks._wire_load import create_topic, frame, in_turn, pipeline, send_fields, stored_records
 from iotmq.message.records.record import encode_batch
 from iotmq.remoting.codes import RequestCode
 
@@ -98,16 +98,8 @@ def measure(server: BrokerProcess, case: str, topic: str, records: int) -> tuple
             for number in range(QUEUES)
         ]
         connections, in_flight, count = 10, 100, records
-    turn = 0
-
-    def requests(connection: int, number: int) -> bytes:
-        # Producers go round over the queues.
-        nonlocal turn
-        first, turn = turn, turn + number
-        return b"".join([frames[one % QUEUES] for one in range(first, first + number)])
-
     used_s = server.cpu_s()
-    took_s = pipeline(server.port, requests, connections=connections, in_flight=in_flight, count=count)
+    took_s = pipeline(server.port, in_turn(frames), connections=connections, in_flight=in_flight, count=count)
     used_s = server.cpu_s() - used_s
     stored = stored_records(server.port, topic, QUEUES)
     assert stored == records, f"{stored} of {records} records are stored"

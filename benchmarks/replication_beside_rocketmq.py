@@ -31,7 +31,7 @@ from statistics import median
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from benchmarks import machine, peers
-from benchmarks._wire_load import call, create_topic, frame, pipeline, send_fields, stored_records
+from benchmarks._wire_load import call, create_topic, frame, in_turn, pipeline, send_fields, stored_records
 from benchmarks.broker_produce import BATCH_RECORDS, BODY, PROPERTIES, QUEUES
 from iotmq.message.records.record import encode_batch
 from iotmq.remoting.codes import RequestCode
@@ -146,15 +146,10 @@ def measure(pair: Pair, case: str, records: int) -> dict[str, float]:
         each = [send_fields(topic, number, PROPERTIES) for number in range(QUEUES)]
         frames = [frame(RequestCode.SEND_MESSAGE_V2, one, BODY) for one in each]
         connections, in_flight, count = 10, 500, records
-    turn = 0
-
-    def requests(_connection: int, number: int) -> bytes:
-        nonlocal turn
-        first, turn = turn, turn + number
-        return b"".join([frames[one % QUEUES] for one in range(first, first + number)])
-
     before_s = peers.exact_cpu_s(pair.master_process_id)
-    took_s = pipeline(pair.master_port, requests, connections=connections, in_flight=in_flight, count=count)
+    took_s = pipeline(
+        pair.master_port, in_turn(frames), connections=connections, in_flight=in_flight, count=count
+    )
     used_s = peers.exact_cpu_s(pair.master_process_id) - before_s
     check_stored(pair.master_port, topic, records)
     check_stored(pair.copy_port, topic, records)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from eventually import soon
@@ -30,6 +31,21 @@ def config(site: Site, directory: Path) -> str:
     return str(file)
 
 
+def alone(directory: Path) -> str:
+    """The settings file of a member that nobody answers."""
+    file = directory / "member.toml"
+    file.write_text('[replication]\nmode = "elected"\nmember = 1\nmembers = ["1=127.0.0.1:1"]\n')
+    return str(file)
+
+
+async def begun(make: MakeSite, directory: Path, **settings: Any) -> tuple[Site, int, str]:
+    """Three members in sync, their master, and the settings file of an operator."""
+    site = make()
+    master = await site.start_all(**settings)
+    await site.in_sync(3)
+    return site, master, config(site, directory)
+
+
 async def run(file: str, *words: str) -> int:
     """The exit code of one command, which has a loop of its own."""
     return await asyncio.to_thread(main, ["replication", *words, "--config", file])
@@ -38,10 +54,7 @@ async def run(file: str, *words: str) -> int:
 async def test_operators_see_all_members_and_why_one_is_missing(
     make: MakeSite, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    site = make()
-    master = await site.start_all()
-    await site.in_sync(3)
-    file = config(site, tmp_path)
+    site, master, file = await begun(make, tmp_path)
     assert await run(file, "status") == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[:4]] == ["member", "1", "2", "3"]
@@ -62,10 +75,7 @@ async def test_operators_see_all_members_and_why_one_is_missing(
 async def test_operators_hand_over(
     make: MakeSite, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    site = make()
-    master = await site.start_all()
-    await site.in_sync(3)
-    file = config(site, tmp_path)
+    site, master, file = await begun(make, tmp_path)
     assert await run(file, "hand-over", "--to", str(master)) == 0
     assert "is master already" in capsys.readouterr().out
     target = next(number for number in site.members if number != master)
@@ -87,10 +97,7 @@ async def test_operators_hand_over(
 async def test_operators_are_told_that_the_consensus_store_is_away(
     make: MakeSite, tmp_path: Path, etcd: FakeEtcd, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    site = make()
-    master = await site.start_all()
-    await site.in_sync(3)
-    file = config(site, tmp_path)
+    site, master, file = await begun(make, tmp_path)
     target = next(number for number in site.members if number != master)
     for path in ("kv/range", "kv/txn", "kv/put", "lease/grant", "lease/keepalive", "lease/timetolive"):
         etcd.fail(f"/v3/{path}", "refuse:503", 1_000)
@@ -113,11 +120,8 @@ async def test_operators_are_told_that_the_consensus_store_is_away(
 async def test_operators_add_and_remove_members(
     make: MakeSite, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    site = make()
-    master = await site.start_all()
-    await site.in_sync(3)
     # What the file says of members is not changed any more.
-    file = config(site, tmp_path)
+    site, master, file = await begun(make, tmp_path)
     site.ports[4] = free_port()
     assert await run(file, "add", f"4=127.0.0.1:{site.ports[4]}") == 0
     assert "member 4 is added" in capsys.readouterr().out
@@ -156,9 +160,7 @@ async def test_operators_add_and_remove_members(
 async def test_numbers_that_no_member_can_have_are_refused(
     tmp_path: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "member.toml"
-    file.write_text('[replication]\nmode = "elected"\nmember = 1\nmembers = ["1=127.0.0.1:1"]\n')
-    assert await run(str(file), *words) == 2
+    assert await run(alone(tmp_path), *words) == 2
     assert "is no number of a member: they are 1 to 127" in capsys.readouterr().err
 
 
@@ -166,19 +168,15 @@ async def test_numbers_that_no_member_can_have_are_refused(
 async def test_a_member_to_add_is_a_number_and_an_address(
     tmp_path: Path, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "member.toml"
-    file.write_text('[replication]\nmode = "elected"\nmember = 1\nmembers = ["1=127.0.0.1:1"]\n')
-    assert await asyncio.to_thread(main, ["replication", "add", "--config", str(file), "--", words]) == 2
+    file = alone(tmp_path)
+    assert await asyncio.to_thread(main, ["replication", "add", "--config", file, "--", words]) == 2
     assert "is not NUMBER=HOST:PORT" in capsys.readouterr().err
 
 
 async def test_when_two_of_three_are_lost_the_last_one_goes_on_without_them(
     make: MakeSite, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    site = make()
-    master = await site.start_all()
-    await site.in_sync(3)
-    file = config(site, tmp_path)
+    site, master, file = await begun(make, tmp_path)
     lost = [number for number in site.members if number != master]
     for number in lost:
         await site.stop(number)
@@ -197,10 +195,7 @@ async def test_when_two_of_three_are_lost_the_last_one_goes_on_without_them(
 async def test_a_member_is_forced_when_the_others_are_lost(
     make: MakeSite, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    site = make()
-    master = await site.start_all(replication={"when_few": "accept"})
-    await site.in_sync(3)
-    file = config(site, tmp_path)
+    site, master, file = await begun(make, tmp_path, replication={"when_few": "accept"})
     last = next(number for number in site.members if number != master)
     assert await run(file, "force", "--member", str(last)) == 1
     assert "use `iotmq replication hand-over`" in capsys.readouterr().err
@@ -222,10 +217,7 @@ async def test_a_member_is_forced_when_the_others_are_lost(
 async def test_the_state_is_written_anew_from_what_members_have(
     make: MakeSite, tmp_path: Path, etcd: FakeEtcd, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    site = make()
-    await site.start_all()
-    await site.in_sync(3)
-    file = config(site, tmp_path)
+    site, _, file = await begun(make, tmp_path)
     assert await run(file, "adopt", "--yes") == 1
     assert "nothing has to be adopted" in capsys.readouterr().err
     for number in list(site.members):
