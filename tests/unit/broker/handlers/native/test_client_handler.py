@@ -25,6 +25,12 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     await bench.close()
 
 
+@pytest.fixture(autouse=True)
+def _no_end_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices end by their steps only: a pause of the machine moves nothing into a later turn."""
+    monkeypatch.setattr(clients, "LoopSlice", lambda: LoopSlice(slice_s=60.0))
+
+
 def join(bench: Bench, connection: FakeConnection, client_id: str, *groups: str) -> None:
     """Send the heartbeat of a consumer of groups."""
     consumers = [
