@@ -115,6 +115,7 @@ def measure(point: Point, effort: Effort) -> dict[str, Any]:
     workers, quarter = point.workers, point.connections // 4
     with gateway(workers, brokers=point.brokers) as servers, ExitStack() as stack:
         empty_bytes = servers.front_ends.settled_memory_bytes()["anonymous"]
+        broker_empty_bytes = servers.broker.settled_memory_bytes()["anonymous"]
         addresses = iter(range(0, 1_000_000, 100))
 
         def come(**kinds: Any) -> tuple[Crowd, dict[str, float]]:
@@ -170,6 +171,8 @@ def measure(point: Point, effort: Effort) -> dict[str, Any]:
         "brokers": point.brokers,
         "connections": held,
         "worker_bytes": empty_bytes / workers,
+        "broker_empty_bytes": broker_empty_bytes,
+        "payload_bytes": telemetry.plan.payload_bytes,
         "bare": bare,
         "subscribed": subscribed,
         "quiet": quiet,
