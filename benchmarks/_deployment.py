@@ -25,8 +25,10 @@ class Costs(NamedTuple):
     """The server's end of a connection in the kernel."""
     broker_bytes: float
     """A broker without devices, its caches filled."""
+    connected_bytes: float
+    """A connected device, at each broker."""
     filter_bytes: float
-    """A filter of a connected device, at each broker that has it."""
+    """Its filter, at each broker that has it."""
     session_bytes: float
     """A kept session with one filter, at each broker."""
     channel_bytes: float
@@ -49,7 +51,7 @@ class Costs(NamedTuple):
     consumed_us: float
     """A stored message read by a service, in the broker."""
     record_bytes: float
-    """A stored message in log and queue, beside its payload."""
+    """A stored message in the log, beside its payload."""
 
 
 class Load(NamedTuple):
@@ -83,6 +85,8 @@ class Rules(NamedTuple):
     copy_share: float = 0.5
     """Processor time of a follower, as a share of its master's."""
     retention_s: int = DAY_S
+    hot_s: int = 60
+    """The newest part of the log that is to be in memory."""
     exact_filters_everywhere: bool = True
     """Whether each broker has the filters without wildcards of all devices, or the one they belong to."""
 
@@ -141,7 +145,7 @@ def deployment(load: Load, costs: Costs, rules: Rules) -> Deployment:
     brokers, channels = _brokers(load, costs, rules, workers)
     broker_us = _broker_us(load, costs) + brokers * channels * 1e6
     each_bytes = _broker_bytes(load, costs, rules, workers, brokers)
-    log_per_s = messages_per_s * (costs.record_bytes + load.payload_bytes)
+    log_per_s = _log_bytes_per_s(load, costs)
     members = brokers * rules.copies
     at_brokers_s = load.devices * costs.connect_broker_us / 1e6 / rules.utilisation
     connect_us = costs.connect_us + (brokers - 1) * costs.connect_more_us
@@ -181,6 +185,10 @@ def _broker_us(load: Load, costs: Costs) -> float:
     )
 
 
+def _log_bytes_per_s(load: Load, costs: Costs) -> float:
+    return (load.stored_per_s + load.delivered_per_s) * (costs.record_bytes + load.payload_bytes)
+
+
 def _brokers(load: Load, costs: Costs, rules: Rules, workers: int) -> tuple[int, float]:
     """How many masters, and the share of a core that each spends on its front ends alone.
 
@@ -200,6 +208,8 @@ def _broker_bytes(load: Load, costs: Costs, rules: Rules, workers: int, brokers:
     return (
         costs.broker_bytes
         + workers * costs.channel_bytes
+        + load.devices * costs.connected_bytes
         + filters * (1 - load.exact + load.exact * places) * costs.filter_bytes
         + load.devices * load.kept * costs.session_bytes
+        + _log_bytes_per_s(load, costs) * rules.hot_s / brokers
     )

@@ -27,6 +27,7 @@ IN_PROGRESS = 256
 """Of a process of devices."""
 TOPICS_PER_PUBLISHER = 1_000
 DELIVERY_TIMEOUT_S = 60.0
+LEAVING_TIMEOUT_S = 120.0
 
 
 def parts_of(sessions: int) -> int:
@@ -60,14 +61,21 @@ def holdings(stack: ExitStack, front_ends: list[peers.Server], sessions: int) ->
     ]
 
 
-def make_sessions(front_ends: list[peers.Server], sessions: int) -> None:
-    """Connect, subscribe, go."""
+def make_sessions(broker: peers.Server, front_ends: list[peers.Server], sessions: int) -> None:
+    """Connect, subscribe, go; and wait until the broker knows that everybody has gone."""
     with ExitStack() as stack:
         held = holdings(stack, front_ends, sessions)
         for one in held:
             one.ready()
         for one in held:
             one.end()
+    deadline = time.monotonic() + LEAVING_TIMEOUT_S
+    changes = -1.0
+    while (now := broker.metric("iotmq_broker_session_records_total")) != changes:
+        if time.monotonic() > deadline:
+            raise _swarm.LoadError(f"sessions still change {LEAVING_TIMEOUT_S:.0f} s after all have gone")
+        changes = now
+        time.sleep(1.0)
 
 
 def send_one_each(front_end: peers.Server, sessions: int) -> None:
@@ -116,7 +124,7 @@ def main() -> int:
         return 2
     print(", ".join(f"{name} {value}" for name, value in machine.description().items()))
     with peers.front_ends(2, settings={"mqtt.workers": str(workers)}) as (broker, front_ends):
-        make_sessions(front_ends, sessions)
+        make_sessions(broker, front_ends, sessions)
         send_one_each(front_ends[0], sessions)
         servers = [broker, *front_ends]
         before = [server.cpu_s() for server in servers]

@@ -1,16 +1,18 @@
 """What connections, messages and workers cost: a broker, N front-end workers and up to 120,000 connections.
 
-    .venv/bin/python -m benchmarks.mqtt_scale [--quick] [WORKERSxCONNECTIONS ...]
+    .venv/bin/python -m benchmarks.mqtt_scale [--quick] [WORKERSxCONNECTIONS[xBROKERS] ...]
 
-Without names it measures 8 workers with 1,000, 10,000, 50,000 and 120,000 connections, and 1, 2 and 4 workers
-with 10,000. Half of the connections subscribe, each to a filter of its own. The others publish: a quarter to
-topics that nobody subscribes (telemetry), a quarter to those of the subscribers (commands), 20,000 messages a
-second (QoS 1) over all of them, so that each device sends now and then, as devices do.
+Without names it measures 8 workers with 1,000, 10,000, 50,000 and 120,000 connections; with 10,000 also 1, 2
+and 4 workers, and 3 brokers.
+
+Half of the connections subscribe, each to a filter of its own. The others publish: a quarter to topics that
+nobody subscribes (telemetry), a quarter to those of the subscribers (commands), 20,000 messages a second (QoS
+1) over all of them, so that each device sends now and then, as devices do.
 
 Everybody connects, in stages, and memory is measured after each. Then nobody publishes for a while, and
 PINGREQs are all there is. Then there is telemetry, then 400 commands a second, which reach front ends and
-broker one by one, then 20,000 of them. No connection may be lost, and every message has to arrive once. The broker
-stores all of them.
+broker one by one, then 20,000 of them. No connection may be lost, and every message has to arrive once. The
+broker stores all of them.
 
 Load and servers share the machine, so rates and latencies are theirs together. Processor time by role and
 bytes a connection are not touched by that. `python -m benchmarks --report` writes docs/explanation/scaling.md
@@ -34,8 +36,24 @@ from benchmarks import _room, machine, peers
 from benchmarks._crowd import Crowd, processes_for
 from loadtest.swarm.plan import Plan
 
-POINTS: Final = ((8, 1_000), (8, 10_000), (8, 50_000), (8, 120_000), (1, 10_000), (2, 10_000), (4, 10_000))
-QUICK: Final = ((2, 1_000),)
+
+class Point(NamedTuple):
+    """Say what is measured."""
+
+    workers: int
+    connections: int
+    brokers: int = 1
+
+    def __str__(self) -> str:
+        brokers = "" if self.brokers == 1 else f", {self.brokers} brokers"
+        return f"{self.workers} workers, {self.connections} connections{brokers}"
+
+
+BY_CONNECTIONS: Final = tuple(Point(8, count) for count in (1_000, 10_000, 50_000, 120_000))
+BY_WORKERS: Final = tuple(Point(count, 10_000) for count in (1, 2, 4, 8))
+SEVERAL_BROKERS: Final = Point(8, 10_000, 3)
+POINTS: Final = (*BY_CONNECTIONS, *BY_WORKERS[:-1], SEVERAL_BROKERS)
+QUICK: Final = (Point(2, 1_000),)
 RATE_PER_S: Final = 20_000
 RATE_ALONE_PER_S: Final = 400
 WARM_CONNECTIONS: Final = 100
@@ -92,11 +110,12 @@ class Memory(NamedTuple):
         }
 
 
-def measure(workers: int, connections: int, effort: Effort) -> dict[str, Any]:
-    """One point of the curves."""
-    quarter = connections // 4
-    with gateway(workers) as servers, ExitStack() as stack:
+def measure(point: Point, effort: Effort) -> dict[str, Any]:
+    """One point of the curves. With several brokers, of the first of them."""
+    workers, quarter = point.workers, point.connections // 4
+    with gateway(workers, brokers=point.brokers) as servers, ExitStack() as stack:
         empty_bytes = servers.front_ends.settled_memory_bytes()["anonymous"]
+        broker_empty_bytes = servers.broker.settled_memory_bytes()["anonymous"]
         addresses = iter(range(0, 1_000_000, 100))
 
         def come(**kinds: Any) -> tuple[Crowd, dict[str, float]]:
@@ -109,6 +128,7 @@ def measure(workers: int, connections: int, effort: Effort) -> dict[str, Any]:
                 connect_timeout_s=300,
                 topics_per_publisher=TOPICS_EACH,
                 window=16,
+                shares_cores=True,
             )
             memory, cpu_s = memory_of(servers), servers.cpu_s()
             crowd = stack.enter_context(Crowd(plan, first_address=next(addresses)))
@@ -135,10 +155,11 @@ def measure(workers: int, connections: int, effort: Effort) -> dict[str, Any]:
         )
         crowds = [warm, telemetry, commands, subscribers, alone]
         quiet = hold(servers, crowds, effort.quiet_s)
-        stored = publish(servers, telemetry, crowds, effort)
-        delivered_alone = publish(servers, alone, crowds, effort)
+        idle = {role: quiet[f"{role.replace(' ', '_')}_cores"] for role in servers.cpu_s()}
+        stored = publish(servers, telemetry, crowds, effort, idle)
+        delivered_alone = publish(servers, alone, crowds, effort, idle)
         # Last, because the times of everybody are those since it was measured last.
-        delivered = publish(servers, commands, crowds, effort)
+        delivered = publish(servers, commands, crowds, effort, idle)
         at_end = memory_of(servers)
         held = sum(crowd.connections for crowd in crowds)
         wrong = faults(crowds, {commands: subscribers, alone: alone})
@@ -147,8 +168,11 @@ def measure(workers: int, connections: int, effort: Effort) -> dict[str, Any]:
         records = servers.broker.metric("iotmq_store_records_total")
     return {
         "workers": workers,
+        "brokers": point.brokers,
         "connections": held,
         "worker_bytes": empty_bytes / workers,
+        "broker_empty_bytes": broker_empty_bytes,
+        "payload_bytes": telemetry.plan.payload_bytes,
         "bare": bare,
         "subscribed": subscribed,
         "quiet": quiet,
@@ -168,10 +192,10 @@ def measure(workers: int, connections: int, effort: Effort) -> dict[str, Any]:
 
 
 @contextmanager
-def gateway(workers: int, data: Path | None = None) -> Iterator[Servers]:
+def gateway(workers: int, *, brokers: int = 1, data: Path | None = None) -> Iterator[Servers]:
     """Registry, broker and front-end workers behind one port."""
     settings = {"mqtt.workers": str(workers)}
-    with peers.front_ends(1, settings=settings, data=data) as (broker, (front_ends,)):
+    with peers.front_ends(1, brokers=brokers, settings=settings, data=data) as (broker, (front_ends,)):
         yield Servers(broker, front_ends, _registry_pid())
 
 
@@ -210,8 +234,10 @@ def hold(servers: Servers, crowds: list[Crowd], seconds: float) -> dict[str, flo
     } | {f"{role.replace(' ', '_')}_cores": (after[role] - before[role]) / passed_s for role in after}
 
 
-def publish(servers: Servers, crowd: Crowd, crowds: list[Crowd], effort: Effort) -> dict[str, float]:
-    """Have a crowd publish; what a message costs, and how many there were."""
+def publish(
+    servers: Servers, crowd: Crowd, crowds: list[Crowd], effort: Effort, idle: dict[str, float]
+) -> dict[str, float]:
+    """Have a crowd publish; what a message costs beside what is spent anyway, and how many there were."""
     crowd.say("begin")
     crowd.stay(effort.warmup_s)
     for each in crowds:
@@ -221,6 +247,7 @@ def publish(servers: Servers, crowd: Crowd, crowds: list[Crowd], effort: Effort)
     crowd.stay(effort.seconds)
     ended, seconds = crowd.say("measure"), time.monotonic() - began_s
     count = ended["acknowledged"] - begun["acknowledged"]
+    before = {role: cpu_s + idle[role] * seconds for role, cpu_s in before.items()}
     costs = spent(servers, before, count)
     for each in crowds:
         each.say("stop")
@@ -282,7 +309,7 @@ def told(result: dict[str, Any]) -> str:
     messages = result["delivered"]
     kernel = subscribed["kernel_bytes"]
     return (
-        f"{result['workers']} workers, {result['connections']:,} connections: "
+        f"{result['workers']} workers, {result['brokers']} brokers, {result['connections']:,} connections: "
         f"{bare['front_end_bytes']:,.0f} bytes each bare (mark {BARE_MARK_BYTES:,.0f}), "
         f"{subscribed['front_end_bytes']:,.0f} with a subscription (mark {SUBSCRIBED_MARK_BYTES:,.0f}), "
         f"{subscribed['broker_bytes']:,.0f} at the broker, {kernel:,.0f} in the kernel; "
@@ -295,31 +322,34 @@ def told(result: dict[str, Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("points", nargs="*", metavar="WORKERSxCONNECTIONS", type=_point, help="e.g. 8x120000")
+    parser.add_argument(
+        "points", nargs="*", metavar="WORKERSxCONNECTIONS[xBROKERS]", type=_point, help="e.g. 8x120000"
+    )
     parser.add_argument("--quick", action="store_true", help="1,000 connections at 2 workers, for a look")
     options = parser.parse_args()
     points = options.points or (QUICK if options.quick else POINTS)
     effort = Effort(3, 1, 3) if options.quick else Effort(KEEP_ALIVE_S / 2, 2, 10)
-    for workers, connections in points:
-        in_progress = IN_PROGRESS * processes_for(connections)
-        wrong = _room.why_not(_room.Needs(connections, workers, in_progress), _room.this_machine())
+    for point in points:
+        in_progress = IN_PROGRESS * processes_for(point.connections)
+        wrong = _room.why_not(
+            _room.Needs(point.connections, point.workers, in_progress), _room.this_machine()
+        )
         if wrong:
-            print(f"{workers} workers, {connections:,} connections cannot be had here:", *wrong, sep="\n  ")
+            print(f"{point} cannot be had here:", *wrong, sep="\n  ")
             return 2
     print(", ".join(f"{name} {value}" for name, value in machine.description().items()), flush=True)
     is_wrong = False
-    for workers, connections in points:
-        result = measure(workers, connections, effort)
+    for point in points:
+        result = measure(point, effort)
         print(told(result), flush=True)
         print("  " + ", ".join(f"{name} {count}" for name, count in result["wrong"].items()), flush=True)
         is_wrong = is_wrong or any(result["wrong"].values())
-        machine.save("mqtt_scale", {f"{workers} workers, {connections} connections": result})
+        machine.save("mqtt_scale", {str(point): result})
     return 1 if is_wrong else 0
 
 
-def _point(text: str) -> tuple[int, int]:
-    workers, _, connections = text.partition("x")
-    return int(workers), int(connections)
+def _point(text: str) -> Point:
+    return Point(*map(int, text.split("x")))
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ SECONDS: Final = 10.0
 def measure(directory: Path, sessions: int, connected: int, workers: int) -> dict[str, Any]:
     """Start with the sessions, have devices return, send to them."""
     began_s = time.monotonic()
-    with gateway(workers, directory) as servers:
+    with gateway(workers, data=directory) as servers:
         start_s = time.monotonic() - began_s
         empty = memory_of(servers)
         before = servers.cpu_s()
@@ -82,6 +82,7 @@ def _plan(servers: Servers, **kinds: Any) -> Plan:
         keeps_sessions=True,
         topics_per_publisher=TOPICS_EACH,
         window=16,
+        shares_cores=True,
         connect_rate_per_s=1e6,
         connects_in_progress_max=IN_PROGRESS,
         connect_timeout_s=300,

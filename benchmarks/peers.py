@@ -17,7 +17,7 @@ from typing import Final
 
 from benchmarks.machine import RESULTS, ROOT
 
-START_TIMEOUT_S: Final = 20.0
+START_TIMEOUT_S: Final = 60.0
 _WEBSOCKET_LISTENER: Final = """
 [[mqtt.listeners]]
 name = "web"
@@ -212,18 +212,20 @@ key = "{{1}}"
 def front_ends(
     count: int,
     *,
+    brokers: int = 1,
     settings: Mapping[str, str] | None = None,
     cores: Sequence[int | None] | None = None,
     data: Path | None = None,
 ) -> Iterator[tuple[Server, list[Server]]]:
     """A broker, with a registry, and so many MQTT front ends for it: each a process of its own.
 
-    ``settings`` with names that begin with ``mqtt.`` are for the front ends, the others for the broker.
-    ``cores`` are for the broker and the front ends, in this order; None leaves one where the system puts it.
-    ``data`` is the broker's directory when it is to be kept. A front end may be killed.
+    Of several ``brokers`` it is the first. ``settings`` with names that begin with ``mqtt.`` are for the
+    front ends, the others for the brokers. ``cores`` are for the brokers and the front ends, in this order;
+    None leaves one where the system puts it. ``data`` is the directory of one broker when it is to be kept. A
+    front end may be killed.
     """
     RESULTS.mkdir(parents=True, exist_ok=True)
-    registry_port, *ports = free_ports(2 * count + 4)
+    registry_port, *ports = free_ports(2 * count + 2 * brokers + 2)
     registry = f"127.0.0.1:{registry_port}"
     wanted = dict(settings or {})
     for_front_ends = {name: wanted.pop(name) for name in list(wanted) if name.startswith("mqtt.")}
@@ -245,12 +247,17 @@ def front_ends(
             return server
 
         run("registry", "registry", registry_port, pinned[0], **{"registry.listen_port": str(registry_port)})
-        broker_port = ports.pop()
-        broker = run(
-            "broker", "broker", broker_port, pinned[0],
-            **{"broker.listen_port": str(broker_port), "broker.registries": registry,
-               "broker.registration_interval_s": "1", "store.flush": "async"} | wanted,
-        )  # fmt: skip
+        started = []
+        for number in range(1, brokers + 1):
+            name, port = "broker" if number == 1 else f"broker-{number}", ports.pop()
+            own_name = {} if number == 1 else {"broker.name": name}
+            started.append(
+                run(
+                    "broker", name, port, pinned[0],
+                    **{"broker.listen_port": str(port), "broker.registries": registry,
+                       "broker.registration_interval_s": "1", "store.flush": "async"} | own_name | wanted,
+                )
+            )  # fmt: skip
         servers = []
         for number in range(1, count + 1):
             name, port = f"front-end-{number}", ports.pop()
@@ -261,7 +268,7 @@ def front_ends(
                     | for_front_ends,
                 )
             )  # fmt: skip
-        yield broker, servers
+        yield started[0], servers
 
 
 @contextlib.contextmanager
