@@ -179,7 +179,7 @@ ROWS: Final = (
     ),
     Row(
         "kept sessions that come back at once over 2 front ends",
-        "4,000/s",
+        "10,000/s",
         "mqtt_reconnect_storm",
         ("storm", "per_s"),
         "{:,.0f}/s",

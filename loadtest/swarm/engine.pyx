@@ -11,7 +11,7 @@ they were due, not the time they were sent, so a stalled server is charged for e
 """
 
 from libc.errno cimport errno
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc
 from libc.string cimport memcpy
 
@@ -272,14 +272,18 @@ cdef class Engine(Receiving):
         self.rate_per_s = rate_per_s
         self.publishing = True
         self.kick = True
-        self.paced = 0
+        self.paced = self.owed = 0
         self.paced_from_ns = now_ns()
+        self.paced_until_ns = INT64_MAX
+        self.pacing = rate_per_s > 0
         for i in range(self.publisher_count):
             self.connections[self.publishers[i]].paced_from = self.connections[self.publishers[i]].created
             self.connections[self.publishers[i]].owed = 0
 
     def stop(self):
-        """No new messages; what was created is still sent and acknowledged by ``run`` and ``drain``."""
+        """No new messages. What was created, or due, is still sent and acknowledged by ``run`` and ``drain``."""
+        if self.publishing:
+            self.paced_until_ns = now_ns()
         self.publishing = False
 
     def run(self, seconds):
@@ -330,6 +334,7 @@ cdef class Engine(Receiving):
         cdef dict named = self.counters
         named["ready"] = self.ready
         named["outstanding"] = self.outstanding
+        named["unsent"] = self._unsent()
         named["sequence_gaps"] += self._open_gaps()
         return named
 
@@ -416,7 +421,8 @@ cdef class Engine(Receiving):
         if goal == GOAL_CONNECTED:
             return self.unsettled == 0
         if goal == GOAL_SENT:
-            return self.outstanding == 0 and (not self.publishing or self.remaining == 0)
+            return self.outstanding == 0 and self.owed == 0 and not self.pacing and (
+                not self.publishing or self.remaining == 0)
         if goal == GOAL_DELIVERED:
             return self.counters.delivered >= self.delivered_goal
         return False
@@ -446,10 +452,10 @@ cdef class Engine(Receiving):
             if self.leave_per_s or self.resubscribe_per_s:
                 self._change_due()
                 timeout_ms = min(timeout_ms, 1)
-            if self.rate_per_s and self.publishing and self.remaining:
+            if self.pacing:
                 due = self._send_due()
                 # A sleeping core wakes up tens of microseconds late: sleep short of the time, then look.
-                if due - self.now <= SPIN_NS:
+                if due - self.now <= SPIN_NS and self.pacing:
                     timeout_ms = 0
                 elif due != self.timer_at_ns:
                     arm(self.timer, due - SPIN_NS)
@@ -469,5 +475,5 @@ cdef class Engine(Receiving):
                     return 2
             if self.now - self.swept_at_ns > self.sweep_ns:
                 self._sweep()
-            if self.lead_max and not self.qos and self.publishing and self.now - self.looked_at_ns > 200_000_000:
+            if self.lead_max and not self.qos and (self.publishing or self.owed) and self.now - self.looked_at_ns > 200_000_000:
                 self._give_up_lost()
