@@ -171,6 +171,22 @@ ROWS: Final = (
     *_tls("full", "TLS 1.3, P-256"),
     *_tls("resumed", "the same, session resumed"),
     Row(
+        "an empty gateway, all in one process: memory",
+        "60 MB",
+        "gateway_empty",
+        ("gateway", "resident_bytes"),
+        "{:,.1f} MB",
+        scale=1e-6,
+    ),
+    Row(
+        "the same: processor time of its start",
+        "-",
+        "gateway_empty",
+        ("gateway", "start_s"),
+        "{:,.0f} ms",
+        scale=1e3,
+    ),
+    Row(
         "idle connection with a kept session and one subscription, front end's memory",
         "3,072 bytes",
         "mqtt_idle_session",

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from email.utils import formatdate
-from http import HTTPStatus
 from typing import Final, NamedTuple, Protocol
 
 import h11
@@ -22,6 +21,15 @@ logger = logging.getLogger("iotmq.http")
 # A check answers None when its part is ready, else the reason why it is not.
 ReadinessCheck = Callable[[], str | None]
 
+_REASONS: Final = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    431: "Request Header Fields Too Large",
+    501: "Not Implemented",
+    503: "Service Unavailable",
+}
 # Who was refused may still be sending: closed at once, the connection could take the answer with it.
 _LINGER_S: Final = 1.0
 _LINGER_READ_BYTES: Final = 65_536
@@ -43,7 +51,7 @@ class Elsewhere(Protocol):
 
 class _Answer(NamedTuple):
     body: bytes
-    status: HTTPStatus = HTTPStatus.OK
+    status: int = 200
     content_type: str = "text/plain; charset=utf-8"
     headers: tuple[tuple[str, str], ...] = ()
 
@@ -121,7 +129,7 @@ class HttpServer:
         self, protocol: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         try:
-            while protocol.our_state is h11.IDLE:
+            while True:
                 async with asyncio.timeout(self._settings.request_timeout_s):
                     request = await self._request(protocol, reader)
                     if request is None:
@@ -129,14 +137,15 @@ class HttpServer:
                     answer = await self._answer(request)
                     writer.write(_encoded(protocol, answer, has_body=request.method != b"HEAD"))
                     await writer.drain()
-                if protocol.our_state is h11.DONE:
-                    protocol.start_next_cycle()
+                if protocol.our_state is not h11.DONE:
+                    return
+                protocol.start_next_cycle()
         except h11.RemoteProtocolError as error:
-            status = HTTPStatus(error.error_status_hint)
+            status = error.error_status_hint
             self._bad_count += 1
             detail = ascii(str(error))[:100]
-            logger.warning("bad request", extra={"code": status.value, "detail": detail})
-            writer.write(_encoded(protocol, _Answer(f"{status.phrase}\n".encode(), status)))
+            logger.warning("bad request", extra={"code": status, "detail": detail})
+            writer.write(_encoded(protocol, _Answer(b"bad request\n", status)))
             await _linger(reader, writer)
         except TimeoutError:
             self._silent_count += 1
@@ -153,6 +162,8 @@ class HttpServer:
                 held, _ = protocol.trailing_data
                 protocol.receive_data(await reader.read(self._settings.header_bytes_max - len(held)))
             elif isinstance(event, h11.Request):
+                if not event.http_version.startswith(b"1."):
+                    raise h11.RemoteProtocolError("another version of HTTP")
                 request = event
             elif isinstance(event, h11.EndOfMessage | h11.ConnectionClosed):
                 return request
@@ -162,10 +173,9 @@ class HttpServer:
     async def _answer(self, request: h11.Request) -> _Answer:
         page = self._pages.get(request.target.partition(b"?")[0])
         if page is None:
-            return _Answer(b"not found\n", HTTPStatus.NOT_FOUND)
+            return _Answer(b"not found\n", 404)
         if request.method not in (b"GET", b"HEAD"):
-            status = HTTPStatus.METHOD_NOT_ALLOWED
-            return _Answer(b"method not allowed\n", status, headers=(("Allow", "GET, HEAD"),))
+            return _Answer(b"method not allowed\n", 405, headers=(("Allow", "GET, HEAD"),))
         if self._elsewhere is not None:
             await self._elsewhere.refresh()
         return page(request)
@@ -178,7 +188,7 @@ class HttpServer:
     def _health(self, _request: h11.Request) -> _Answer:
         """Answered by the loop that serves everything else: an answer is the proof that it turns."""
         reason = None if self._elsewhere is None else self._elsewhere.not_alive_reason
-        return _Answer(f"{reason or 'ok'}\n".encode(), _status_of(is_well=not reason))
+        return _Answer(f"{reason or 'ok'}\n".encode(), 503 if reason else 200)
 
     def _readiness(self, _request: h11.Request) -> _Answer:
         """200 when every part is ready; 503 with the reasons of those that are not."""
@@ -188,24 +198,18 @@ class HttpServer:
             reasons |= self._elsewhere.worker_states()
         parts = {name: reason or "ready" for name, reason in reasons.items()}
         body = msgspec.json.encode({"ready": is_ready, "parts": parts})
-        return _Answer(body, _status_of(is_well=is_ready), "application/json")
-
-
-def _status_of(*, is_well: bool) -> HTTPStatus:
-    return HTTPStatus.OK if is_well else HTTPStatus.SERVICE_UNAVAILABLE
+        return _Answer(body, 200 if is_ready else 503, "application/json")
 
 
 def _encoded(protocol: h11.Connection, answer: _Answer, *, has_body: bool = True) -> bytes:
     headers = [
-        ("Date", formatdate(usegmt=True)),
+        ("Date", time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime())),
         ("Content-Type", answer.content_type),
         ("Content-Length", str(len(answer.body))),
         *answer.headers,
     ]
-    status = answer.status
-    head = protocol.send(
-        h11.Response(status_code=status.value, headers=headers, reason=status.phrase.encode())
-    )
+    reason = _REASONS.get(answer.status, "")
+    head = protocol.send(h11.Response(status_code=answer.status, headers=headers, reason=reason.encode()))
     body = protocol.send(h11.Data(answer.body)) if has_body else b""
     return b"".join((head or b"", body or b"", protocol.send(h11.EndOfMessage()) or b""))
 

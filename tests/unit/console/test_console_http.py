@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 import msgspec
 import pytest
+from eventually import until
 
 from iotmq.console.http import HttpServer
 from iotmq.console.settings import HttpSettings
@@ -223,15 +224,20 @@ async def test_who_does_not_read_the_answers_is_asked_nothing_more_and_closed() 
     async with running(settings, sources=[part]) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1)
         writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 50_000)
-        while not values_of(server)["iotmq_http_silent_connections_total"]:
-            await asyncio.sleep(0.01)
+        await until(lambda: values_of(server)["iotmq_http_silent_connections_total"])
         assert 0 < part.asked_count < 40_000
         assert not reader.at_eof()
         writer.close()
 
 
 @pytest.mark.parametrize(
-    "sent", [b"\x16\x03\x01\x00\xba\x01\x03\x03\r\n\r\n", b"GET / HTTP/1.1\r\nContent-Length: -1\r\n\r\n"]
+    "sent",
+    [
+        b"\x16\x03\x01\x00\xba\x01\x03\x03\r\n\r\n",
+        b"GET / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ],
 )
 async def test_what_is_no_http_is_one_line_without_a_traceback_and_counted(
     caplog: pytest.LogCaptureFixture, sent: bytes
