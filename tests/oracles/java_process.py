@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Self
 
@@ -15,7 +19,11 @@ from eventually import eventually
 from gateway_process import ROOT, free_port
 from piped_client import PipedClient
 
+# As quick to start as can be: these processes live for seconds, of which half would go to the compiler that
+# makes long ones fast.
+FAST_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 LIBRARIES = ROOT / "build" / "interop" / "java"
+CLASSES = ROOT / "build" / "interop" / "java-classes"
 SCRIPTS = ROOT / "tests" / "interop" / "java"
 
 java_marks = [
@@ -27,6 +35,24 @@ java_marks = [
     ),
 ]
 """For tests that start such processes."""
+
+
+@cache
+def classes() -> Path:
+    """The compiled scripts: `java FILE.java` would compile again with each start."""
+    sources = sorted(SCRIPTS.glob("*.java"))
+    state = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
+    made = CLASSES / state
+    if not made.exists():
+        CLASSES.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CLASSES) as directory:
+            words = ["javac", "-J-XX:TieredStopAtLevel=1", "-cp", f"{LIBRARIES}/*", "-d", f"{directory}/made"]
+            subprocess.run([*words, *sources], check=True, timeout=120)
+            # Another process of pytest may have been faster.
+            with contextlib.suppress(OSError):
+                Path(directory, "made").rename(made)
+    assert made.is_dir()
+    return made
 
 
 class JavaProcesses:
@@ -48,6 +74,7 @@ class JavaProcesses:
         if self._tools_yml:
             (home / "conf" / "tools.yml").write_text(self._tools_yml)
         options = [
+            *FAST_START,
             f"-Duser.home={home}",
             f"-Drocketmq.home.dir={home}",
             f"-Djava.io.tmpdir={home}",
@@ -55,7 +82,7 @@ class JavaProcesses:
         ]
         return self._stack.enter_context(
             PipedClient(
-                ["java", *options, "-cp", f"{LIBRARIES}/*", str(SCRIPTS / f"{script}.java"), self._registry],
+                ["java", *options, "-cp", f"{classes()}:{LIBRARIES}/*", script, self._registry],
                 directory=home,
                 environment={**os.environ, "HOME": str(home)},
             )
@@ -132,7 +159,7 @@ class JavaBroker:
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [
-                    "java", "-Xms64m", f"-Xmx{self._heap}", f"-Duser.home={self._home}",
+                    "java", *FAST_START, "-Xms64m", f"-Xmx{self._heap}", f"-Duser.home={self._home}",
                     f"-Drocketmq.home.dir={self._home}", *opened, "-cp", f"{LIBRARIES}/*",
                     "org.apache.rocketmq.broker.BrokerStartup", "-c", str(conf / "broker.conf"),
                 ],
