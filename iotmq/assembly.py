@@ -231,6 +231,8 @@ class Process:
     async def _start_broker(
         self, broker: Broker | MasterBroker | SlaveBroker, settings: BrokerSettings
     ) -> None:
+        # Before it has started: a new slave waits for its master then, and says so.
+        self._checks["broker"] = lambda: broker.not_ready_reason
         await self._start("broker", broker)
         self._watch("broker", broker)
         self._listens("broker", settings.listen_host, broker.port)
