@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Self
 
@@ -17,7 +21,11 @@ from piped_client import PipedClient
 
 from benchmarks.peers.rocketmq import broker_command, broker_environment, broker_files
 
+# As quick to start as can be: these processes live for seconds, of which half would go to the compiler that
+# makes long ones fast.
+FAST_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 LIBRARIES = ROOT / "build" / "interop" / "java"
+CLASSES = ROOT / "build" / "interop" / "java-classes"
 SCRIPTS = ROOT / "tests" / "interop" / "java"
 
 java_marks = [
@@ -29,6 +37,24 @@ java_marks = [
     ),
 ]
 """For tests that start such processes."""
+
+
+@cache
+def classes() -> Path:
+    """The compiled scripts: `java FILE.java` would compile again with each start."""
+    sources = sorted(SCRIPTS.glob("*.java"))
+    state = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
+    made = CLASSES / state
+    if not made.exists():
+        CLASSES.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CLASSES) as directory:
+            words = ["javac", "-J-XX:TieredStopAtLevel=1", "-cp", f"{LIBRARIES}/*", "-d", f"{directory}/made"]
+            subprocess.run([*words, *sources], check=True, timeout=120)
+            # Another process of pytest may have been faster.
+            with contextlib.suppress(OSError):
+                Path(directory, "made").rename(made)
+    assert made.is_dir()
+    return made
 
 
 class JavaProcesses:
@@ -50,6 +76,7 @@ class JavaProcesses:
         if self._tools_yml:
             (home / "conf" / "tools.yml").write_text(self._tools_yml)
         options = [
+            *FAST_START,
             f"-Duser.home={home}",
             f"-Drocketmq.home.dir={home}",
             f"-Djava.io.tmpdir={home}",
@@ -57,7 +84,7 @@ class JavaProcesses:
         ]
         return self._stack.enter_context(
             PipedClient(
-                ["java", *options, "-cp", f"{LIBRARIES}/*", str(SCRIPTS / f"{script}.java"), self._registry],
+                ["java", *options, "-cp", f"{classes()}:{LIBRARIES}/*", script, self._registry],
                 directory=home,
                 environment={**os.environ, "HOME": str(home)},
             )
@@ -124,9 +151,10 @@ class JavaBroker:
         for path, text in files.items():
             (self._home / path).parent.mkdir(parents=True, exist_ok=True)
             (self._home / path).write_text(text)
+        java, *words = broker_command(home=self._home, libraries=LIBRARIES, heap=self._heap)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                broker_command(home=self._home, libraries=LIBRARIES, heap=self._heap),
+                [java, *FAST_START, *words],
                 cwd=self._home,
                 env={**os.environ, **broker_environment(self._home)},
                 stdin=subprocess.DEVNULL,
