@@ -83,10 +83,12 @@ def _heading(results: Sequence[Result]) -> str:
 
 
 def _judged(result: Result) -> str:
+    notes = "".join(f"<p class='quiet'>{escape(sentence)}</p>" for sentence in result.get("notes", []))
     if not result["verdict"]:
-        return f'<div class="good">{escape(result["name"])}: nothing was lost, repeated or refused.</div>'
+        name = escape(result["name"])
+        return f'<div class="good">{name}: nothing was lost, repeated or refused.{notes}</div>'
     items = "".join(f"<li>{escape(sentence)}</li>" for sentence in result["verdict"])
-    return f'<div class="bad">{escape(result["name"])}:<ul>{items}</ul></div>'
+    return f'<div class="bad">{escape(result["name"])}:<ul>{items}</ul>{notes}</div>'
 
 
 # Charts
@@ -209,13 +211,17 @@ def _counts(results: Sequence[Result]) -> str:
         (name.replace("_per_s", " a second"), [f"{result['rates'].get(name, 0):,.0f}" for result in results])
         for name in results[0]["rates"]
     ]
-    rows.append(("missing", [f"{result.get('missing', 0):,}" for result in results]))
+    rows.append(("missing", [_count(result.get("missing", 0)) for result in results]))
     rows += [
         (name.replace("_", " "), [f"{result['counters'].get(name, 0):,}" for result in results])
         for name in results[0]["counters"]
         if any(result["counters"].get(name) for result in results)
     ]
     return _table([result["name"] for result in results], rows, change=_change(results))
+
+
+def _count(number: int | None) -> str:
+    return "not known" if number is None else f"{number:,}"
 
 
 def _change(results: Sequence[Result]) -> dict[str, str]:

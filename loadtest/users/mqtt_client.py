@@ -295,7 +295,7 @@ def _properties(properties: Any) -> Properties:
         return NO_PROPERTIES
     if isinstance(properties, Properties):
         return properties
-    return read_properties(FieldReader(properties.pack()), PUBLISH)
+    return read_properties(FieldReader(properties.pack(), "PUBLISH"), PUBLISH)
 
 
 def _with_stamp(properties: Properties, stamp: bytes) -> Properties:

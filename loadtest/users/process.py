@@ -108,7 +108,7 @@ class Process:
         for loss in losses:
             row = ("", loss.topic) if loss.owner is None else loss.owner.received_row(loss.topic, loss.qos)
             batch = Batch(*row)
-            batch.add_failures(Fault(loss.kind), loss.count)
+            batch.add_failures(Fault(loss.kind), loss.message_count)
             merge(self._environment.stats, batch)
 
     def _settle(self, **_: Any) -> None:

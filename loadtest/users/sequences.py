@@ -129,7 +129,7 @@ class Loss(NamedTuple):
     kind: str
     topic: str
     qos: int
-    count: int
+    message_count: int
     owner: RowOwner | None = None
 
 

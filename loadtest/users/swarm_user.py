@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 from locust import User, task
 from locust.env import Environment
 from locust.exception import StopUser
-from locust.user.users import LOCUST_STATE_STOPPING
+from locust.user.task import LOCUST_STATE_STOPPING
 
 from iotmq.mqtt_client.address import parse_url
 from loadtest.swarm import Plan
