@@ -142,6 +142,8 @@ class NativeConsumerUser(_NativeUser):
     def consume(self) -> None:
         import gevent
 
+        if self.checks_sequences:
+            self._process.joins_group(f"{self.group}@{self.topic}")
         consumer = self.thread.run(self._start(), timeout_s=_START_S)
         try:
             while True:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -25,6 +26,8 @@ from loadtest.users.statistics import Batch, merge
 
 if TYPE_CHECKING:
     from locust.env import Environment
+
+_log = logging.getLogger("loadtest.process")
 
 # How long what is under way at the end may take to arrive; and it is over when all devices are connected,
 # and nothing has arrived for so long.
@@ -58,6 +61,7 @@ class Process:
         self.leaving: set[asyncio.Task[None]] = set()
         self._devices: dict[Device, None] = {}
         self._closings: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        self._has_warned = False
         self._watch: asyncio.Task[None] | None = None
         self.thread.post(self._begin_watch)
         environment.events.test_stop.add_listener(self._settle)
@@ -84,6 +88,16 @@ class Process:
         """Return whether Locust stops all users, and not just some."""
         runner = self._environment.runner
         return runner is None or runner.state in _ENDING
+
+    def joins_group(self, name: str) -> None:
+        """Say once that nobody checks a group whose members are in several processes."""
+        if not self.check.follows_groups and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "%s: losses and repeats of a group are not counted with workers, each of which knows its own "
+                "members only; swarms count them",
+                name,
+            )
 
     def close_at_end(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Let a consumer receive until everything has arrived, and close it then."""
