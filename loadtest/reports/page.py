@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
+from statistics import median
 from typing import Any, Final
 
 from loadtest.reports.charts import Line, chart, short_number
@@ -155,12 +156,14 @@ def _mebibytes(size: int | None) -> float | None:
 def _points(result: Result, value: Value, *, is_rate: bool) -> list[tuple[float, float]]:
     """The values of a result over its seconds, or how fast they rise."""
     points = [(tick["at_s"], found) for tick in result["ticks"] if (found := value(tick)) is not None]
-    if not is_rate:
+    if not is_rate or not points:
         return points
+    # The last tick comes whenever the test is over: a rate over a moment says nothing.
+    shortest_s = median(at - at_before for (at_before, _), (at, _) in _pairs(points)) / 2
     return [
         (at, (found - before) / (at - at_before))
         for (at_before, before), (at, found) in _pairs(points)
-        if at > at_before
+        if at > at_before and at - at_before >= shortest_s
     ]
 
 

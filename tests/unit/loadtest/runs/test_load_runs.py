@@ -331,6 +331,16 @@ def test_a_process_is_measured_with_its_children() -> None:
         ServerProcess(child.pid)
 
 
+def test_the_time_of_a_child_that_has_ended_is_kept() -> None:
+    before = ServerProcess(os.getpid()).usage()
+    assert before is not None
+    program = "import time\nwhile time.process_time() < 0.3:\n  pass"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    after = ServerProcess(os.getpid()).usage()
+    assert after is not None
+    assert after.cpu_s - before.cpu_s >= 0.3
+
+
 # Files and metrics
 
 
