@@ -14,6 +14,7 @@ from loadtest.runs.crew import PROCESSES_MAX, Crew, share_plan
 from loadtest.runs.judgement import missing_of, notes_of, verdict_of
 from loadtest.runs.result import FORMAT, Result
 from loadtest.runs.server_process import ServerProcess, Usage
+from loadtest.runs.ticks import within_limit
 from loadtest.swarm.errors import SwarmError
 from loadtest.swarm.histogram import Histogram
 from loadtest.swarm.plan import Plan, check_plan
@@ -80,11 +81,18 @@ class LoadRun:
         self._parts: dict[int, dict[int, dict[str, Any]]] = {}
         self._usage: Usage | None = None
         self._began_ns = 0
-        self._is_stopped = False
+        self._stop_count = 0
 
     def stop(self) -> None:
-        """End the test soon, with a result of what there is; from a signal handler, too."""
-        self._is_stopped = True
+        """End the test soon, with a result of what there is; from a signal handler, too.
+
+        What is on its way is waited for, unless this is called again.
+        """
+        self._stop_count += 1
+
+    @property
+    def _is_stopped(self) -> bool:
+        return self._stop_count > 0
 
     def run(self) -> Result:
         """Connect, publish and wait for what is outstanding. SwarmError when it cannot be done here."""
@@ -184,7 +192,7 @@ class LoadRun:
         until_s = time.monotonic() + self._plan.drain_timeout_s
         copies = deliveries_of(self._plan) or 0
         came, came_at_s = -1, time.monotonic()
-        while time.monotonic() < until_s and not self._is_stopped:
+        while time.monotonic() < until_s and self._stop_count < 2:
             counters = _since(begun, self._counters())
             arrived = counters["delivered"] - counters["sequence_repeats"]
             is_sent = not counters["outstanding"] and not counters["unsent"]
@@ -269,7 +277,7 @@ class LoadRun:
         if self._server and (usage := self._server.usage()):
             tick["server_cpu_s"] = round(usage.cpu_s - (self._usage.cpu_s if self._usage else 0.0), 3)
             tick["server_memory_bytes"] = usage.memory_bytes
-        self._ticks.append(tick)
+        self._ticks = within_limit([*self._ticks, tick])
         self._progress.tick, self._progress.counters = tick, dict(counters)
         self._progress.ends = _added(part["ends"] for part in parts.values())
         if self._watch is not None:

@@ -308,6 +308,23 @@ def test_who_stops_a_test_has_its_result() -> None:
     assert result["counters"]["published"] < 6_000
 
 
+def test_who_stops_a_test_once_has_what_was_on_its_way() -> None:
+    """As fast as the windows allow, a thousand messages are on their way at any time."""
+    stops: list[None] = []
+
+    def stop_once(progress: Progress) -> None:
+        if progress.counters["published"] and not stops:
+            stops.append(None)
+            run.stop()
+
+    with running_sink() as sink:
+        plan = Plan(port=sink.port, publishers=10, seconds=600, warmup_s=0)
+        run = LoadRun(plan, QUICK, watch=stop_once)
+        result = run.run()
+    assert result["counters"]["published"] == result["counters"]["acknowledged"] > 0
+    assert (result["outstanding"], result["verdict"]) == (0, [])
+
+
 # The server's process
 
 
