@@ -111,12 +111,13 @@ cdef class Engine(Receiving):
     A server that does not answer within ``answer_timeout_s`` loses the connection; 0 waits for ever. ``sizes`` are
     those of the payloads of following messages, in the place of one size. ``tls`` are contexts of Python's `ssl`,
     used in turn, and the name of the server that its certificate has to have. Where payloads have stamps of digits,
-    ``has_text_stamps`` has to be set.
+    ``has_text_stamps`` has to be set. ``spin_ns`` is how long before a planned time the engine is awake.
     """
     cdef dict groups                   # numbers of shared subscriptions by their names
     cdef uint32_t subscriber_base
     cdef int64_t sweep_ns              # how often connections are looked at
     cdef int64_t timer_at_ns
+    cdef public int64_t spin_ns
     cdef uint64_t delivered_goal
 
     def __init__(self, host, port, *, qos=1, window=100, payload=b"\x00" * 100, keep_alive_s=60.0,
@@ -182,6 +183,7 @@ cdef class Engine(Receiving):
         self.qos = qos
         self.window = window
         self.payload = bytes(payload)
+        self.spin_ns = SPIN_NS
         self.keep_alive_ns = int(keep_alive_s * 1e9)
         self.lead_max = lead_max
         self.measures_acks = measures_acks
@@ -461,10 +463,10 @@ cdef class Engine(Receiving):
             if self.pacing:
                 due = self._send_due()
                 # A sleeping core wakes up tens of microseconds late: sleep short of the time, then look.
-                if due - self.now <= SPIN_NS and self.pacing:
+                if due - self.now <= self.spin_ns and self.pacing:
                     timeout_ms = 0
                 elif due != self.timer_at_ns:
-                    arm(self.timer, due - SPIN_NS)
+                    arm(self.timer, due - self.spin_ns)
                     self.timer_at_ns = due
             got = epoll_wait(self.epoll, events, EVENTS_PER_TURN, timeout_ms)
             self.now = now_ns()

@@ -106,6 +106,19 @@ def test_a_run_ends_with_its_time(sink: Sink) -> None:
     assert report.is_drained
 
 
+def test_what_is_planned_is_sent_also_by_one_that_sleeps_until_then(sink: Sink) -> None:
+    plan = Plan(port=sink.port, publishers=2, rate_per_s=500, messages_max=100, seconds=20, warmup_s=0)
+    with Swarm(replace(plan, shares_cores=True)) as swarm:
+        assert swarm.engine.spin_ns == 0
+        swarm.connect()
+        report = swarm.publish()
+    # Of a hundred messages the last is due 0.198 s after the first, and nobody waits for the 20 s.
+    assert 0.198 <= report.seconds < 10
+    assert report.counters["acknowledged"] == 100
+    with Swarm(plan) as punctual:
+        assert punctual.engine.spin_ns > 0
+
+
 def test_idle_connections_keep_themselves_alive(sink: Sink) -> None:
     with Swarm(Plan(port=sink.port, idle=3, keep_alive_s=1)) as swarm:
         swarm.connect()
