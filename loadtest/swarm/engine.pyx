@@ -483,5 +483,6 @@ cdef class Engine(Receiving):
                     return 2
             if self.now - self.swept_at_ns > self.sweep_ns:
                 self._sweep()
-            if self.lead_max and not self.qos and (self.publishing or self.owed) and self.now - self.looked_at_ns > 200_000_000:
-                self._give_up_lost()
+            if self.lead_max and not self.qos and (self.publishing or self.owed):
+                if self.now - self.looked_at_ns > 200_000_000:
+                    self._give_up_lost()
