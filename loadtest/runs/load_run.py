@@ -106,10 +106,10 @@ class LoadRun:
             self._usage = self._server.usage() if self._server else None
             connected_s = self._connect(crew)
             connected = self._counters()
-            begun_by = measured_by = stopped_by = self._command(crew, "measure")
-            begun = _total(begun_by)
+            measured_by = stopped_by = self._command(crew, "measure")
+            begun = _total(measured_by)
             if connected["ready"] and not self._is_stopped:
-                self._command(crew, "begin")
+                measured_by = self._command(crew, "begin")
                 if plan.warmup_s and plan.publishers:
                     self._progress.phase = "warm-up"
                     self._pass(crew, plan.warmup_s)
