@@ -50,9 +50,12 @@ def verdict_of(plan: Plan, result: dict[str, Any], *, p99_ms_max: float | None) 
     if result["outstanding"]:
         wrong.append(f"{result['outstanding']} messages were not acknowledged in time")
     if result["unsent"]:
+        reason = (
+            f": {plan.rate_per_s} a second are more than the server takes, or than the load generator makes"
+        )
         wrong.append(
-            f"{result['unsent']} messages were due and could not be sent in time: {plan.rate_per_s} a second "
-            "are more than the server takes, or than the load generator makes"
+            f"{result['unsent']} messages were due and could not be sent in time"
+            f"{'' if result['ends']['lost'] else reason}"
         )
     return wrong + _too_slow(result, p99_ms_max)
 
