@@ -56,7 +56,9 @@ class Process:
         self.thread = LoopThread.get()
         self.streams = Streams(max(0, getattr(environment.runner, "worker_index", 0)))
         is_alone = not isinstance(environment.runner, WorkerRunner)
-        self.check = SequenceCheck(self.streams.by_number, follows_groups=is_alone)
+        self.check = SequenceCheck(
+            self.streams.by_number, follows_groups=is_alone, began_ns=time.monotonic_ns()
+        )
         # Devices that say good-bye; for the loop's thread.
         self.leaving: set[asyncio.Task[None]] = set()
         self._devices: dict[Device, None] = {}

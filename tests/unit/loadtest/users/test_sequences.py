@@ -199,3 +199,8 @@ def test_streams_of_which_nothing_came_are_found_by_wildcards_too() -> None:
     assert not site.check.is_complete
     assert site.lost() == 2
     assert site.check.is_complete
+
+
+def test_what_was_sent_before_the_run_is_of_another_one() -> None:
+    check = SequenceCheck({}, began_ns=100)
+    assert [check.is_of_this_run(Stamp(1, 0, time_ns)) for time_ns in (99, 100, 101)] == [False, True, True]
