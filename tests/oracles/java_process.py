@@ -1,4 +1,4 @@
-"""The scripts of tests/interop/java and the broker, with rocketmq 4.9 (Maven), each in its own home."""
+"""The scripts of tests/interop/java and the broker, with what Maven has fetched, each in its own home."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from gateway_process import ROOT, free_port
 from piped_client import PipedClient
 
 LIBRARIES = ROOT / "build" / "interop" / "java"
+HIVEMQ = ROOT / "build" / "interop" / "hivemq"
 SCRIPTS = ROOT / "tests" / "interop" / "java"
 
 java_marks = [
@@ -28,15 +29,27 @@ java_marks = [
 ]
 """For tests that start such processes."""
 
+hivemq_marks = [
+    *java_marks[:2],
+    pytest.mark.skipif(
+        not list(HIVEMQ.glob("hivemq-mqtt-client-*.jar")),
+        reason="hivemq-mqtt-client is not installed (tools/setup.sh dev, with Maven)",
+    ),
+]
+"""For tests that start it."""
+
 
 class JavaProcesses:
-    """Processes that speak to one registry; use `java_processes`."""
+    """Processes that speak to one server; use `java_processes`."""
 
-    def __init__(self, stack: ExitStack, directory: Path, registry: str, *, tools_yml: str) -> None:
+    def __init__(
+        self, stack: ExitStack, directory: Path, server: str, *, tools_yml: str, libraries: Path
+    ) -> None:
         self._stack = stack
         self._directory = directory
-        self._registry = registry
+        self._server = server
         self._tools_yml = tools_yml
+        self._libraries = libraries
         self._count = 0
 
     def start(self, script: str) -> PipedClient:
@@ -53,9 +66,10 @@ class JavaProcesses:
             f"-Djava.io.tmpdir={home}",
             "-Drocketmq.client.logUseSlf4j=true",
         ]
+        command = ["java", *options, "-cp", f"{self._libraries}/*", str(SCRIPTS / f"{script}.java")]
         return self._stack.enter_context(
             PipedClient(
-                ["java", *options, "-cp", f"{LIBRARIES}/*", str(SCRIPTS / f"{script}.java"), self._registry],
+                [*command, self._server],
                 directory=home,
                 environment={**os.environ, "HOME": str(home)},
             )
@@ -63,10 +77,15 @@ class JavaProcesses:
 
 
 @contextmanager
-def java_processes(directory: Path, registry: str, *, tools_yml: str = "") -> Iterator[JavaProcesses]:
-    """Ends those that were started. `tools_yml` is where mqadmin finds its keys."""
+def java_processes(
+    directory: Path, server: str, *, tools_yml: str = "", libraries: Path = LIBRARIES
+) -> Iterator[JavaProcesses]:
+    """Ends those that were started. `server` is the registry, or what else the scripts speak to.
+
+    `tools_yml` is where mqadmin finds its keys.
+    """
     with ExitStack() as stack:
-        yield JavaProcesses(stack, directory, registry, tools_yml=tools_yml)
+        yield JavaProcesses(stack, directory, server, tools_yml=tools_yml, libraries=libraries)
 
 
 RunMqadmin = Callable[..., str]
