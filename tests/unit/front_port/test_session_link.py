@@ -277,12 +277,13 @@ async def unblock(site: Site) -> None:
     silent = [request for request in site.broker.asked if request.code in site.broker.silent]
     site.broker.silent.clear()
     code, ext, body = site.broker.answers[RequestCode.OPEN_SESSION]
-    if silent[-1].code == RequestCode.OPEN_SESSION:
+    if silent and silent[-1].code == RequestCode.OPEN_SESSION:
         site.broker.connections[-1].reply(silent[-1].reply(code, ext=ext, body=body))
         await site.busy
     else:
-        # It has not been introduced yet.
-        site.broker.connections[-1].abort("test")
+        # It has not been introduced yet, or has not even come again.
+        for connection in list(site.broker.connections):
+            connection.abort("test")
 
 
 async def test_an_opening_does_not_wait_for_a_broker_for_long(
