@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks import _report, machine
+from benchmarks import _report, _scaling, machine
 
 FOLDER: Final = Path(__file__).resolve().parent
 
@@ -22,11 +22,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; default: all")
     parser.add_argument("--quick", action="store_true", help="shorter and less exact")
     parser.add_argument(
-        "--report", action="store_true", help="run nothing; write the numbers that are kept into the page"
+        "--report", action="store_true", help="run nothing; write the numbers that are kept into the pages"
     )
     options = parser.parse_args(arguments)
     if options.report:
-        return _report.write()
+        return max(_report.write(), _scaling.write())
     for name in options.names:
         if name not in known:
             parser.error(f"unknown benchmark {name}: one of {', '.join(known)}")

@@ -13,11 +13,18 @@ from statistics import median
 from typing import Any, Final, NamedTuple
 
 from benchmarks import machine
-from benchmarks.mqtt_side_by_side import SCENARIOS
+from benchmarks.broker_beside_kafka import CASES as KAFKA_CASES
+from benchmarks.mqtt_side_by_side import SCENARIOS, Pair
+from benchmarks.native_side_by_side import WIRES
+from benchmarks.peers import DURABLE, FAST, Peer, mqtt, native
+from benchmarks.peers.native import KAFKA
+from benchmarks.peers.sources import Given
 
 PAGE: Final = machine.ROOT / "docs" / "explanation" / "performance.md"
 BEGIN: Final = "<!-- the table between these lines is written by `python -m benchmarks --report` -->"
 END: Final = "<!-- end of the table -->"
+PEERS_BEGIN: Final = "<!-- the table of peers is written by `python -m benchmarks --report` -->"
+PEERS_END: Final = "<!-- end of the table of peers -->"
 HEADS: Final = ("work", "to reach", "measured", "peer", "ratio", "benchmark", "on")
 
 
@@ -33,18 +40,96 @@ class Row(NamedTuple):
     peer: tuple[str, ...] = ()
     peer_name: str = ""
     scale: float = 1.0
+    is_optional: bool = False
+    """Beside a peer that only few have: not missed where it is not."""
 
 
-def _redis(case: str, work: str) -> Row:
-    return Row(
-        work,
-        "1x",
-        "broker_beside_redis",
-        ("results", case, "iotmq"),
-        "{:,.0f}/s",
-        ("results", case, "redis"),
-        "Redis Streams",
-    )
+_NATIVE_WORK: Final = {
+    "produce": "native batches of 100",
+    "produce singly": "native single sends",
+    "consume 32": "reads of 32",
+    "consume 1,024": "reads of 1,024",
+}
+_NATIVE_MARKS: Final = {
+    native.ROCKETMQ.name: dict(zip(_NATIVE_WORK, ("6x", "6x", "3x", "3x"), strict=True)),
+    native.REDIS.name: dict.fromkeys(_NATIVE_WORK, "1x"),
+}
+
+
+def _native(peer: Peer) -> Iterator[Row]:
+    """In both settings; those marks are for the fast one."""
+    for setting in peer.settings:
+        marks = _NATIVE_MARKS.get(peer.name, {}) if setting == FAST else {}
+        for case, work in _NATIVE_WORK.items():
+            path = (f"{peer.name}, {setting}", case)
+            yield Row(
+                f"{work} beside {peer.title}, {setting}: records",
+                marks.get(case, "-"),
+                "native_side_by_side",
+                (*path, "iotmq"),
+                "{:,.0f}/s",
+                (*path, peer.name),
+                peer.title,
+            )
+
+
+_KAFKA_WORK: Final = {"produce": "native batches of {}", "fetch": "reads of a batch of {}"}
+
+
+def _kafka() -> Iterator[Row]:
+    for setting in KAFKA.settings:
+        for case in KAFKA_CASES:
+            work, _, batch = case.partition(" ")
+            yield Row(
+                f"{_KAFKA_WORK[work].format(batch)} beside {KAFKA.title}, {setting}: processor time a record",
+                "< 1x" if setting == FAST else "-",
+                "broker_beside_kafka",
+                (setting, case, "iotmq"),
+                "{:,.2f} us",
+                (setting, case, "kafka"),
+                KAFKA.title,
+            )
+
+
+_MQTT_WORK: Final = {
+    "qos1_window100": "QoS 1, 100 connections, window 100: acknowledged/s",
+    "qos1_window1": "QoS 1, 100 connections, window 1: acknowledged/s",
+    "qos0_fan_in_paced": "QoS 0, 100 publishers to 1 subscriber: delivered/s",
+    "fan_out": "QoS 0, 1 publisher to 1,000 subscribers: deliveries/s",
+    "durable": "QoS 1, 100 publishers to 100 kept sessions: in + out/s",
+    "latency": "5,000 msg/s QoS 1 end to end: p99 microseconds",
+    "idle_subscribed": "idle connection with one filter: bytes",
+}
+_MQTT_MARKS: Final = {
+    "flashmq": {
+        "qos1_window100": ">= 1.5x",
+        "qos1_window1": ">= 1.3x",
+        "qos0_fan_in_paced": ">= 1.3x",
+        "fan_out": ">= 3x",
+    },
+    "mosquitto-2.1": {"latency": "<= 1x"},
+}
+
+
+def _mqtt(pair: Pair) -> Iterator[Row]:
+    marks = _MQTT_MARKS.get(pair.peer.name, {}) if pair.setting == FAST else {}
+    for scenario in pair.scenarios:
+        first = SCENARIOS[scenario].first
+        yield Row(
+            f"MQTT beside {pair.peer.title}, {pair.setting}: {_MQTT_WORK[scenario]}",
+            marks.get(scenario, "-"),
+            "mqtt_side_by_side",
+            (pair.key(scenario), "sides", "iotmq", first),
+            "{:,.0f}",
+            (pair.key(scenario), "sides", pair.peer.name, first),
+            pair.peer.title,
+            is_optional=isinstance(pair.peer.source, Given),
+        )
+
+
+def _mqtt_pairs() -> Iterator[Pair]:
+    for peer in mqtt.PEERS.values():
+        yield from (pair for setting in peer.settings if not (pair := Pair(peer, setting)).is_first)
 
 
 def _tls(kind: str, work: str) -> Iterator[Row]:
@@ -82,8 +167,25 @@ ROWS: Final = (
         )
         for name, scenario in SCENARIOS.items()
     ),
+    *(row for pair in _mqtt_pairs() for row in _mqtt(pair)),
     *_tls("full", "TLS 1.3, P-256"),
     *_tls("resumed", "the same, session resumed"),
+    Row(
+        "an empty gateway, all in one process: memory",
+        "60 MB",
+        "gateway_empty",
+        ("gateway", "resident_bytes"),
+        "{:,.1f} MB",
+        scale=1e-6,
+    ),
+    Row(
+        "the same: processor time of its start",
+        "-",
+        "gateway_empty",
+        ("gateway", "start_s"),
+        "{:,.0f} ms",
+        scale=1e3,
+    ),
     Row(
         "idle connection with a kept session and one subscription, front end's memory",
         "3,072 bytes",
@@ -93,7 +195,7 @@ ROWS: Final = (
     ),
     Row(
         "kept sessions that come back at once over 2 front ends",
-        "4,000/s",
+        "10,000/s",
         "mqtt_reconnect_storm",
         ("storm", "per_s"),
         "{:,.0f}/s",
@@ -208,10 +310,8 @@ ROWS: Final = (
         ("10000 topics", "memory, MB"),
         "{:,.0f} MB",
     ),
-    _redis("produce", "native batches beside 100 XADDs: records"),
-    _redis("produce singly", "native single sends beside XADD"),
-    _redis("consume 32", "reads of 32 beside XREAD: records"),
-    _redis("consume 1,024", "reads of 1,024 beside XREAD: records"),
+    *(row for name in WIRES for row in _native(native.PEERS[name])),
+    *_kafka(),
     Row(
         "append with queues and key index, one core: records",
         "1.5 M/s",
@@ -277,15 +377,30 @@ def write() -> int:
     missing = []
     for row in ROWS:
         cells = _measured(row) or known.get((row.work, f"`{row.benchmark}`"))
-        if cells is None:
-            missing.append(f"{row.benchmark}: {row.work}")
-        else:
+        if cells is not None:
             lines.append(tuple(cells))
+        elif not row.is_optional:
+            missing.append(f"{row.benchmark}: {row.work}")
     table = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
-    PAGE.write_text(f"{before}{BEGIN}\n\n{table}\n{_about()}\n{END}{after}")
+    page = f"{before}{BEGIN}\n\n{table}\n{_about()}\n{END}{after}"
+    before, rest = page.split(PEERS_BEGIN + "\n")
+    _, after = rest.split(PEERS_END)
+    PAGE.write_text(f"{before}{PEERS_BEGIN}\n\n{peers_table()}\n{PEERS_END}{after}")
     for name in missing:
         print(f"not measured yet: {name}", file=sys.stderr)
     return 1 if missing else 0
+
+
+def peers_table() -> str:
+    """The peers as they are described to the benchmarks."""
+    lines = ["| peer | name | from | fast | durable |", "| --- | --- | --- | --- | --- |"]
+    for side, known in (("MQTT", mqtt.PEERS), ("native", native.PEERS)):
+        lines += [
+            f"| {peer.title} | {side}: `{peer.name}` | {peer.source.origin} "
+            f"| {peer.settings[FAST]} | {peer.settings.get(DURABLE, '-')} |"
+            for peer in known.values()
+        ]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def rows_of(text: str) -> list[list[str]]:

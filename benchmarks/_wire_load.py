@@ -24,6 +24,9 @@ _NEXT_OFFSET: Final = b'"nextBeginOffset":"'
 _HEADER_BYTES: Final = 400
 _OFFSET_DIGITS: Final = "999999999999"
 ANSWER_TIMEOUT_S: Final = 30.0
+BODY: Final = b"x" * 100
+STREAMS: Final = 4
+"""Queues of a topic, or streams where there are no queues."""
 
 
 def frame(
@@ -154,12 +157,17 @@ def pipeline(
     connections: int,
     in_flight: int,
     count: int,
+    answers: Callable[[bytes], tuple[int, int]] | None = None,
+    opening: Callable[[int], bytes] | None = None,
 ) -> float:
     """Send `count` requests over `connections`, `in_flight` at a time over all; returns the seconds taken.
 
     `requests(connection, count)` gives the bytes of that many requests for a connection. Every answer is
-    counted; what is in it is for the caller to check by what was stored.
+    counted; what is in it is for the caller to check by what was stored. Other protocols bring their own
+    `answers`, how many are whole in what arrived and where the last one ends, and the `opening` of a
+    connection.
     """
+    answers = answers or _frames
     poll = select.epoll()
     peers = {}
     each = in_flight // connections
@@ -170,6 +178,8 @@ def pipeline(
             peers[peer.socket.fileno()] = peer
             order[peer.socket.fileno()] = number
             poll.register(peer.socket.fileno(), select.EPOLLIN)
+            if opening is not None:
+                peer.socket.sendall(opening(number))
         left, answered = count, 0
         began_s = time.perf_counter()
         for descriptor, peer in peers.items():
@@ -182,7 +192,7 @@ def pipeline(
                 raise TimeoutError(f"{answered} of {count} requests were answered")
             for descriptor, _ in ready:
                 peer = peers[descriptor]
-                arrived = _answers(peer)
+                arrived = _received(peer, answers)
                 answered += arrived
                 more = min(arrived, left)
                 if more:
@@ -195,13 +205,19 @@ def pipeline(
             peer.socket.close()
 
 
-def _answers(peer: _Peer) -> int:
+def _received(peer: _Peer, answers: Callable[[bytes], tuple[int, int]]) -> int:
     """Receive once; how many answers are whole now."""
     data = peer.socket.recv(_RECEIVED_BYTES)
     if not data:
         raise ConnectionError("the broker closed the connection")
     if peer.rest:
         data = peer.rest + data
+    count, end = answers(data)
+    peer.rest = data[end:]
+    return count
+
+
+def _frames(data: bytes) -> tuple[int, int]:
     at, count, size = 0, 0, len(data)
     unpack = _SIZE.unpack_from
     while at + 4 <= size:
@@ -210,8 +226,19 @@ def _answers(peer: _Peer) -> int:
             break
         at = end
         count += 1
-    peer.rest = data[at:]
-    return count
+    return count, at
+
+
+def marked(mark: bytes) -> Callable[[bytes], tuple[int, int]]:
+    """Answers for `pipeline` that have this mark once each, and nowhere else."""
+
+    def answers(data: bytes) -> tuple[int, int]:
+        count = data.count(mark)
+        end = data.rindex(mark) + len(mark) if count else 0
+        # The start of the next mark may be at the end.
+        return count, max(end, len(data) - len(mark) + 1)
+
+    return answers
 
 
 def pull_all(port: int, topic: str, *, queues: int, records_each: int, records: int, bytes_max: int) -> float:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 RESULTS: Final = ROOT / "build" / "benchmarks"
+PEERS: Final = ROOT / "build" / "peers"
 _WARM_STEP_BYTES: Final = 8 * 1024 * 1024
 _MADV_POPULATE_READ: Final = 22
 

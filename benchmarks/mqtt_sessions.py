@@ -55,10 +55,10 @@ def append(store: Store, topic: str, elements: list[tuple[bytes, bytes, int]]) -
     return list(appended.positions())
 
 
-def make_sessions(store: Store, count: int) -> None:
+def make_sessions(store: Store, count: int, *, first: int = 0) -> None:
     """Connect, subscribe and go, in batches as a busy broker has them."""
-    for first in range(0, count, BATCH):
-        names = [f"device-{number:07d}" for number in range(first, min(first + BATCH, count))]
+    for begin in range(first, first + count, BATCH):
+        names = [f"device-{number:07d}" for number in range(begin, min(begin + BATCH, first + count))]
         epochs = append(
             store,
             SESSION_TOPIC,
@@ -67,7 +67,7 @@ def make_sessions(store: Store, count: int) -> None:
         changes = [
             encode_changes(
                 [
-                    Subscribe(name, epoch, [(f"dev/{first + place:07d}/cmd/#", 1)]),
+                    Subscribe(name, epoch, [(f"dev/{begin + place:07d}/cmd/#", 1)]),
                     Close(name, epoch, 604_800, True),
                 ]
             )

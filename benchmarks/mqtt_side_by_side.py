@@ -1,4 +1,8 @@
-"""MQTT work on Mosquitto and on iotmq in turns: the server on one core, the load on the other.
+"""MQTT work on other brokers and on iotmq in turns: the server on one core, the load on the other.
+
+Mosquitto in its fastest setting does all scenarios, the other peers those that tell most, each in its fastest
+setting and in its durable one. Beside a durable peer iotmq syncs before it acknowledges. `python -m
+benchmarks.peers` fetches the peers; those that are not there are left out.
 
 Each round starts a fresh server, warms it up, measures and stops it; rounds alternate between the sides so
 that a machine that is slow for a while is slow for both. Printed: the median of each side, and the ratio of
@@ -14,12 +18,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from benchmarks import _swarm, machine, peers
 from benchmarks._swarm import LoadError
+from benchmarks.peers.mqtt import MOSQUITTO, PEERS
 
-SIDES: Final = ("mosquitto", "iotmq")
+OURS: Final = "iotmq"
 BASE_CONNECTIONS: Final = 100
 FAN_OUT: Final = 1_000
 DURABLE_PAIRS: Final = (
@@ -40,6 +45,10 @@ class Effort:
     idle_rounds: int
     warm_gib: float
     """Page cache to warm before iotmq writes its log: about what it writes in a round."""
+
+    def longer(self) -> "Effort":
+        """For servers that sync: some take seconds until the first of 10,000 messages is acknowledged."""
+        return replace(self, seconds=3 * self.seconds, warmup_s=3 * self.warmup_s)
 
 
 THOROUGH: Final = Effort(
@@ -64,8 +73,38 @@ class Scenario:
     goal: str
     is_idle: bool = False
     is_websocket: bool = False
+    is_mqtt5: bool = False
     stores_much: bool = False
     """Fills memory with a log as fast as it can, which wants memory that the machine really has."""
+
+
+class Pair(NamedTuple):
+    """A peer in one setting, beside iotmq."""
+
+    peer: peers.Peer
+    setting: str
+
+    @property
+    def is_first(self) -> bool:
+        """The one that does everything."""
+        return self == (MOSQUITTO, peers.FAST)
+
+    @property
+    def scenarios(self) -> list[str]:
+        """What it does when nothing else is asked for."""
+        if self.is_first:
+            return list(SCENARIOS)
+        return list(FAST_SCENARIOS if self.setting == peers.FAST else DURABLE_SCENARIOS)
+
+    def key(self, scenario: str) -> str:
+        """Where the results are kept."""
+        return scenario if self.is_first else f"{scenario} beside {self.peer.name}, {self.setting}"
+
+    def refusal(self, scenario: Scenario) -> str:
+        """Why it cannot do this."""
+        if scenario.is_websocket and not self.peer.has_websocket:
+            return "it has no WebSockets"
+        return "it has no MQTT 5" if scenario.is_mqtt5 and "5" not in self.peer.versions else ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,26 +120,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.warm_gib is not None:
         effort = replace(effort, warm_gib=options.warm_gib)
     results: dict[str, Any] = {}
-    rows: list[list[str]] = []
+    tables: dict[Pair, list[list[str]]] = {}
     failures: list[str] = []
     about = machine.description()
-    for name in options.scenarios or list(SCENARIOS):
-        try:
-            rounds = _play(name, options.side or list(SIDES), effort, options)
-        except (peers.PeerError, LoadError) as error:
-            failures.append(f"{name}: {error}")
-            print(f"{name}: {error}", file=sys.stderr)
-            continue
-        results[name] = _summary(name, rounds) | {
-            "machine": about,
-            "effort": "quick" if options.quick else "thorough",
-        }
-        rows += _rows(name, results[name])
-    if results:
-        print()
-        print(machine.table(["work", *SIDES, "ratio", "of rounds", "goal"], rows))
-        print(f"\n{about['processor']}, {about['cores']} cores; {machine.save('mqtt_side_by_side', results)}")
+    for pair in _pairs(options):
+        pair_effort = effort.longer() if pair.setting == peers.DURABLE else effort
+        for name in options.scenarios or pair.scenarios:
+            try:
+                rounds = _play(name, pair, pair_effort, options)
+            except (peers.PeerError, LoadError) as error:
+                failures.append(f"{pair.key(name)}: {error}")
+                print(failures[-1], file=sys.stderr, flush=True)
+                continue
+            summary = _summary(name, rounds)
+            results[pair.key(name)] = summary | {
+                "machine": about,
+                "effort": "quick" if options.quick else "thorough",
+                "setting": pair.peer.settings[pair.setting],
+            }
+            tables.setdefault(pair, []).extend(_rows(name, summary, pair.peer.name))
+            machine.save("mqtt_side_by_side", results)
+    for pair, rows in tables.items():
+        print(f"\n{pair.peer.title}, {pair.setting}: {pair.peer.settings[pair.setting]}\n")
+        print(machine.table(["work", pair.peer.name, OURS, "ratio", "of rounds", "goal"], rows))
+    print(f"\n{about['processor']}, {about['cores']} cores; {machine.RESULTS / 'mqtt_side_by_side.json'}")
+    for failure in failures:
+        print(failure, file=sys.stderr)
     return 1 if failures else 0
+
+
+def _pairs(options: argparse.Namespace) -> Iterator[Pair]:
+    if options.peer:
+        wanted = [PEERS[name] for name in options.peer]
+    elif options.side == [OURS]:
+        wanted = [MOSQUITTO]
+    else:
+        wanted = list(peers.those_there(PEERS.values()))
+    for peer in wanted:
+        settings = options.setting or ([peers.FAST] if options.side == [OURS] else peers.SETTINGS)
+        yield from (Pair(peer, setting) for setting in settings if setting in peer.settings)
 
 
 # Scenarios
@@ -201,7 +259,7 @@ def command_latency(server: peers.Server, effort: Effort) -> Round:
 
 
 def _latency(server: peers.Server, effort: Effort, *who: str) -> Round:
-    report = _publish(server, effort.latency_seconds, 1.0, *who, "--rate", "5000")
+    report = _publish(server, effort.latency_seconds, max(effort.warmup_s, 1.0), *who, "--rate", "5000")
     summary = report["latencies"]["delivery"]
     if not report["is_drained"]:
         raise LoadError(f"{server.name} did not deliver everything: {report['counters']}")
@@ -257,6 +315,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         True,
         ">= 5x",
         stores_much=True,
+        is_mqtt5=True,
     ),
     "qos1_window100_v5_properties": Scenario(
         "the same with three properties",
@@ -265,6 +324,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         True,
         "",
         stores_much=True,
+        is_mqtt5=True,
     ),
     "qos1_window100_websocket": Scenario(
         "QoS 1, window 100, in WebSockets, a frame for each message: acknowledged/s",
@@ -276,7 +336,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         stores_much=True,
     ),
     "qos1_window1_websocket": Scenario(
-        "the same with window 1",
+        "the same in WebSockets with window 1",
         acknowledged(1, "--websocket"),
         "messages_per_s",
         True,
@@ -322,6 +382,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         "deliveries_per_s",
         True,
         ">= 3x",
+        is_mqtt5=True,
     ),
     "durable": Scenario(
         "QoS 1, 100 publishers to 100 kept sessions, a topic each: in + out/s",
@@ -358,34 +419,52 @@ SCENARIOS: Final[dict[str, Scenario]] = {
 }
 
 
+# What other peers than the first do, and what tells something when they sync.
+FAST_SCENARIOS: Final = (
+    *("qos1_window100", "qos1_window1", "qos0_fan_in_paced", "fan_out", "durable", "latency"),
+    "idle_subscribed",
+)
+DURABLE_SCENARIOS: Final = ("qos1_window100", "qos1_window1", "durable")
+
+
 # Playing
 
 
-def _play(name: str, sides: list[str], effort: Effort, options: argparse.Namespace) -> dict[str, list[Round]]:
+def _play(name: str, pair: Pair, effort: Effort, options: argparse.Namespace) -> dict[str, list[Round]]:
     scenario = SCENARIOS[name]
+    if refusal := pair.refusal(scenario):
+        raise peers.PeerError(f"{pair.peer.title}: {refusal}")
+    sides = [{"peer": pair.peer.name}.get(side, side) for side in options.side or ("peer", OURS)]
     rounds: dict[str, list[Round]] = {side: [] for side in sides}
     count = options.rounds or (effort.idle_rounds if scenario.is_idle else effort.rounds)
     for number in range(count):
         for side in sides:
-            if side == "iotmq" and scenario.stores_much:
+            if side == OURS and scenario.stores_much:
                 _warm(effort, options)
-            with _started(side, scenario, options) as server:
-                values = scenario.measure(server, effort)
+            with _started(side, pair, scenario, options) as server:
+                warmup_s = max(effort.warmup_s, 0.0 if side == OURS else pair.peer.warmup_s)
+                values = scenario.measure(server, replace(effort, warmup_s=warmup_s))
             rounds[side].append(values)
             told = ", ".join(f"{key} {_number(value)}" for key, value in values.items())
-            print(f"{name} {number + 1}/{count} {side}: {told}", flush=True)
+            print(f"{pair.key(name)} {number + 1}/{count} {side}: {told}", flush=True)
     return rounds
 
 
 def _started(
-    side: str, scenario: Scenario, options: argparse.Namespace
+    side: str, pair: Pair, scenario: Scenario, options: argparse.Namespace
 ) -> contextlib.AbstractContextManager[peers.Server]:
     core = machine.cores()[0]
-    if side == "mosquitto":
-        return peers.mosquitto(
-            core=core, has_tcp_nodelay=options.mosquitto_nodelay, is_websocket=scenario.is_websocket
+    if side != OURS:
+        return peers.started(
+            pair.peer,
+            core=core,
+            setting=pair.setting,
+            is_websocket=scenario.is_websocket,
+            is_mqtt5=scenario.is_mqtt5,
+            more=options.peer_line,
         )
-    settings = dict(one.split("=", 1) for one in options.set)
+    settings = {"store.flush": "sync"} if pair.setting == peers.DURABLE else {}
+    settings |= dict(one.split("=", 1) for one in options.set)
     return peers.iotmq(
         core=core, settings=settings, data_parent=options.data, is_websocket=scenario.is_websocket
     )
@@ -449,10 +528,11 @@ def _summary(name: str, rounds: dict[str, list[Round]]) -> dict[str, Any]:
         side: {key: machine.spread([one[key] for one in values]) for key in values[0]}
         for side, values in rounds.items()
     }
-    if all(side in rounds for side in SIDES):
+    if OURS in rounds and len(rounds) == 2:
+        (theirs,) = (rounds[side] for side in rounds if side != OURS)
         summary["ratios"] = {
-            key: _ratio([one[key] for one in rounds["mosquitto"]], [one[key] for one in rounds["iotmq"]])
-            for key in rounds["iotmq"][0]
+            key: _ratio([one[key] for one in theirs], [one[key] for one in rounds[OURS]])
+            for key in rounds[OURS][0]
         }
     return summary
 
@@ -465,7 +545,7 @@ def _ratio(theirs: list[float], ours: list[float]) -> dict[str, float] | None:
     return {"of_medians": median(ours) / median(theirs), "min": min(pairs), "max": max(pairs)}
 
 
-def _rows(name: str, summary: dict[str, Any]) -> list[list[str]]:
+def _rows(name: str, summary: dict[str, Any], peer: str) -> list[list[str]]:
     scenario = SCENARIOS[name]
     sides = summary["sides"]
     keys = list(next(iter(sides.values())))
@@ -476,7 +556,7 @@ def _rows(name: str, summary: dict[str, Any]) -> list[list[str]]:
         rows.append(
             [
                 scenario.title if is_first else f"    {key.replace('_', ' ')}",
-                *(_number(sides[side][key]["median"]) if side in sides else "-" for side in SIDES),
+                *(_number(sides[side][key]["median"]) if side in sides else "-" for side in (peer, OURS)),
                 f"{ratio['of_medians']:.2f}x" if ratio else "",
                 f"{ratio['min']:.2f}..{ratio['max']:.2f}" if ratio else "",
                 scenario.goal if is_first else "",
@@ -498,7 +578,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--quick", action="store_true", help="one short round each")
     parser.add_argument("--rounds", type=int, help="rounds of each side")
-    parser.add_argument("--side", action="append", choices=SIDES, help="only this server")
+    parser.add_argument("--peer", action="append", choices=PEERS, help="only beside this one")
+    parser.add_argument("--setting", action="append", choices=peers.SETTINGS, help="only in this one")
+    parser.add_argument("--side", action="append", choices=("peer", OURS), help="only this server")
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="a setting of iotmq"
     )
@@ -508,7 +590,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--warm-gib", type=float, help="page cache to warm before a round that writes; 0: none"
     )
-    parser.add_argument("--mosquitto-nodelay", action="store_true", help="Mosquitto with TCP_NODELAY")
+    parser.add_argument(
+        "--peer-line",
+        action="append",
+        default=[],
+        metavar="LINE",
+        help='a line of the peer\'s configuration, such as "set_tcp_nodelay true" for Mosquitto',
+    )
     return parser
 
 

@@ -27,6 +27,7 @@ from statistics import median
 from typing import Final, NamedTuple
 
 from benchmarks import machine, peers
+from benchmarks.peers.mqtt import MOSQUITTO
 from iotmq.mqtt.codec import packets
 
 GOAL_BYTES: Final = 30 * 1024
@@ -93,7 +94,7 @@ def mosquitto(core: int, files: Files, *, asks: bool = False) -> Iterator[tuple[
     ]
     if asks:
         more += [f"cafile {files.certificate}", "require_certificate true", "use_identity_as_username true"]
-    with peers.mosquitto(core=core, more=more) as server:
+    with peers.started(MOSQUITTO, core=core, more=more) as server:
         yield server, port
 
 

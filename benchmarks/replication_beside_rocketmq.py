@@ -33,6 +33,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from benchmarks import machine, peers
 from benchmarks._wire_load import call, create_topic, frame, in_turn, pipeline, send_fields, stored_records
 from benchmarks.broker_produce import BATCH_RECORDS, BODY, PROPERTIES, QUEUES
+from benchmarks.peers.rocketmq import PATIENT
 from iotmq.message.records.record import encode_batch
 from iotmq.remoting.codes import RequestCode
 
@@ -66,8 +67,7 @@ Side: TypeAlias = Callable[[Path], contextlib.AbstractContextManager[Pair]]
 def rocketmq(directory: Path) -> Iterator[Pair]:
     """RocketMQ's own brokers."""
     common = (f"mappedFileSizeCommitLog={SEGMENT_BYTES}", "maxHashSlotNum=5000000", "maxIndexNum=20000000")
-    # It refuses what waited for 200 ms, and everything while its log was locked for a second: of no use here.
-    common += ("waitTimeMillsInSendQueue=30000", "osPageCacheBusyTimeOutMills=30000")
+    common += PATIENT
     master = JavaBroker(directory / "master", *common, "brokerRole=SYNC_MASTER", heap="2g")
     # A Java broker replicates at the port behind its own, whatever haListenPort says.
     slave = JavaBroker(

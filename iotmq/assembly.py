@@ -12,36 +12,33 @@ import signal
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 import msgspec
 
 import iotmq
 from iotmq.addresses import address_text, parse_address
-from iotmq.broker.broker import Broker
-from iotmq.broker.registration.advertised_address import resolve_store_host
 from iotmq.broker.settings import BrokerSettings
-from iotmq.client.transport.settings import ClientSettings
 from iotmq.clock import Clock, SystemClock
 from iotmq.config.config import Config
 from iotmq.cycles import short_collections
 from iotmq.errors import IotmqError, StoreError
-from iotmq.front_port.gateway import RemoteGateway
-from iotmq.front_port.session_gateway import RemoteSessions
-from iotmq.master_slave.master import MasterBroker
-from iotmq.master_slave.slave import SlaveBroker
-from iotmq.member.replicated_broker import ReplicatedBroker
 from iotmq.metrics import Metric, MetricSource, SourceReader
-from iotmq.mqtt_front.server import MqttFront
 from iotmq.mqtt_front.settings.listeners import TCP_NAME
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
-from iotmq.ports.gateway import GatewayPort
-from iotmq.ports.sessions import SessionPort
-from iotmq.registry.server import Registry
 from iotmq.service_manager import ServiceManager
-from iotmq.store.store import Store
 from iotmq.supervised import FAILURES
-from iotmq.workers.supervisor import WorkerSupervisor
+
+# What a role needs is imported when it starts: half of what a process costs at first are modules.
+if TYPE_CHECKING:
+    from iotmq.broker.broker import Broker
+    from iotmq.front_port.gateway import RemoteGateway
+    from iotmq.master_slave.master import MasterBroker
+    from iotmq.master_slave.slave import SlaveBroker
+    from iotmq.ports.gateway import GatewayPort
+    from iotmq.ports.sessions import SessionPort
+    from iotmq.store.store import Store
+    from iotmq.workers.supervisor import WorkerSupervisor
 
 logger = logging.getLogger("iotmq")
 
@@ -89,7 +86,7 @@ class Process:
         self._config = config
         self._role = role
         self._is_worker = is_worker
-        self._workers = WorkerSupervisor(config) if _has_workers(config, role) and not is_worker else None
+        self._workers = _workers(config) if _has_workers(config, role) and not is_worker else None
         self._clock: Clock = SystemClock()
         # Gets its port while starting when the setting asks for any free one.
         self._broker_settings = config.broker
@@ -178,7 +175,6 @@ class Process:
     # One method per role ------------------------------------------------------------------------------
 
     async def _start_http(self) -> None:
-        # A worker has no use for what serves HTTP.
         from iotmq.console.http import HttpServer
 
         settings = self._config.http
@@ -188,6 +184,8 @@ class Process:
         self._listens("http", settings.listen_host, http.port)
 
     async def _start_registry(self) -> None:
+        from iotmq.registry.server import Registry
+
         settings = self._config.registry
         registry = Registry(settings, directory=Path(self._config.data) / "registry", clock=self._clock)
         await self._start("registry", registry)
@@ -208,15 +206,21 @@ class Process:
         settings = self._registering(self._broker_settings)
         directory, replication = Path(self._config.data), self._config.replication
         if replication.mode == "static" and replication.role == "slave":
+            from iotmq.master_slave.slave import SlaveBroker
+
             slave = SlaveBroker(settings, store, replication, directory=directory, clock=self._clock)
             await self._start_broker(slave, settings)
             return None
         if replication.mode == "static":
+            from iotmq.master_slave.master import MasterBroker
+
             master = MasterBroker(settings, store, replication, directory=directory, clock=self._clock)
             await self._start_broker(master, settings)
             self._listens("replication", settings.listen_host, master.ha.port)
             broker = master.broker
         else:
+            from iotmq.broker.broker import Broker
+
             broker = Broker(settings, store, directory=directory, clock=self._clock)
             await self._start_broker(broker, settings)
         if self._role == "serve":
@@ -227,12 +231,16 @@ class Process:
     async def _start_broker(
         self, broker: Broker | MasterBroker | SlaveBroker, settings: BrokerSettings
     ) -> None:
+        # Before it has started: a new slave waits for its master then, and says so.
+        self._checks["broker"] = lambda: broker.not_ready_reason
         await self._start("broker", broker)
         self._watch("broker", broker)
         self._listens("broker", settings.listen_host, broker.port)
 
     async def _start_member(self) -> None:
         """Start a broker that may be master; a front end of this process finds the master like others."""
+        from iotmq.member.replicated_broker import ReplicatedBroker
+
         settings = self._registering(self._broker_settings)
         member = ReplicatedBroker(
             settings,
@@ -246,6 +254,8 @@ class Process:
         self._listens("broker", settings.listen_host, member.port)
 
     async def _start_mqtt_front(self, broker: Broker | None) -> None:
+        from iotmq.mqtt_front.server import MqttFront
+
         settings = self._config.mqtt
         port: GatewayPort
         sessions: SessionPort
@@ -253,6 +263,8 @@ class Process:
         if broker is not None:
             port, sessions = broker.local_gateway(), broker.local_sessions("local")
         else:
+            from iotmq.front_port.session_gateway import RemoteSessions
+
             if self._is_member and self._role == "serve":
                 # A member's front end finds the master where the members register.
                 settings = msgspec.structs.replace(settings, registries=self._registries_of_members())
@@ -276,6 +288,9 @@ class Process:
 
         Waits a moment, so that a directory that cannot be opened is what the operator is told of first.
         """
+        from iotmq.broker.registration.advertised_address import resolve_store_host
+        from iotmq.store.store import Store
+
         if self._broker_settings.listen_port == 0:
             # Records carry the broker's port, so a free one has to be known before the log is opened.
             port = _free_port(self._broker_settings.listen_host)
@@ -436,7 +451,16 @@ def _has_workers(config: Config, role: RoleName) -> bool:
     return role == "mqtt" and config.mqtt.workers > 1
 
 
+def _workers(config: Config) -> WorkerSupervisor:
+    from iotmq.workers.supervisor import WorkerSupervisor
+
+    return WorkerSupervisor(config)
+
+
 def _remote_gateway(settings: MqttSettings) -> RemoteGateway:
+    from iotmq.client.transport.settings import ClientSettings
+    from iotmq.front_port.gateway import RemoteGateway
+
     connecting = ClientSettings(
         access_key=settings.broker_access_key,
         secret_key=settings.broker_secret_key,

@@ -26,6 +26,9 @@ INDEX_CANDIDATES_MAX: Final = 1_024
 
 # Native protocol: one frame, its header, and what one connection may hold.
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
+# A record goes to consumers and to other members in one frame, with a header: `store.record_bytes_max` is no
+# more than this.
+FRAMED_RECORD_BYTES_MAX: Final = FRAME_BYTES_MAX - 64 * 1024
 HEADER_BYTES_MAX: Final = 1024 * 1024
 HEADER_FIELDS_MAX: Final = 256
 # JSON with unquoted map keys is put right byte by byte in Python, on the event loop: up to two microseconds a

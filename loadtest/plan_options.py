@@ -111,6 +111,11 @@ WORDS: Final[dict[str, dict[str, Word]]] = {
         ),
         "--rate-from": Word("rate_from_per_s", "messages/s at the beginning of a ramp (0)"),
         "--ramp": Word("ramp_s", "how long the rate takes to become --rate (0)", "SECONDS", kind=float),
+        "--shares-cores": Word(
+            "shares_cores",
+            "sleep until messages are due, which takes less of cores that the server needs, too",
+            kind=bool,
+        ),
         "--messages": Word("messages_max", "messages in all (any number)"),
         "--payload-bytes": Word("payload_bytes", "bytes of a payload (100)"),
         "--payload-sizes": Word("payload_sizes", "LOW-HIGH, or BYTES:WEIGHT,BYTES:WEIGHT", "SIZES", kind=str),

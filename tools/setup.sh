@@ -158,7 +158,7 @@ ensure_mosquitto() {
     fi
 }
 
-# Redis is the broker's peer in benchmarks/broker_beside_redis.py, which starts its own.
+# Redis is the broker's peer in benchmarks/native_side_by_side.py, which starts its own.
 ensure_redis() {
     if command -v redis-server >/dev/null; then
         return

@@ -1,12 +1,13 @@
 """Kill the master of a local cluster again and again under load, and count what was lost: nothing may be.
 
-    python deploy/cluster/kill_masters.py [--rounds 5] [--how kill|stop|hand-over] [--devices 50]
+    python deploy/cluster/kill_masters.py [--rounds 5] [--how kill|stop|hand-over] [--rate 100000]
 
 MQTT devices publish numbered messages (QoS 1) by way of the front ends all the time, and a consumer group
 reads them. In every round the master is killed (SIGKILL), stopped as a dead host would be (SIGSTOP), or asked
 to hand over, and started again. At the end every message that was acknowledged must have been received, and
 in its device's order; messages that came twice are counted. For each round it prints how long nothing was
-acknowledged.
+acknowledged. With --rate the load generator publishes so many messages a second more, to a topic of their
+own, and at the end that many have to be stored as it got acknowledgements for.
 """
 
 from __future__ import annotations
@@ -14,20 +15,23 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import shutil
 import signal
 import statistics
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 from replicated_cluster import ROOT, ClusterError, ReplicatedCluster, eventually
 
 from iotmq.client import ClientSettings, IotmqClient, PushConsumer, PushConsumerSettings, ReceivedMessage
+from iotmq.client.admin.admin import Admin
 from iotmq.errors import IotmqError
 from iotmq.mqtt.client.session import OutgoingMessage
 from iotmq.mqtt_client.address import Address
@@ -40,6 +44,9 @@ _WINDOW: Final = 20
 _SETTLE_S: Final = 1.0
 _HAND_OVER_S: Final = 2.0
 _RECEIVED_S: Final = 60.0
+_STORM_TOPIC: Final = "storm"
+_STORM_FRONT_END: Final = {"routes": [{"filter": "storm/#", "topic": _STORM_TOPIC}]}
+_STORM_DEVICES: Final = 100
 
 
 class Acknowledgement(NamedTuple):
@@ -162,6 +169,86 @@ class Load:
             await client.drain()
 
 
+class Storm:
+    """`with` has a process publish at a rate, at planned times; what is stored of it is counted, not read."""
+
+    def __init__(self, cluster: ReplicatedCluster, rate_per_s: int) -> None:
+        self._cluster = cluster
+        self._rate_per_s = rate_per_s
+        self._process: subprocess.Popen[str] | None = None
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self.counters: dict[str, int] = {}
+        """Totals of the load generator, by its names."""
+        self.waited_most_s = 0.0
+        """The longest time from when a message was to be sent to its acknowledgement."""
+
+    def __enter__(self) -> Self:
+        if not self._rate_per_s:
+            return self
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "loadtest.swarm", "driven"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        plan = {
+            "port": self._cluster.mqtt_ports[0],
+            "publishers": _STORM_DEVICES,
+            "client_id": "storm-{n}",
+            "topic": "storm/{n}",
+            "rate_per_s": self._rate_per_s,
+            "reconnects": True,
+            "drain_timeout_s": 30.0,
+        }
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(plan) + "\n")
+        self._process.stdin.flush()
+        self._reader.start()
+        eventually(lambda: self.counters.get("acknowledged"), "the load generator publishes")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+            self._reader.join(60.0)
+            self._process.kill()
+            self._process.wait()
+
+    def stored_count(self) -> int:
+        """How many of its messages are stored."""
+
+        async def ask() -> int:
+            async with IotmqClient(ClientSettings(registries=self._cluster.registries)) as client:
+                offsets = await Admin(client).offsets(_STORM_TOPIC)
+                return sum(queue.end for queue in offsets.values())
+
+        return asyncio.run(ask()) if self._process is not None else 0
+
+    def check(self) -> bool:
+        """Print the counts; whether everything acknowledged is stored."""
+        if self._process is None:
+            return True
+        acknowledged, stored = self.counters["acknowledged"], self.stored_count()
+        print(f"of the load generator: {self.counters['published']:,} sent, {acknowledged:,} acknowledged,")
+        print(
+            f"  {stored:,} stored; lost connections: {self.counters['lost']:,}; "
+            f"longest wait for an acknowledgement {self.waited_most_s * 1000:.0f} ms"
+        )
+        return stored >= acknowledged
+
+    def _read(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            report: dict[str, Any] = json.loads(line)
+            if report["state"] == "refused":
+                print(f"the load generator refused: {report['error']}", file=sys.stderr)
+                return
+            self.counters = report["counters"]
+            self.waited_most_s = report["histograms"]["acknowledgement"]["max_ns"] / 1e9
+
+
 def gap_s(acknowledged: list[Acknowledgement], begun_s: float, end_s: float) -> float:
     """The longest time between two acknowledgements from `begun_s` on."""
     times = [begun_s, *sorted(each.at_s for each in acknowledged if begun_s <= each.at_s <= end_s), end_s]
@@ -271,6 +358,7 @@ def main() -> int:
     )  # fmt: skip
     parser.add_argument("--devices", type=int, default=50, help="clients that publish (50)")
     parser.add_argument("--pause-ms", type=float, default=5.0, help="between two messages of a device (5)")
+    parser.add_argument("--rate", type=int, default=0, help="more messages/s, by the load generator (0)")
     parser.add_argument(
         "--directory",
         type=Path,
@@ -281,10 +369,13 @@ def main() -> int:
     options = parser.parse_args()
     shutil.rmtree(options.directory, ignore_errors=True)
     try:
-        with ReplicatedCluster(options.directory, port=options.port) as cluster:
+        settings = {"mqtt": _STORM_FRONT_END}
+        with ReplicatedCluster(options.directory, port=options.port, settings=settings) as cluster:
             load = Load(cluster, options.devices, options.pause_ms / 1000)
+            storm = Storm(cluster, options.rate)
             load.start()
-            gaps = play(cluster, load, options.how, options.rounds)
+            with storm:
+                gaps = play(cluster, load, options.how, options.rounds)
             load.end_publishing()
             acknowledged = len({(each.device, each.number) for each in load.acknowledged})
             eventually(lambda: load.received_count >= acknowledged, "all is received", within_s=_RECEIVED_S)
@@ -293,7 +384,7 @@ def main() -> int:
                 f"nothing acknowledged for: median {statistics.median(gaps) * 1000:.0f} ms, "
                 f"longest {max(gaps) * 1000:.0f} ms"
             )
-            return 0 if check(load) else 1
+            return 0 if check(load) & storm.check() else 1
     except (ClusterError, IotmqError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

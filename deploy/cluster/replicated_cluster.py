@@ -178,7 +178,8 @@ class ReplicatedCluster:
         """Ports from `port` on are used.
 
         With one member the broker is not replicated. With `is_all_in_one` each member's process has a
-        registry and a front end, too, and there are no others. `settings` are more ones of every member.
+        registry and a front end, too, and there are no others. `settings` are more ones of every member;
+        its section mqtt is for every front end.
         """
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
@@ -206,6 +207,7 @@ class ReplicatedCluster:
                 self._add_other(f"registry-{number}", "registry", port + 20 + number, section)
             for number, (host, each) in enumerate(self.mqtt, 1):
                 section = {"listen_host": host, "listen_port": each, "registries": self.registries}
+                section.update(self._settings.get("mqtt", {}))
                 self._add_other(f"front-{number}", "mqtt", port + 60 + number, section)
         store = {"segment_bytes": SEGMENT_BYTES, **self._settings.get("store", {})}
         self.connector = PeerConnector(
@@ -354,7 +356,8 @@ class ReplicatedCluster:
                 "allow_anonymous_remote": True,
             }
         for section, more in self._settings.items():
-            sections.setdefault(section, {}).update(more)
+            if section != "mqtt" or self.is_all_in_one:
+                sections.setdefault(section, {}).update(more)
         prefix = self._hosts.prefix(f"member-{number}")
         return self._part(name, role, port + 40 + shift, sections, prefix)
 
@@ -374,11 +377,19 @@ class ReplicatedCluster:
 
 def _toml(sections: Sections) -> str:
     """The text of a settings file."""
-    # Texts, numbers and lists of them are the same in JSON and TOML.
     return "\n".join(
-        f"[{section}]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())
+        f"[{section}]\n" + "".join(f"{name} = {_toml_value(value)}\n" for name, value in values.items())
         for section, values in sections.items()
     )
+
+
+def _toml_value(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name} = {_toml_value(each)}" for name, each in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml_value, value))}]"
+    # Texts and numbers are the same in JSON and TOML.
+    return json.dumps(value)
 
 
 def main() -> int:

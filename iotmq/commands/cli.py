@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
-import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import iotmq
-from iotmq.commands.admin.command import add_admin_command
-from iotmq.commands.command_parser import CommandParser
+from iotmq.commands.command_parser import CommandParser, Commands
 from iotmq.commands.connection_options import add_connection_options, client_settings
-from iotmq.commands.loadtest import add_loadtest_command
-from iotmq.commands.mqtt.command import add_mqtt_commands
-from iotmq.commands.replication import add_replication_command
-from iotmq.commands.sessions import add_sessions_command
-from iotmq.commands.users import add_users_command
 from iotmq.errors import ConfigError, IotmqError, StoreError
 
 if TYPE_CHECKING:
@@ -72,29 +65,149 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"iotmq {iotmq.__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for role, what in _ROLES.items():
-        command = commands.add_parser(role, help=f"run {what}", description=f"Run {what}.")
-        _add_config_options(command)
-        if role == "mqtt":
-            command.add_argument(
-                "--workers",
-                metavar="N",
-                help="processes that share the MQTT port (the setting `mqtt.workers`)",
-            )
-        command.set_defaults(command=_run_role, role=role)
-    _add_config_command(commands)
-    _add_store_command(commands)
-    _add_produce_command(commands)
-    _add_consume_command(commands)
-    add_mqtt_commands(commands)
-    add_admin_command(commands, add_registry_option=_add_registry_option, run=_run_admin)
-    add_sessions_command(commands, add_registry_option=_add_registry_option, run=_run_admin)
-    add_users_command(commands, add_config_options=_add_config_options, load=_load)
-    add_replication_command(commands, add_config_options=_add_config_options, load=_load)
-    add_loadtest_command(commands)
+        _add(commands, role, f"run {what}", partial(_add_role_options, role=role))
+    _add(commands, "config", "check and show settings", _add_config_actions)
+    _add(
+        commands,
+        "store",
+        "look into a data directory that is not in use",
+        _add_store_actions,
+        "Look into a data directory and put it right. Nobody may have it open. Exit codes: 0 all is well, 1 "
+        "something was found, 2 it could not be done.",
+    )
+    _add(
+        commands,
+        "produce",
+        "send messages by hand",
+        _add_produce_options,
+        "Send each BODY as a message, or each line of standard input when there is none.",
+    )
+    _add(
+        commands,
+        "consume",
+        "read messages by hand",
+        _add_consume_options,
+        "Write the messages of a topic to standard output until Ctrl-C, or --count of them. "
+        "A topic that does not exist yet is waited for.",
+    )
+    _add_mqtt_commands(commands)
+    _add_tools(commands)
     return top
 
 
+def _add(
+    commands: Commands,
+    name: str,
+    what: str,
+    fill: Callable[[argparse.ArgumentParser], None],
+    description: str = "",
+    *,
+    has_help: bool = True,
+) -> None:
+    commands.add_parser(
+        name,
+        help=what,
+        description=description or f"{what[0].upper()}{what[1:]}.",
+        fill=fill,
+        add_help=has_help,
+    )
+
+
+# What these have is in modules of their own, each of which is imported for its commands only.
+
+
+def _add_mqtt_commands(commands: Commands) -> None:
+    def fill(name: str, command: argparse.ArgumentParser) -> None:
+        from iotmq.commands.mqtt import command as words
+
+        add_options = {
+            "pub": words.add_publish_options,
+            "sub": words.add_subscribe_options,
+            "rr": words.add_request_options,
+        }
+        add_options[name](command)
+
+    for name, what in (
+        ("pub", "publish to an MQTT broker"),
+        ("sub", "subscribe at an MQTT broker, and write what comes"),
+        ("rr", "publish a request to an MQTT broker, and write the answer"),
+    ):
+        description = f"{what[0].upper()}{what[1:]}. Options are named as in mosquitto_{name}."
+        _add(commands, name, what, partial(fill, name), description, has_help=False)
+
+
+def _add_tools(commands: Commands) -> None:
+    def fill_admin(command: argparse.ArgumentParser) -> None:
+        from iotmq.commands.admin.command import add_admin_actions
+
+        add_admin_actions(command, add_registry_option=_add_registry_option, run=_run_admin)
+
+    def fill_sessions(command: argparse.ArgumentParser) -> None:
+        from iotmq.commands.sessions import add_sessions_actions
+
+        add_sessions_actions(command, add_registry_option=_add_registry_option, run=_run_admin)
+
+    def fill_users(command: argparse.ArgumentParser) -> None:
+        from iotmq.commands.users import add_users_actions
+
+        add_users_actions(command, add_config_options=_add_config_options, load=_load)
+
+    def fill_replication(command: argparse.ArgumentParser) -> None:
+        from iotmq.commands.replication import add_replication_actions
+
+        add_replication_actions(command, add_config_options=_add_config_options, load=_load)
+
+    def fill_loadtest(command: argparse.ArgumentParser) -> None:
+        from iotmq.commands.loadtest import add_loadtest_actions
+
+        add_loadtest_actions(command)
+
+    _add(
+        commands,
+        "admin",
+        "look at and change brokers, topics, groups, messages",
+        fill_admin,
+        "Look at and change brokers, registries, topics, groups and messages. Tables for people, --json for "
+        "programs. Exit codes: 0 done, 1 refused or not reachable (the error says what to do), 2 wrong "
+        "usage, 130 interrupted.",
+    )
+    _add(commands, "sessions", "look at and end kept MQTT sessions", fill_sessions)
+    _add(
+        commands,
+        "users",
+        "change the file of MQTT users",
+        fill_users,
+        "Change the file of MQTT users. Front ends notice changes by themselves.",
+    )
+    _add(
+        commands,
+        "replication",
+        "look at the members of a replicated broker, change them and the master",
+        fill_replication,
+        "Look at the members of a replicated broker, change them and the master. Every action needs the "
+        "settings of a member: --config FILE.",
+    )
+    _add(
+        commands,
+        "loadtest",
+        "put a load on an MQTT broker, and show what it did",
+        fill_loadtest,
+        "Put a load on any MQTT broker: thousands of devices in a few processes.",
+    )
+
+
 # Running roles ----------------------------------------------------------------------------------------
+
+
+def _add_role_options(command: argparse.ArgumentParser, *, role: str) -> None:
+    _add_config_options(command)
+    if role == "mqtt":
+        command.add_argument(
+            "--workers",
+            metavar="N",
+            help="processes that share the MQTT port (the setting `mqtt.workers`)",
+        )
+    command.set_defaults(command=_run_role, role=role)
 
 
 def _add_config_options(command: argparse.ArgumentParser) -> None:
@@ -135,10 +248,7 @@ def _run_role(options: argparse.Namespace) -> int:
 # Configuration ----------------------------------------------------------------------------------------
 
 
-def _add_config_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    config = commands.add_parser(
-        "config", help="check and show settings", description="Check and show settings."
-    )
+def _add_config_actions(config: argparse.ArgumentParser) -> None:
     actions = config.add_subparsers(title="actions", metavar="ACTION", required=True)
     check = actions.add_parser("check", help="check the settings and print errors")
     show = actions.add_parser("show", help="print the settings in effect, as TOML")
@@ -174,13 +284,7 @@ def _show_reference(_options: argparse.Namespace) -> int:
 # The store ---------------------------------------------------------------------------------------------
 
 
-def _add_store_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    store = commands.add_parser(
-        "store",
-        help="look into a data directory that is not in use",
-        description="Look into a data directory and put it right. Nobody may have it open. Exit codes: 0 all "
-        "is well, 1 something was found, 2 it could not be done.",
-    )
+def _add_store_actions(store: argparse.ArgumentParser) -> None:
     actions = store.add_subparsers(title="actions", metavar="ACTION", required=True)
     check = actions.add_parser("check", help="say every inconsistency in a sentence; changes nothing")
     check.set_defaults(tool=_store_check)
@@ -321,12 +425,7 @@ def _add_registry_option(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_produce_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    command = commands.add_parser(
-        "produce",
-        help="send messages by hand",
-        description="Send each BODY as a message, or each line of standard input when there is none.",
-    )
+def _add_produce_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("topic", metavar="TOPIC", help="broker topic")
     command.add_argument("bodies", metavar="BODY", nargs="*")
     command.add_argument("--key", default="", help="messages of one key stay in one queue, in order")
@@ -378,13 +477,7 @@ def _produce(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _add_consume_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    command = commands.add_parser(
-        "consume",
-        help="read messages by hand",
-        description="Write the messages of a topic to standard output until Ctrl-C, or --count of them. "
-        "A topic that does not exist yet is waited for.",
-    )
+def _add_consume_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("topic", metavar="TOPIC", help="broker topic")
     command.add_argument(
         "--group",
@@ -441,6 +534,8 @@ def _registries(options: argparse.Namespace) -> tuple[str, ...]:
 
 def _run(work: Coroutine[Any, Any, int]) -> int:
     """Run to the end; SIGTERM ends it as Ctrl-C does, with offsets committed and the group left."""
+    import asyncio
+    import signal
 
     async def watched() -> int:
         task = asyncio.ensure_future(work)

@@ -25,13 +25,8 @@ _FAILED: Final = 1
 _SOURCES_MAX: Final = 254
 
 
-def add_loadtest_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `loadtest` with its actions."""
-    command = commands.add_parser(
-        "loadtest",
-        help="put a load on an MQTT broker, and show what it did",
-        description="Put a load on any MQTT broker: thousands of devices in a few processes.",
-    )
+def add_loadtest_actions(command: argparse.ArgumentParser) -> None:
+    """Add the actions of `loadtest`."""
     actions = command.add_subparsers(title="actions", metavar="ACTION", required=True)
     _add_run(actions)
     report = actions.add_parser(

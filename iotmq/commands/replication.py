@@ -48,19 +48,13 @@ class _Answer(NamedTuple):
     problem: str
 
 
-def add_replication_command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+def add_replication_actions(
+    command: argparse.ArgumentParser,
     *,
     add_config_options: Callable[[argparse.ArgumentParser], None],
     load: Load,
 ) -> None:
-    """Add `replication` with its actions."""
-    command = commands.add_parser(
-        "replication",
-        help="look at the members of a replicated broker, change them and the master",
-        description="Look at the members of a replicated broker, change them and the master. Every action "
-        "needs the settings of a member: --config FILE.",
-    )
+    """Add the actions of `replication`."""
     actions = command.add_subparsers(title="actions", metavar="ACTION", required=True)
     status = actions.add_parser(
         "status",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import Final
 
 from iotmq.commands.admin import arguments
-from iotmq.commands.admin.command import AddOption, Commands, Run, add_actions, arg, flag, word
+from iotmq.commands.admin.command import AddOption, Run, add_actions, arg, flag, word
 
 _CLIENT_ID: Final = arg("client_id", metavar="CLIENT_ID")
 
@@ -72,11 +73,8 @@ _WORDS: Final = (
 )
 
 
-def add_sessions_command(commands: Commands, *, add_registry_option: AddOption, run: Run) -> None:
-    """Add `sessions` with its actions; `run` is what the parsed options get as their command."""
-    sessions = commands.add_parser(
-        "sessions",
-        help="look at and end kept MQTT sessions",
-        description="Look at and end kept MQTT sessions.",
-    )
+def add_sessions_actions(
+    sessions: argparse.ArgumentParser, *, add_registry_option: AddOption, run: Run
+) -> None:
+    """Add the actions of `sessions`; `run` is what the parsed options get as their command."""
     add_actions(sessions, _WORDS, add_registry_option=add_registry_option, run=run)

@@ -26,18 +26,13 @@ _OK: Final = 0
 _FAILED: Final = 1
 
 
-def add_users_command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+def add_users_actions(
+    users: argparse.ArgumentParser,
     *,
     add_config_options: Callable[[argparse.ArgumentParser], None],
     load: Callable[[argparse.Namespace], Config],
 ) -> None:
-    """Add `users` with its actions."""
-    users = commands.add_parser(
-        "users",
-        help="change the file of MQTT users",
-        description="Change the file of MQTT users. Front ends notice changes by themselves.",
-    )
+    """Add the actions of `users`."""
     actions = users.add_subparsers(title="actions", metavar="ACTION", required=True)
     add = actions.add_parser("add", help="add a user, or give one another password")
     bulk = actions.add_parser("import", help="add many users, or give them other passwords, all or none")

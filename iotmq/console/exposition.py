@@ -1,61 +1,101 @@
-"""The metrics of all parts as Prometheus text, and the process's own beside them."""
+"""The metrics of all parts as Prometheus text, and the process's own beside them.
+
+Two formats: text 0.0.4, and OpenMetrics 1.0.0 for those who name it in `Accept`. They differ in the name of a
+counter's family, in the quotes of help texts, and in the last line.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import os
+import resource
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Final
 
-from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
+from iotmq.metrics import Metric, MetricSource, SourceReader, samples
 
-from iotmq.metrics import Metric as Sample
-from iotmq.metrics import MetricSource, SourceReader, samples
-
-PREFIX = "iotmq_"
+PREFIX: Final = "iotmq_"
+_PROCESS_PREFIX: Final = "process_"
+_TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
+_OPEN_METRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+_LABEL_ESCAPES: Final = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
+_HELP_ESCAPES: Final = str.maketrans({"\\": "\\\\", "\n": "\\n"})
 
 
 class Exposition:
     """Asks every source when somebody scrapes, and never in between. `sources` may grow meanwhile."""
 
     def __init__(self, sources: Collection[MetricSource]) -> None:
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_SourceCollector(sources))
-        # Memory, CPU seconds and open files of this process, under the names every dashboard knows.
-        ProcessCollector(registry=self._registry)
+        self._readers = (SourceReader(sources), SourceReader((_ProcessSource(),)))
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """Return the page and its content type, in the text format that the `Accept` header prefers."""
-        encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
+        is_open = "application/openmetrics-text" in accept
+        # The text formats want the samples of one name together; the first one gives help text and kind.
+        families: dict[str, list[str]] = {}
+        for reader in self._readers:
+            for sample in reader.samples():
+                _add(families, sample, is_open=is_open)
+        errors_count = sum(reader.errors_count for reader in self._readers)
+        text = "Times the numbers of a part could not be read."
+        for sample in samples(("metrics_errors_total", text, errors_count)):
+            _add(families, sample, is_open=is_open)
+        end = "# EOF\n" if is_open else ""
+        page = "".join(line for lines in families.values() for line in lines) + end
+        return page.encode(), _OPEN_METRICS if is_open else _TEXT
 
 
-class _SourceCollector:
-    """Gathers the samples of all sources into families, because the text format wants them together."""
+class _ProcessSource:
+    """Memory, processor seconds and open files of this process, under the names every dashboard knows."""
 
-    def __init__(self, sources: Collection[MetricSource]) -> None:
-        self._reader = SourceReader(sources)
-
-    def collect(self) -> Iterator[Metric]:
-        families: dict[str, Metric] = {}
-        for sample in self._reader.samples():
-            _add(families, sample)
-        errors = (
-            "metrics_errors_total",
-            "Times the numbers of a part could not be read.",
-            self._reader.errors_count,
+    def __init__(self) -> None:
+        boot_s = next(
+            int(line.split()[1])
+            for line in Path("/proc/stat").read_text().splitlines()
+            if line.startswith("btime ")
         )
-        for sample in samples(errors):
-            _add(families, sample)
-        yield from families.values()
+        self._started_s = boot_s + int(self._fields()[19]) / _TICKS_PER_S
+
+    def metrics(self) -> Iterable[Metric]:
+        fields = self._fields()
+        files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return samples(
+            ("virtual_memory_bytes", "Virtual memory size in bytes.", int(fields[20])),
+            (
+                "resident_memory_bytes",
+                "Resident memory size in bytes.",
+                int(fields[21]) * resource.getpagesize(),
+            ),
+            (
+                "start_time_seconds",
+                "Start time of the process since unix epoch in seconds.",
+                self._started_s,
+            ),
+            (
+                "cpu_seconds_total",
+                "Total user and system CPU time spent in seconds.",
+                (int(fields[11]) + int(fields[12])) / _TICKS_PER_S,
+            ),
+            ("open_fds", "Number of open file descriptors.", len(os.listdir("/proc/self/fd"))),
+            ("max_fds", "Maximum number of open file descriptors.", files_max),
+            prefix=_PROCESS_PREFIX,
+        )
+
+    def _fields(self) -> list[str]:
+        """Return /proc/self/stat behind the program's name: the state comes first."""
+        return Path("/proc/self/stat").read_text().rpartition(")")[2].split()
 
 
-def _add(families: dict[str, Metric], sample: Sample) -> None:
-    """Put one sample into its family; the first sample of a name gives help text and kind."""
-    name = sample.name if sample.name.startswith(PREFIX) else PREFIX + sample.name
-    family = families.get(name)
-    if family is None:
-        kind = CounterMetricFamily if sample.kind == "counter" else GaugeMetricFamily
-        family = families[name] = kind(name, sample.help)
-    # A counter family drops `_total` from its name; its samples carry it.
-    sample_name = f"{family.name}_total" if family.type == "counter" else family.name
-    family.add_sample(sample_name, dict(sample.labels), sample.value)
+def _add(families: dict[str, list[str]], sample: Metric, *, is_open: bool) -> None:
+    name = sample.name if sample.name.startswith((PREFIX, _PROCESS_PREFIX)) else PREFIX + sample.name
+    lines = families.get(name)
+    if lines is None:
+        # A counter of OpenMetrics has `_total` in the names of its samples only.
+        family = name.removesuffix("_total") if is_open else name
+        about = sample.help.translate(_LABEL_ESCAPES if is_open else _HELP_ESCAPES)
+        lines = families[name] = [f"# HELP {family} {about}\n# TYPE {family} {sample.kind}\n"]
+    labels = ",".join(f'{key}="{value.translate(_LABEL_ESCAPES)}"' for key, value in sample.labels)
+    lines.append(
+        f"{name}{{{labels}}} {float(sample.value)!r}\n" if labels else f"{name} {float(sample.value)!r}\n"
+    )

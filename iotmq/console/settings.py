@@ -18,7 +18,7 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     listen_port: Port = 8080
     """TCP port of /metrics, /healthz and /readyz; 0 takes a free one."""
     header_bytes_max: Annotated[int, msgspec.Meta(ge=1024, le=65_536)] = 8192
-    """Bytes one request line or header field may have; past it the answer is 400."""
+    """Bytes the request line and header fields may have, all together; past it the answer is 431."""
     request_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 90.0
     """Seconds after which a connection that sends no whole request is closed, its first or a further one.
     Make it larger than the interval of metric collection, or each collection makes a new connection."""

@@ -55,6 +55,8 @@ class SlaveBroker:
         self._calls = MasterCalls(replication)
         self._ha = HaClient(store, clock, appended=self._appended)
         self._work: list[asyncio.Task[None]] = []
+        # Why start() waits, before the log has a beginning.
+        self._waits_for = "the log has no beginning yet"
         # Both are made by start(), once the log has a beginning.
         self._broker: Broker | None = None
         self._tables: MasterTables | None = None
@@ -89,7 +91,7 @@ class SlaveBroker:
     @property
     def not_ready_reason(self) -> str | None:
         """Return None while clients can find this broker, also without its master; else why they cannot."""
-        return "the log has no beginning yet" if self._broker is None else self._broker.not_ready_reason
+        return self._waits_for if self._broker is None else self._broker.not_ready_reason
 
     async def start(self) -> None:
         """Serve, and follow the master. A new slave waits here until its master can be asked.
@@ -169,8 +171,9 @@ class SlaveBroker:
             except StoreError:
                 raise
             except IotmqError as error:
+                self._waits_for = f"a new slave waits for its master: {error}"
                 if tries % _LOG_EVERY == 0:
-                    logger.warning("a new slave waits for its master: %s", error)
+                    logger.warning("%s", self._waits_for)
                 tries += 1
             await asyncio.sleep(_ASK_S)
         if position != self._store.min_position:

@@ -247,7 +247,7 @@ class MemberDriver:
         return [*diverged_alarms(self._own.member, *self._diverged), *self._said_alarms()]
 
     def _said_alarms(self) -> list[str]:
-        return self._alarms.said(self._now_s(), is_held=self.member.role is Role.HELD)
+        return self._alarms.said(self._now_s())
 
     def hand_over(self, number: int = 0, *, must_take_records: bool = False) -> bool:
         """Begin to make a follower master, the best one for 0; return whether there is such a follower.
@@ -362,11 +362,12 @@ class MemberDriver:
 
     @contextmanager
     def _ending(self) -> Iterator[None]:
-        """End the run where the block fails, and look whether messages are taken now."""
+        """End the run where the block fails, and look what has become of the member."""
         try:
             yield
         except Exception as error:
             self._fail(error)
+        self._alarms.note_held(is_held=self.member.role is Role.HELD)
         reason = self.hold_reason
         if reason != self._hold_reason:
             self._hold_reason = reason

@@ -21,6 +21,7 @@ class Alarms:
 
     def __init__(self) -> None:
         self._said_s: dict[str, float] = {}
+        self._is_held = True
 
     def say(self, text: str, now_s: float) -> bool:
         """Note a sentence; return whether it is a new one."""
@@ -30,9 +31,15 @@ class Alarms:
         self._said_s[text] = now_s
         return is_new
 
-    def said(self, now_s: float, *, is_held: bool) -> list[str]:
+    def note_held(self, *, is_held: bool) -> None:
+        """Note whether the member waits. When it does no more, what it has said is over, or is said again."""
+        if self._is_held and not is_held:
+            self._said_s.clear()
+        self._is_held = is_held
+
+    def said(self, now_s: float) -> list[str]:
         """Return what was said of late, the latest last; of a member that waits, all there is."""
-        return [text for text, said_s in self._said_s.items() if is_held or now_s - said_s < _SAID_S]
+        return [text for text, said_s in self._said_s.items() if self._is_held or now_s - said_s < _SAID_S]
 
 
 def diverged_alarms(member: int, size_bytes: int, count: int) -> list[str]:

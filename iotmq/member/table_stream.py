@@ -84,6 +84,9 @@ class TableStream:
         self._sent[link] = 0
         try:
             for piece in self._tables.snapshot():
+                if link.is_closed:
+                    # `send_changes` may have forgotten it since the last piece.
+                    return False
                 self._send(link, encode_table(piece.encode()))
                 await link.drain()
                 await asyncio.sleep(0)

@@ -117,7 +117,7 @@ class RouteTable:
     """The soft state of one registry.
 
     An address holds at most one place (broker name and id), and a place at most one address; the later
-    registration wins. The topics of a broker name are those its master registered last, and stay as long
+    registration wins. The topics of a broker name are those its master has registered, and stay as long
     as any broker of that name lives. After that they are remembered for those who ask for what is away.
 
     The epoch of a master never goes back: who registers a lower one than the highest known for its name is
@@ -164,13 +164,15 @@ class RouteTable:
         ha_address: str,
         data_version: DataVersion | None,
         topics: dict[str, TopicQueues],
+        is_whole: bool,
         channel: Hashable,
         now_s: float,
     ) -> MasterAddress:
-        """Take or renew a place; a master's topics are replaced when its data version changed.
+        """Take or renew a place, and change a master's topics when its data version changed.
 
-        `topics` is the table's from then on. RequestError when the registry is full, or a later master is
-        known, and nothing has changed.
+        `topics` are all it has when it takes a place or `is_whole`, else some to add to those known: a Java
+        broker tells of the one topic that is new. They are the table's from then on. RequestError when the
+        registry is full, or a later master is known, and nothing has changed.
         """
         address = identity.address
         epoch = 0 if data_version is None else data_version.state_version
@@ -187,6 +189,8 @@ class RouteTable:
             is_new or lease is None or lease.data_version is None or lease.data_version != data_version
         )
         if is_changed:
+            if not is_new and not is_whole:
+                topics = self._tables.get(identity.name, {}) | topics
             self._check_room(identity.name, topics)
         if is_new:
             if lease is not None:

@@ -293,6 +293,7 @@ class Registry:
             ha_address=ha_address,
             data_version=registration.data_version,
             topics=registration.topics,
+            is_whole=request.boolean("isWhole"),
             channel=connection,
             now_s=self._clock.monotonic_s(),
         )

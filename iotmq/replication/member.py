@@ -592,9 +592,12 @@ class Member:
         if following.is_released or (following.is_refused and not following.is_linked):
             return True
         if now_s - following.heard_s < settings.suspect_s:
+            following.asked_first_s = None
             return False
-        if now_s - following.asked_s >= settings.retry_s:
+        if following.asked_first_s is None or now_s - following.asked_s >= settings.retry_s:
             following.asked_s = now_s
+            if following.asked_first_s is None:
+                following.asked_first_s = now_s
             others = tuple(
                 identity.member
                 for identity in state.in_sync
@@ -602,10 +605,7 @@ class Member:
             )
             if others:
                 self._do(AskOthers(others))
-            if following.asked_first_s is None:
-                following.asked_first_s = now_s
-            return False
-        if following.asked_first_s is None or now_s - following.asked_first_s < settings.retry_s / 2:
+        if now_s - following.asked_first_s < settings.retry_s / 2:
             return False
         if now_s - following.others_heard_s < settings.suspect_s / 2:
             return False

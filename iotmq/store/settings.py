@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from iotmq.limits import RECORD_BYTES_MAX
+from iotmq.limits import FRAMED_RECORD_BYTES_MAX, RECORD_BYTES_MAX
 
 
 class StoreSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,8 +48,9 @@ class StoreSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     allocation_step_bytes: Annotated[int, Meta(ge=4096, le=1 << 30)] = 8 << 20
     """Disk blocks are taken from the file system in steps of this many bytes, one to two steps ahead of the
     writer. Larger ones cost a quiet broker disk, smaller ones a busy one time."""
-    record_bytes_max: Annotated[int, Meta(ge=1024, le=64 << 20)] = RECORD_BYTES_MAX
-    """Largest record in bytes, with all its fields. Clients refuse more than 4 MiB by default."""
+    record_bytes_max: Annotated[int, Meta(ge=1024, le=FRAMED_RECORD_BYTES_MAX)] = RECORD_BYTES_MAX
+    """Largest record in bytes, with all its fields. It has to fit a frame of the native protocol. Clients
+    refuse more than 4 MiB by default."""
     retention_hours: Annotated[int, Meta(ge=0, le=1_000_000)] = 72
     """Hours a CommitLog file is kept after its last record was stored. Then its records are deleted, read or
     not. Files are deleted as a whole, so segment_bytes decides how much longer a record may stay."""

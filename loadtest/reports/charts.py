@@ -1,4 +1,4 @@
-"""Line charts as SVG, without anything that a browser would have to load."""
+"""Line charts as SVG, without anything that a browser would have to load: parts of a page, or files."""
 
 import math
 from collections.abc import Sequence
@@ -15,6 +15,24 @@ _TICKS_WANTED: Final = 5
 _LEAST: Final = 1e-6
 
 
+_LEGEND_LINE: Final = 18
+# A file has its own style; a page has that of the page.
+_STYLE: Final = (
+    "rect{fill:#fff}text{font:11px system-ui,sans-serif;fill:#57606a}.title{font-size:13px;fill:#1b1f24}"
+    ".end{text-anchor:end}.middle{text-anchor:middle}.grid{stroke:#d8dde3}polyline{fill:none;stroke-width:1.8}"
+)
+
+
+class Axis(NamedTuple):
+    """Describe what a chart goes along. A logarithmic axis begins at its first point, the other at 0."""
+
+    unit: str = " s"
+    is_logarithmic: bool = False
+
+
+_SECONDS: Final = Axis()
+
+
 class Line(NamedTuple):
     """Hold one line of a chart. A second test of a comparison has the colours of the first, and dashes."""
 
@@ -25,29 +43,24 @@ class Line(NamedTuple):
 
 
 def chart(title: str, unit: str, lines: Sequence[Line], *, is_logarithmic: bool = False) -> str:
-    """An SVG with these lines over seconds; nothing when none has a point."""
+    """A figure with these lines over seconds; nothing when none has a point."""
     lines = [line for line in lines if line.points]
     if not lines:
         return ""
-    points = [point for line in lines for point in line.points]
-    across = _Scale(0.0, max(at for at, _ in points), _LEFT, WIDTH - _RIGHT)
-    low, high = _bounds([value for _, value in points], is_logarithmic=is_logarithmic)
-    upward = _Scale(low, high, HEIGHT - _BOTTOM, _TOP, is_logarithmic=is_logarithmic)
-    parts = [
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">',
-        f'<text x="{_LEFT}" y="16" class="title">{escape(title)} ({escape(unit)})</text>',
-    ]
-    for value in upward.marks():
-        y = upward.place(value)
-        parts.append(f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" class="end">{short_number(value)}</text>')
-    for value in across.marks():
-        x = across.place(value)
-        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 10}" class="middle">{short_number(value)} s</text>')
-    for line in lines:
-        parts += _drawn(line, COLOURS[line.colour % len(COLOURS)], across, upward)
-    parts.append("</svg>")
-    return f"<figure>{''.join(parts)}{_legend(lines)}</figure>"
+    drawn = _drawn(title, unit, lines, _SECONDS, is_logarithmic=is_logarithmic)
+    svg = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">{drawn}</svg>'
+    return f"<figure>{svg}{_legend(lines)}</figure>"
+
+
+def picture(title: str, unit: str, lines: Sequence[Line], axis: Axis, *, is_logarithmic: bool = False) -> str:
+    """A file of SVG with these lines, their measured points and what they mean."""
+    height = HEIGHT + _LEGEND_LINE * len(lines)
+    drawn = _drawn(title, unit, lines, axis, is_logarithmic=is_logarithmic, has_dots=True)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
+        f'height="{height}" role="img" aria-label="{escape(title)}"><style>{_STYLE}</style>'
+        f'<rect width="{WIDTH}" height="{height}"/>{drawn}{_written_legend(lines)}</svg>\n'
+    )
 
 
 def short_number(value: float) -> str:
@@ -76,8 +89,8 @@ class _Scale:
 
     def marks(self) -> list[float]:
         if self._is_logarithmic:
-            powers = range(round(math.log10(self._low)), round(math.log10(self._high)) + 1)
-            return [10.0**power for power in powers]
+            first, last = (round(math.log10(value), 9) for value in (self._low, self._high))
+            return [10.0**power for power in range(math.ceil(first), math.floor(last) + 1)]
         step = _step((self._high - self._low) / _TICKS_WANTED)
         return [step * i for i in range(math.ceil(self._low / step), math.floor(self._high / step) + 1)]
 
@@ -99,15 +112,61 @@ def _step(least: float) -> float:
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least * 0.999_999)
 
 
-def _drawn(line: Line, colour: str, across: _Scale, upward: _Scale) -> list[str]:
+def _drawn(
+    title: str,
+    unit: str,
+    lines: Sequence[Line],
+    axis: Axis,
+    *,
+    is_logarithmic: bool,
+    has_dots: bool = False,
+) -> str:
+    """Title, axes and lines."""
+    points = [point for line in lines for point in line.points]
+    first, last = min(at for at, _ in points), max(at for at, _ in points)
+    across = _Scale(
+        first if axis.is_logarithmic else 0.0,
+        last,
+        _LEFT,
+        WIDTH - _RIGHT,
+        is_logarithmic=axis.is_logarithmic,
+    )
+    low, high = _bounds([value for _, value in points], is_logarithmic=is_logarithmic)
+    upward = _Scale(low, high, HEIGHT - _BOTTOM, _TOP, is_logarithmic=is_logarithmic)
+    parts = [f'<text x="{_LEFT}" y="16" class="title">{escape(title)} ({escape(unit)})</text>']
+    for value in upward.marks():
+        y = upward.place(value)
+        parts.append(f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>')
+        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" class="end">{short_number(value)}</text>')
+    for value in across.marks():
+        x = across.place(value)
+        shown = f"{short_number(value)}{escape(axis.unit)}"
+        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 10}" class="middle">{shown}</text>')
+    for line in lines:
+        parts += _line(line, across, upward, has_dots=has_dots)
+    return "".join(parts)
+
+
+def _line(line: Line, across: _Scale, upward: _Scale, *, has_dots: bool) -> list[str]:
+    colour = COLOURS[line.colour % len(COLOURS)]
     places = [(across.place(at), upward.place(value)) for at, value in line.points]
     dashes = ' stroke-dasharray="5 4"' if line.is_dashed else ""
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     parts = [f'<polyline points="{path}" stroke="{colour}"{dashes}/>']
     # One point is no line; it is shown all the same.
-    dots = places if len(places) == 1 else []
+    dots = places if has_dots or len(places) == 1 else []
     parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in dots]
     return parts
+
+
+def _written_legend(lines: Sequence[Line]) -> str:
+    parts = []
+    for i, line in enumerate(lines):
+        y, colour = HEIGHT + _LEGEND_LINE * i, COLOURS[line.colour % len(COLOURS)]
+        dashes = ' stroke-dasharray="5 4"' if line.is_dashed else ""
+        parts.append(f'<line x1="{_LEFT}" x2="{_LEFT + 22}" y1="{y}" y2="{y}" stroke="{colour}"{dashes}/>')
+        parts.append(f'<text x="{_LEFT + 30}" y="{y + 4}">{escape(line.label)}</text>')
+    return "".join(parts)
 
 
 def _legend(lines: Sequence[Line]) -> str:

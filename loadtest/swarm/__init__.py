@@ -112,6 +112,8 @@ class Swarm:
             subscriber_base=plan.subscriber_base,
         )
         self.engine.has_text_stamps = "%x" in plan.payload_template
+        if plan.shares_cores:
+            self.engine.spin_ns = 0
         # Subscribers first: they are opened in this order and miss nothing.
         self._add_subscribers()
         self._add_publishers()

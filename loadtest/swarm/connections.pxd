@@ -186,6 +186,7 @@ cdef class Connections:
     cdef readonly int last_error       # errno of the latest connection that failed or was lost; 0: closed
     cdef readonly int last_refusal     # CONNACK code of the latest refusal, 0x80 for a subscription
     cdef uint64_t outstanding          # created, neither acknowledged nor abandoned
+    cdef uint64_t owed                 # paced: due and not yet created, of all publishers
     cdef Counters counters
     cdef uint64_t[256] failed_by       # by why: connections that never were ready
     cdef uint64_t[256] lost_by         # and those that were

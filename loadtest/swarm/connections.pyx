@@ -234,6 +234,7 @@ cdef class Connections:
             # What was due and could not be made is not made up for.
             self.counters.paced_missed += c.owed
             c.paced_from -= c.owed
+            self.owed -= c.owed
             c.owed = 0
         c.state = GONE
         if self.is_secure:

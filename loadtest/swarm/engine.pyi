@@ -21,6 +21,7 @@ def read_stamp(payload: Buffer) -> tuple[int, int, int] | None: ...
 
 class Engine:
     has_text_stamps: bool
+    spin_ns: int
     def __init__(
         self,
         host: str,

@@ -11,7 +11,7 @@ they were due, not the time they were sent, so a stalled server is charged for e
 """
 
 from libc.errno cimport errno
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc
 from libc.string cimport memcpy
 
@@ -111,12 +111,13 @@ cdef class Engine(Receiving):
     A server that does not answer within ``answer_timeout_s`` loses the connection; 0 waits for ever. ``sizes`` are
     those of the payloads of following messages, in the place of one size. ``tls`` are contexts of Python's `ssl`,
     used in turn, and the name of the server that its certificate has to have. Where payloads have stamps of digits,
-    ``has_text_stamps`` has to be set.
+    ``has_text_stamps`` has to be set. ``spin_ns`` is how long before a planned time the engine is awake.
     """
     cdef dict groups                   # numbers of shared subscriptions by their names
     cdef uint32_t subscriber_base
     cdef int64_t sweep_ns              # how often connections are looked at
     cdef int64_t timer_at_ns
+    cdef public int64_t spin_ns
     cdef uint64_t delivered_goal
 
     def __init__(self, host, port, *, qos=1, window=100, payload=b"\x00" * 100, keep_alive_s=60.0,
@@ -182,6 +183,7 @@ cdef class Engine(Receiving):
         self.qos = qos
         self.window = window
         self.payload = bytes(payload)
+        self.spin_ns = SPIN_NS
         self.keep_alive_ns = int(keep_alive_s * 1e9)
         self.lead_max = lead_max
         self.measures_acks = measures_acks
@@ -272,14 +274,18 @@ cdef class Engine(Receiving):
         self.rate_per_s = rate_per_s
         self.publishing = True
         self.kick = True
-        self.paced = 0
+        self.paced = self.owed = 0
         self.paced_from_ns = now_ns()
+        self.paced_until_ns = INT64_MAX
+        self.pacing = rate_per_s > 0
         for i in range(self.publisher_count):
             self.connections[self.publishers[i]].paced_from = self.connections[self.publishers[i]].created
             self.connections[self.publishers[i]].owed = 0
 
     def stop(self):
-        """No new messages; what was created is still sent and acknowledged by ``run`` and ``drain``."""
+        """No new messages. What was created, or due, is still sent and acknowledged by ``run`` and ``drain``."""
+        if self.publishing:
+            self.paced_until_ns = now_ns()
         self.publishing = False
 
     def run(self, seconds):
@@ -330,6 +336,7 @@ cdef class Engine(Receiving):
         cdef dict named = self.counters
         named["ready"] = self.ready
         named["outstanding"] = self.outstanding
+        named["unsent"] = self._unsent()
         named["sequence_gaps"] += self._open_gaps()
         return named
 
@@ -416,7 +423,8 @@ cdef class Engine(Receiving):
         if goal == GOAL_CONNECTED:
             return self.unsettled == 0
         if goal == GOAL_SENT:
-            return self.outstanding == 0 and (not self.publishing or self.remaining == 0)
+            return self.outstanding == 0 and self.owed == 0 and not self.pacing and (
+                not self.publishing or self.remaining == 0)
         if goal == GOAL_DELIVERED:
             return self.counters.delivered >= self.delivered_goal
         return False
@@ -446,13 +454,13 @@ cdef class Engine(Receiving):
             if self.leave_per_s or self.resubscribe_per_s:
                 self._change_due()
                 timeout_ms = min(timeout_ms, 1)
-            if self.rate_per_s and self.publishing and self.remaining:
+            if self.pacing:
                 due = self._send_due()
                 # A sleeping core wakes up tens of microseconds late: sleep short of the time, then look.
-                if due - self.now <= SPIN_NS:
+                if due - self.now <= self.spin_ns and self.pacing:
                     timeout_ms = 0
                 elif due != self.timer_at_ns:
-                    arm(self.timer, due - SPIN_NS)
+                    arm(self.timer, due - self.spin_ns)
                     self.timer_at_ns = due
             got = epoll_wait(self.epoll, events, EVENTS_PER_TURN, timeout_ms)
             self.now = now_ns()
@@ -469,5 +477,5 @@ cdef class Engine(Receiving):
                     return 2
             if self.now - self.swept_at_ns > self.sweep_ns:
                 self._sweep()
-            if self.lead_max and not self.qos and self.publishing and self.now - self.looked_at_ns > 200_000_000:
+            if self.lead_max and not self.qos and (self.publishing or self.owed) and self.now - self.looked_at_ns > 200_000_000:
                 self._give_up_lost()

@@ -93,6 +93,8 @@ class Plan:
     seconds: float = 5.0
     warmup_s: float = 1.0
     """Published like the rest and not measured."""
+    shares_cores: bool = False
+    """Sleep until a planned time, for a server on the same cores. Else the last 60 us are spent awake."""
     drain_timeout_s: float = 10.0
     deliveries_per_message: int | None = None
     """How many subscribers get each message, waited for at the end; None: 1 for a single subscriber."""

@@ -31,7 +31,7 @@ cdef class Publishing(Connections):
     cdef int64_t looked_at_ns
     cdef bint publishing
     cdef bint kick                     # publishers have to be started at the next turn
-    cdef uint64_t remaining            # messages that may still be created
+    cdef uint64_t remaining            # messages that may still be created; with a pace: that may become due
     cdef uint64_t rate_per_s           # 0: as fast as windows allow
     cdef uint64_t rate_from_per_s      # the rate at the beginning of a ramp
     cdef int64_t ramp_ns               # how long the ramp lasts; 0 for none
@@ -40,6 +40,8 @@ cdef class Publishing(Connections):
     cdef list sizes                    # of payloads, when they differ; else empty
     cdef int64_t paced_from_ns
     cdef uint64_t paced                # messages that became due since then
+    cdef int64_t paced_until_ns        # what is due later is not sent: publishing was stopped
+    cdef bint pacing                   # messages are still handed to publishers
     cdef int64_t measure_from_ns       # older stamps are not measured
     cdef Histogram acknowledgement
     cdef Histogram send_delay
@@ -52,6 +54,14 @@ cdef class Publishing(Connections):
     cdef int _fill_ring(self, Connection* c, list packets) except -1
     cdef void _start_publishers(self) noexcept nogil
     cdef int64_t _due_ns(self, uint64_t index) noexcept nogil
+
+    @cython.final
+    cdef int64_t _steady_ns(self, uint64_t index) noexcept nogil
+
+    @cython.final
+    cdef uint64_t _count_due(self, int64_t at_ns) noexcept nogil
+
+    cdef uint64_t _unsent(self) noexcept nogil
     cdef int64_t _send_due(self) noexcept nogil
     cdef void _pump(self, Connection* c) noexcept nogil
 

@@ -212,13 +212,36 @@ cdef class Publishing(Connections):
         """When a paced message is due. The rate rises or falls evenly from the first to the last, then stays."""
         cdef double from_per_s = <double>self.rate_from_per_s, gain
         if not self.ramp_ns:
-            return self.paced_from_ns + <int64_t>(index * <uint64_t>1_000_000_000 // self.rate_per_s)
+            return self.paced_from_ns + self._steady_ns(index)
         if index < self.ramp_count:
             gain = (<double>self.rate_per_s - from_per_s) / (self.ramp_ns / 1e9)
             return self.paced_from_ns + <int64_t>(
                 (sqrt(from_per_s * from_per_s + 2.0 * gain * <double>index) - from_per_s) / gain * 1e9)
         index -= self.ramp_count
-        return self.paced_from_ns + self.ramp_ns + <int64_t>(index * <uint64_t>1_000_000_000 // self.rate_per_s)
+        return self.paced_from_ns + self.ramp_ns + self._steady_ns(index)
+
+    cdef int64_t _steady_ns(self, uint64_t index) noexcept nogil:
+        """How long so many messages take. In seconds and a rest, so that no count is too large."""
+        cdef uint64_t seconds = index // self.rate_per_s
+        return <int64_t>(
+            seconds * 1_000_000_000 + (index - seconds * self.rate_per_s) * 1_000_000_000 // self.rate_per_s)
+
+    cdef uint64_t _count_due(self, int64_t at_ns) noexcept nogil:
+        """About how many messages are due until then: `_due_ns` the other way round."""
+        cdef double seconds = (at_ns - self.paced_from_ns) / 1e9, ramp_s = self.ramp_ns / 1e9
+        cdef double from_per_s = <double>self.rate_from_per_s
+        if seconds >= ramp_s:
+            return self.ramp_count * (ramp_s > 0) + <uint64_t>((seconds - ramp_s) * <double>self.rate_per_s)
+        return <uint64_t>(
+            seconds * (from_per_s + (<double>self.rate_per_s - from_per_s) * seconds / ramp_s / 2.0))
+
+    cdef uint64_t _unsent(self) noexcept nogil:
+        """Messages that were due and not sent: that wait for their publishers, or that we have not come to yet."""
+        cdef uint64_t due
+        if not self.pacing:
+            return self.owed
+        due = min(self._count_due(min(now_ns(), self.paced_until_ns)), self.paced + self.remaining)
+        return self.owed + (due - self.paced if due > self.paced else 0)
 
     cdef int64_t _send_due(self) noexcept nogil:
         """Hands every due message to its publisher, in turn; returns when the next one is due."""
@@ -227,19 +250,25 @@ cdef class Publishing(Connections):
         cdef uint32_t quota = 4096     # the rest comes after a look at the sockets
         while True:
             due = self._due_ns(self.paced)
-            if due > self.now or quota == 0 or self.remaining == 0:
+            if due > self.paced_until_ns or self.remaining == 0:
+                self.pacing = False
+                return due
+            if due > self.now or quota == 0:
                 return due
             c = &self.connections[self.publishers[self.paced % self.publisher_count]]
             self.paced += 1
+            self.remaining -= 1
             quota -= 1
             if c.state == READY:
+                if due >= self.measure_from_ns:
+                    record(&self.send_delay.buckets, now_ns() - due)
                 c.owed += 1
+                self.owed += 1
                 self._pump(c)
             else:
                 # The next one of this publisher is due in its own turn.
                 c.paced_from -= 1
                 self.counters.paced_missed += 1
-                self.remaining -= 1
 
     cdef void _pump(self, Connection* c) noexcept nogil:
         """Creates what window, pace and count allow, and writes it."""
@@ -247,7 +276,7 @@ cdef class Publishing(Connections):
             return
         if c.released != c.received and not self._release(c):
             return
-        if self.publishing and self.remaining:
+        if c.owed or self.publishing and self.remaining:
             self._create(c)
         self._write(c)
 
@@ -257,17 +286,14 @@ cdef class Publishing(Connections):
         cdef uint32_t slot, id_at = c.id_at, stamp_at = c.stamp_at, packet_size = c.packet_size, slots = c.slots
         cdef uint32_t packet_id
         cdef uint8_t* packet
-        cdef int64_t stamp, clock
+        cdef int64_t stamp
         cdef bint paced = self.rate_per_s != 0
-        if room > self.remaining:
-            room = self.remaining
-        if paced and room > c.owed:
-            room = c.owed
+        room = min(room, c.owed if paced else self.remaining)
         if self.lead_max:
             room = min(room, self._lead_left(c))
         if room == 0:
             return
-        stamp = clock = now_ns() if stamp_at or c.field_count else 0
+        stamp = now_ns() if stamp_at or c.field_count else 0
         sequence = c.created
         packet_id = <uint32_t>(sequence % IDS) + 1
         slot = c.slot
@@ -281,8 +307,6 @@ cdef class Publishing(Connections):
             if paced and (stamp_at or c.field_count):
                 stamp = self._due_ns(
                     (sequence - c.paced_from) * self.publisher_count + (c.number - self.number_base))
-                if stamp >= self.measure_from_ns:
-                    record(&self.send_delay.buckets, clock - stamp)
             if stamp_at:
                 put_u64(packet + stamp_at + 8, sequence)
                 put_u64(packet + stamp_at + 16, <uint64_t>stamp)
@@ -300,11 +324,13 @@ cdef class Publishing(Connections):
                 packet = c.ring
         c.slot = slot
         c.created = sequence
-        self.remaining -= room
         self.outstanding += room
         self.counters.published += room
         if paced:
             c.owed -= room
+            self.owed -= room
+        else:
+            self.remaining -= room
 
     cdef void _fill_fields(self, Connection* c, uint8_t* packet, uint64_t sequence, int64_t stamp) noexcept nogil:
         cdef uint32_t i
@@ -350,7 +376,7 @@ cdef class Publishing(Connections):
             return
         # QoS 0 without a pace has always more to send: the socket says when.
         self._ask(c, True, c.written_bytes < end or (
-            c.id_at == 0 and self.publishing and self.remaining != 0 and (self.rate_per_s == 0 or c.owed != 0)
+            c.id_at == 0 and (c.owed != 0 or self.rate_per_s == 0 and self.publishing and self.remaining != 0)
             and (self.lead_max == 0 or self._lead_left(c) != 0)))
 
     cdef size_t _ring_size(self, Connection* c) noexcept nogil:

@@ -434,6 +434,8 @@ cdef class Receiving(Publishing):
 
     cdef bint _follow_own_topic(self, Connection* c, uint32_t publisher, uint64_t sequence,
                                 int64_t stamp) noexcept nogil:
+        if c.resubscribing:
+            return True
         if <uint64_t>publisher * self.topics_per_publisher + sequence % self.topics_per_publisher != c.number:
             self.counters.misdelivered += 1
             return True
@@ -441,6 +443,8 @@ cdef class Receiving(Publishing):
             c.expected = <uint64_t*>calloc(1, 8)
             if c.expected == NULL:
                 return False
+            if c.has_been_away:
+                c.expected[0] = <uint64_t>-1
         self._follow(c.expected, sequence // self.topics_per_publisher, stamp)
         return True
 

@@ -23,6 +23,7 @@ from loadtest.users.faults import (
     NO_ANSWER,
     NO_CONNECTION,
     REPEATED,
+    UNSENT,
     Fault,
     fault_of_code,
     fault_of_number,
@@ -124,11 +125,14 @@ class SwarmUser(User):
         self._add_row("connect", histograms["connection"], new["connected"])
         if new["reconnected"]:
             self._add_row("reconnect", histograms["reconnection"], new["reconnected"])
-        self._take_published(plan, new, histograms["acknowledgement"])
-        self._take_delivered(plan, new, histograms["delivery"], is_over=report["state"] == "over")
+        is_over = report["state"] == "over"
+        self._take_published(plan, new, histograms["acknowledgement"], is_over=is_over)
+        self._take_delivered(plan, new, histograms["delivery"], is_over=is_over)
         self._devices.report(self, report["connections"], counters["ready"], report["cpu_s"])
 
-    def _take_published(self, plan: Plan, new: Mapping[str, int], histogram: Mapping[str, Any]) -> None:
+    def _take_published(
+        self, plan: Plan, new: Mapping[str, int], histogram: Mapping[str, Any], *, is_over: bool
+    ) -> None:
         if not plan.publishers:
             return
         # Of all swarms of this class one row: the template's name.
@@ -137,6 +141,9 @@ class SwarmUser(User):
         self._add_row(name, histogram, done, payload_bytes=plan.payload_bytes)
         self._fail(name, Fault("its connection was lost before it was acknowledged"), new["abandoned"])
         self._fail(name, Fault(NO_CONNECTION), new["paced_missed"])
+        if is_over:
+            self._fail(name, Fault(NO_ANSWER), self._before["outstanding"])
+            self._fail(name, Fault(UNSENT), self._before["unsent"])
 
     def _take_delivered(
         self, plan: Plan, new: Mapping[str, int], histogram: Mapping[str, Any], *, is_over: bool

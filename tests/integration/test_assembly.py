@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 import pytest
 from eventually import STOP_S, WITHIN_S, soon
+from gateway_process import free_port
 
 from iotmq.assembly import Process, RoleName, StartError
 from iotmq.client.consuming.offsets import max_offset
@@ -135,6 +136,23 @@ async def test_roles_apart_do_the_same(tmp_path: Path) -> None:
         assert set(front.addresses) == {"http", "mqtt"}
         await publish_one(front.addresses["mqtt"])
         assert await stored(address, "mqtt") == 2
+
+
+async def test_a_new_slave_that_waits_for_its_master_says_so_and_can_be_stopped(tmp_path: Path) -> None:
+    settings = ("mode=static", "role=slave", "broker_id=1", f"master_address=127.0.0.1:{free_port()}")
+    config = config_for(
+        tmp_path, f"broker.listen_port={free_port()}", *(f"replication.{setting}" for setting in settings)
+    )
+    process = Process(config, "broker")
+    starting = asyncio.ensure_future(process.start())
+    await soon(lambda: "a new slave waits" in str(process.readiness().get("broker")), "it is not ready")
+    status, text = await http_status(process, "/readyz")
+    assert status == 503
+    assert "a new slave waits for its master: no connection" in text
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    check_store(tmp_path)
 
 
 async def test_a_second_process_on_the_data_is_refused_by_the_name_of_the_lock(tmp_path: Path) -> None:

@@ -111,6 +111,7 @@ async def test_a_member_is_added_and_becomes_master_and_clients_of_others_reach_
     assert answer.code == ResponseCode.SUCCESS
     await site.in_sync(4)
     assert bodies(site, 4) == bodies(site, first)
+    assert alarms(site, 4) == [], "what it waited for is over"
     answer = await ask_for(site, RequestCode.HAND_OVER, member="4")
     assert answer.code == ResponseCode.SUCCESS
     await soon(lambda: fourth.broker, "the new member serves")

@@ -257,3 +257,24 @@ def test_a_directory_goes_from_one_to_the_other_and_back(java_data: Path) -> Non
     assert [record["body"] for record in after["Alpha", 1]] == [
         b"waited", b"waited bare", b"by ours", b"by ours, later", b"by Java",
     ]  # fmt: skip
+
+
+def test_a_new_topic_of_a_java_broker_leaves_the_routes_to_the_others(tmp_path: Path) -> None:
+    """It tells registries of the new one alone."""
+    topics = [f"T{number}" for number in range(3)]
+    with (
+        GatewayProcess(tmp_path / "registry", role="registry") as registry,
+        JavaBroker(tmp_path / "java", f"namesrvAddr={registry.registry}") as java,
+        Work(java.port) as broker,
+        Work(registry.ports["registry"]) as routes,
+    ):
+        for topic in topics:
+            broker.ask(
+                RequestCode.UPDATE_AND_CREATE_TOPIC,
+                topic=topic, defaultTopic="TBW102", readQueueNums=2, writeQueueNums=2, perm=6,
+                topicFilterType="SINGLE_TAG", topicSysFlag=0, order="false",
+            )  # fmt: skip
+            routes.ask(RequestCode.GET_ROUTE_INFO_BY_TOPIC, topic=topic)
+        for topic in topics:
+            routes.ask(RequestCode.GET_ROUTE_INFO_BY_TOPIC, topic=topic)
+        broker.send("found", topic="T0")

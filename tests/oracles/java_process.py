@@ -15,6 +15,8 @@ from eventually import eventually
 from gateway_process import ROOT, free_port
 from piped_client import PipedClient
 
+from benchmarks.peers.rocketmq import broker_command, broker_environment, broker_files
+
 LIBRARIES = ROOT / "build" / "interop" / "java"
 SCRIPTS = ROOT / "tests" / "interop" / "java"
 
@@ -110,38 +112,27 @@ class JavaBroker:
 
     def launch(self) -> None:
         """Start it without waiting."""
-        conf = self._home / "conf"
-        conf.mkdir(parents=True, exist_ok=True)
-        (conf / "logback_broker.xml").write_text('<configuration><root level="OFF"/></configuration>')
-        # Names as those of GatewayProcess, so that one can go on where the other has stopped.
-        (conf / "broker.conf").write_text(
-            f"brokerClusterName=DefaultCluster\nbrokerName=broker-a\nbrokerId=0\nbrokerIP1=127.0.0.1\n"
-            f"listenPort={self.port}\nhaListenPort={free_port()}\nstorePathRootDir={self.data}\n"
-            f"storePathCommitLog={self.data}/commitlog\nmappedFileSizeCommitLog={16 << 20}\n"
-            "maxHashSlotNum=1000\nmaxIndexNum=4000\ndiskMaxUsedSpaceRatio=95\n"
-            + "".join(f"{line}\n" for line in self._settings)
+        files = broker_files(
+            port=self.port,
+            ha_port=free_port(),
+            data=self.data,
+            settings=(
+                *(f"mappedFileSizeCommitLog={16 << 20}", "maxHashSlotNum=1000", "maxIndexNum=4000"),
+                *self._settings,
+            ),
         )
-        # What it reaches into of the runtime it was not written for.
-        opened = [
-            f"--add-{how}=java.base/{what}=ALL-UNNAMED"
-            for how, what in (
-                ("exports", "jdk.internal.ref"), ("exports", "sun.nio.ch"), ("opens", "jdk.internal.ref"),
-                ("opens", "java.nio"), ("opens", "sun.nio.ch"), ("opens", "java.lang"),
-            )
-        ]  # fmt: skip
+        for path, text in files.items():
+            (self._home / path).parent.mkdir(parents=True, exist_ok=True)
+            (self._home / path).write_text(text)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [
-                    "java", "-Xms64m", f"-Xmx{self._heap}", f"-Duser.home={self._home}",
-                    f"-Drocketmq.home.dir={self._home}", *opened, "-cp", f"{LIBRARIES}/*",
-                    "org.apache.rocketmq.broker.BrokerStartup", "-c", str(conf / "broker.conf"),
-                ],
+                broker_command(home=self._home, libraries=LIBRARIES, heap=self._heap),
                 cwd=self._home,
-                env={**os.environ, "HOME": str(self._home), "ROCKETMQ_HOME": str(self._home)},
+                env={**os.environ, **broker_environment(self._home)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-            )  # fmt: skip
+            )
 
     @property
     def process_id(self) -> int:

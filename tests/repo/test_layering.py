@@ -299,7 +299,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "session_brokers",
         "session_gateway",
     ),
-    "ports": ("gateway", "sessions", "bodies"),
+    "ports": ("gateway", "sessions", "bodies", "session_pages"),
     "mqtt_client": (
         "address",
         "errors",

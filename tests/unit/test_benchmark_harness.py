@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import __main__ as runner
 from benchmarks import _report, machine, mqtt_side_by_side, peers
+from benchmarks.peers.mqtt import MOSQUITTO
 
 needs_mosquitto = pytest.mark.skipif(
     shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin") is None,
@@ -19,7 +20,7 @@ needs_mosquitto = pytest.mark.skipif(
 @needs_mosquitto
 def test_a_server_is_started_watched_and_stopped() -> None:
     core, _ = machine.cores()
-    with peers.mosquitto(core=core) as server:
+    with peers.started(MOSQUITTO, core=core) as server:
         assert os.sched_getaffinity(server.pid) == {core}
         memory = server.memory_bytes()
         assert 0 < memory["anonymous"] <= memory["rss"]
@@ -31,7 +32,7 @@ def test_a_server_is_started_watched_and_stopped() -> None:
 @needs_mosquitto
 def test_a_server_that_ends_by_itself_is_an_error() -> None:
     def lose() -> None:
-        with peers.mosquitto(core=machine.cores()[0]) as server:
+        with peers.started(MOSQUITTO, core=machine.cores()[0]) as server:
             os.kill(server.pid, 9)
             os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
 
@@ -59,7 +60,9 @@ def test_ratios_are_of_medians_with_the_spread_of_rounds() -> None:
 
 def test_a_summary_of_one_side_can_be_told() -> None:
     rounds = {"mosquitto": [{"messages_per_s": 1234.0, "violations": 0}]}
-    rows = mqtt_side_by_side._rows("qos1_window1", mqtt_side_by_side._summary("qos1_window1", rounds))
+    rows = mqtt_side_by_side._rows(
+        "qos1_window1", mqtt_side_by_side._summary("qos1_window1", rounds), "mosquitto"
+    )
     assert rows[0][:3] == ["the same with window 1", "1,234", "-"]
     assert machine.table(["work", "a", "b", "", "", ""], rows).splitlines()[2].endswith(">= 1x")
 
@@ -85,10 +88,24 @@ def test_the_page_has_a_number_for_every_row() -> None:
     """`python -m benchmarks --report` writes them."""
     table = _report.PAGE.read_text().split(_report.BEGIN)[1].split(_report.END)[0]
     found = _report.rows_of(table)
+    there = {cells[0] for cells in found}
     assert [(cells[0], cells[1], cells[5]) for cells in found] == [
-        (row.work, row.mark, f"`{row.benchmark}`") for row in _report.ROWS
+        (row.work, row.mark, f"`{row.benchmark}`")
+        for row in _report.ROWS
+        if not row.is_optional or row.work in there
     ]
     assert all(cells[2][0].isdigit() and cells[6].startswith("20") for cells in found)
+
+
+def test_the_page_lists_the_peers_as_they_are_described() -> None:
+    """`python -m benchmarks --report` writes them."""
+    table = _report.PAGE.read_text().split(_report.PEERS_BEGIN)[1].split(_report.PEERS_END)[0]
+    assert table.strip() == _report.peers_table().strip()
+
+
+def test_rows_of_the_page_have_different_names() -> None:
+    names = [(row.work, row.benchmark) for row in _report.ROWS]
+    assert len(set(names)) == len(names)
 
 
 def test_numbers_are_found_in_what_a_benchmark_keeps() -> None:

@@ -59,6 +59,8 @@ class StoredOnce:
         self._store = writer.store
         self._received = received
         self._host = host
+        # First keys of batches that repeats have appended of late, in order, and where the log ended then.
+        self._appended: dict[bytes, int] = {}
         self.repeats_total = 0
         self.found_total = 0
 
@@ -171,6 +173,11 @@ class StoredOnce:
             return
         try:
             parts = list(split_elements(elements))
+            key = _key_of(parts)
+            if self._appended.get(key, 0) > run.end_position:
+                # One that waited beside this one has stored it, and the key index does not have it yet.
+                self._writer.when_flushed(partial(self._look_up, topics, elements, append, done))
+                return
             stored = self._stored_of(topics, parts, run.end_position)
         except MessageFormatError as error:
             done(RefusedBatch(ResponseCode.MESSAGE_ILLEGAL, str(error)))
@@ -179,13 +186,13 @@ class StoredOnce:
             done(_unknown(str(error)))
             return
         if not stored:
-            append(elements, done=done)
+            self._append_keyed(key, elements, append, done)
             return
         self.found_total += 1
         # A batch found in another topic was delivered from the first one, where it was stored whole.
         rest = _unstored(parts, stored) if stored[0].topic == topics[0] else []
         if rest:
-            append(_encode_rest(rest, _key_of(parts)), done=done)
+            self._append_keyed(key, _encode_rest(rest, key), append, done)
         else:
             found = FoundBatch(
                 [record.position for record in stored],
@@ -194,6 +201,17 @@ class StoredOnce:
                 store_timestamp_ms=stored[0].store_timestamp_ms,
             )
             done(StoredBatch(found, stored[0].queue_id))
+
+    def _append_keyed(self, key: bytes, elements: Buffer, append: Append, done: Done) -> None:
+        """Append what the key index will know by `key`."""
+        before = self._store.appended_position
+        append(elements, done=done)
+        if key and self._store.appended_position > before:
+            confirmed_position = self._store.confirmed_position
+            while self._appended and next(iter(self._appended.values())) <= confirmed_position:
+                del self._appended[next(iter(self._appended))]
+            self._appended.pop(key, None)
+            self._appended[key] = self._store.appended_position
 
     def _stored_of(self, topics: tuple[str, ...], parts: list[Part], end_position: int) -> list[Record]:
         """Return the records of a batch in the first topic that has any, in order."""

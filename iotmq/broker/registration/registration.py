@@ -334,6 +334,8 @@ class Registration:
             "haServerAddr": self._ha_address,
             "compressed": "true" if body.is_compressed else "false",
             "bodyCrc32": "0",
+            # Topics that are not in it are deleted. Those that Java brokers leave out are not.
+            "isWhole": "true",
         }
         return Command.request(RequestCode.REGISTER_BROKER, ext, body.data)
 

@@ -94,9 +94,7 @@ class Wills:
 
     def session_ends(self, client_id: str) -> None:
         """Send the will of an absent client now, whose session is about to end."""
-        waiting = self._waiting.get(client_id)
-        if waiting is not None and waiting.will is None:
-            self.client_is_back(client_id, ends=True)
+        self.client_is_back(client_id, ends=True)
 
     def _send_waiting(self, client_id: str) -> None:
         # First, because the database may refuse it.

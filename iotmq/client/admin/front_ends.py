@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from iotmq.client.admin.asking import Asking
 from iotmq.client.transport.calls import ask_masters
+from iotmq.ports.session_pages import FrontEndsPage, FrontEndSummary
 from iotmq.ports.sessions import DrainOrder
 from iotmq.remoting.codes import RequestCode, ResponseCode
-
-
-class FrontEndSummary(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A front end as one broker knows it."""
-
-    name: str
-    clients: int
-    is_draining: bool
-
-
-class FrontEndsPage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The answer to request 30067."""
-
-    front_ends: list[FrontEndSummary]
 
 
 class FrontEndAdmin(Asking):

@@ -22,15 +22,8 @@ if TYPE_CHECKING:
 
 Argument: TypeAlias = tuple[tuple[str, ...], dict[str, Any]]
 """The flags and the options of argparse's add_argument."""
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 AddOption: TypeAlias = Callable[[argparse.ArgumentParser], None]
 Run: TypeAlias = Callable[[argparse.Namespace], int]
-
-DESCRIPTION: Final = (
-    "Look at and change brokers, registries, topics, groups and messages. Tables for people, --json for "
-    "programs. Exit codes: 0 done, 1 refused or not reachable (the error says what to do), 2 wrong usage, "
-    "130 interrupted."
-)
 
 
 class Word(NamedTuple):
@@ -54,11 +47,10 @@ def flag(name: str, dest: str, what: str) -> Argument:
     return arg(name, dest=dest, action="store_true", help=what)
 
 
-def add_admin_command(commands: Commands, *, add_registry_option: AddOption, run: Run) -> None:
-    """Add `admin` with all its actions; `run` is what the parsed options get as their command."""
-    admin = commands.add_parser(
-        "admin", help="look at and change brokers, topics, groups, messages", description=DESCRIPTION
-    )
+def add_admin_actions(
+    admin: argparse.ArgumentParser, *, add_registry_option: AddOption, run: Run
+) -> None:
+    """Add all actions of `admin`; `run` is what the parsed options get as their command."""
     areas = admin.add_subparsers(title="areas", metavar="AREA", required=True)
     for name, what in _AREAS.items():
         area = areas.add_parser(name, help=what, description=_sentence(what))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 
 from iotmq.commands.mqtt.arguments import add_shared_options
 
 
-def add_mqtt_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the three; what they need is loaded when one of them runs."""
-    publish = _add(commands, "pub", "publish to an MQTT broker", _publish)
+def add_publish_options(publish: argparse.ArgumentParser) -> None:
+    """Add the options of `pub`; what the three commands need is loaded when one of them runs."""
+    publish.set_defaults(command=_publish)
     _add_message_options(publish)
     publish.add_argument("--repeat", type=_count, default=1, metavar="N", help="send the message N times")
     publish.add_argument(
@@ -21,33 +20,26 @@ def add_mqtt_commands(commands: argparse._SubParsersAction[argparse.ArgumentPars
         metavar="SECONDS",
         help="between two",
     )
-    subscribe = _add(commands, "sub", "subscribe at an MQTT broker, and write what comes", _subscribe)
+    add_shared_options(publish)
+
+
+def add_subscribe_options(subscribe: argparse.ArgumentParser) -> None:
+    """Add the options of `sub`."""
+    subscribe.set_defaults(command=_subscribe)
     _add_subscription_options(subscribe)
     _add_output_options(subscribe)
-    request = _add(commands, "rr", "publish a request to an MQTT broker, and write the answer", _request)
+    add_shared_options(subscribe)
+
+
+def add_request_options(request: argparse.ArgumentParser) -> None:
+    """Add the options of `rr`."""
+    request.set_defaults(command=_request)
     _add_message_options(request, has_lines=False)
     request.add_argument(
         "-e", "--response-topic", metavar="TOPIC", help="topic of the answer (with MQTT 5, a generated one)"
     )
     _add_output_options(request)
-    for command in (publish, subscribe, request):
-        add_shared_options(command)
-
-
-def _add(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
-    name: str,
-    what: str,
-    run: Callable[[argparse.Namespace], int],
-) -> argparse.ArgumentParser:
-    command = commands.add_parser(
-        name,
-        help=what,
-        description=f"{what[0].upper()}{what[1:]}. Options are named as in mosquitto_{name}.",
-        add_help=False,
-    )
-    command.set_defaults(command=run)
-    return command
+    add_shared_options(request)
 
 
 def _add_message_options(command: argparse.ArgumentParser, *, has_lines: bool = True) -> None:

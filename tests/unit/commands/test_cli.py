@@ -170,11 +170,24 @@ def test_python_dash_m_is_the_same_command() -> None:
     assert done.stdout == f"iotmq {iotmq.__version__}\n"
 
 
-def test_help_and_checks_do_not_load_what_a_server_needs() -> None:
-    code = (
-        "import sys; from iotmq.commands import cli; cli.main(['config', 'check']); "
-        "print({'uvloop', 'aiohttp', 'numpy', 'pyarrow', 'pyspark'} & sys.modules.keys())"
-    )
+@pytest.mark.parametrize(
+    ("code", "needless"),
+    [
+        ("cli.main(['config', 'check'])", {"uvloop", "aiohttp", "numpy", "pyarrow", "pyspark"}),
+        ("cli.parser().format_help()", {"asyncio", "msgspec", "iotmq.commands.admin", "loadtest"}),
+        (
+            "import iotmq.assembly, iotmq.console.http",
+            {"aiohttp", "iotmq.store.store", "iotmq.broker.broker", "iotmq.mqtt_front.server"}
+            | {"iotmq.registry.server", "iotmq.client.transport.client", "iotmq.workers.supervisor"},
+        ),
+        (
+            "import iotmq.store.store, iotmq.broker.broker, iotmq.mqtt_front.server",
+            {"aiohttp", "iotmq.client.transport.client", "iotmq.member.replicated_broker"},
+        ),
+    ],
+)
+def test_nothing_is_loaded_without_need(code: str, needless: set[str]) -> None:
+    code = f"import sys; from iotmq.commands import cli; {code}; print({needless!r} & sys.modules.keys())"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     )

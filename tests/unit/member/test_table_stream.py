@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from iotmq.member.table_stream import reaches_next_master
+from iotmq.broker.tables.table_pieces import TablePiece
+from iotmq.errors import ConnectionClosedError
+from iotmq.member.table_stream import TableStream, reaches_next_master
 from iotmq.replication.cluster_state import ClusterState, Identity
 
 ALL = [Identity(number, "x") for number in (1, 2, 3)]
@@ -49,3 +53,44 @@ def test_with_too_few_members_or_in_a_hand_over_others_may_be_master_next() -> N
 
 def test_who_leads_nothing_tells_nobody() -> None:
     assert not reaches_next_master(None)
+
+
+class Link:
+    """A follower's connection."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+        self.sent_count = 0
+
+    def send_oneway(self, command: object) -> None:
+        self.sent_count += 1
+
+    async def drain(self) -> None:
+        if self.is_closed:
+            raise ConnectionClosedError("the connection is closed")
+
+
+class Tables:
+    """Tables of three pieces, of which nothing changes."""
+
+    def snapshot(self) -> Iterator[TablePiece]:
+        for number in range(3):
+            yield TablePiece(table="t", body=b"%d" % number)
+
+    def changes(self) -> Iterator[TablePiece]:
+        return iter(())
+
+    def stop_tracking(self) -> None:
+        """Nothing is noted here."""
+
+
+async def test_a_follower_that_goes_while_it_is_sent_the_tables_is_no_trouble_of_the_master() -> None:
+    """Its connection ends between two pieces, and the changes of the second are due in the same turn."""
+    stream, link = TableStream(Tables()), Link()  # type: ignore[arg-type]
+    sending = asyncio.ensure_future(stream.send_all(link))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    assert link.sent_count == 1
+    link.is_closed = True
+    stream.send_changes()
+    assert not await sending
+    assert link.sent_count == 1

@@ -31,6 +31,7 @@ from iotmq.replication.messages import (
     Open,
     Released,
 )
+from iotmq.store.settings import StoreSettings
 
 INTRODUCTION = Introduction(cluster="factory", broker="a", segment_bytes=4096)
 
@@ -80,6 +81,18 @@ def test_the_bytes_of_the_log_come_back() -> None:
     found = decode(over_the_wire(encode(Data(7, 100, 105, 90), memoryview(b"bytes"))))
     assert isinstance(found, Data)
     assert bytes(found.content) == b"bytes"  # type: ignore[call-overload]
+
+
+def test_the_largest_record_that_the_settings_allow_fits_a_message() -> None:
+    """Or a master could never send it to anybody, and would begin anew each time it tries."""
+    size = limits.FRAMED_RECORD_BYTES_MAX
+    settings = msgspec.convert({"record_bytes_max": size}, StoreSettings)
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({"record_bytes_max": size + 1}, StoreSettings)
+    end = 2**62 - 1
+    message = Data(2**62 - 1, end - size, end, end, oldest=end)
+    found = decode(over_the_wire(encode(message, memoryview(bytes(settings.record_bytes_max)))))
+    assert found[:4] == message[:4]
 
 
 def test_an_open_comes_back() -> None:

@@ -344,6 +344,17 @@ async def test_a_registration_without_body_is_a_lease(peer: ClientConnection) ->
     }
 
 
+@pytest.mark.parametrize(("ext", "expected"), [({}, ["T", "U"]), ({"isWhole": "true"}, ["U"])])
+async def test_topics_are_added_unless_the_broker_says_that_these_are_all(
+    peer: ClientConnection, ext: dict[str, str], expected: list[str]
+) -> None:
+    """A Java broker tells of a new topic without the others."""
+    await peer.request(registration(topic("T"), counter=1, **ext))
+    await peer.request(registration(topic("U"), counter=2, **ext))
+    found = await document(peer, RequestCode.GET_ALL_TOPIC_LIST_FROM_REGISTRY)
+    assert sorted(found["topicList"]) == expected
+
+
 async def test_topics_no_client_could_use_are_left_out(
     peer: ClientConnection, registry: Registry, caplog: pytest.LogCaptureFixture
 ) -> None:

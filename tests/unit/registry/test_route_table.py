@@ -46,12 +46,14 @@ def register(
     now_s: float = 0.0,
     queues: TopicQueues = QUEUES,
     epoch: int = 0,
+    is_whole: bool = True,
 ) -> MasterAddress:
     return table.register(
         identity,
         ha_address=identity.address.replace("10911", "10912"),
         data_version=DataVersion(version, 0, epoch),
         topics=dict.fromkeys(topics, queues),
+        is_whole=is_whole,
         channel=identity.address if channel is None else channel,  # type: ignore[arg-type]
         now_s=now_s,
     )
@@ -111,6 +113,26 @@ def test_topics_change_only_with_the_data_version(table: RouteTable) -> None:
     assert names(table) == ["T"]
     register(table, A_MASTER, "U", version=2)
     assert names(table) == ["U"]
+
+
+def test_what_is_not_the_whole_is_added_to_the_topics_a_master_has(table: RouteTable) -> None:
+    register(table, A_MASTER, "T", "U", version=1, is_whole=False)
+    register(table, A_MASTER, "V", version=2, is_whole=False)
+    assert names(table) == ["T", "U", "V"]
+    register(table, A_MASTER, "U", version=3, is_whole=False, queues=TopicQueues(9, 9, 6))
+    assert names(table) == ["T", "U", "V"]
+    route = table.route("U")
+    assert route is not None
+    assert route.queues == [("a", TopicQueues(9, 9, 6))]
+    # It says so as often as it likes, without another version.
+    register(table, A_MASTER, "W", version=3, is_whole=False)
+    table.delete_topic("T")
+    register(table, A_MASTER, "X", version=4, is_whole=False)
+    assert names(table) == ["U", "V", "X"]
+    # Who takes the place has what it says, and nothing of the former's.
+    table.unregister(A_MASTER)
+    register(table, A_MASTER, "Y", version=5, is_whole=False)
+    assert names(table) == ["Y"]
 
 
 def test_a_place_belongs_to_the_address_that_took_it_last(table: RouteTable) -> None:
@@ -256,6 +278,9 @@ def test_a_full_table_refuses_one_more_topic_and_changes_nothing() -> None:
     assert names(table) == ["T", "U", "V"]
     assert table.data_version(A_MASTER.address) == DataVersion(1, 0)
     assert table.clusters() == {"C": ["a", "b"]}
+    with pytest.raises(RequestError, match="more than"):
+        register(table, A_MASTER, "W", version=2, is_whole=False)
+    assert "W" not in names(table)
     # Of as many it may have others.
     register(table, A_MASTER, "W", "X", version=2)
     assert names(table, "C") == ["T", "U", "V", "W", "X"]
@@ -284,6 +309,7 @@ def test_brokers_of_very_many_topics_come_and_go_in_no_time() -> None:
                     ha_address="",
                     data_version=DataVersion(version, 0),
                     topics=topics,
+                    is_whole=version < 2,
                     channel="one",
                     now_s=0.0,
                 )
@@ -455,7 +481,9 @@ def test_a_master_of_a_past_epoch_is_refused_and_changes_nothing(table: RouteTab
     assert names(table) == ["T"]
     # Neither as one that does not say its topics, nor by asking whether its state is known.
     with pytest.raises(RequestError):
-        table.register(A_MASTER, ha_address="", data_version=None, topics={}, channel="x", now_s=0.0)
+        table.register(
+            A_MASTER, ha_address="", data_version=None, topics={}, is_whole=True, channel="x", now_s=0.0
+        )
     assert table.data_version(A_MASTER.address) is None
     # As a follower it is welcome, and other names have epochs of their own.
     assert register(table, A_MASTER._replace(broker_id=1)) == MasterAddress(A_NEXT.address, "10.0.0.9:10912")

@@ -13,6 +13,7 @@ from iotmq.replication.messages import (
     Ack,
     Action,
     Alarm,
+    AskOthers,
     Confirmed,
     Connect,
     CopyLog,
@@ -454,6 +455,44 @@ def lead_two(**settings: float) -> Bench:
     assert bench.member.role is Role.LEADING
     bench.take()
     return bench
+
+
+def test_each_time_the_master_is_silent_the_others_have_time_to_say_that_they_hear_it() -> None:
+    bench = Bench()
+    third, gone = Identity(3, "c"), {A: Beat(5.0, 0, 1, 0)}
+    bench.told(ClusterState(epoch=1, master=1, in_sync=(A, B, third)), beats=gone)
+    bench.member.link_opened(1, 0.0)
+    bench.member.received(1, FollowFrom(1, 0, False), 0.0)
+    for began_s in (0.0, 10.0, 20.0):
+        bench.member.received(1, data(0, 0), began_s)
+        bench.member.tick(began_s)
+        bench.take()
+        bench.member.beaten(gone, began_s + 1.3)
+        bench.member.tick(began_s + 1.3)
+        assert AskOthers((3,)) in bench.take()
+        bench.member.tick(began_s + 1.35)
+        assert bench.member.role is Role.FOLLOWING
+        bench.member.hearing_told(True, began_s + 1.36)
+        bench.member.tick(began_s + 1.45)
+        assert bench.member.role is Role.FOLLOWING
+
+
+@pytest.mark.parametrize("others", [0, 1, 2, 3])
+def test_a_member_stands_although_better_ones_that_are_there_do_not(others: int) -> None:
+    """Of those with longer logs, say, each has a full disk: it cannot promise an epoch."""
+    bench = Bench()
+    better = [Identity(3 + number, "x") for number in range(others)]
+    beats = {A: Beat(5.0, 0, 1, 0), **{identity: Beat(0.1, 9, 0, 0) for identity in better}}
+    bench.told(ClusterState(epoch=1, master=1, in_sync=(A, B, *better)), beats=beats)
+    bench.member.link_opened(1, 0.0)
+    bench.member.received(1, FollowFrom(1, 0, False), 0.0)
+    stands_s = 0.0
+    while bench.member.role is Role.FOLLOWING and stands_s < 10:
+        stands_s += 0.05
+        bench.member.beaten(beats, stands_s)
+        bench.member.tick(stands_s)
+    settings = bench.member.settings
+    assert stands_s <= settings.suspect_s + settings.retry_s + others * settings.rank_s
 
 
 def test_a_hand_over_is_given_up_while_a_change_is_not_answered() -> None:

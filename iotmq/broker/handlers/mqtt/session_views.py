@@ -12,8 +12,10 @@ from iotmq.broker.session_store.shares import is_share
 from iotmq.broker.sessions.requests import Answer
 from iotmq.broker.sessions.sessions import Sessions
 from iotmq.broker.shares.shares import ShareView
-from iotmq.client.admin.front_ends import FrontEndsPage, FrontEndSummary
-from iotmq.client.admin.sessions import (
+from iotmq.errors import RefusedError, RequestError
+from iotmq.ports.session_pages import (
+    FrontEndsPage,
+    FrontEndSummary,
     SessionDetail,
     SessionFilter,
     SessionsPage,
@@ -22,7 +24,6 @@ from iotmq.client.admin.sessions import (
     SharesPage,
     ShareSummary,
 )
-from iotmq.errors import RefusedError, RequestError
 from iotmq.ports.sessions import EXCLUSIVE, DrainOrder
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command

@@ -227,6 +227,24 @@ async def test_a_batch_whose_flush_is_late_is_not_stored_again_and_is_answered_b
 # Packet ids
 
 
+async def test_a_batch_that_is_sent_again_twice_while_the_disk_is_slow_is_stored_once(tmp_path: Path) -> None:
+    """As by a sender whose second connection ended, too: both wait for what was appended before them."""
+    bench = Bench(tmp_path, flush="sync")
+    bench.disk_works.clear()
+    bench.send(keyed("K0", b"before"))
+    batch = (keyed("K1", b"one"), keyed("", b"two"))
+    answers = [bench.send(*batch, is_repeat=True), bench.send(*batch, is_repeat=True)]
+    other = bench.send(keyed("K2", b"other"), is_repeat=True)
+    assert not any(answers)
+    bench.disk_works.set()
+    await soon(lambda: all((*answers, other)), "the disk has all of it")
+    [[first], [second]] = answers
+    assert isinstance(first, StoredBatch)
+    assert isinstance(second, StoredBatch)
+    assert first.first_offset == second.first_offset
+    assert bench.bodies() == [b"before", b"one", b"two", b"other"]
+
+
 async def test_what_may_have_come_before_is_stored_once_until_it_is_released(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.publish("c", 5, b"one")

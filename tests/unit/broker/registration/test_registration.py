@@ -218,4 +218,6 @@ async def test_so_many_topics_are_told_without_holding_up_the_loop(registries: R
         told = await registries.start()
         await soon(lambda: told.links[0].is_registered, "the registration")
     assert registries.told[0].ext["compressed"] == "true"
+    # A registry adds what it is told to what it has, unless this is all.
+    assert registries.told[0].ext["isWhole"] == "true"
     assert turns.longest_s < turn_s_max()

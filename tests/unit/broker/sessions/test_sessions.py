@@ -336,6 +336,26 @@ async def test_operators_disconnect_and_end_sessions(bench: SessionBench) -> Non
     assert not sessions.owners.purge("c", ended.append)
 
 
+@pytest.mark.parametrize("bytes_max", [0, 1 << 20])
+async def test_a_session_that_an_operator_ends_has_its_delayed_will_sent_at_once(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch, bytes_max: int
+) -> None:
+    """[MQTT-3.1.3-9]: however long it had to wait yet, and whether it is in memory or on the disk."""
+    monkeypatch.setattr(wills, "WAITING_BYTES_MAX", bytes_max)
+    front = FrontEnd(bench, "one")
+    opened = await front.open("c", expiry_s=1_000, will=will(b"gone", delay_s=100))
+    front.close("c", opened.epoch, expiry_s=1_000, drops_will=False)
+    await turns()
+    assert bench.stored() == []
+    assert bench.broker.sessions.owners.purge("c", lambda _: None)
+    await turns()
+    assert bench.stored() == [b"gone"]
+    bench.pass_time(1_001)
+    await turns()
+    assert bench.stored() == [b"gone"]
+    check(bench)
+
+
 async def test_a_broker_that_takes_nothing_refuses_sessions_but_not_clients_that_keep_none(
     bench: SessionBench,
 ) -> None:

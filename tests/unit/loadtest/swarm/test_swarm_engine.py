@@ -106,6 +106,19 @@ def test_a_run_ends_with_its_time(sink: Sink) -> None:
     assert report.is_drained
 
 
+def test_what_is_planned_is_sent_also_by_one_that_sleeps_until_then(sink: Sink) -> None:
+    plan = Plan(port=sink.port, publishers=2, rate_per_s=500, messages_max=100, seconds=20, warmup_s=0)
+    with Swarm(replace(plan, shares_cores=True)) as swarm:
+        assert swarm.engine.spin_ns == 0
+        swarm.connect()
+        report = swarm.publish()
+    # Of a hundred messages the last is due 0.198 s after the first, and nobody waits for the 20 s.
+    assert 0.198 <= report.seconds < 10
+    assert report.counters["acknowledged"] == 100
+    with Swarm(plan) as punctual:
+        assert punctual.engine.spin_ns > 0
+
+
 def test_idle_connections_keep_themselves_alive(sink: Sink) -> None:
     with Swarm(Plan(port=sink.port, idle=3, keep_alive_s=1)) as swarm:
         swarm.connect()
@@ -320,6 +333,82 @@ def test_paced_messages_carry_the_time_they_were_due() -> None:
     assert report.counters["acknowledged"] == 50
 
 
+def test_what_was_due_is_sent_after_the_end_and_charged_for_its_wait() -> None:
+    """A server that stalls until the measured time is over must not be spared what was due meanwhile."""
+
+    def script(peer: Peer) -> None:
+        peer.greet()
+        for i in range(10):
+            peer.packet()
+            peer.send(puback(i + 1))
+        assert stopped.wait(10)
+        count = 10
+        while peer.packet()[:1] == b"\x32":
+            count += 1
+            peer.send(puback(count))
+
+    stopped = threading.Event()
+    with scripted(script) as port:
+        plan = Plan(port=port, publishers=1, window=1, rate_per_s=1_000)
+        with Swarm(plan) as swarm:
+            swarm.connect()
+            swarm.begin()
+            swarm.engine.run(0.2)
+            swarm.engine.stop()
+            waiting = swarm.engine.counters_now()
+            stopped.set()
+            assert swarm.engine.drain(10)
+            counters = swarm.engine.counters_now()
+            acknowledgement = swarm.engine.histograms()["acknowledgement"]
+            latencies = swarm.engine.latencies()
+    assert waiting["published"] == 11
+    assert waiting["unsent"] == pytest.approx(190, abs=10)
+    assert counters["unsent"] == counters["outstanding"] == 0
+    assert counters["acknowledged"] == acknowledgement.count == pytest.approx(201, abs=10)
+    assert latencies["acknowledgement"]["p50_ns"] > 50e6
+    # The load generator itself was not late.
+    assert latencies["send_delay"]["count"] == counters["published"]
+    assert latencies["send_delay"]["p50_ns"] < 50e6
+
+
+def test_what_a_server_never_takes_is_counted_as_unsent() -> None:
+    def script(peer: Peer) -> None:
+        peer.greet()
+        peer.packet()
+        peer.packet()
+
+    with scripted(script) as port:
+        plan = Plan(
+            port=port, publishers=1, window=1, rate_per_s=1_000, messages_max=50, seconds=0.2, warmup_s=0,
+            drain_timeout_s=0.1,
+        )  # fmt: skip
+        with Swarm(plan) as swarm:
+            swarm.connect()
+            report = swarm.publish()
+    assert not report.is_drained
+    assert report.counters["published"] == report.counters["outstanding"] == 1
+    assert report.counters["unsent"] == 49
+
+
+@pytest.mark.parametrize("from_per_s", [0, 1_000, 2_000])
+def test_messages_that_the_load_generator_has_not_come_to_are_unsent(sink: Sink, from_per_s: int) -> None:
+    """The engine does not run for a while: what was due meanwhile is counted, along a ramp, too."""
+    plan = Plan(
+        port=sink.port, publishers=1, rate_per_s=2_000, rate_from_per_s=from_per_s, ramp_s=0.2 if from_per_s else 0,
+    )  # fmt: skip
+    with Swarm(plan) as swarm:
+        swarm.connect()
+        swarm.begin()
+        time.sleep(0.3)
+        swarm.engine.stop()
+        unsent = swarm.engine.counters_now()["unsent"]
+        assert swarm.engine.drain(10)
+        counters = swarm.engine.counters_now()
+    assert counters["unsent"] == 0
+    assert counters["published"] == pytest.approx(unsent, abs=2)
+    assert unsent >= (500 if from_per_s == 1_000 else 600)
+
+
 # Many topics
 
 
@@ -372,3 +461,32 @@ def test_a_subscriber_of_one_topic_of_many_finds_gaps_repeats_and_what_is_not_fo
     assert counters["sequence_gaps"] == 2
     assert counters["sequence_repeats"] == 1
     assert counters["misdelivered"] == 2
+
+
+def test_a_subscriber_of_its_own_topic_has_no_gap_where_it_had_no_session() -> None:
+    count: list[int] = []
+
+    def script(peer: Peer) -> None:
+        peer.greet()
+        peer.packet()
+        peer.send(SUBACK + publish_packet(stamped(0, 9 * len(count), 5)))
+        count.append(1)
+        peer.packet()
+
+    with scripted(script, connections=2) as port:
+        plan = Plan(
+            port=port, subscribers=1, filter="own/{n}", topics_per_publisher=3, leave_per_s=50,
+            return_after_s=0.01,
+        )  # fmt: skip
+        with Swarm(plan) as swarm:
+            swarm.connect()
+            while not swarm.engine.counters_now()["delivered"]:
+                swarm.engine.run(0.02)
+            swarm.begin()
+            while swarm.engine.counters_now()["delivered"] < 2:
+                swarm.engine.run(0.005)
+                if swarm.engine.counters_now()["left"]:
+                    swarm.engine.change()
+            counters = swarm.engine.counters_now()
+    assert counters["misdelivered"] == 0
+    assert counters["sequence_gaps"] == 0
