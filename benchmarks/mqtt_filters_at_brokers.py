@@ -5,6 +5,8 @@
 A registry, and brokers in processes of their own. This process is the front end: it attaches the filters as
 it does for devices that subscribe (`RemoteGateway.attach`). With one broker every filter is whole there, as
 they were at each broker before there were marks. The memory is what anonymous memory of a broker grows by.
+Then the time for matching records of many topics is measured in this process, beside as many filters that
+match none of them.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import contextlib
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import uvloop
@@ -22,12 +25,15 @@ from typing_extensions import Buffer
 
 from benchmarks import machine, peers
 from iotmq.broker.broker import Broker
+from iotmq.broker.delivery.delivery import LiveDelivery
 from iotmq.broker.registration.advertised_address import resolve_store_host
 from iotmq.broker.settings import BrokerSettings
 from iotmq.client.admin.changes import AdminChanges
 from iotmq.client.transport.client import IotmqClient
 from iotmq.client.transport.settings import ClientSettings
 from iotmq.front_port.gateway import RemoteGateway
+from iotmq.message.properties import KEYS, MQTT_TOPIC, encode_properties
+from iotmq.message.records.record import encode_record
 from iotmq.registry.server import Registry
 from iotmq.registry.settings import RegistrySettings
 from iotmq.store.settings import StoreSettings
@@ -35,6 +41,8 @@ from iotmq.store.store import Store
 
 TOPIC = "mqtt"
 FILTERS_PER_TURN = 1_000
+# Records that are matched; more topics than the index remembers.
+MATCHED = 200_000
 
 
 class BrokerChild:
@@ -145,6 +153,28 @@ async def measure(brokers: int, filters: int, directory: Path) -> list[dict[str,
         return found
 
 
+def match_ns(filters: int, *, as_marks: bool) -> float:
+    """Return the time for matching one of many records with distinct topics, which no filter matches."""
+    names = [(number + 1, f"devices/device-{number:08d}/commands") for number in range(filters)]
+    delivery = LiveDelivery(applied_position=0)
+    channel = delivery.open_channel(lambda records, matches: None)
+    delivery.attach(channel, [(1 << 31, "a/filter"), *([] if as_marks else names)], names if as_marks else [])
+    records = []
+    for start in range(0, MATCHED, 10_000):
+        topics = [f"others/device-{number:08d}/telemetry" for number in range(start, start + 10_000)]
+        properties = [encode_properties({MQTT_TOPIC: topic, KEYS: topic}) for topic in topics]
+        encoded = [encode_record(topic=TOPIC, body=bytes(100), properties=each) for each in properties]
+        records.append(memoryview(b"".join(encoded)))
+    times_s = []
+    for _ in range(5):
+        began_s = time.thread_time()
+        for view in records:
+            delivery.apply(view, 0, len(view))
+        times_s.append(time.thread_time() - began_s)
+    assert delivery.matched == 0
+    return min(times_s) * 1e9 / MATCHED
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--filters", type=int, default=200_000)
@@ -172,7 +202,13 @@ def main() -> int:
                 f"    {one['whole']:,} whole, {one['marks']:,} marks: {one['bytes'] / 1e6:.1f} MB, "
                 f"{one['bytes_of_one']:.0f} bytes for each of all filters"
             )
-    machine.save("mqtt_filters_at_brokers", {"filters": filters, "brokers": results})
+    matching = {
+        "no filters": match_ns(0, as_marks=False),
+        "whole": match_ns(filters, as_marks=False),
+        "marks": match_ns(filters, as_marks=True),
+    }
+    print("matching a record: " + ", ".join(f"{time_ns:.0f} ns {name}" for name, time_ns in matching.items()))
+    machine.save("mqtt_filters_at_brokers", {"filters": filters, "brokers": results, "matching_ns": matching})
     return 1 if wrong else 0
 
 
