@@ -177,9 +177,17 @@ cdef class LiveDelivery:
             self._marking[channel.number] = None
             self._drop_marks(channel.number, 0)
 
-    def has_room_for_marks(self, DeliveryChannel channel not None):
-        """Return whether a channel may have marks: so many channels can (limits.MARKING_CHANNELS_MAX)."""
-        return channel.number or self._free_numbers or len(self._marking) <= limits.MARKING_CHANNELS_MAX
+    def takes_marks(self, DeliveryChannel channel not None):
+        """Give an open channel its number in marks, if it has none yet; False when all are taken
+        (limits.MARKING_CHANNELS_MAX)."""
+        if channel.is_open and not channel.number:
+            if self._free_numbers:
+                channel.number = self._free_numbers.pop()
+                self._marking[channel.number] = channel
+            elif len(self._marking) <= limits.MARKING_CHANNELS_MAX:
+                channel.number = len(self._marking)
+                self._marking.append(channel)
+        return channel.number != 0
 
     def attach(self, DeliveryChannel channel not None, filters, marks=()):
         """Push records that match from now on; `filters` are (id of the channel, valid filter).
@@ -188,13 +196,8 @@ cdef class LiveDelivery:
         one. A filter may be in both, and is pushed for once.
         """
         filters, marks = list(filters), list(marks)
-        if marks and channel.is_open and not channel.number:
-            if self._free_numbers:
-                channel.number = self._free_numbers.pop()
-                self._marking[channel.number] = channel
-            else:
-                channel.number = len(self._marking)
-                self._marking.append(channel)
+        if marks:
+            self.takes_marks(channel)
         channel.coming += len(filters) + len(marks)
         self.call_matched(partial(self._attach, channel, filters, marks))
 

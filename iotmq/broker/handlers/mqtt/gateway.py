@@ -327,7 +327,7 @@ class GatewayHandler:
         count += front_end.held.filter_count + len(body.filters) + len(body.marks)
         if count > limits.FILTERS_PER_CHANNEL_MAX:
             raise RefusedError(f"a channel has at most {limits.FILTERS_PER_CHANNEL_MAX} filters")
-        if body.marks and not self._delivery.has_room_for_marks(channel):
+        if body.marks and not self._delivery.takes_marks(channel):
             raise RefusedError(f"at most {limits.MARKING_CHANNELS_MAX} front ends have marks")
         front_end.held.add(body.filters, body.marks)
         if request.boolean("isHeld", False):

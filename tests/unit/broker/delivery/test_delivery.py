@@ -322,18 +322,18 @@ def test_a_channel_that_is_closed_leaves_no_mark_and_its_number_to_the_next(
     inbox, late = Inbox(), Inbox()
     channels = [delivery.open_channel(inbox) for _ in range(2)]
     for number, channel in enumerate(channels):
-        assert delivery.has_room_for_marks(channel)
+        assert delivery.takes_marks(channel)
         delivery.attach(channel, [], [(1, "a"), (2, f"of/{number}")])
     next_one = delivery.open_channel(late)
-    assert not delivery.has_room_for_marks(next_one)
-    assert delivery.has_room_for_marks(channels[0]), "it has a number"
+    assert not delivery.takes_marks(next_one)
+    assert delivery.takes_marks(channels[0]), "it has a number"
     delivery.close_channel(channels[0])
     delivery.attach(channels[0], [], [(3, "a")])
     delivery.check_invariants()
     assert delivery.marks.count == 2
-    assert delivery.has_room_for_marks(next_one)
+    assert delivery.takes_marks(next_one)
     delivery.attach(next_one, [], [(7, "a")])
-    assert not delivery.has_room_for_marks(delivery.open_channel(late))
+    assert not delivery.takes_marks(delivery.open_channel(late))
     log.append(record_of("a", b"1"), record_of("of/0", b"2"), record_of("of/1", b"3"))
     assert inbox.received == [([1], b"1"), ([2], b"3")]
     assert late.received == [([7], b"1")]
