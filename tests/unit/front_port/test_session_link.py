@@ -281,8 +281,9 @@ async def unblock(site: Site) -> None:
         site.broker.connections[-1].reply(silent[-1].reply(code, ext=ext, body=body))
         await site.busy
     else:
-        # It has not been introduced yet.
-        site.broker.connections[-1].abort("test")
+        # It has not been introduced yet, or is about to connect.
+        for connection in tuple(site.broker.connections):
+            connection.abort("test")
 
 
 async def test_an_opening_does_not_wait_for_a_broker_for_long(
