@@ -74,6 +74,7 @@ class DeliveryChannel(KeptConnection):
         self._seen: set[int] = set()
         # Those of them that have no wildcards, and are whole at the broker.
         self._whole: set[int] = set()
+        self._placing = asyncio.Lock()
         self.opened_total = 0
         self.malformed_total = 0
         self._task = supervise("delivery channel", self._keep_open)
@@ -101,6 +102,11 @@ class DeliveryChannel(KeptConnection):
         False when some are not in this way for certain: the broker did not answer, or is being asked to take
         them. Then it has them in the way of before, or in both.
         """
+        # One move after the other: the end of the first must not detach what the second attaches.
+        async with self._placing:
+            return await self._place(filters)
+
+    async def _place(self, filters: Sequence[PlacedFilter]) -> bool:
         connection = self._connection
         if connection is None:
             return False

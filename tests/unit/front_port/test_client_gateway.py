@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from random import Random
 from typing import Any
 
 import pytest
@@ -452,6 +453,64 @@ async def test_a_filter_that_is_given_up_while_it_moves_is_nowhere_in_the_end() 
         await soon(lambda: all(len(b.filters) == 1 for b in site.brokers), "they are gone", step_s=0.001)
         await soon(lambda: all(not b.has_both for b in site.brokers), "one way each", step_s=0.001)
         assert (site.broker.marks, site.brokers[1].whole) == ({1: "devices/1"}, {1: "devices/1"})
+
+
+async def change_at_random(site: Site, random: Random, *, loses: bool) -> dict[int, str]:
+    """Filters that come and go, queues that move, channels that are lost; returns the filters that stay."""
+    there: dict[int, str] = {}
+    placing: list[asyncio.Future[None]] = []
+    for number in range(1, 400):
+        name = f"devices/{random.randrange(30)}" if random.random() < 0.9 else "devices/+"
+        there[number] = name
+        site.gateway.attach([(number, name)], lambda is_attached: None)
+        while random.random() < 0.4:
+            gone = random.choice(list(there))
+            del there[gone]
+            for broker in site.brokers:
+                broker.expected.pop(gone, None)
+            site.gateway.detach([gone])
+            if not there:
+                break
+        if random.random() < 0.1:
+            placing.append(
+                asyncio.ensure_future(place(site, *random.sample(site.brokers, random.randint(1, 3))))
+            )
+        if random.random() < 0.1:
+            await asyncio.sleep(random.random() * 0.002)
+        if loses and random.random() < 0.03:
+            for connection in tuple(random.choice(site.brokers).channels):
+                connection.abort("test")
+        for broker in site.brokers:
+            # Those that are certainly attached.
+            seen = site.gateway._channels[broker.name]._seen
+            broker.expected = {number: name for number, name in there.items() if number in seen}
+    await asyncio.gather(*placing)
+    return there
+
+
+@pytest.mark.parametrize("loses", [False, True], ids=["whole", "lost"])
+@pytest.mark.parametrize("seed", range(4))
+async def test_whatever_changes_filters_are_never_missing_and_right_in_the_end(
+    seed: int, loses: bool
+) -> None:
+    async with running(*map(GatewayBroker, "abc")) as site:
+        there = await change_at_random(site, Random(seed), loses=loses)
+        await site.ready()
+        assert loses or not any(broker.missing for broker in site.brokers)
+
+        # What was being attached when it was its turn has it again.
+        for _ in range(20):
+            await place(site, *site.brokers)
+            if not site.gateway._unplaced:
+                break
+        exact = [(number, name) for number, name in there.items() if name != "devices/+"]
+        everywhere = {number: name for number, name in there.items() if name == "devices/+"}
+        await soon(lambda: all(b.filters == there and not b.has_both for b in site.brokers), "they agree")
+        site.gateway.detach(list(everywhere))
+        await soon(
+            lambda: not any(b.whole.keys() & everywhere for b in site.brokers), "the rest", step_s=0.001
+        )
+        check_homes(site, site.brokers, exact)
 
 
 async def test_a_filter_that_is_given_up_before_the_request_goes_out_is_nowhere_in_the_end() -> None:
