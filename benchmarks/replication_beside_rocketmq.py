@@ -68,13 +68,14 @@ def rocketmq(directory: Path) -> Iterator[Pair]:
     """RocketMQ's own brokers."""
     common = (f"mappedFileSizeCommitLog={SEGMENT_BYTES}", "maxHashSlotNum=5000000", "maxIndexNum=20000000")
     common += PATIENT
-    master = JavaBroker(directory / "master", *common, "brokerRole=SYNC_MASTER", heap="2g")
+    master = JavaBroker(directory / "master", *common, "brokerRole=SYNC_MASTER", heap="2g", options=())
     # A Java broker replicates at the port behind its own, whatever haListenPort says.
     slave = JavaBroker(
         directory / "slave",
         *common, "brokerRole=SLAVE", "brokerId=1",
         f"haMasterAddress=127.0.0.1:{master.port + 1}",
         heap="2g",
+        options=(),
     )  # fmt: skip
     with contextlib.ExitStack() as stack:
         stack.enter_context(master)

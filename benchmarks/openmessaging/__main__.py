@@ -34,10 +34,11 @@ import yaml
 from benchmarks import machine, peers
 from benchmarks.openmessaging import report
 from benchmarks.openmessaging.build import UnavailableError, build
+from benchmarks.peers.mqtt import MOSQUITTO
+from benchmarks.peers.native import ROCKETMQ
 
 sys.path.insert(0, str(machine.ROOT / "tests" / "oracles"))
 from gateway_process import GatewayProcess
-from java_process import LIBRARIES, JavaBroker
 
 HERE: Final = Path(__file__).resolve().parent
 DRIVERS: Final = HERE / "drivers"
@@ -71,21 +72,19 @@ def iotmq(directory: Path) -> Iterator[Addresses]:
 @contextlib.contextmanager
 def rocketmq(directory: Path) -> Iterator[Addresses]:
     """RocketMQ's broker, where clients learn of it from iotmq's registry."""
-    if not list(LIBRARIES.glob("rocketmq-broker-*.jar")):
-        raise peers.PeerError("rocketmq-broker is not installed (tools/setup.sh dev, with Maven)")
+    core = machine.cores()[0]
     with contextlib.ExitStack() as stack:
-        with on_core(machine.cores()[0]):
+        with on_core(core):
             registry = stack.enter_context(GatewayProcess(directory / "registry", role="registry"))
-            settings = (f"namesrvAddr={registry.registry}", f"mappedFileSizeCommitLog={SEGMENT_BYTES}")
-            # It refuses what has waited for 200 ms; the benchmark counts that, and goes on without it.
-            stack.enter_context(JavaBroker(directory / "data", *settings, heap="2g"))
+        more = (f"namesrvAddr={registry.registry}",)
+        stack.enter_context(peers.started(ROCKETMQ, core=core, more=more))
         yield {"namesrvAddr": registry.registry}
 
 
 @contextlib.contextmanager
 def mosquitto(_directory: Path) -> Iterator[Addresses]:
     """Mosquitto at its fastest, which stores nothing."""
-    with peers.mosquitto(core=machine.cores()[0]) as server:
+    with peers.started(MOSQUITTO, core=machine.cores()[0]) as server:
         yield {"serverUri": f"tcp://127.0.0.1:{server.port}"}
 
 

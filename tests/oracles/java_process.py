@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
@@ -134,11 +134,17 @@ def mqadmin_of(javas: JavaProcesses) -> RunMqadmin:
 class JavaBroker:
     """A Java broker over a data directory; `with` starts it and ends it as its own scripts do, by SIGTERM."""
 
-    def __init__(self, data: Path, *settings: str, heap: str = "512m") -> None:
-        """`settings` are lines of broker.conf; they win over those that are the default here."""
+    def __init__(
+        self, data: Path, *settings: str, heap: str = "512m", options: Sequence[str] = FAST_START
+    ) -> None:
+        """`settings` are lines of broker.conf; they win over those that are the default here.
+
+        A benchmark has no `options`: those that start quickly make it slow.
+        """
         self.data = data
         self._settings = settings
         self._heap = heap
+        self._options = options
         self.port = free_port()
         self._home = data.with_name(data.name + "-home")
         self._log = self._home / "broker.log"
@@ -172,7 +178,7 @@ class JavaBroker:
         java, *words = broker_command(home=self._home, libraries=LIBRARIES, heap=self._heap)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [java, *FAST_START, *words],
+                [java, *self._options, *words],
                 cwd=self._home,
                 env={**os.environ, **broker_environment(self._home)},
                 stdin=subprocess.DEVNULL,
