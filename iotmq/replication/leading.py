@@ -208,7 +208,8 @@ class Leading:
         if follower is None or not follower.is_connected or message.epoch != self.epoch:
             return
         position = message.flushed if self._settings.acknowledge_flushed else message.received
-        if position > self._log.end:
+        if max(message.received, position) > max(follower.sent_most, follower.sent_from):
+            # Its log has something there that is not of this one.
             self._do(Disconnect(member, is_outgoing=False))
             return
         follower.heard_s = now_s

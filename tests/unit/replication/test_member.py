@@ -176,6 +176,23 @@ def test_a_master_ends_the_connection_of_who_says_to_have_more_than_there_is() -
     assert bench.take() == [Disconnect(1, is_outgoing=False)]
 
 
+def test_a_follower_counts_for_nothing_that_it_was_not_sent() -> None:
+    """What its log has there is not the master's: that log was to be cut, or replaced by a copy."""
+    bench, log = lead_with_a_cold_log()
+    log.loaded = set(range(20))
+    bench.member.received(1, Open(A, 0, 0, 0, 0, ()), 1.0)
+    assert sent_by(bench.take()) == [(0, 10), (10, 20)]
+    bench.member.received(1, Ack(1, 21, 21), 1.0)
+    assert bench.take() == [Disconnect(1, is_outgoing=False)]
+    log.oldest = 30
+    bench.member.received(1, Open(A, 0, 0, 0, 0, ()), 1.0)
+    assert bench.take() == [Send(1, CopyNeeded(1))]
+    bench.member.received(1, Ack(1, log.end, log.end), 1.0)
+    assert bench.take() == [Disconnect(1, is_outgoing=False)]
+    bench.member.tick(1.0)
+    assert not any(isinstance(action, ReplaceState) for action in bench.take()), "it has not caught up"
+
+
 def test_a_follower_that_promised_more_makes_the_master_take_a_later_epoch() -> None:
     bench = Bench()
     bench.told(ClusterState(epoch=1, master=2, in_sync=(B,)))
