@@ -1,4 +1,4 @@
-"""The scripts of tests/interop/java and the broker, with rocketmq 4.9 (Maven), each in its own home."""
+"""The scripts of tests/interop/java and the broker, with what Maven has fetched, each in its own home."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from benchmarks.peers.rocketmq import broker_command, broker_environment, broker
 # makes long ones fast.
 FAST_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 LIBRARIES = ROOT / "build" / "interop" / "java"
+HIVEMQ = ROOT / "build" / "interop" / "hivemq"
 CLASSES = ROOT / "build" / "interop" / "java-classes"
 SCRIPTS = ROOT / "tests" / "interop" / "java"
 
@@ -38,18 +39,26 @@ java_marks = [
 ]
 """For tests that start such processes."""
 
+hivemq_marks = [
+    *java_marks[:2],
+    pytest.mark.skipif(
+        not list(HIVEMQ.glob("hivemq-mqtt-client-*.jar")),
+        reason="hivemq-mqtt-client is not installed (tools/setup.sh dev, with Maven)",
+    ),
+]
+"""For tests that start it."""
+
 
 @cache
-def classes() -> Path:
-    """The compiled scripts: `java FILE.java` would compile again with each start."""
-    sources = sorted(SCRIPTS.glob("*.java"))
-    state = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
-    made = CLASSES / state
+def compiled(script: str, libraries: Path) -> Path:
+    """The directory of a script's classes: `java FILE.java` would compile again with each start."""
+    source = SCRIPTS / f"{script}.java"
+    made = CLASSES / f"{script}-{hashlib.sha256(source.read_bytes()).hexdigest()[:16]}"
     if not made.exists():
         CLASSES.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=CLASSES) as directory:
-            words = ["javac", "-J-XX:TieredStopAtLevel=1", "-cp", f"{LIBRARIES}/*", "-d", f"{directory}/made"]
-            subprocess.run([*words, *sources], check=True, timeout=120)
+            words = ["javac", "-J-XX:TieredStopAtLevel=1", "-cp", f"{libraries}/*", "-d", f"{directory}/made"]
+            subprocess.run([*words, source], check=True, timeout=120)
             # Another process of pytest may have been faster.
             with contextlib.suppress(OSError):
                 Path(directory, "made").rename(made)
@@ -58,13 +67,16 @@ def classes() -> Path:
 
 
 class JavaProcesses:
-    """Processes that speak to one registry; use `java_processes`."""
+    """Processes that speak to one server; use `java_processes`."""
 
-    def __init__(self, stack: ExitStack, directory: Path, registry: str, *, tools_yml: str) -> None:
+    def __init__(
+        self, stack: ExitStack, directory: Path, server: str, *, tools_yml: str, libraries: Path
+    ) -> None:
         self._stack = stack
         self._directory = directory
-        self._registry = registry
+        self._server = server
         self._tools_yml = tools_yml
+        self._libraries = libraries
         self._count = 0
 
     def start(self, script: str) -> PipedClient:
@@ -82,9 +94,10 @@ class JavaProcesses:
             f"-Djava.io.tmpdir={home}",
             "-Drocketmq.client.logUseSlf4j=true",
         ]
+        classes = f"{compiled(script, self._libraries)}:{self._libraries}/*"
         return self._stack.enter_context(
             PipedClient(
-                ["java", *options, "-cp", f"{classes()}:{LIBRARIES}/*", script, self._registry],
+                ["java", *options, "-cp", classes, script, self._server],
                 directory=home,
                 environment={**os.environ, "HOME": str(home)},
             )
@@ -92,10 +105,15 @@ class JavaProcesses:
 
 
 @contextmanager
-def java_processes(directory: Path, registry: str, *, tools_yml: str = "") -> Iterator[JavaProcesses]:
-    """Ends those that were started. `tools_yml` is where mqadmin finds its keys."""
+def java_processes(
+    directory: Path, server: str, *, tools_yml: str = "", libraries: Path = LIBRARIES
+) -> Iterator[JavaProcesses]:
+    """Ends those that were started. `server` is the registry, or what else the scripts speak to.
+
+    `tools_yml` is where mqadmin finds its keys.
+    """
     with ExitStack() as stack:
-        yield JavaProcesses(stack, directory, registry, tools_yml=tools_yml)
+        yield JavaProcesses(stack, directory, server, tools_yml=tools_yml, libraries=libraries)
 
 
 RunMqadmin = Callable[..., str]
