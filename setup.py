@@ -53,6 +53,7 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.mqtt.server.connection", ".pyx", []),
     ("iotmq.mqtt.client.input", ".pyx", []),
     ("iotmq.broker.delivery.push_channel", ".pyx", []),
+    ("iotmq.broker.delivery.filter_marks", ".pyx", []),
     ("iotmq.broker.delivery.delivery", ".pyx", []),
     ("iotmq.broker.light_queues.wide_filters", ".pyx", []),
     ("iotmq.broker.light_queues.light_queues", ".pyx", []),

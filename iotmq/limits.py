@@ -192,6 +192,8 @@ CONSENSUS_STATE_BYTES_MAX: Final = 64 * 1024
 CONSENSUS_BEAT_BYTES_MAX: Final = 1_024
 CONSENSUS_ANSWER_BYTES_MAX: Final = 1024 * 1024
 FILTERS_PER_CHANNEL_MAX: Final = 10_000_000
+# Front ends of one broker whose filters without wildcards may be marks: their numbers have 16 bits.
+MARKING_CHANNELS_MAX: Final = 65_535
 # MQTT front ends in other processes: the name of one, sessions in one request, queues of one session,
 # records of one read, and queues whose pushes were not sent, by number; past that all count as missed.
 # Sessions in one answer to an operator.

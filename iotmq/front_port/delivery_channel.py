@@ -2,6 +2,8 @@
 
 When the channel is made again, the broker is told up to where its log has been seen, and sends first what
 came since for the filters of before; so nothing is missed while a connection, or the broker, is down.
+
+A broker has each filter at any time: whole, or as a mark. One that changes is both in between.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import logging
 import ssl
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,7 +21,9 @@ from iotmq import limits
 from iotmq.backoff import Backoff
 from iotmq.errors import ConnectionClosedError, RequestTimeoutError
 from iotmq.event_loop import happens_within
+from iotmq.front_port.filter_homes import PlacedFilter
 from iotmq.front_port.kept_connection import KeptConnection
+from iotmq.mqtt.topics.topics import wildcard_shape
 from iotmq.ports.gateway import DeliveryReceiver
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
@@ -29,6 +34,8 @@ from iotmq.supervised import end, supervise
 _log = logging.getLogger("iotmq.mqtt")
 
 _FILTERS_PER_REQUEST = 1_000
+# Filters whose homes are looked for in one turn: some milliseconds.
+_PLACED_PER_TURN = 250
 _ATTACH_TIMEOUT_S = 5.0
 # Until everything that was missed is here.
 _CATCH_UP_TIMEOUT_S = 60.0
@@ -36,13 +43,20 @@ _CATCH_UP_TIMEOUT_S = 60.0
 _PING_INTERVAL_S = 20.0
 
 
+class ChannelFilters(NamedTuple):
+    """The filters of a front end (id -> filter), which may change, and which of them one broker has whole."""
+
+    by_id: dict[int, str]
+    is_whole: Callable[[str], bool]
+
+
 class DeliveryChannel(KeptConnection):
-    """A delivery channel, reconnected whenever it ends; `filters` (id -> filter) may change meanwhile."""
+    """A delivery channel, reconnected whenever it ends."""
 
     def __init__(
         self,
         address: str,
-        filters: dict[int, str],
+        filters: ChannelFilters,
         receiver: DeliveryReceiver,
         *,
         opened: Callable[[], None],
@@ -52,11 +66,15 @@ class DeliveryChannel(KeptConnection):
         super().__init__(address, credentials=credentials, tls=tls)
         self._opened = opened
         self.record_bytes_max = limits.RECORD_BYTES_MAX
-        self._filters = filters
+        self._filters = filters.by_id
+        self._is_whole = filters.is_whole
         self._receiver = receiver
         # Where in the broker's log everything was seen for these filters; 0 when nothing is known.
         self._position = 0
         self._seen: set[int] = set()
+        # Those of them that have no wildcards, and are whole at the broker.
+        self._whole: set[int] = set()
+        self._placing = asyncio.Lock()
         self.opened_total = 0
         self.malformed_total = 0
         self._task = supervise("delivery channel", self._keep_open)
@@ -65,21 +83,50 @@ class DeliveryChannel(KeptConnection):
         """Close the channel for good."""
         await end([self._task])
 
-    def attach(self, filters: Sequence[tuple[int, str]]) -> asyncio.Future[bool]:
+    def attach(self, filters: Sequence[PlacedFilter]) -> asyncio.Future[bool]:
         """Attach more filters; False when the broker does not take them."""
         assert self._connection is not None, "attach only an open channel"
         return asyncio.ensure_future(self._attach(self._connection, filters))
 
-    def detach(self, filter_ids: Sequence[int]) -> None:
+    def detach(self, filters: Sequence[tuple[int, str]]) -> None:
         """Detach filters; records already under way still come."""
-        self._seen.difference_update(filter_ids)
+        numbers = [number for number, _ in filters]
+        self._seen.difference_update(numbers)
+        self._whole.difference_update(numbers)
         if self._connection is not None:
-            self._detach(self._connection, filter_ids)
+            self._detach(self._connection, filters)
 
-    def _detach(self, connection: ClientConnection, filter_ids: Sequence[int]) -> None:
-        connection.send_oneway(
-            Command.request(RequestCode.DETACH_FILTERS, body=msgspec.json.encode({"ids": filter_ids}))
+    async def place(self, filters: Sequence[PlacedFilter]) -> bool:
+        """Change those of the filters (without wildcards) that the broker has in the other way.
+
+        False when some are not in this way for certain: the broker did not answer, or is being asked to take
+        them. Then it has them in the way of before, or in both.
+        """
+        # One move after the other: the end of the first must not detach what the second attaches.
+        async with self._placing:
+            return await self._place(filters)
+
+    async def _place(self, filters: Sequence[PlacedFilter]) -> bool:
+        connection = self._connection
+        if connection is None:
+            return False
+        moving = [
+            one for one in filters if one.number in self._seen and one.is_whole != (one.number in self._whole)
+        ]
+        if moving and not await self._attach(connection, moving):
+            return False
+        # Only now: whatever comes meanwhile is pushed for the one or the other.
+        _send_detach(
+            connection,
+            ids=[one.number for one in moving if not one.is_whole],
+            marks=[(one.number, one.topic_filter) for one in moving if one.is_whole],
         )
+        return all(one.number in self._seen or one.number not in self._filters for one in filters)
+
+    def _detach(self, connection: ClientConnection, filters: Sequence[tuple[int, str]]) -> None:
+        # Either way, whichever it is now: what was not there is ignored.
+        marks = [(number, name) for number, name in filters if wildcard_shape(name) is None]
+        _send_detach(connection, ids=[number for number, _ in filters], marks=marks)
 
     async def _keep_open_here(self, stay: asyncio.Timeout) -> None:
         backoff = Backoff(min_s=0.1, max_s=5.0)
@@ -114,22 +161,29 @@ class DeliveryChannel(KeptConnection):
 
         Raises ConnectionClosedError when the broker refuses.
         """
-        seen = [(number, name) for number, name in self._filters.items() if number in self._seen]
+        seen = [
+            PlacedFilter(number, name, number in self._whole or wildcard_shape(name) is not None)
+            for number, name in self._filters.items()
+            if number in self._seen
+        ]
         if not await self._catch_up(connection, seen):
             raise ConnectionClosedError(f"{self.address} refuses the delivery channel")
-        attached = {number for number, _ in seen}
+        attached = {one.number: one.topic_filter for one in seen}
         while True:
             missing = [(number, name) for number, name in self._filters.items() if number not in attached]
             if not missing:
                 break
-            if not await self._attach(connection, missing):
-                raise ConnectionClosedError(f"{self.address} refuses the delivery channel")
-            attached.update(number for number, _ in missing)
-        unwanted = sorted(attached - self._filters.keys())
+            for start in range(0, len(missing), _PLACED_PER_TURN):
+                page = missing[start : start + _PLACED_PER_TURN]
+                placed = [PlacedFilter(number, name, self._is_whole(name)) for number, name in page]
+                if not await self._attach(connection, placed):
+                    raise ConnectionClosedError(f"{self.address} refuses the delivery channel")
+                attached.update(page)
+        unwanted = [(number, name) for number, name in attached.items() if number not in self._filters]
         if unwanted:
             self._detach(connection, unwanted)
 
-    async def _catch_up(self, connection: ClientConnection, filters: Sequence[tuple[int, str]]) -> bool:
+    async def _catch_up(self, connection: ClientConnection, filters: Sequence[PlacedFilter]) -> bool:
         """Attach the filters of before, with the records since then; True when they are attached.
 
         Goes out without any filter, too: the first request makes the channel.
@@ -144,7 +198,7 @@ class DeliveryChannel(KeptConnection):
         return is_attached
 
     async def _attach(
-        self, connection: ClientConnection, filters: Sequence[tuple[int, str]], *, since: int | None = None
+        self, connection: ClientConnection, filters: Sequence[PlacedFilter], *, since: int | None = None
     ) -> bool:
         """Attach filters; True when the broker took all, and with `since` has sent the records from there."""
         # A channel without filters is one, too: the broker counts its front ends.
@@ -156,7 +210,7 @@ class DeliveryChannel(KeptConnection):
             fields[-1] = {"since": str(since)}
         requests = [
             connection.request(
-                Command.request(RequestCode.ATTACH_FILTERS, ext, body=msgspec.json.encode({"filters": page})),
+                Command.request(RequestCode.ATTACH_FILTERS, ext, body=_attach_body(page)),
                 _ATTACH_TIMEOUT_S if since is None else _CATCH_UP_TIMEOUT_S,
             )
             for ext, page in zip(fields, pages, strict=True)
@@ -171,7 +225,19 @@ class DeliveryChannel(KeptConnection):
         self.record_bytes_max = responses[-1].integer("recordBytesMax", limits.RECORD_BYTES_MAX, minimum=1)
         # What was pushed before the answer is here already.
         self._position = max(self._position, responses[-1].integer("position", 0, minimum=0))
-        self._seen.update(number for number, _ in filters if number in self._filters)
+        gone = []
+        for number, name, is_whole in filters:
+            if number not in self._filters:
+                gone.append((number, name))
+                continue
+            self._seen.add(number)
+            if is_whole and wildcard_shape(name) is None:
+                self._whole.add(number)
+            else:
+                self._whole.discard(number)
+        if gone:
+            # Perhaps it was detached before the request went out.
+            self._detach(connection, gone)
         return True
 
     def _requested(self, connection: ClientConnection, request: Command) -> Command | None:
@@ -185,6 +251,20 @@ class DeliveryChannel(KeptConnection):
         self._receiver.deliver(body[matches_size:], body[:matches_size])
         self._position = max(self._position, request.integer("nextPosition", 0, minimum=0))
         return None
+
+
+def _attach_body(filters: Sequence[PlacedFilter]) -> bytes:
+    whole = [(one.number, one.topic_filter) for one in filters if one.is_whole]
+    marks = [(one.number, one.topic_filter) for one in filters if not one.is_whole]
+    return msgspec.json.encode({"filters": whole, "marks": marks} if marks else {"filters": whole})
+
+
+def _send_detach(
+    connection: ClientConnection, *, ids: Sequence[int], marks: Sequence[tuple[int, str]]
+) -> None:
+    if ids or marks:
+        body = msgspec.json.encode({"ids": ids, "marks": marks} if marks else {"ids": ids})
+        connection.send_oneway(Command.request(RequestCode.DETACH_FILTERS, body=body))
 
 
 def _note_lost(lost: asyncio.Event, _connection: ClientConnection) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Final
@@ -27,9 +28,12 @@ from iotmq.errors import (
     RequestTimeoutError,
     RouteNotFoundError,
 )
-from iotmq.front_port.delivery_channel import DeliveryChannel
+from iotmq.event_loop import LoopSlice
+from iotmq.front_port.delivery_channel import ChannelFilters, DeliveryChannel
+from iotmq.front_port.filter_homes import FilterHomes, PlacedFilter
 from iotmq.metrics import Metric, samples
-from iotmq.ports.gateway import AppendDone, DeliveryReceiver, dropped_replies_metric
+from iotmq.mqtt.topics.topics import wildcard_shape
+from iotmq.ports.gateway import AppendDone, DeliveryReceiver, RouteOf, dropped_replies_metric
 from iotmq.remoting.codes import PACKET_IDS_FIELD, REPEAT_FIELD, RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.supervised import end, supervise, surviving
@@ -44,6 +48,8 @@ _BACK_S = 60.0
 # A broker that nobody names any more is forgotten after so long: it may be restarting, and what it stores
 # before its channel is back is to be delivered, as its sessions are to go on (session_brokers).
 FORGET_S = 600.0
+# Of a filter whose home there was no time for yet: marks are enough everywhere.
+_NO_HOME: Final = ""
 
 
 class RemoteGateway:
@@ -73,10 +79,15 @@ class RemoteGateway:
         # Topic, queue id of this port, whether delayed -> where the batch under way went first, and when.
         self._places: dict[tuple[str, int, bool], tuple[MessageQueue, float]] = {}
         self._filters: dict[int, str] = {}
+        # Set by `start`.
+        self._homes: FilterHomes | None = None
+        # Names of brokers whose filters are where the queues of before had their homes.
+        self._unplaced: set[str] = set()
+        self._placing_due = asyncio.Event()
         # By broker name; and since when nobody names the brokers of some of them.
         self._channels: dict[str, DeliveryChannel] = {}
         self._unnamed_since_s: dict[str, float] = {}
-        self._refresher: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._not_ready: str | None = "not connected to the brokers yet"
         # What the brokers met so far take; the format's limit until then.
         self.record_bytes_max = limits.RECORD_BYTES_MAX
@@ -108,7 +119,12 @@ class RemoteGateway:
         return f"no delivery channel to {', '.join(down)}" if down else None
 
     async def start(
-        self, topics: Collection[str], receiver: DeliveryReceiver, queues_changed: Callable[[], None]
+        self,
+        topics: Collection[str],
+        receiver: DeliveryReceiver,
+        queues_changed: Callable[[], None],
+        *,
+        route_of: RouteOf,
     ) -> None:
         """Wait until every topic has a broker; says why it waits in the log and in `not_ready_reason`."""
         await self._client.start()
@@ -130,17 +146,18 @@ class RemoteGateway:
                         _log.warning("waiting for a broker", extra={"topic": topic, "detail": str(error)})
                     await asyncio.sleep(backoff.next_s())
         self._limits_changed = queues_changed
+        self._homes = FilterHomes(route_of, self._queues)
         await self._follow_brokers(receiver)
         self._client.on_master_moved(self._master_moved)
         self._client.on_master_back(self._master_back)
         self._not_ready = None
-        self._refresher = supervise(
-            "following of brokers", partial(self._refresh_forever, receiver, queues_changed)
-        )
+        self._tasks = [
+            supervise("following of brokers", partial(self._refresh_forever, receiver, queues_changed)),
+            supervise("placing of filters", self._place_forever),
+        ]
 
     async def stop(self) -> None:
-        if self._refresher is not None:
-            await end([self._refresher])
+        await end(self._tasks)
         await asyncio.gather(*(channel.stop() for channel in self._channels.values()))
         try:
             # What is under way has had its time: the front end drained before it came here.
@@ -241,7 +258,15 @@ class RemoteGateway:
 
     def attach(self, filters: Sequence[tuple[int, str]], done: Callable[[bool], None]) -> None:
         self._filters.update(filters)
-        requests = [channel.attach(filters) for channel in self._channels.values() if channel.is_ready]
+        ready = [(name, channel) for name, channel in self._channels.items() if channel.is_ready]
+        homes = []
+        loop_slice = LoopSlice()
+        for number, topic_filter in filters:
+            is_looked_up = loop_slice.take() or wildcard_shape(topic_filter) is not None
+            homes.append((number, topic_filter, self._home_of(topic_filter) if is_looked_up else _NO_HOME))
+        if any(home == _NO_HOME for _, _, home in homes):
+            self._unplaced = set(self._channels)
+        requests = [channel.attach(_placed_at(name, homes)) for name, channel in ready]
         if not requests:
             done(True)  # every channel attaches all filters as soon as it opens
             return
@@ -255,10 +280,13 @@ class RemoteGateway:
         asyncio.gather(*requests).add_done_callback(answered)
 
     def detach(self, filter_ids: Sequence[int]) -> None:
-        for filter_id in filter_ids:
-            self._filters.pop(filter_id, None)
+        filters = [(number, self._filters.pop(number)) for number in filter_ids if number in self._filters]
         for channel in self._channels.values():
-            channel.detach(filter_ids)
+            channel.detach(filters)
+
+    def _home_of(self, topic_filter: str) -> str | None:
+        assert self._homes is not None, "start() was not called"
+        return self._homes.home_of(topic_filter)
 
     def metrics(self) -> Iterable[Metric]:
         yield from self._producer.metrics()
@@ -354,6 +382,9 @@ class RemoteGateway:
                     has_changed = True
             if has_changed:
                 queues_changed()
+                self._unplaced = set(self._channels)
+            if self._unplaced:
+                self._placing_due.set()
             await self._follow_brokers(receiver)
 
     async def _follow_brokers(self, receiver: DeliveryReceiver) -> None:
@@ -371,7 +402,7 @@ class RemoteGateway:
                 continue
             self._channels[name] = DeliveryChannel(
                 address,
-                self._filters,
+                ChannelFilters(self._filters, partial(self._is_whole_at, name)),
                 receiver,
                 opened=self._channel_opened,
                 credentials=self.settings.credentials,
@@ -391,6 +422,43 @@ class RemoteGateway:
             for call in self._masters_changed:
                 call()
         await asyncio.gather(*stopping)
+
+    def _is_whole_at(self, broker_name: str, topic_filter: str) -> bool:
+        return self._home_of(topic_filter) in (None, broker_name)
+
+    async def _place_forever(self) -> None:
+        while True:
+            await self._placing_due.wait()
+            self._placing_due.clear()
+            await self._place_filters()
+
+    async def _place_filters(self) -> None:
+        """Bring filters without wildcards to their homes of now; where that fails, it is done again later."""
+        names, self._unplaced = self._unplaced, set()
+        left = names
+        try:
+            left = await self._place_filters_at(names)
+        finally:
+            self._unplaced |= left
+
+    async def _place_filters_at(self, names: set[str]) -> set[str]:
+        """Return the brokers at which it failed."""
+        failed: set[str] = set()
+        numbers = deque(self._filters)
+        while numbers:
+            homes = []
+            loop_slice = LoopSlice()
+            while numbers and loop_slice.take():
+                number = numbers.popleft()
+                topic_filter = self._filters.get(number)
+                if topic_filter is not None:
+                    homes.append((number, topic_filter, self._home_of(topic_filter)))
+            channels = [(name, self._channels[name]) for name in names - failed if name in self._channels]
+            answers = await asyncio.gather(*(each.place(_placed_at(name, homes)) for name, each in channels))
+            failed.update(name for (name, _), is_done in zip(channels, answers, strict=True) if not is_done)
+            # Also where nothing had to be asked.
+            await asyncio.sleep(0)
+        return failed
 
     def _master_moved(self, name: str, former: str, address: str) -> None:
         if name in self._channels:
@@ -413,6 +481,14 @@ class RemoteGateway:
             self.record_bytes_max = smallest
             if self._limits_changed is not None:
                 self._limits_changed()
+
+
+def _placed_at(broker_name: str, homes: Sequence[tuple[int, str, str | None]]) -> list[PlacedFilter]:
+    """Return filters, given with their homes, as one broker is to have them."""
+    return [
+        PlacedFilter(number, topic_filter, home is None or home == broker_name)
+        for number, topic_filter, home in homes
+    ]
 
 
 # MQTT has no word for a message that is stored, and at no slave. Sent again, it would only be the same again.

@@ -52,6 +52,11 @@ def traffic_metrics(ingress: Ingress, egress: Egress, group: DeviceGroup) -> Ite
         ("iotmq_mqtt_expired_total", "Messages whose time was over for a subscriber.", group.expired),
         ("iotmq_mqtt_too_large_total", "Messages larger than a subscriber of MQTT 5 takes.", group.too_large),
         ("iotmq_mqtt_undeliverable_total", "Pushed records that could not be read.", egress.malformed),
+        (
+            "iotmq_mqtt_misdirected_total",
+            "Pushed records of another topic than the filter they came for (marks of filters).",
+            egress.misdirected,
+        ),
     )
 
 

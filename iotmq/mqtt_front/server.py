@@ -136,7 +136,12 @@ class MqttFront:
         loop = asyncio.get_running_loop()
         parts = self._parts = self._assembled(loop)
         try:
-            await self._gateway.start(self._router.broker_topics, parts.egress, parts.ingress.forget_routes)
+            await self._gateway.start(
+                self._router.broker_topics,
+                parts.egress,
+                parts.ingress.forget_routes,
+                route_of=self._router.route_of,
+            )
             if self._session_port is not None and parts.durable is not None:
                 await self._session_port.start(SessionEvents(parts.durable, parts.drain))
             parts.authentication.start()

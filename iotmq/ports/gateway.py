@@ -17,6 +17,9 @@ from iotmq.metrics import Metric, samples
 AppendDone = Callable[[int, str], None]
 """Told a response code (0 = as durable as promised) and a remark, once, possibly before `append` returns."""
 
+RouteOf = Callable[[str], tuple[str, str]]
+"""The broker topic and the key of what a front end publishes to an MQTT topic."""
+
 
 class DeliveryReceiver(Protocol):
     """Where a gateway pushes the records that match a front end's filters."""
@@ -25,7 +28,8 @@ class DeliveryReceiver(Protocol):
         """Take records for subscribers; both buffers are kept until these have them, and may not change.
 
         `records` holds whole records; `matches` is a run of: u32 place of a record in `records`, u32 count,
-        count x u32 filter ids of `GatewayPort.attach`, all big-endian.
+        count x u32 filter ids of `GatewayPort.attach`, all big-endian. A record may come for a filter without
+        wildcards that is not its topic.
         """
 
 
@@ -41,12 +45,17 @@ class GatewayPort(Protocol):
         """Return None while messages can be handed over, else what is missing, in words."""
 
     async def start(
-        self, topics: Collection[str], receiver: DeliveryReceiver, queues_changed: Callable[[], None]
+        self,
+        topics: Collection[str],
+        receiver: DeliveryReceiver,
+        queues_changed: Callable[[], None],
+        *,
+        route_of: RouteOf,
     ) -> None:
         """Connect, make sure that every broker topic of `topics` exists, and learn its queues.
 
         `queues_changed` is called whenever `queue_count` or `record_bytes_max` answers differently than
-        before.
+        before. `route_of` says where messages go as a rule.
         """
 
     async def stop(self) -> None:

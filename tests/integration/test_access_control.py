@@ -199,7 +199,7 @@ async def test_a_remote_front_end_needs_an_administrators_account(site: Site) ->
 
     receiver: Any = Receiver()
     async with asyncio.timeout(WAIT_S):
-        await gateway.start(["T"], receiver, lambda: None)
+        await gateway.start(["T"], receiver, lambda: None, route_of=lambda topic: ("T", topic))
         while gateway.not_ready_reason is not None:  # noqa: ASYNC110 - it has no event for this
             await asyncio.sleep(0.01)
     await gateway.stop()

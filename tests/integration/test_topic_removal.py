@@ -194,7 +194,7 @@ class Receiver:
 
 async def test_a_topic_that_devices_publish_to_is_made_again_at_once_and_is_empty(site: Site) -> None:
     gateway = site.broker.local_gateway()
-    await gateway.start(["mqtt"], Receiver(), lambda: None)
+    await gateway.start(["mqtt"], Receiver(), lambda: None, route_of=lambda topic: ("mqtt", topic))
     answers: list[int] = []
 
     def publish(body: bytes) -> None:

@@ -293,6 +293,13 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "::test_filters_of_a_channel_at_their_limit_and_past_it",
     ),
     Bound(
+        "broker.delivery.filter_marks: marks of filters",
+        "FILTERS_PER_CHANNEL_MAX for each of MARKING_CHANNELS_MAX front ends",
+        "some 17 for each",
+        "tests/unit/broker/handlers/mqtt/test_broker_gateway.py"
+        "::test_channels_with_marks_at_their_limit_and_past_it",
+    ),
+    Bound(
         "broker.delivery.delivery: records that wait to be matched",
         "DELIVERY_BACKLOG_ITEMS_MAX",
         "DELIVERY_BACKLOG_BYTES_MAX",

@@ -21,7 +21,7 @@ from iotmq.mqtt.codec.packets import Connect
 from iotmq.mqtt.codec.properties import Properties
 from iotmq.mqtt.server.connection_settings import ConnectionSettings
 from iotmq.mqtt_front.connection.device import Device, DeviceGroup
-from iotmq.ports.gateway import AppendDone, DeliveryReceiver
+from iotmq.ports.gateway import AppendDone, DeliveryReceiver, RouteOf
 
 
 class Message(NamedTuple):
@@ -95,7 +95,12 @@ class ScriptedGateway:
         self.queues_changed: Callable[[], None] = lambda: None
 
     async def start(
-        self, topics: Collection[str], receiver: DeliveryReceiver, queues_changed: Callable[[], None]
+        self,
+        topics: Collection[str],
+        receiver: DeliveryReceiver,
+        queues_changed: Callable[[], None],
+        *,
+        route_of: RouteOf,
     ) -> None:
         self.topics = tuple(topics)
         self.receiver = receiver

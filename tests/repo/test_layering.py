@@ -288,6 +288,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "registry": ("routes", "settings", "changed_settings", "kv", "registration", "watches", "server"),
     "front_port": (
         "kept_connection",
+        "filter_homes",
         "delivery_channel",
         "request_turns",
         "session_answers",

@@ -4,13 +4,15 @@ Operations: one `apply` per confirmed range of the log, one `attach`/`detach` pe
 nothing per record while no filter is attached; one cached look-up per record when some are; each record pushed
 once per front end, with the ids of all its filters; no turn of the loop is longer for a message that matches very
 many of them. Plan: a projection that lives in memory only; the filter index gives broker-wide ids, a table turns
-them into (channel, id of the channel). What is too much for one turn waits, and so does, in its order, whoever
-attaches filters meanwhile.
+them into (channel, id of the channel). Filters without wildcards whose messages come to another broker, as a rule,
+are marks (`filter_marks`): one more look-up, where there are any. What is too much for one turn waits, and so
+does, in its order, whoever attaches filters meanwhile.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
+from iotmq.broker.delivery.filter_marks cimport SHARDS, FilterMarks, Mark, channel_of
 from iotmq.broker.delivery.push_channel cimport PushChannel, PushChannels, record_size_at
 from iotmq.message.records.device_topic cimport device_topic
 from iotmq.message.records.layout cimport (
@@ -47,10 +49,12 @@ cdef class DeliveryChannel(PushChannel):
     both is that of ports.gateway.DeliveryReceiver."""
 
     cdef readonly dict filters          # the channel's filter id -> filter
-    cdef readonly Py_ssize_t coming     # filters that wait behind records from before them
+    cdef readonly Py_ssize_t mark_count  # filters of which there is a mark
+    cdef readonly Py_ssize_t coming     # filters and marks that wait behind records from before them
     cdef readonly bint is_open          # until `LiveDelivery.close_channel`
     cdef Py_ssize_t last_entry          # where the entry of the latest record begins, -1 when there is none
     cdef uint32_t last_place
+    cdef int number                     # in marks; 0 before the first
 
     def __init__(self, receiver not None):
         super().__init__(receiver)
@@ -73,6 +77,17 @@ cdef class DeliveryChannel(PushChannel):
         count = self.pushes + self.last_entry + 4
         put_u32(count, get_u32(count) + 1)
         return 0
+
+    cdef int add_marked(self, uint32_t place, uint32_t filter_id) except -1:
+        """As `add`, once: while a filter moves between brokers, it is here in both ways."""
+        cdef const uint8_t* at
+        cdef uint32_t count
+        if self.last_entry >= 0 and self.last_place == place:
+            at = self.pushes + self.last_entry + 4
+            for count in range(get_u32(at)):
+                if get_u32(at + 4 + 4 * count) == filter_id:
+                    return 0
+        return self.add(place, filter_id)
 
     cdef int begin(self) except -1:
         self.last_entry = -1
@@ -114,6 +129,9 @@ cdef class LiveDelivery:
     cdef Py_ssize_t _compared           # since the clock was looked at
     cdef FilterIndex _index
     cdef dict _attached                 # id in the index -> list of (channel, id of the channel)
+    cdef readonly FilterMarks marks
+    cdef list _marking                  # by the number of a channel in marks; None while it has no channel
+    cdef list _free_numbers
     cdef PushChannels _channels
     cdef readonly uint64_t matched      # records that at least one filter selected
 
@@ -124,11 +142,14 @@ cdef class LiveDelivery:
         self._backlog = deque()
         self._index = FilterIndex()
         self._attached = {}
+        self.marks = FilterMarks()
+        self._marking = [None]
+        self._free_numbers = []
         self._channels = PushChannels()
 
     @property
     def filter_count(self):
-        """Distinct filters over all front ends."""
+        """Distinct filters over all front ends, without those of which there are marks only."""
         return len(self._index)
 
     @property
@@ -152,16 +173,37 @@ cdef class LiveDelivery:
         channel.is_open = False
         self._detach(channel, list(channel.filters))
         self._channels.remove(channel)
+        if channel.number:
+            self._marking[channel.number] = None
+            self._drop_marks(channel.number, 0)
 
-    def attach(self, DeliveryChannel channel not None, filters):
-        """Push records that match from now on; `filters` are (id of the channel, valid filter)."""
-        filters = list(filters)
-        channel.coming += len(filters)
-        self.call_matched(partial(self._attach, channel, filters))
+    def takes_marks(self, DeliveryChannel channel not None):
+        """Give an open channel its number in marks, if it has none yet; False when all are taken
+        (limits.MARKING_CHANNELS_MAX)."""
+        if channel.is_open and not channel.number:
+            if self._free_numbers:
+                channel.number = self._free_numbers.pop()
+                self._marking[channel.number] = channel
+            elif len(self._marking) <= limits.MARKING_CHANNELS_MAX:
+                channel.number = len(self._marking)
+                self._marking.append(channel)
+        return channel.number != 0
 
-    def detach(self, DeliveryChannel channel not None, filter_ids):
-        """Stop pushing for these ids; unknown ones are ignored."""
-        self.call_matched(partial(self._detach, channel, list(filter_ids)))
+    def attach(self, DeliveryChannel channel not None, filters, marks=()):
+        """Push records that match from now on; `filters` are (id of the channel, valid filter).
+
+        Of those in `marks`, which have no wildcards, no text is kept: a record of another topic may be pushed for
+        one. A filter may be in both, and is pushed for once.
+        """
+        filters, marks = list(filters), list(marks)
+        if marks:
+            self.takes_marks(channel)
+        channel.coming += len(filters) + len(marks)
+        self.call_matched(partial(self._attach, channel, filters, marks))
+
+    def detach(self, DeliveryChannel channel not None, filter_ids, marks=()):
+        """Stop pushing for these ids and marks, given as to `attach`; unknown ones are ignored."""
+        self.call_matched(partial(self._detach, channel, list(filter_ids), list(marks)))
 
     def call_matched(self, callback):
         """Call `callback`, perhaps at once, when all that was taken by now is matched and pushed."""
@@ -172,8 +214,8 @@ cdef class LiveDelivery:
         if self._is_full() and not self._is_going_on:
             self._go_on(None)
 
-    def _attach(self, DeliveryChannel channel, list filters):
-        channel.coming -= len(filters)
+    def _attach(self, DeliveryChannel channel, list filters, list marks):
+        channel.coming -= len(filters) + len(marks)
         if not channel.is_open:
             return
         for filter_id, topic_filter in filters:
@@ -181,8 +223,13 @@ cdef class LiveDelivery:
                 self._detach(channel, (filter_id,))
             channel.filters[filter_id] = topic_filter
             self._attached.setdefault(self._index.add(topic_filter), []).append((channel, filter_id))
+        for filter_id, topic in marks:
+            channel.mark_count += <bint>self.marks.add(topic.encode(), channel.number, filter_id)
 
-    def _detach(self, DeliveryChannel channel, filter_ids):
+    def _detach(self, DeliveryChannel channel, filter_ids, marks=()):
+        if channel.is_open and channel.number:
+            for filter_id, topic in marks:
+                channel.mark_count -= <bint>self.marks.remove(topic.encode(), channel.number, filter_id)
         for filter_id in filter_ids:
             topic_filter = channel.filters.pop(filter_id, None)
             if topic_filter is None:
@@ -194,9 +241,20 @@ cdef class LiveDelivery:
                 del self._attached[known]
                 self._index.remove(topic_filter)
 
+    def _drop_marks(self, int number, int shard):
+        """Drop the marks of a channel that is closed, a part in each turn; then its number is free."""
+        loop_slice = LoopSlice()
+        while shard < SHARDS:
+            self.marks.drop(number, shard)
+            shard += 1
+            if self._call_soon is not None and not loop_slice.take():
+                self._call_soon(partial(self._drop_marks, number, shard))
+                return
+        self._free_numbers.append(number)
+
     def apply(self, view not None, int64_t start_position, int64_t end_position):
         """Match the records of [start_position, end_position) and push them (store.projection.Projection)."""
-        if self._backlog or not self._index.is_empty:
+        if self._backlog or not self._index.is_empty or self.marks.count:
             self._append(Stretch(view, end_position))
         else:
             self.matched_position = end_position
@@ -210,6 +268,9 @@ cdef class LiveDelivery:
             for channel, filter_id in found:
                 assert channel.is_open and self._index.id_of(channel.filters[filter_id]) == known
         assert len(self._attached) == len(self._index)
+        self.marks.check_invariants()
+        if len(self._free_numbers) == self._marking.count(None) - 1:   # nothing is being dropped
+            assert self.marks.count == sum(channel.mark_count for channel in self._channels)
         assert self.backlog_bytes == sum((<Stretch>one).size for one in self._backlog if type(one) is Stretch)
         assert self.matched_position <= self.applied_position
         assert self._backlog or self.matched_position == self.applied_position
@@ -276,7 +337,8 @@ cdef class LiveDelivery:
         cdef const uint8_t* topic = NULL
         cdef Py_ssize_t topic_size, place
         cdef const Matches* matches
-        cdef uint32_t index
+        cdef const Mark* mark
+        cdef uint32_t index, marked
         cdef DeliveryChannel channel
         cdef bint is_full
         walk.at += stretch.at
@@ -285,7 +347,8 @@ cdef class LiveDelivery:
             if topic_size < 0:
                 continue
             matches = self._index.find(topic, topic_size)
-            if matches.count:
+            marked = self.marks.find(topic, topic_size) if self.marks.count else 0
+            if matches.count or marked:
                 self.matched += 1
             place = walk.at - record.size - start
             is_full = False
@@ -294,9 +357,15 @@ cdef class LiveDelivery:
                     channel = <DeliveryChannel>(<tuple>entry)[0]
                     channel.add(<uint32_t>place, (<tuple>entry)[1])
                     is_full |= channel.size >= PUSH_BYTES_MAX
+            for index in range(marked):
+                mark = &self.marks.found[index]
+                channel = self._marking[channel_of(mark)]
+                if channel is not None:
+                    channel.add_marked(<uint32_t>place, mark.filter_id)
+                    is_full |= channel.size >= PUSH_BYTES_MAX
             if is_full:
                 self._channels.push(stretch.records)
-            self._compared += 1 + matches.count + self._index.shapes_end
+            self._compared += 1 + matches.count + marked + self._index.shapes_end
             if self._compared >= LOOK_AFTER:
                 self._compared = 0
                 if loop_slice is not None and not loop_slice.take():
@@ -346,7 +415,7 @@ cdef class LiveDelivery:
             size += written
             count += 1
             at += element.size
-        if self._index.is_empty and not self._backlog:
+        if self._index.is_empty and not self._backlog and not self.marks.count:
             return count
         records = bytearray(size)
         cdef uint8_t[::1] room = records

@@ -8,8 +8,8 @@ from that turn on it is one of them. So it misses nothing, and gets nothing twic
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from typing_extensions import Buffer
 
@@ -20,6 +20,22 @@ _PIECE_BYTES: Final = 256 * 1024
 
 RecentRecords = Callable[[int, int], tuple[int, memoryview] | None]
 """`Store.recent_records`."""
+
+
+class Attached(NamedTuple):
+    """Hold what a front end attaches: filters as to `LiveDelivery.attach`, and those that are marks."""
+
+    filters: list[tuple[int, str]]
+    marks: list[tuple[int, str]]
+
+    @property
+    def filter_count(self) -> int:
+        return len(self.filters) + len(self.marks)
+
+    def add(self, filters: list[tuple[int, str]], marks: list[tuple[int, str]]) -> None:
+        """Have more."""
+        self.filters.extend(filters)
+        self.marks.extend(marks)
 
 
 class DeliveryCatchUp:
@@ -35,7 +51,7 @@ class DeliveryCatchUp:
         self,
         connection: ServerConnection,
         channel: DeliveryChannel,
-        filters: Sequence[tuple[int, str]],
+        attached: Attached,
         push: Callable[[Buffer, bytes], None],
         *,
         since: int,
@@ -44,22 +60,22 @@ class DeliveryCatchUp:
 
         What is no longer in memory, or not in this log at all, is left out and counted.
         """
-        if await self._catch_up(connection, filters, push, since=since):
+        if await self._catch_up(connection, attached, push, since=since):
             self.caught_up_total += 1
         else:
             self.gaps_total += 1
-        self._delivery.attach(channel, filters)
+        self._delivery.attach(channel, attached.filters, attached.marks)
 
     async def _catch_up(
         self,
         connection: ServerConnection,
-        filters: Sequence[tuple[int, str]],
+        attached: Attached,
         push: Callable[[Buffer, bytes], None],
         *,
         since: int,
     ) -> bool:
         alone = LiveDelivery(applied_position=since, call_soon=asyncio.get_running_loop().call_soon)
-        alone.attach(alone.open_channel(push), filters)
+        alone.attach(alone.open_channel(push), attached.filters, attached.marks)
         while True:
             found = self._recent_records(alone.applied_position, _PIECE_BYTES)
             if found is None:

@@ -8,8 +8,10 @@ goes on in the next ones, in its order; while very much waits nothing is read fr
 """
 
 from cpython.ref cimport Py_DECREF, Py_INCREF
+from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
+from libc.string cimport memcmp
 
 from iotmq.message.records.layout cimport get_u32
 from iotmq.message.records.fields cimport FORMAT_OK, RecordParts
@@ -23,6 +25,7 @@ from collections import deque
 
 from iotmq import limits
 from iotmq.event_loop import LoopSlice
+from iotmq.mqtt.topics.topics import wildcard_shape
 
 cdef Py_ssize_t BACKLOG_BYTES_MAX = limits.EGRESS_BACKLOG_BYTES_MAX
 # More than other work has of a turn: each turn ends with a write to every device that got something.
@@ -45,9 +48,11 @@ cdef class Subscribers:
     cdef Py_ssize_t count
     cdef Py_ssize_t capacity
     cdef dict places            # device -> place in entries
+    cdef str topic              # of a filter without wildcards: brokers may push what is for another one; else None
 
-    def __init__(self):
+    def __init__(self, str topic):
         self.places = {}
+        self.topic = topic
 
     def __dealloc__(self):
         cdef Py_ssize_t index
@@ -57,6 +62,15 @@ cdef class Subscribers:
 
     def __len__(self):
         return self.count
+
+    cdef bint is_for(self, const uint8_t* topic, Py_ssize_t topic_size) except -1:
+        """Return whether a record that was pushed for the filter matches it."""
+        cdef Py_ssize_t size
+        cdef const char* text
+        if self.topic is None:
+            return True
+        text = PyUnicode_AsUTF8AndSize(self.topic, &size)
+        return size == topic_size and memcmp(text, topic, size) == 0
 
     cdef int put(self, Device device, uint8_t options, uint32_t identifier) except -1:
         cdef LocalSubscriber* entries
@@ -130,6 +144,7 @@ cdef class Egress:
     cdef readonly uint64_t delivered
     cdef readonly uint64_t dropped
     cdef readonly uint64_t malformed
+    cdef readonly uint64_t misdirected  # pushed for a filter that is not their topic, and left out
 
     def __init__(self, DeviceGroup group not None):
         self.group = group
@@ -157,7 +172,9 @@ cdef class Egress:
         if is_new:
             self._last_id += 1
             filter_id = self._last_id
-            self._filters[filter_id] = Subscribers()
+            self._filters[filter_id] = Subscribers(
+                topic_filter if wildcard_shape(topic_filter) is None else None
+            )
             self._id_of[topic_filter] = filter_id
         (<Subscribers>self._filters[filter_id]).put(device, <uint8_t>options, <uint32_t>(options >> 8))
         return filter_id if is_new else None
@@ -274,7 +291,7 @@ cdef class Egress:
             self.malformed += 1
             return 0
         if count == 1:
-            subscribers = self._find(get_u32(ids))
+            subscribers = self._find(get_u32(ids), message)
             if subscribers is not None:
                 self._served += <uint32_t>subscribers.count
                 for place in range(subscribers.count):
@@ -284,7 +301,7 @@ cdef class Egress:
                     )
             return 0
         for index in range(count):
-            subscribers = self._find(get_u32(ids + 4 * index))
+            subscribers = self._find(get_u32(ids + 4 * index), message)
             if subscribers is not None:
                 self._served += <uint32_t>subscribers.count
                 for place in range(subscribers.count):
@@ -335,8 +352,13 @@ cdef class Egress:
             self._identifiers[index] = identifiers[index]
         return <uint32_t>count
 
-    cdef Subscribers _find(self, uint32_t filter_id):
-        return self._filters.get(filter_id)
+    cdef Subscribers _find(self, uint32_t filter_id, OutgoingMessage message):
+        """Return the subscribers of a filter, or None when there are none, or the message is not for them."""
+        cdef Subscribers found = self._filters.get(filter_id)
+        if found is None or found.is_for(message.view.topic, message.view.topic_size):
+            return found
+        self.misdirected += 1
+        return None
 
     cdef int _deliver_one(
         self, Device device, OutgoingMessage message, uint8_t options, const uint32_t* identifiers, uint32_t count

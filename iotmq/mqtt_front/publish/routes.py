@@ -62,6 +62,11 @@ class Router:
         key = _expand(route.key, topic, levels) or topic
         return Target(route.topic, key, _expand(route.tags, topic, levels), route.store)
 
+    def route_of(self, topic: str) -> tuple[str, str]:
+        """Return the broker topic and the key (ports.gateway.RouteOf)."""
+        target = self.resolve(topic)
+        return target.topic, target.key
+
 
 def _expand(template: str, topic: str, levels: list[str]) -> str:
     def value(match: re.Match[str]) -> str:

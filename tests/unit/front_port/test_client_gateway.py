@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from random import Random
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from fake_gateway import matches_of, record_of
 from iotmq import limits
 from iotmq.client.transport import masters
 from iotmq.client.transport.masters import Master
-from iotmq.client.transport.routes import TopicRoute
+from iotmq.client.transport.routes import MessageQueue, TopicRoute, queue_of_key
 from iotmq.front_port import gateway
 from iotmq.front_port.gateway import FORGET_S, RemoteGateway
 from iotmq.message.properties import MQTT_TOPIC, encode_properties
@@ -28,14 +29,32 @@ from iotmq.remoting.server import ServerConnection
 from iotmq.supervised import FAILURES
 
 
+class Channel:
+    """What a front end has attached over a connection."""
+
+    def __init__(self) -> None:
+        self.whole: dict[int, str] = {}
+        self.marks: dict[int, str] = {}
+
+    def detach(self, ids: list[int], marks: list[tuple[int, str]]) -> None:
+        for number in ids:
+            self.whole.pop(number, None)
+        for number, topic_filter in marks:
+            if self.marks.get(number) == topic_filter:
+                del self.marks[number]
+
+
 class GatewayBroker(FakeBroker):
     """Knows filters, too. While `is_holding`, attaching is answered by `release`."""
 
     def __init__(self, name: str = "broker-a") -> None:
         super().__init__(name)
         self.add_topic("mqtt", 4)
-        self.channels: dict[ServerConnection, dict[int, str]] = {}
+        self.channels: dict[ServerConnection, Channel] = {}
         self.is_holding = False
+        # What is to be attached at any time; and what was not, for a moment.
+        self.expected: dict[int, str] = {}
+        self.missing: set[int] = set()
         self.record_bytes_max: int | None = None
         self.log_position: int | None = None
         self.attaches: list[tuple[dict[str, str], list[int]]] = []
@@ -43,8 +62,21 @@ class GatewayBroker(FakeBroker):
         self.held_attaches: list[tuple[ServerConnection, Command]] = []
 
     @property
+    def whole(self) -> dict[int, str]:
+        return {number: name for channel in self.channels.values() for number, name in channel.whole.items()}
+
+    @property
+    def marks(self) -> dict[int, str]:
+        return {number: name for channel in self.channels.values() for number, name in channel.marks.items()}
+
+    @property
     def filters(self) -> dict[int, str]:
-        return {number: name for channel in self.channels.values() for number, name in channel.items()}
+        """Whole or as marks."""
+        return self.whole | self.marks
+
+    @property
+    def has_both(self) -> bool:
+        return not self.whole.keys().isdisjoint(self.marks)
 
     def release(self) -> None:
         held, self.held_attaches = self.held_attaches, []
@@ -53,9 +85,12 @@ class GatewayBroker(FakeBroker):
 
     def answer(self, connection: ServerConnection, request: Command) -> Command | None:
         if request.code == RequestCode.ATTACH_FILTERS:
-            filters = json.loads(request.body_bytes())["filters"]
-            self.channels.setdefault(connection, {}).update(filters)
-            self.attaches.append((dict(request.ext), [number for number, _ in filters]))
+            body = json.loads(request.body_bytes())
+            filters, marks = body["filters"], body.get("marks", [])
+            channel = self.channels.setdefault(connection, Channel())
+            channel.whole.update(filters)
+            channel.marks.update(marks)
+            self.attaches.append((dict(request.ext), [number for number, _ in filters + marks]))
             if self.is_holding:
                 self.held_attaches.append((connection, request))
                 return None
@@ -64,8 +99,9 @@ class GatewayBroker(FakeBroker):
                 0, ext={name: str(value) for name, value in told.items() if value is not None}
             )
         if request.code == RequestCode.DETACH_FILTERS:
-            for number in json.loads(request.body_bytes())["ids"]:
-                del self.channels[connection][number]
+            body = json.loads(request.body_bytes())
+            self.channels[connection].detach(body["ids"], body.get("marks", []))
+            self.missing |= self.expected.keys() - self.filters.keys()
             return request.reply(0)
         if request.code in (
             RequestCode.PUBLISH_TRANSIENT,
@@ -148,7 +184,7 @@ async def running(*brokers: GatewayBroker, waits: bool = True) -> AsyncIterator[
     for role in (*site.brokers, site.registry):
         await role.start()
     site.gateway = RemoteGateway((site.registry.address,))
-    await site.gateway.start(("mqtt",), site.inbox, site.changed)
+    await site.gateway.start(("mqtt",), site.inbox, site.changed, route_of=lambda topic: ("mqtt", topic))
     if waits:
         await site.ready()
     try:
@@ -310,6 +346,196 @@ async def test_filters_are_attached_at_every_broker_and_again_when_a_channel_was
         await site.broker.restart()
         await soon(lambda: site.broker.filters == {1: "a/#", 3: "c"}, "attached again", step_s=0.001)
         await site.ready()
+
+
+def home_of(topic: str, brokers: Sequence[GatewayBroker]) -> GatewayBroker:
+    """With 4 queues each, sorted by their names."""
+    return sorted(brokers, key=lambda broker: broker.name)[queue_of_key(topic, 4 * len(brokers)) // 4]
+
+
+TOPICS = [(number, f"devices/{number}") for number in range(1, 61)]
+
+
+def check_homes(site: Site, brokers: Sequence[GatewayBroker], filters: Sequence[tuple[int, str]]) -> None:
+    """Each filter is whole at its home, and a mark at every other broker."""
+    for broker in site.brokers:
+        whole = {number: name for number, name in filters if home_of(name, brokers) is broker}
+        assert broker.whole == whole
+        assert broker.marks == {number: name for number, name in filters if number not in whole}
+
+
+async def test_a_filter_without_wildcards_is_whole_at_one_broker_and_a_mark_at_the_others() -> None:
+    async with running(*map(GatewayBroker, "abc")) as site:
+        assert await site.attach(*TOPICS)
+        check_homes(site, site.brokers, TOPICS)
+        assert all(10 <= len(broker.whole) <= 30 for broker in site.brokers)
+        # It is where the front end publishes to: nothing of it needs a mark.
+        for number, topic in TOPICS:
+            site.append(queue_of_key(topic, site.gateway.queue_count("mqtt")), batch(b"%d" % number))
+            assert await site.answer() == (0, "")
+        for broker in site.brokers:
+            stored = broker.stored_bodies("mqtt")
+            assert sorted(stored) == sorted(b"%d" % number for number in broker.whole)
+        site.gateway.detach([number for number, _ in TOPICS[1:]])
+        assert await site.attach((100, "a/+"))
+        assert [broker.whole | broker.marks for broker in site.brokers] == [{1: "devices/1", 100: "a/+"}] * 3
+        assert all(100 in broker.whole for broker in site.brokers)
+
+
+async def test_what_a_lost_channel_had_whole_and_as_marks_it_has_again() -> None:
+    async with running(*map(GatewayBroker, "ab")) as site:
+        site.broker.log_position = 70
+        assert await site.attach(*TOPICS)
+        before = dict(site.broker.whole), dict(site.broker.marks)
+        await lose_channel(site)
+        await site.ready()
+        assert (site.broker.whole, site.broker.marks) == before
+        assert [fields for fields, _ in site.broker.attaches] == [{"since": "70"}]
+
+
+async def place(site: Site, *brokers: GatewayBroker) -> None:
+    """The queues are those of these brokers from now on."""
+    queues = [MessageQueue("mqtt", broker.name, queue_id) for broker in brokers for queue_id in range(4)]
+    site.gateway._queues["mqtt"] = tuple(sorted(queues))
+    site.gateway._unplaced = set(site.gateway._channels)
+    await site.gateway._place_filters()
+
+
+async def test_filters_follow_the_queues_and_are_everywhere_meanwhile() -> None:
+    async with running(*map(GatewayBroker, "abc")) as site:
+        await place(site, *site.brokers[:2])
+        assert await site.attach(*TOPICS)
+        check_homes(site, site.brokers[:2], TOPICS)
+        for brokers in (site.brokers, site.brokers[1:], site.brokers[:1], site.brokers):
+            for broker in site.brokers:
+                broker.missing.clear()
+                broker.expected = dict(TOPICS)
+            await place(site, *brokers)
+            assert not site.gateway._unplaced
+            await soon(lambda: all(not b.has_both for b in site.brokers), "one way each", step_s=0.001)
+            check_homes(site, brokers, TOPICS)
+            assert not any(broker.missing for broker in site.brokers)
+
+
+async def test_a_move_that_a_broker_refuses_or_that_it_is_away_for_is_made_later() -> None:
+    async with running(*map(GatewayBroker, "abc")) as site:
+        await place(site, *site.brokers[:2])
+        assert await site.attach(*TOPICS)
+        refusing, away = site.brokers[1:]
+        refusing.script[RequestCode.ATTACH_FILTERS].append(ResponseCode.SYSTEM_ERROR)
+        await away.stop()
+        await soon(lambda: site.gateway.not_ready_reason is not None, "it is away", step_s=0.001)
+        await place(site, *site.brokers)
+        assert site.gateway._unplaced == {"b", "c"}
+        assert refusing.filters == dict(TOPICS)
+        await away.start()
+        await site.ready()
+        assert away.marks == dict(TOPICS), "as before"
+        await site.gateway._place_filters()
+        assert not site.gateway._unplaced
+        await soon(lambda: all(not b.has_both for b in site.brokers), "one way each", step_s=0.001)
+        check_homes(site, site.brokers, TOPICS)
+
+
+async def test_a_filter_that_is_given_up_while_it_moves_is_nowhere_in_the_end() -> None:
+    async with running(*map(GatewayBroker, "ab")) as site:
+        await place(site, site.broker)
+        assert await site.attach(*TOPICS)
+        for broker in site.brokers:
+            broker.is_holding = True
+        moving = asyncio.ensure_future(place(site, site.brokers[1]))
+        await soon(lambda: all(b.held_attaches for b in site.brokers), "they are asked", step_s=0.001)
+        site.gateway.detach([number for number, _ in TOPICS[1:]])
+        for broker in site.brokers:
+            broker.is_holding = False
+            broker.release()
+        await moving
+        await soon(lambda: all(len(b.filters) == 1 for b in site.brokers), "they are gone", step_s=0.001)
+        await soon(lambda: all(not b.has_both for b in site.brokers), "one way each", step_s=0.001)
+        assert (site.broker.marks, site.brokers[1].whole) == ({1: "devices/1"}, {1: "devices/1"})
+
+
+async def change_at_random(site: Site, random: Random, *, loses: bool) -> dict[int, str]:
+    """Filters that come and go, queues that move, channels that are lost; returns the filters that stay."""
+    there: dict[int, str] = {}
+    placing: list[asyncio.Future[None]] = []
+    for number in range(1, 400):
+        name = f"devices/{random.randrange(30)}" if random.random() < 0.9 else "devices/+"
+        there[number] = name
+        site.gateway.attach([(number, name)], lambda is_attached: None)
+        while random.random() < 0.4:
+            gone = random.choice(list(there))
+            del there[gone]
+            for broker in site.brokers:
+                broker.expected.pop(gone, None)
+            site.gateway.detach([gone])
+            if not there:
+                break
+        if random.random() < 0.1:
+            placing.append(
+                asyncio.ensure_future(place(site, *random.sample(site.brokers, random.randint(1, 3))))
+            )
+        if random.random() < 0.1:
+            await asyncio.sleep(random.random() * 0.002)
+        if loses and random.random() < 0.03:
+            for connection in tuple(random.choice(site.brokers).channels):
+                connection.abort("test")
+        for broker in site.brokers:
+            # Those that are certainly attached.
+            seen = site.gateway._channels[broker.name]._seen
+            broker.expected = {number: name for number, name in there.items() if number in seen}
+    await asyncio.gather(*placing)
+    return there
+
+
+@pytest.mark.parametrize("loses", [False, True], ids=["whole", "lost"])
+@pytest.mark.parametrize("seed", range(4))
+async def test_whatever_changes_filters_are_never_missing_and_right_in_the_end(
+    seed: int, loses: bool
+) -> None:
+    async with running(*map(GatewayBroker, "abc")) as site:
+        there = await change_at_random(site, Random(seed), loses=loses)
+        await site.ready()
+        assert loses or not any(broker.missing for broker in site.brokers)
+
+        # What was being attached when it was its turn has it again.
+        for _ in range(20):
+            await place(site, *site.brokers)
+            if not site.gateway._unplaced:
+                break
+        exact = [(number, name) for number, name in there.items() if name != "devices/+"]
+        everywhere = {number: name for number, name in there.items() if name == "devices/+"}
+        await soon(lambda: all(b.filters == there and not b.has_both for b in site.brokers), "they agree")
+        site.gateway.detach(list(everywhere))
+        await soon(
+            lambda: not any(b.whole.keys() & everywhere for b in site.brokers), "the rest", step_s=0.001
+        )
+        check_homes(site, site.brokers, exact)
+
+
+async def test_a_filter_that_is_given_up_before_the_request_goes_out_is_nowhere_in_the_end() -> None:
+    async with running(*map(GatewayBroker, "ab")) as site:
+        site.gateway.attach(TOPICS, site.attached.append)
+        site.gateway.detach([number for number, _ in TOPICS])
+        await soon(lambda: site.attached, "an answer", step_s=0.001)
+        await soon(lambda: not any(b.filters for b in site.brokers), "they are gone", step_s=0.001)
+
+
+async def test_filters_whose_homes_take_too_long_to_find_are_marks_until_there_is_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running(*map(GatewayBroker, "ab")) as site:
+        with monkeypatch.context() as patch:
+            patch.setattr(gateway, "LoopSlice", partial(gateway.LoopSlice, 20))
+            assert await site.attach(*TOPICS, (100, "a/+"))
+        for broker in site.brokers:
+            assert broker.filters == {**dict(TOPICS), 100: "a/+"}
+            assert broker.marks.items() >= dict(TOPICS[20:]).items()
+            assert 100 in broker.whole
+        site.gateway.detach([100])
+        await site.gateway._place_filters()
+        await soon(lambda: not any(b.has_both or 100 in b.whole for b in site.brokers), "so", step_s=0.001)
+        check_homes(site, site.brokers, TOPICS)
 
 
 async def test_one_broker_that_refuses_a_filter_is_enough() -> None:

@@ -13,7 +13,7 @@ from typing_extensions import Buffer
 
 from iotmq import limits
 from iotmq.broker.delivery.delivery import DeliveryChannel, LiveDelivery, gather
-from iotmq.broker.delivery.delivery_catch_up import DeliveryCatchUp
+from iotmq.broker.delivery.delivery_catch_up import Attached, DeliveryCatchUp
 from iotmq.broker.exactly_once.stored_once import Append
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.questions.device_replies import DeviceReplies
@@ -25,8 +25,8 @@ from iotmq.broker.writing.stored_reply import StoredReply
 from iotmq.errors import ConfigError, ConnectionClosedError, RefusedError, RequestError
 from iotmq.message.errors import MessageFormatError
 from iotmq.metrics import Metric, samples
-from iotmq.mqtt.topics.topics import is_valid_filter
-from iotmq.ports.gateway import AppendDone, DeliveryReceiver, dropped_replies_metric
+from iotmq.mqtt.topics.topics import is_valid_filter, wildcard_shape
+from iotmq.ports.gateway import AppendDone, DeliveryReceiver, RouteOf, dropped_replies_metric
 from iotmq.remoting.codes import PACKET_IDS_FIELD, REPEAT_FIELD, RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
@@ -70,7 +70,12 @@ class LocalGateway:
         return self._writer.refusal or (None if self._parts.settings.is_writable else _NOT_WRITABLE)
 
     async def start(
-        self, topics: Collection[str], receiver: DeliveryReceiver, queues_changed: Callable[[], None]
+        self,
+        topics: Collection[str],
+        receiver: DeliveryReceiver,
+        queues_changed: Callable[[], None],
+        *,
+        route_of: RouteOf,
     ) -> None:
         """Make the topics; ConfigError for a name that takes no messages."""
         for topic in topics:
@@ -238,6 +243,13 @@ def _check_filters(filters: Sequence[tuple[int, str]]) -> None:
             raise RefusedError(f"{topic_filter!r} is not a topic filter")
 
 
+def _check_marks(marks: Sequence[tuple[int, str]]) -> None:
+    _check_filters(marks)
+    for _, topic_filter in marks:
+        if wildcard_shape(topic_filter) is not None:
+            raise RefusedError(f"{topic_filter!r} has wildcards: it cannot be a mark")
+
+
 class _FrontEnd:
     """One connection's channel, and what is to be attached to it."""
 
@@ -246,18 +258,20 @@ class _FrontEnd:
     def __init__(self, channel: DeliveryChannel, push: Callable[[Buffer, bytes], None]) -> None:
         self.channel = channel
         self.push = push
-        # Filters that wait for the request with the last ones.
-        self.held: list[tuple[int, str]] = []
+        # Waits for the request with the last ones.
+        self.held = Attached([], [])
         # While what was missed is being sent.
         self.catching_up: asyncio.Task[None] | None = None
 
 
 class _AttachBody(msgspec.Struct, forbid_unknown_fields=True):
     filters: list[tuple[int, str]]
+    marks: list[tuple[int, str]] = []
 
 
 class _DetachBody(msgspec.Struct, forbid_unknown_fields=True):
     ids: list[int]
+    marks: list[tuple[int, str]] = []
 
 
 class GatewayHandler:
@@ -307,22 +321,26 @@ class GatewayHandler:
             front_end = _FrontEnd(self._delivery.open_channel(push), push)
             self._front_ends[connection] = front_end
         _check_filters(body.filters)
+        _check_marks(body.marks)
         channel = front_end.channel
-        count = len(channel.filters) + channel.coming + len(front_end.held) + len(body.filters)
+        count = len(channel.filters) + channel.mark_count + channel.coming
+        count += front_end.held.filter_count + len(body.filters) + len(body.marks)
         if count > limits.FILTERS_PER_CHANNEL_MAX:
             raise RefusedError(f"a channel has at most {limits.FILTERS_PER_CHANNEL_MAX} filters")
+        if body.marks and not self._delivery.takes_marks(channel):
+            raise RefusedError(f"at most {limits.MARKING_CHANNELS_MAX} front ends have marks")
+        front_end.held.add(body.filters, body.marks)
         if request.boolean("isHeld", False):
-            front_end.held += body.filters
             return self._attached(request)
-        filters, front_end.held = [*front_end.held, *body.filters], []
+        attached, front_end.held = front_end.held, Attached([], [])
         if "since" not in request.ext:
-            self._delivery.attach(channel, filters)
+            self._delivery.attach(channel, attached.filters, attached.marks)
             return self._attached(request)
         if front_end.catching_up is not None:
             raise RequestError(ResponseCode.SYSTEM_BUSY, "the channel is catching up already")
         since = request.integer("since", minimum=0)
         front_end.catching_up = asyncio.ensure_future(
-            self._bring_up(connection, request, front_end, filters, since)
+            self._bring_up(connection, request, front_end, attached, since)
         )
         return None
 
@@ -331,11 +349,11 @@ class GatewayHandler:
         connection: ServerConnection,
         request: Command,
         front_end: _FrontEnd,
-        filters: Sequence[tuple[int, str]],
+        attached: Attached,
         since: int,
     ) -> None:
         try:
-            await self._catch_up.attach(connection, front_end.channel, filters, front_end.push, since=since)
+            await self._catch_up.attach(connection, front_end.channel, attached, front_end.push, since=since)
             answer = self._attached(request)
         except ConnectionClosedError:
             return
@@ -364,7 +382,7 @@ class GatewayHandler:
         body = _decode(request, _DetachBody)
         front_end = self._front_ends.get(connection)
         if front_end is not None:
-            self._delivery.detach(front_end.channel, body.ids)
+            self._delivery.detach(front_end.channel, body.ids, body.marks)
         return request.reply(ResponseCode.SUCCESS)
 
     def _queue_of(self, request: Command) -> tuple[str, int]:
@@ -442,7 +460,16 @@ class GatewayHandler:
                 "Front ends with a delivery channel.",
                 self._delivery.channel_count,
             ),
-            ("iotmq_broker_filters", "Distinct MQTT topic filters.", self._delivery.filter_count),
+            (
+                "iotmq_broker_filters",
+                "Distinct MQTT topic filters of front ends, without those of which there are marks only.",
+                self._delivery.filter_count,
+            ),
+            (
+                "iotmq_broker_filter_marks",
+                "Filters without wildcards whose messages come to another broker as a rule: a mark each.",
+                self._delivery.marks.count,
+            ),
             (
                 "iotmq_broker_delivery_backlog_bytes",
                 "Bytes of records that are to be matched with live filters in the next turns.",

@@ -268,6 +268,77 @@ def test_many_matches_of_one_push(delivery: LiveDelivery, log: Log) -> None:
     assert inbox.received == [([number + 1, 5_000], b"%d" % number) for number in range(1_000)]
 
 
+def test_a_mark_is_pushed_for_as_a_filter_is(delivery: LiveDelivery, log: Log) -> None:
+    first, second = Inbox(), Inbox()
+    channels = [delivery.open_channel(first), delivery.open_channel(second)]
+    delivery.attach(channels[0], [(1, "a/+")], [(2, "a/b"), (3, "z")])
+    delivery.attach(channels[1], [], [(2, "a/b")])
+    assert (delivery.filter_count, delivery.marks.count) == (1, 3)
+    assert [channel.mark_count for channel in channels] == [2, 1]
+    log.append(record_of("a/b", b"1"), record_of("a/c", b"2"), record_of("y", b"3"), record_of("z", b"4"))
+    assert first.pushes == [[([1, 2], b"1"), ([1], b"2"), ([3], b"4")]]
+    assert second.pushes == [[([2], b"1")]]
+    assert delivery.matched == 3
+    delivery.check_invariants()
+    delivery.detach(channels[0], [], [(2, "a/b"), (3, "y"), (9, "z")])
+    log.append(record_of("a/b", b"5"), record_of("z", b"6"))
+    assert first.pushes[1:] == [[([1], b"5"), ([3], b"6")]]
+    assert [channel.mark_count for channel in channels] == [1, 1]
+    delivery.check_invariants()
+
+
+def test_marks_alone_are_enough_for_what_is_stored_and_what_is_not(delivery: LiveDelivery, log: Log) -> None:
+    inbox = Inbox()
+    delivery.attach(delivery.open_channel(inbox), [], [(2, "a")])
+    log.append(record_of("a", b"1"))
+    properties = encode_properties({MQTT_TOPIC: "a"})
+    delivery.publish_transient(encode_batch([(b"2", properties, 0)]), b"mqtt", 0, now_ms=1, host=HOST)
+    assert inbox.received == [([2], b"1"), ([2], b"2")]
+
+
+def test_a_filter_that_is_whole_and_a_mark_is_pushed_for_once(delivery: LiveDelivery, log: Log) -> None:
+    inbox = Inbox()
+    channel = delivery.open_channel(inbox)
+    delivery.attach(channel, [(1, "#"), (2, "a"), (3, "+")], [(2, "a"), (4, "b")])
+    log.append(record_of("a", b"1"), record_of("b", b"2"))
+    delivery.detach(channel, [2])
+    log.append(record_of("a", b"3"))
+    delivery.attach(channel, [(2, "a")])
+    delivery.detach(channel, [], [(2, "a")])
+    log.append(record_of("a", b"4"))
+    delivery.detach(channel, [2], [(2, "a")])
+    log.append(record_of("a", b"5"))
+    assert inbox.received == [
+        ([1, 2, 3], b"1"), ([1, 3, 4], b"2"), ([1, 2, 3], b"3"), ([1, 2, 3], b"4"), ([1, 3], b"5"),
+    ]  # fmt: skip
+    assert all(b"".join(raw).count(b"\0\0\0\2") <= 1 for raw in inbox.raw[1:])
+    delivery.check_invariants()
+
+
+def test_a_channel_that_is_closed_leaves_no_mark_and_its_number_to_the_next(
+    delivery: LiveDelivery, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MARKING_CHANNELS_MAX", 2)
+    inbox, late = Inbox(), Inbox()
+    channels = [delivery.open_channel(inbox) for _ in range(2)]
+    for number, channel in enumerate(channels):
+        assert delivery.takes_marks(channel)
+        delivery.attach(channel, [], [(1, "a"), (2, f"of/{number}")])
+    next_one = delivery.open_channel(late)
+    assert not delivery.takes_marks(next_one)
+    assert delivery.takes_marks(channels[0]), "it has a number"
+    delivery.close_channel(channels[0])
+    delivery.attach(channels[0], [], [(3, "a")])
+    delivery.check_invariants()
+    assert delivery.marks.count == 2
+    assert delivery.takes_marks(next_one)
+    delivery.attach(next_one, [], [(7, "a")])
+    assert not delivery.takes_marks(delivery.open_channel(late))
+    log.append(record_of("a", b"1"), record_of("of/0", b"2"), record_of("of/1", b"3"))
+    assert inbox.received == [([1], b"1"), ([2], b"3")]
+    assert late.received == [([7], b"1")]
+
+
 class Turns:
     """A delivery on an event loop that runs when the test says so."""
 
@@ -331,18 +402,19 @@ def test_who_attaches_while_records_wait_gets_what_comes_behind_them() -> None:
     heard: list[str] = []
     turns.log.append(*[record_of(TOPIC, b"before")] * 50)
     channel, gone = turns.delivery.open_channel(late), turns.delivery.open_channel(left)
-    turns.delivery.attach(channel, [(1, "#"), (2, "a/#"), (3, "b")])
+    turns.delivery.attach(channel, [(1, "#"), (2, "a/#"), (3, "b")], [(4, TOPIC), (5, "c")])
     turns.delivery.attach(gone, [(1, "#")])
-    assert (channel.coming, gone.coming) == (3, 1)
+    assert (channel.coming, gone.coming) == (5, 1)
     turns.delivery.call_matched(lambda: heard.append(f"{len(turns.received)} matched"))
     turns.log.append(record_of(TOPIC, b"behind"))
-    turns.delivery.detach(channel, [2])
+    turns.delivery.detach(channel, [2], [(4, TOPIC)])
     turns.log.append(record_of(TOPIC, b"last"))
     turns.delivery.close_channel(gone)
     assert heard == late.received == []
     turns.run()
     assert heard == ["50 matched"]
-    assert late.received == [([1, 2], b"behind"), ([1], b"last")]
+    assert late.received == [([1, 2, 4], b"behind"), ([1], b"last")]
+    assert channel.mark_count == 1
     assert left.received == []
     assert (channel.coming, gone.coming) == (0, 0)
     assert channel.filters == {1: "#", 3: "b"}
@@ -350,6 +422,25 @@ def test_who_attaches_while_records_wait_gets_what_comes_behind_them() -> None:
     # With nothing that waits it is at once.
     turns.delivery.call_matched(lambda: heard.append("now"))
     assert heard[1:] == ["now"]
+
+
+@pytest.mark.slow
+def test_very_many_marks_of_a_closed_channel_go_in_several_turns_and_are_pushed_for_no_more() -> None:
+    turns = Turns(1)
+    gone = turns.delivery.open_channel(Inbox())
+    turns.delivery.attach(gone, [], [(number + 1, f"t/{number}") for number in range(1_000_000)])
+    turns.run()
+    turns.turns = 0
+    turns.timed(lambda: turns.delivery.close_channel(gone))
+    assert 0 < turns.delivery.marks.count < 1_000_000
+    turns.log.append(*(record_of(f"t/{number}", b"") for number in range(100)))
+    next_one = turns.delivery.open_channel(Inbox())
+    turns.delivery.attach(next_one, [], [(1, "t/1")])
+    turns.run()
+    assert turns.turns > 2
+    assert turns.longest_s < turn_s_max()
+    assert turns.delivery.marks.count == next_one.mark_count == 1
+    assert turns.received == []
 
 
 @pytest.mark.slow

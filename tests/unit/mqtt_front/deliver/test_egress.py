@@ -66,10 +66,21 @@ def test_ids_name_filters_while_somebody_is_on_them_and_are_not_used_again(bench
     assert bench.egress.subscribe("a/#", one, 0) not in (None, first)
 
 
+def test_a_record_of_another_topic_than_its_filter_is_left_out_and_counted(bench: Bench) -> None:
+    device, transport = bench.front.connect()
+    ids = [bench.egress.subscribe(name, device, 0) or 0 for name in ("a/b", "ä", "#")]
+    first, second = record_of("a/b", b"1"), record_of("ä", b"2")
+    bench.deliver(first + second, matches_of((0, [ids[0]]), (len(first), [ids[0]])))
+    bench.deliver(second, matches_of((0, ids)))
+    assert received(transport) == [("a/b", b"1", 0), ("ä", b"2", 0)]
+    assert bench.egress.misdirected == 2
+    assert bench.counts == (2, 0, 0)
+
+
 def test_very_many_filters_of_a_device_that_match_one_message_keep_nobody_waiting(bench: Bench) -> None:
     count = limits.MQTT_SUBSCRIPTIONS_PER_SESSION_MAX
     device, transport = bench.front.connect(properties=Properties())
-    ids = [bench.egress.subscribe(f"f{number}", device, (number + 1) << 8) or 0 for number in range(count)]
+    ids = [bench.egress.subscribe(f"f{number}/#", device, (number + 1) << 8) or 0 for number in range(count)]
     record, matches = record_of("a", b"x"), matches_of((0, ids))
     began_s = time.thread_time()
     bench.egress.deliver(record, matches)

@@ -137,6 +137,10 @@ class Bench:
         body = msgspec.json.encode({"filters": filters})
         return self.ask(RequestCode.ATTACH_FILTERS, body, connection)
 
+    def mark(self, *marks: Any, connection: Connection | None = None, **ext: str) -> Command:
+        body = msgspec.json.encode({"filters": [], "marks": marks})
+        return self.ask(RequestCode.ATTACH_FILTERS, body, connection, **ext)
+
     def detach(self, *ids: int) -> Command:
         return self.ask(RequestCode.DETACH_FILTERS, msgspec.json.encode({"ids": ids}))
 
@@ -213,6 +217,54 @@ async def test_a_front_end_that_comes_back_gets_what_it_missed_and_then_what_com
     bench.apply(record_of("a/b", b"6"))
     assert bodies(bench.connection) == [b"3", b"4", b"5", b"6"]
     assert (bench.catch_up.caught_up_total, bench.catch_up.gaps_total) == (1, 0)
+
+
+def test_marks_are_attached_and_detached_beside_filters(bench: Bench) -> None:
+    assert bench.attach((1, "a/#")).code == bench.mark((2, "a/b"), (3, "c")).code == 0
+    numbers = {metric.name: metric.value for metric in bench.handler.metrics()}
+    assert (numbers["iotmq_broker_filters"], numbers["iotmq_broker_filter_marks"]) == (1, 2)
+    bench.apply(record_of("a/b", b"1"), record_of("c", b"2"))
+    body = msgspec.json.encode({"ids": [1], "marks": [(2, "a/b")]})
+    assert bench.ask(RequestCode.DETACH_FILTERS, body).code == 0
+    bench.apply(record_of("a/b", b"3"), record_of("c", b"4"))
+    assert bodies(bench.connection) == [b"1", b"2", b"4"]
+    bench.handler.connection_lost(bench.connection)  # type: ignore[arg-type]
+    assert bench.delivery.marks.count == 0
+
+
+@pytest.mark.parametrize("entry", [(0, "a"), (2, "a/+"), (2, "#"), (2, "")])
+def test_a_mark_that_can_be_none_is_refused_and_the_rest_of_the_request_with_it(
+    bench: Bench, entry: tuple[int, str]
+) -> None:
+    body = msgspec.json.encode({"filters": [(1, "b")], "marks": [(3, "c"), entry]})
+    with pytest.raises(RequestError):
+        bench.ask(RequestCode.ATTACH_FILTERS, body)
+    assert bench.delivery.filter_count == bench.delivery.marks.count == 0
+
+
+def test_channels_with_marks_at_their_limit_and_past_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_module.limits, "MARKING_CHANNELS_MAX", 1)
+    assert bench.mark((1, "a")).code == 0
+    other = Connection()
+    with pytest.raises(RequestError, match="at most 1 front end"):
+        bench.mark((1, "a"), connection=other)
+    assert bench.attach((1, "a"), connection=other).code == 0, "a whole filter needs no number"
+    assert bench.mark((2, "b")).code == 0
+
+
+async def test_what_was_missed_for_marks_comes_as_for_filters(bench: Bench) -> None:
+    bench.apply(*(record_of("a", b"%d" % number) for number in range(3)))
+    since = len(bench.log)
+    bench.apply(record_of("a", b"3"), record_of("b", b"4"), record_of("c", b"no"))
+    assert bench.mark((1, "a"), isHeld="true").code == 0
+    assert bench.delivery.marks.count == 0
+    bench.attach_since(since, (2, "b"))
+    assert (await bench.connection.replied()).code == 0
+    assert bodies(bench.connection) == [b"3", b"4"]
+    bench.apply(record_of("a", b"5"))
+    assert bodies(bench.connection) == [b"3", b"4", b"5"]
 
 
 async def test_a_catch_up_that_fails_is_said_and_may_be_asked_for_again(
@@ -307,10 +359,11 @@ def test_filters_of_a_channel_at_their_limit_and_past_it(
 ) -> None:
     monkeypatch.setattr(gateway_module.limits, "FILTERS_PER_CHANNEL_MAX", 3)
     assert bench.attach((1, "a"), (2, "b")).code == 0
-    assert bench.attach((3, "c")).code == 0
-    with pytest.raises(RequestError, match="at most 3"):
-        bench.attach((4, "d"))
-    assert bench.delivery.filter_count == 3
+    assert bench.mark((3, "c")).code == 0
+    for add in (bench.attach, bench.mark):
+        with pytest.raises(RequestError, match="at most 3"):
+            add((4, "d"))
+    assert (bench.delivery.filter_count, bench.delivery.marks.count) == (2, 1)
     assert bench.attach((4, "d"), connection=Connection()).code == 0, "others have their own"
 
 
