@@ -136,6 +136,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peer", choices=WIRES, action="append", help="only this one")
     parser.add_argument("--setting", choices=peers.SETTINGS, action="append", help="only this one")
+    parser.add_argument(
+        "--peer-line", action="append", default=[], metavar="LINE", help="a line of the peer's configuration"
+    )
     options = parser.parse_args(words)
     rounds = 1 if options.quick else options.rounds
     records = 204_800 if options.quick else 1_024_000
@@ -146,7 +149,7 @@ def main(words: Sequence[str] | None = None) -> int:
     for peer in wanted if options.peer else peers.those_there(wanted):
         for setting in options.setting or peers.SETTINGS:
             try:
-                found = measure(peer, setting, rounds, records)
+                found = measure(peer, setting, options.peer_line, rounds, records)
             except (peers.PeerError, OSError, AssertionError) as error:
                 failures.append(f"{peer.title}, {setting}: NOT MEASURED: {error}")
                 print(failures[-1], file=sys.stderr, flush=True)
@@ -160,7 +163,7 @@ def main(words: Sequence[str] | None = None) -> int:
     return 1 if failures else 0
 
 
-def measure(peer: peers.Peer, setting: str, rounds: int, records: int) -> dict[str, Any]:
+def measure(peer: peers.Peer, setting: str, more: Sequence[str], rounds: int, records: int) -> dict[str, Any]:
     """All cases of one peer beside ours; both servers run all the time, and are loaded in turns."""
     about = machine.description()
     server_core, load_core = machine.cores()
@@ -169,7 +172,7 @@ def measure(peer: peers.Peer, setting: str, rounds: int, records: int) -> dict[s
         ours = stack.enter_context(broker(is_sync=setting == peers.DURABLE))
         # Children inherit where this process may run; the peer is moved to its core by its own command.
         os.sched_setaffinity(0, {load_core})
-        theirs = stack.enter_context(peers.started(peer, core=server_core, setting=setting))
+        theirs = stack.enter_context(peers.started(peer, core=server_core, setting=setting, more=more))
         sides = [(ROCKETMQ_WIRE, ours.port, ours.cpu_s), (WIRES[peer.name], theirs.port, theirs.cpu_s)]
         counts = tried(sides, records)
         forget = WIRES[peer.name].forget
