@@ -28,7 +28,9 @@ class Costs(NamedTuple):
     connected_bytes: float
     """A connected device without a kept session, at each broker."""
     filter_bytes: float
-    """Its filter, at each broker that has it."""
+    """Its filter, at each broker that has it whole."""
+    mark_bytes: float
+    """Its filter without wildcards, at each broker that has a mark of it."""
     session_bytes: float
     """A kept session with one filter, at each broker."""
     kept_connected_bytes: float
@@ -87,10 +89,14 @@ class Rules(NamedTuple):
     copy_share: float = 0.5
     """Processor time of a follower, as a share of its master's."""
     retention_s: int = DAY_S
+    host_cores: int = 64
+    host_gib: int = 128
+    memory_share: float = 0.8
+    """Of a host's memory, at most."""
     hot_s: int = 60
     """The newest part of the log that is to be in memory."""
-    exact_filters_everywhere: bool = True
-    """Whether each broker has the filters without wildcards of all devices, or the one they belong to."""
+    has_marks: bool = True
+    """Whether one broker has a filter without wildcards whole and the others a mark, or each has it whole."""
 
 
 class Deployment(NamedTuple):
@@ -102,6 +108,8 @@ class Deployment(NamedTuple):
     members: int
     """Masters and followers: the machines, or processes, with a log."""
     registries: int
+    hosts: int
+    """Machines, if front ends and brokers have their own."""
     front_end_cores: float
     broker_cores: float
     front_end_gib: float
@@ -152,20 +160,26 @@ def deployment(load: Load, costs: Costs, rules: Rules) -> Deployment:
     at_brokers_s = load.devices * costs.connect_broker_us / 1e6 / rules.utilisation
     connect_us = costs.connect_us + (brokers - 1) * costs.connect_more_us
     at_front_ends_s = load.devices * connect_us / 1e6 / rules.utilisation / workers
+    front_end_cores = front_end_us / 1e6 / rules.utilisation
+    front_end_bytes = (
+        workers * costs.worker_bytes
+        + (load.devices - filters) * costs.bare_bytes
+        + filters * costs.subscribed_bytes
+    )
+    broker_cores = broker_us / 1e6 / rules.utilisation * (1 + rules.copy_share * (rules.copies - 1))
+    kernel_bytes = load.devices * costs.kernel_bytes
+    hosts = _hosts(front_end_cores, front_end_bytes + kernel_bytes, rules)
+    hosts += _hosts(broker_cores, each_bytes * members, rules)
     return Deployment(
         workers=workers,
         brokers=brokers,
         members=members,
         registries=3 if brokers > 1 else 2,
-        front_end_cores=front_end_us / 1e6 / rules.utilisation,
-        broker_cores=broker_us / 1e6 / rules.utilisation * (1 + rules.copy_share * (rules.copies - 1)),
-        front_end_gib=(
-            workers * costs.worker_bytes
-            + (load.devices - filters) * costs.bare_bytes
-            + filters * costs.subscribed_bytes
-        )
-        / GIB,
-        kernel_gib=load.devices * costs.kernel_bytes / GIB,
+        hosts=hosts,
+        front_end_cores=front_end_cores,
+        broker_cores=broker_cores,
+        front_end_gib=front_end_bytes / GIB,
+        kernel_gib=kernel_bytes / GIB,
         broker_gib=each_bytes * members / GIB,
         broker_each_gib=each_bytes / GIB,
         log_mb_per_s=log_per_s / brokers / 1e6,
@@ -178,6 +192,12 @@ def deployment(load: Load, costs: Costs, rules: Rules) -> Deployment:
 def _for_cpu(microseconds: float, rules: Rules) -> int:
     """Processes of one core each for so much work a second."""
     return max(1, math.ceil(microseconds / 1e6 / rules.utilisation))
+
+
+def _hosts(cores: float, size_bytes: float, rules: Rules) -> int:
+    """Machines for so many cores, room included, and so much memory."""
+    by_memory = size_bytes / GIB / rules.host_gib / rules.memory_share
+    return max(1, math.ceil(max(cores / rules.host_cores, by_memory)))
 
 
 def _broker_us(load: Load, costs: Costs) -> float:
@@ -207,12 +227,13 @@ def _brokers(load: Load, costs: Costs, rules: Rules, workers: int) -> tuple[int,
 def _broker_bytes(load: Load, costs: Costs, rules: Rules, workers: int, brokers: int) -> float:
     kept = load.devices * load.kept
     filters = load.devices * load.subscribed * (1 - load.kept)
-    places = 1.0 if rules.exact_filters_everywhere else 1 / brokers
+    whole = 1 / brokers if rules.has_marks else 1.0
+    exact_bytes = whole * costs.filter_bytes + (1 - whole) * costs.mark_bytes
     return (
         costs.broker_bytes
         + workers * costs.channel_bytes
         + (load.devices - kept) * costs.connected_bytes
-        + filters * (1 - load.exact + load.exact * places) * costs.filter_bytes
+        + filters * ((1 - load.exact) * costs.filter_bytes + load.exact * exact_bytes)
         + kept * (costs.session_bytes + costs.kept_connected_bytes)
         + _log_bytes_per_s(load, costs) * rules.hot_s / brokers
     )

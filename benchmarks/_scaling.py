@@ -30,6 +30,7 @@ STORM_MARK_PER_S: Final = 10_000
 # Of each benchmark what the page needs; None: all that it has kept.
 SOURCES: Final[dict[str, tuple[str, ...] | None]] = {
     "mqtt_scale": tuple(map(str, {*BY_CONNECTIONS, *BY_WORKERS, SEVERAL_BROKERS})),
+    "mqtt_filters_at_brokers": None,
     "mqtt_sessions_connected": ("1000000 sessions, 100000 connected",),
     "mqtt_reconnect_storm": ("storm, 8 workers",),
     "broker_produce": None,
@@ -106,10 +107,11 @@ UNITS: Final[dict[str, Unit]] = {
     "kernel_bytes": Unit("the server's end of a connection, in the kernel", "B", "mqtt_scale"),
     "broker_bytes": Unit("a broker, before the first device", "MB", "mqtt_scale"),
     "connected_bytes": Unit("a connected device without a kept session, at each broker", "B", "mqtt_scale"),
-    "filter_bytes": Unit("its filter, at each broker that has it", "B", "mqtt_scale"),
+    "filter_bytes": Unit("its filter, at each broker that has it whole", "B", "mqtt_scale"),
+    "mark_bytes": Unit("a mark of a filter without wildcards, at the others", "B", "mqtt_filters_at_brokers"),
     "session_bytes": Unit("a kept session with one filter, at each broker", "B", "mqtt_sessions_connected"),
     "kept_connected_bytes": Unit("the same while connected, added to it", "B", "mqtt_sessions_connected"),
-    "channel_bytes": Unit("a front end, at each broker", "MB", "mqtt_scale"),
+    "channel_bytes": Unit("a front end, at each broker", "B", "mqtt_scale"),
     "channel_cores": Unit("the same, while nothing happens", "core", "mqtt_scale"),
     "connect_us": Unit("CONNECT and SUBSCRIBE, in the front end", "us", "mqtt_scale"),
     "connect_more_us": Unit("the same, for each broker past the first", "us", "mqtt_scale"),
@@ -153,6 +155,7 @@ def costs(measured: Measured) -> Costs:
         broker_bytes=small["broker_empty_bytes"],
         connected_bytes=bare["broker_bytes"],
         filter_bytes=max(0.0, subscribed["broker_bytes"] - bare["broker_bytes"]),
+        mark_bytes=_mark_bytes(measured["mqtt_filters_at_brokers"]["brokers"]),
         session_bytes=sessions["broker_bytes_a_session"],
         kept_connected_bytes=sessions["back"]["broker_bytes"],
         channel_bytes=a_worker_more(lambda point: point["broker_empty_bytes"]),
@@ -173,6 +176,14 @@ def costs(measured: Measured) -> Costs:
         consumed_us=pull["broker_us_per_pull"]["median"] / 1_024,
         record_bytes=large["log_bytes_a_message"] - large["payload_bytes"],
     )
+
+
+def _mark_bytes(by_brokers: dict[str, list[dict[str, float]]]) -> float:
+    """What a mark takes at brokers that have some of the filters whole."""
+    one, several = by_brokers["1"][0], by_brokers[max(by_brokers, key=int)]
+    whole_bytes = one["bytes"] / one["whole"]
+    marked_bytes = sum(broker["bytes"] - broker["whole"] * whole_bytes for broker in several)
+    return marked_bytes / sum(broker["marks"] for broker in several)
 
 
 def write() -> int:
@@ -233,7 +244,7 @@ def _one_machine(measured: Measured) -> str:
     held, wrong = f"{large['connections']:,} connections", _wrong(large["wrong"])
     rows = [
         (f"{held}: lost, repeated, not acknowledged", "0", wrong),
-        (f"messages a second among them, {RATE_PER_S:,} planned", "", f"{delivered['messages_per_s']:,.0f}"),
+        (f"commands a second among them, {RATE_PER_S:,} planned", "", f"{delivered['messages_per_s']:,.0f}"),
         ("p99 end to end", f"{P99_MARK_MS:.0f} ms", f"{large['latency_ms']['delivery p99']:.1f} ms"),
         (
             "front end: a bare connection",
@@ -271,7 +282,10 @@ def _one_machine(measured: Measured) -> str:
         ("lost, repeated, without their session", "0", _wrong(storm["wrong"])),
     ]
     about = large["machine"]
-    machine_was = f"{about['cores']} cores, {about['processor']}, Linux {about['kernel']}"
+    machine_was = (
+        f"{about['cores']} cores, {about['processor']}, Linux {about['kernel']}, load average before "
+        f"{about['load_average_before']:.1f}"
+    )
     return _table(("work", "to reach", "measured"), rows) + f"\n{about['time'][:10]}, {machine_was}.\n"
 
 
@@ -308,34 +322,35 @@ def _curves(measured: Measured) -> str:
 def _costs(found: Costs) -> str:
     rows = []
     for name, unit in UNITS.items():
-        shown = _FORMS[unit.form].format(getattr(found, name) * _SCALES.get(unit.form, 1.0))
+        value = getattr(found, name) * _SCALES.get(unit.form, 1.0)
+        shown = _FORMS[unit.form].format(value) if value else "too little to be seen"
         rows.append((unit.text, shown, ", ".join(f"`{each}`" for each in unit.command.split(", "))))
     return _table(("what", "costs", "benchmark"), rows)
 
 
 def _deployments(found: Costs) -> str:
     heads = (
-        "load", "devices", "front-end workers", "brokers", "registries", "cores", "memory, GiB",
-        "of each broker, GiB", "the same with exact filters at one broker", "log of each broker, MB/s",
+        "load", "devices", "front-end workers", "brokers", "registries", "hosts", "cores", "memory, GiB",
+        "of each broker, GiB", "without marks", "log of each broker, MB/s",
         "disk for a day, TB", "all are back in",
     )  # fmt: skip
     rows = []
     for load in LOADS:
         for devices in DEVICES:
             now = deployment(load(devices), found, Rules())
-            better = deployment(load(devices), found, Rules(exact_filters_everywhere=False))
-            rows.append(list(_deployment_cells(load(devices), now, better)))
+            whole = deployment(load(devices), found, Rules(has_marks=False))
+            rows.append(list(_deployment_cells(load(devices), now, whole)))
     return _table(heads, rows)
 
 
-def _deployment_cells(load: Load, now: Deployment, better: Deployment) -> Iterator[str]:
+def _deployment_cells(load: Load, now: Deployment, whole: Deployment) -> Iterator[str]:
     yield load.name
     yield f"{load.devices // 1_000_000} M"
-    yield from (f"{count:,}" for count in (now.workers, now.brokers, now.registries))
-    yield f"{now.front_end_cores:,.0f} + {now.broker_cores:,.0f}"
+    yield from (f"{count:,}" for count in (now.workers, now.brokers, now.registries, now.hosts))
+    yield f"{now.front_end_cores:,.1f} + {now.broker_cores:,.1f}"
     yield f"{now.front_end_gib:,.0f} + {now.kernel_gib:,.0f} + {now.broker_gib:,.0f}"
     yield f"{now.broker_each_gib:,.1f}"
-    yield f"{better.broker_each_gib:,.1f}"
+    yield f"{whole.broker_each_gib:,.1f}"
     yield f"{now.log_mb_per_s:,.0f}"
     yield f"{now.disk_tb:,.1f}"
     yield _duration(now.return_s)
