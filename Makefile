@@ -62,7 +62,7 @@ types:  ## mypy --strict
 
 ##@ Long runs
 
-bench:  ## Side by side with Mosquitto, and the micro benchmarks; ARGS="--quick" for a look
+bench:  ## Side by side with other brokers, and the micro benchmarks; ARGS="--quick" for a look
 	@tools/setup.sh dev
 	@$(PYTHON_ENV) -m benchmarks $(ARGS)
 

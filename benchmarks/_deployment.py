@@ -26,11 +26,13 @@ class Costs(NamedTuple):
     broker_bytes: float
     """A broker without devices, its caches filled."""
     connected_bytes: float
-    """A connected device, at each broker."""
+    """A connected device without a kept session, at each broker."""
     filter_bytes: float
     """Its filter, at each broker that has it."""
     session_bytes: float
     """A kept session with one filter, at each broker."""
+    kept_connected_bytes: float
+    """What is added to that while its device is connected."""
     channel_bytes: float
     """A front end, at each broker."""
     channel_cores: float
@@ -62,7 +64,7 @@ class Load(NamedTuple):
     subscribed: float
     """Share of the devices that have a subscription."""
     kept: float
-    """Share of the devices that have a kept session, connected or not."""
+    """Share of the devices that have a kept session with one filter."""
     stored_per_s: float
     """Messages for services, or for nobody yet."""
     delivered_per_s: float
@@ -203,13 +205,14 @@ def _brokers(load: Load, costs: Costs, rules: Rules, workers: int) -> tuple[int,
 
 
 def _broker_bytes(load: Load, costs: Costs, rules: Rules, workers: int, brokers: int) -> float:
-    filters = load.devices * load.subscribed
+    kept = load.devices * load.kept
+    filters = load.devices * load.subscribed * (1 - load.kept)
     places = 1.0 if rules.exact_filters_everywhere else 1 / brokers
     return (
         costs.broker_bytes
         + workers * costs.channel_bytes
-        + load.devices * costs.connected_bytes
+        + (load.devices - kept) * costs.connected_bytes
         + filters * (1 - load.exact + load.exact * places) * costs.filter_bytes
-        + load.devices * load.kept * costs.session_bytes
+        + kept * (costs.session_bytes + costs.kept_connected_bytes)
         + _log_bytes_per_s(load, costs) * rules.hot_s / brokers
     )

@@ -372,13 +372,13 @@ def write() -> int:
     page = PAGE.read_text()
     before, rest = page.split(BEGIN + "\n")
     old, after = rest.split(END)
-    known = {(cells[0], cells[5]): cells for cells in rows_of(old)}
+    known = {(cells[0], cells[5]): cells[2:] for cells in rows_of(old)}
     lines = [HEADS, ("---",) * len(HEADS)]
     missing = []
     for row in ROWS:
-        cells = _measured(row) or known.get((row.work, f"`{row.benchmark}`"))
-        if cells is not None:
-            lines.append(tuple(cells))
+        found = _measured(row) or known.get((row.work, f"`{row.benchmark}`"))
+        if found is not None:
+            lines.append((row.work, row.mark, *found))
         elif not row.is_optional:
             missing.append(f"{row.benchmark}: {row.work}")
     table = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
@@ -420,7 +420,7 @@ def _measured(row: Row) -> list[str] | None:
     peer = "-" if theirs is None else f"{row.peer_name} {row.form.format(theirs * row.scale)}"
     ratio = "-" if not theirs else f"{ours / theirs:.2f}x"
     day = time.strftime("%Y-%m-%d", time.localtime(file.stat().st_mtime))
-    return [row.work, row.mark, row.form.format(ours * row.scale), peer, ratio, f"`{row.benchmark}`", day]
+    return [row.form.format(ours * row.scale), peer, ratio, f"`{row.benchmark}`", day]
 
 
 def _number(found: Any, path: tuple[str, ...]) -> float | None:

@@ -40,17 +40,22 @@ Measured = dict[str, dict[str, Any]]
 
 
 def typical(devices: int) -> Load:
-    """Every device has a kept session with one filter, publishes once a minute, gets a command an hour."""
+    """Every device has one filter, publishes once a minute and gets a command an hour."""
     return Load(
         name="telemetry and commands",
         devices=devices,
         subscribed=1.0,
-        kept=1.0,
+        kept=0.0,
         stored_per_s=devices / 60,
         delivered_per_s=devices / 3_600,
         payload_bytes=100,
         keep_alive_s=300,
     )
+
+
+def kept(devices: int) -> Load:
+    """The same with kept sessions."""
+    return typical(devices)._replace(name="the same, kept sessions", kept=1.0)
 
 
 def pairs(devices: int) -> Load:
@@ -82,7 +87,7 @@ def trackers(devices: int) -> Load:
     )
 
 
-LOADS: Final[tuple[Callable[[int], Load], ...]] = (typical, pairs, trackers)
+LOADS: Final[tuple[Callable[[int], Load], ...]] = (typical, kept, pairs, trackers)
 DEVICES: Final = (1_000_000, 25_000_000, 100_000_000)
 
 
@@ -100,9 +105,10 @@ UNITS: Final[dict[str, Unit]] = {
     "subscribed_bytes": Unit("the same with one subscription", "B", "mqtt_scale"),
     "kernel_bytes": Unit("the server's end of a connection, in the kernel", "B", "mqtt_scale"),
     "broker_bytes": Unit("a broker, before the first device", "MB", "mqtt_scale"),
-    "connected_bytes": Unit("a connected device, at each broker", "B", "mqtt_scale"),
+    "connected_bytes": Unit("a connected device without a kept session, at each broker", "B", "mqtt_scale"),
     "filter_bytes": Unit("its filter, at each broker that has it", "B", "mqtt_scale"),
     "session_bytes": Unit("a kept session with one filter, at each broker", "B", "mqtt_sessions_connected"),
+    "kept_connected_bytes": Unit("the same while connected, added to it", "B", "mqtt_sessions_connected"),
     "channel_bytes": Unit("a front end, at each broker", "MB", "mqtt_scale"),
     "channel_cores": Unit("the same, while nothing happens", "core", "mqtt_scale"),
     "connect_us": Unit("CONNECT and SUBSCRIBE, in the front end", "us", "mqtt_scale"),
@@ -148,6 +154,7 @@ def costs(measured: Measured) -> Costs:
         connected_bytes=bare["broker_bytes"],
         filter_bytes=max(0.0, subscribed["broker_bytes"] - bare["broker_bytes"]),
         session_bytes=sessions["broker_bytes_a_session"],
+        kept_connected_bytes=sessions["back"]["broker_bytes"],
         channel_bytes=a_worker_more(lambda point: point["broker_empty_bytes"]),
         channel_cores=a_worker_more(lambda point: point["quiet"]["broker_cores"]),
         connect_us=subscribed["front_ends_us"],

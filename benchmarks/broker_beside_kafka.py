@@ -74,7 +74,7 @@ def main(words: Sequence[str] | None = None) -> int:
         for setting in options.setting or peers.SETTINGS:
             records = 500_000 if options.quick else 2_000_000
             # A sync for each batch takes its time.
-            records //= 8 if setting == peers.DURABLE else 1
+            records //= 2 if setting == peers.DURABLE else 1
             found = measure(peer, setting, rounds, records)
             machine.save("broker_beside_kafka", {setting: found})
             rows += rows_of(setting, found)

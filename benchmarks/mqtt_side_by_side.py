@@ -30,6 +30,8 @@ FAN_OUT: Final = 1_000
 DURABLE_PAIRS: Final = (
     *("--publishers", "100", "--subscribers", "100", "--qos", "1", "--window", "100", "--keep-sessions"),
     *("--filter", "devices/{n}/telemetry", "--deliveries-per-message", "1"),
+    # 10,000 messages are on the way, which is nothing but to servers that sync for each.
+    *("--drain-timeout", "60"),
 )
 
 
@@ -484,7 +486,7 @@ def _publish(server: peers.Server, seconds: float, warmup_s: float, *arguments: 
     report = _swarm.publish(
         server.port,
         *("--seconds", str(seconds), "--warmup", str(warmup_s), "--payload-bytes", "100", *arguments),
-        timeout_s=seconds + warmup_s + 60,
+        timeout_s=seconds + warmup_s + 120,
         core=machine.cores()[1],
     )
     server.check()

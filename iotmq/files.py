@@ -6,6 +6,7 @@ the next replacement, and read by nobody.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -84,3 +85,19 @@ def _keep_owner(descriptor: int, path: Path) -> None:
         return
     if os.geteuid() == 0:
         os.fchown(descriptor, former.st_uid, former.st_gid)
+
+
+def data_end(path: Path, size_bytes: int) -> int:
+    """Return the end of a file's last data, without reading it."""
+    with path.open("rb") as file:
+        descriptor = file.fileno()
+        end = 0
+        while end < size_bytes:
+            try:
+                start = os.lseek(descriptor, end, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:
+                    return end
+                raise
+            end = min(size_bytes, os.lseek(descriptor, start, os.SEEK_HOLE))
+        return end

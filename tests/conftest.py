@@ -4,8 +4,10 @@ its source."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +38,11 @@ UNTRACED = frozenset(
     {"property", "fuzz", "crash", "test_live_objects.py", "test_session_model.py", "test_loop_turns.py"}
     | {"test_mqtt_corpus_sockets.py"}
 )
+
+# A file system in memory: on a disk, a test with a store spends three quarters of its time in syncs, which it
+# makes all the same. ON_DISK is what is large, is about a real disk, or asks which pages the cache has.
+MEMORY = Path("/dev/shm")
+ON_DISK = frozenset({"crash", "test_cold_scan.py", "test_demo.py", "test_bridge_spark.py"})
 
 _CIMPORT = re.compile(r"^\s*(?:from\s+([\w.]+)\s+cimport|cimport\s+([\w.]+))", re.MULTILINE)
 
@@ -129,6 +136,48 @@ def _sources(module: Path, root: Path) -> set[Path]:
         cimported = (match[1] or match[2] for match in _CIMPORT.finditer(source.read_text()))
         to_read += [root.joinpath(*name.split(".")).with_suffix(".pxd") for name in cimported]
     return found
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Let collections look at what tests make: what pytest has of ten thousand of them is some 100 MB.
+
+    A test that runs a whole process as it is run alone undoes this at its end.
+    """
+    if not gc.get_freeze_count():
+        gc.collect()
+        gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def memory_path() -> Iterator[Path | None]:
+    """A directory in memory for this process, where there is room for one."""
+    if not MEMORY.is_dir() or shutil.disk_usage(MEMORY).free < 1 << 30:
+        yield None
+        return
+    for left in MEMORY.glob("iotmq-tests-*"):
+        if not Path("/proc", left.name.rpartition("-")[2]).exists():
+            shutil.rmtree(left, ignore_errors=True)
+    path = MEMORY / f"iotmq-tests-{os.getpid()}"
+    path.mkdir()
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path: Path, memory_path: Path | None) -> Iterator[Path]:
+    """In memory but for ON_DISK; what a test leaves that fails is copied to where it would have been."""
+    if memory_path is None or not ON_DISK.isdisjoint(request.path.parts):
+        yield tmp_path
+        return
+    path = memory_path / tmp_path.name
+    path.mkdir()
+    failed_count = request.session.testsfailed
+    yield path
+    if request.session.testsfailed > failed_count:
+        shutil.copytree(path, tmp_path, dirs_exist_ok=True, symlinks=True)
+    # As pytest does it: something of the test may still be at its end.
+    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,8 @@ readonly target="${1:-dev}"
 readonly stamps=build/setup
 readonly log=build/setup/log.txt
 readonly venv_python=.venv/bin/python
+# Each with a class path of its own, named like its folder.
+readonly java_poms=(tests/interop/java/pom.xml tests/interop/java/hivemq/pom.xml)
 
 say() { printf '\033[1m==>\033[0m %s\n' "$*" >&2; }
 warn() { printf 'warning: %s\n' "$*" >&2; }
@@ -235,7 +237,7 @@ pip_install() {
 
 # What an environment was made from: another answer means making it again.
 fingerprint() {
-    { cat pyproject.toml requirements/dev.lock tools/setup.sh tests/interop/node/package.json tests/interop/java/pom.xml; ls -d ./*/__init__.py; pwd; } | cksum
+    { cat pyproject.toml requirements/dev.lock tools/setup.sh tests/interop/node/package.json "${java_poms[@]}"; ls -d ./*/__init__.py; pwd; } | cksum
 }
 
 is_installed() {
@@ -307,7 +309,7 @@ install_extra() {
         ensure_paho_samples
         ensure_systemd_analyze
         install_node_clients
-        install_java_client
+        install_java_clients
     fi
     fingerprint >"$stamps/$extra"
 }
@@ -326,18 +328,21 @@ install_node_clients() {
         warn "npm could not install them (details in $log): the interop tests with ali-ons and MQTT.js will be skipped"
 }
 
-# rocketmq-client, the Java client of the native protocol; its tests are skipped where there is no Maven.
-install_java_client() {
-    local directory=build/interop/java
+# The Java clients of the native protocol and of MQTT; their tests are skipped where there is no Maven.
+install_java_clients() {
+    local pom name directory
     if ! command -v mvn >/dev/null; then
         warn "Maven is not installed: the Java interop tests will be skipped"
         return
     fi
-    say "fetching the Java client for the interop tests into $directory"
-    mkdir -p "$directory"
-    mvn -B -q -f tests/interop/java/pom.xml dependency:copy-dependencies \
-        -DoutputDirectory="$PWD/$directory" >>"$log" 2>&1 ||
-        warn "Maven could not fetch it (details in $log): the Java interop tests will be skipped"
+    for pom in "${java_poms[@]}"; do
+        name="$(basename "$(dirname "$pom")")"
+        directory="build/interop/$name"
+        say "fetching what the Java interop tests need into $directory"
+        mkdir -p "$directory"
+        mvn -B -q -f "$pom" dependency:copy-dependencies -DoutputDirectory="$PWD/$directory" >>"$log" 2>&1 ||
+            warn "Maven could not fetch it (details in $log): interop tests with it will be skipped"
+    done
 }
 
 # ------------------------------------------------------------------------------- compiled modules

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _OK: Final = 0
 _FAILED: Final = 1
+# Signals that end a test early, with its result.
+_ENDING: Final = (signal.SIGINT, signal.SIGTERM)
 _SOURCES_MAX: Final = 254
 
 
@@ -106,20 +108,30 @@ def _add_own_speed(actions: argparse._SubParsersAction[argparse.ArgumentParser])
 
 
 def _sink(options: argparse.Namespace) -> int:
+    from loadtest.swarm.errors import SwarmError
     from loadtest.swarm.own_speed import serve_sink
 
-    return serve_sink(port=options.port, has_relay=options.relay, seconds=options.seconds, core=options.core)
+    try:
+        return serve_sink(
+            port=options.port, has_relay=options.relay, seconds=options.seconds, core=options.core
+        )
+    except SwarmError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _calibrate(options: argparse.Namespace) -> int:
+    from loadtest.swarm.errors import SwarmError
     from loadtest.swarm.own_speed import calibrate
 
-    return calibrate(
-        payload_bytes=options.payload_bytes,
-        seconds=options.seconds,
-        core=options.core,
-        sink_core=options.sink_core,
-    )
+    try:
+        return calibrate(
+            payload_bytes=options.payload_bytes,
+            seconds=options.seconds,
+            core=options.core,
+            sink_core=options.sink_core,
+        )
+    except SwarmError as error:
+        raise ConfigError(str(error)) from error
 
 
 # Running ------------------------------------------------------------------------------------------------
@@ -133,6 +145,8 @@ def _run(options: argparse.Namespace) -> int:
     from loadtest.swarm.errors import SwarmError
 
     metrics: LiveMetrics | None = None
+    for path in (options.html_file, options.json_file):
+        _check_writable(path)
 
     def watch(progress: Progress) -> None:
         if metrics is not None:
@@ -145,11 +159,12 @@ def _run(options: argparse.Namespace) -> int:
         if options.prometheus is not None:
             metrics = LiveMetrics(options.prometheus)
             print(f"metrics: http://127.0.0.1:{metrics.port}/metrics", file=sys.stderr)
-        before = signal.signal(signal.SIGINT, lambda *_: run.stop())
+        before = {number: signal.signal(number, lambda *_: run.stop()) for number in _ENDING}
         try:
             result = run.run()
         finally:
-            signal.signal(signal.SIGINT, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
             if metrics is not None:
                 metrics.close()
     except SwarmError as error:
@@ -170,7 +185,7 @@ def _plan(options: argparse.Namespace) -> Plan:
     from loadtest.swarm.plan import Plan
 
     types = _types()
-    given: dict[str, Any] = {"answer_timeout_s": 30.0}
+    given: dict[str, Any] = {"answer_timeout_s": 30.0, "measures_acks": True}
     if options.plan is not None:
         given |= _plan_file(options.plan, types)
     given |= {
@@ -181,6 +196,16 @@ def _plan(options: argparse.Namespace) -> Plan:
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     given["source_addresses"] = _addresses(given.get("source_addresses", ()))
     return Plan(**given)
+
+
+def _check_writable(path: Path | None) -> None:
+    """Refuse a file that could not be written when the test is over."""
+    if path is None or str(path) == "-":
+        return
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
 
 
 def _plan_file(path: Path, types: dict[str, Any]) -> dict[str, Any]:
@@ -197,7 +222,10 @@ def _plan_file(path: Path, types: dict[str, Any]) -> dict[str, Any]:
                 f"{path}: a plan has no {name!r}{did_you_mean(name, {each: each for each in types})}"
             )
         plain = _plain_type(types[name])
-        values = value if isinstance(value, list) and get_origin(types[name]) is tuple else [value]
+        is_list = get_origin(types[name]) is tuple
+        if is_list and not isinstance(value, list):
+            raise ConfigError(f"{path}: {name} is a list, not {value!r}")
+        values = value if is_list else [value]
         for each in values:
             is_number = plain is float and isinstance(each, int) and not isinstance(each, bool)
             if type(each) is not plain and not is_number:
@@ -259,8 +287,9 @@ def _show(result: dict[str, Any]) -> None:
     connect, rates = result["connect"], result["rates"]
     print(f"connections: {connect['ready']:,} of {connect['wanted']:,} in {connect['seconds']:.2f} s")
     if result["counters"].get("published"):
+        planned = result["plan"]["rate_per_s"]
         print(
-            f"published {rates['published_per_s']:,.0f}/s, "
+            f"published {rates['published_per_s']:,.0f}/s{f' of {planned:,}/s' if planned else ''}, "
             f"acknowledged {rates['acknowledged_per_s']:,.0f}/s, "
             f"delivered {rates['delivered_per_s']:,.0f}/s for {result['measured_s']:.1f} s"
         )
@@ -276,6 +305,8 @@ def _show(result: dict[str, Any]) -> None:
             print(f"{group}: {count:,} {kind}")
     if result["tls_error"]:
         print(f"tls: {result['tls_error']}")
+    for sentence in result["notes"]:
+        print(f"note: {sentence}")
     for sentence in result["verdict"] or ["nothing was lost, repeated or refused"]:
         print(sentence)
 
@@ -287,6 +318,7 @@ def _report(options: argparse.Namespace) -> int:
 
     if len(options.results) > 2:
         raise ConfigError(f"a page shows one result or compares two, not {len(options.results)}")
+    _check_writable(options.output)
     try:
         results = [read_result(path) for path in options.results]
     except SwarmError as error:

@@ -245,14 +245,7 @@ async def _ask_all(connector: PeerConnector) -> list[_Answer]:
     """Ask all members: those that are recorded, and those of the settings that answer."""
     from iotmq.replication.cluster_state import MemberAddress
 
-    async def ask(number: int) -> _Answer:
-        address = connector.address(number)
-        try:
-            return _Answer(number, address, await connector.status(number, timeout_s=_ASK_S), "")
-        except IotmqError as error:
-            return _Answer(number, address, None, f"does not answer: {error}")
-
-    answers = {answer.member: answer for answer in await asyncio.gather(*map(ask, connector.members))}
+    answers = {answer.member: answer for answer in await _ask(connector, connector.members)}
     state = _newest_state(answers.values())
     if state is not None and state.members:
         recorded = dict(state.members)
@@ -260,8 +253,42 @@ async def _ask_all(connector: PeerConnector) -> list[_Answer]:
         # Others have been removed, or are not added yet. What they say is of interest.
         others = [answer for answer in answers.values() if answer.status and answer.member not in recorded]
         connector.know([*state.members, *(MemberAddress(each.member, each.address) for each in others)])
-        answers.update({answer.member: answer for answer in await asyncio.gather(*map(ask, moved))})
+        answers.update({answer.member: answer for answer in await _ask(connector, moved)})
     return [answers[number] for number in sorted(connector.members)]
+
+
+async def _ask(connector: PeerConnector, numbers: Iterable[int]) -> list[_Answer]:
+    async def ask(number: int) -> _Answer:
+        address = connector.address(number)
+        try:
+            return _Answer(number, address, await connector.status(number, timeout_s=_ASK_S), "")
+        except IotmqError as error:
+            return _Answer(number, address, None, f"does not answer: {error}")
+
+    return await asyncio.gather(*map(ask, numbers))
+
+
+async def _ask_remembered(connector: PeerConnector, answers: list[_Answer]) -> list[_Answer]:
+    """Ask those, too, that only other members remember: the state that names them is lost, or an old one."""
+    from iotmq.limits import REPLICATION_MEMBER_MAX
+    from iotmq.replication.cluster_state import MemberAddress
+
+    while True:
+        known = {answer.member: answer.address for answer in answers}
+        told = dict(each for answer in answers for each in _remembered_by(answer.status or {}))
+        new = sorted(n for n in told.keys() - known.keys() if 1 <= n <= REPLICATION_MEMBER_MAX)
+        if not new:
+            return sorted(answers)
+        known.update((number, told[number]) for number in new)
+        connector.know(MemberAddress(*each) for each in known.items())
+        answers = [*answers, *await _ask(connector, new)]
+
+
+def _remembered_by(status: dict[str, Any]) -> tuple[MemberAddress, ...]:
+    """Return the members that a member knows to have been recorded last; earlier versions do not tell."""
+    from iotmq.replication.cluster_state import members_of
+
+    return members_of(status.get("members", ()))
 
 
 # Comparing --------------------------------------------------------------------------------------------
@@ -525,7 +552,7 @@ async def _adopt(options: argparse.Namespace, config: Config, connector: PeerCon
     """Write the state that a consensus store has lost, or has an old one of."""
     from iotmq.replication.cluster_state import decode_state
 
-    answers = await _ask_all(connector)
+    answers = await _ask_remembered(connector, await _ask_all(connector))
     sys.stdout.write(Table(_rows(answers)).text())
     missing = [a.member for a in answers if a.status is None and a.member not in options.without]
     if missing:
@@ -560,8 +587,8 @@ def _adopted(answers: list[_Answer], old_epoch: int, members: tuple[MemberAddres
     """Return the state with the member as master whose log is the newest: its last epoch, then its end.
 
     A log of a later epoch has everything that was acknowledged in earlier ones; of two logs of one epoch the
-    longer has everything that the shorter one has. All members are those that one of them knows to be
-    recorded, or else `members`.
+    longer has everything that the shorter one has. All members are those that this one remembers, those that
+    one of them knows to be recorded, or else `members`.
     """
     from iotmq.replication.cluster_state import ClusterState, Identity
 
@@ -583,7 +610,7 @@ def _adopted(answers: list[_Answer], old_epoch: int, members: tuple[MemberAddres
         epoch=_next_epoch(answers, old_epoch),
         master=member,
         in_sync=(Identity(member, status["incarnation"]),),
-        members=_members_with(members, best),
+        members=_members_with(_remembered_by(status) or members, best),
         reason="adopted by an operator",
     )
 

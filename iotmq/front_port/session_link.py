@@ -56,6 +56,8 @@ _ANSWER_TIMEOUT_S: Final = 10.0
 _ABSENCE_S: Final = 3.0
 # A request has one will more at most, of some hundred KiB, and a frame has four times as much.
 _CLAIMED_WILLS_BYTES_MAX: Final = limits.FRAME_BYTES_MAX // 4
+# Queues whose sessions are told in one turn of the loop that the broker has gone: less than a millisecond.
+_MISSED_PER_TURN: Final = 1_024
 # The rest of what a broker takes from one connection at a time is for what cannot wait.
 _UNDER_WAY_MAX: Final = limits.REQUESTS_IN_FLIGHT_MAX // 2
 
@@ -171,6 +173,8 @@ class SessionLink(KeptConnection):
         # Of these, and of those that wait for their turn.
         self._waiting_openings = 0
         self._waiting_opening_bytes = 0
+        # The broker has gone, and not all sessions know yet that they have to read.
+        self._has_missed = False
         # Openings and reads that are asked, and those that wait to be.
         self._turns = RequestTurns(self._loop, under_way_max=_UNDER_WAY_MAX)
         self._is_stopped = False
@@ -369,8 +373,9 @@ class SessionLink(KeptConnection):
         self._waiting_openings -= 1
         self._waiting_opening_bytes -= len(opening.body)
 
-    def _await_broker(self) -> None:
-        """Have openings wait for a broker that has gone, for a while."""
+    def _note_absent(self) -> None:
+        """The broker has gone: have openings wait for it, for a while."""
+        self._has_missed = True
         self._absence = self._loop.call_later(_ABSENCE_S, self._refuse_openings)
 
     def _end_absence(self) -> list[tuple[Command, Callable[[Command | Refused], None]]]:
@@ -429,6 +434,8 @@ class SessionLink(KeptConnection):
             lost = asyncio.Event()
             connection: ClientConnection | None = None
             try:
+                if self._has_missed:
+                    await self._tell_missed()
                 connection = await self._connect(partial(self._note_lost, lost))
                 await self._introduce(connection)
                 await self._claim_all(connection)
@@ -452,13 +459,11 @@ class SessionLink(KeptConnection):
                 was_ready = self._connection is not None
                 self._connection = None
                 if was_ready:
-                    self._await_broker()
+                    self._note_absent()
                 if stay.expired():
                     self.problem = "the broker is elsewhere now"
                     if connection is not None:
                         connection.abort("the broker is elsewhere")
-                    if was_ready:
-                        self._listener.link_missed(self, self.queue_ids())
                 elif connection is not None and not connection.is_closed:
                     await connection.close()
             if was_ready or not backoff.failures:
@@ -466,10 +471,27 @@ class SessionLink(KeptConnection):
                     "kept sessions cannot be reached at a broker; trying again",
                     extra={"broker": self.broker_name, "detail": self.problem},
                 )
-            if was_ready:
-                # What comes from now on has to be read, and those reads wait for the next connection.
-                self._listener.link_missed(self, self.queue_ids())
             await asyncio.sleep(backoff.next_s())
+
+    async def _tell_missed(self) -> None:
+        """Have sessions read what comes from the loss of the broker on, some in each turn.
+
+        Before there is another connection: nothing may be pushed to those that do not know yet. Their reads
+        wait for it.
+        """
+        told: set[int] = set()
+        untold: set[int] = set()
+        for client_id in list(self._known):
+            known = self._known.get(client_id)
+            if known is not None:
+                untold.update(known.queues.values())
+            if len(untold) >= _MISSED_PER_TURN:
+                self._listener.link_missed(self, sorted(untold - told))
+                told |= untold
+                untold.clear()
+                await asyncio.sleep(0)
+        self._listener.link_missed(self, sorted(untold - told))
+        self._has_missed = False
 
     def queue_ids(self) -> list[int]:
         """Return the light queues of all sessions of the link."""
@@ -532,8 +554,7 @@ class SessionLink(KeptConnection):
     def _note_lost(self, lost: asyncio.Event, connection: ClientConnection) -> None:
         if connection is self._connection:
             self._connection = None
-            self._await_broker()
-            self._loop.call_soon(self._listener.link_missed, self, self.queue_ids())
+            self._note_absent()
         lost.set()
 
     # What the broker says by itself

@@ -406,6 +406,8 @@ class MemberDriver:
             self._spawn(self._requests.replace(action))
         elif isinstance(action, KnowMembers):
             self._connector.know(action.members)
+            assert self.member.state is not None
+            self._opened.note_members(action.members, self.member.state.epoch)
             if action.members != self._settings.members:
                 logger.warning(
                     "the members are %s, as recorded; replication.members of member %d names others",

@@ -48,8 +48,9 @@ _CONNECT_S: Final = 1.0
 _ANSWER_S: Final = 30.0
 # What one side has not taken yet before nothing more is read from the other.
 _UNSENT_BYTES_MAX: Final = 1024 * 1024
-# A request without its body, roughly.
+# A request without its body and fields, and a field without its name and value, roughly.
 _REQUEST_BYTES: Final = 1024
+_FIELD_BYTES: Final = 200
 _PULLS: Final = frozenset({RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE})
 
 
@@ -277,8 +278,7 @@ class _RelayedClient:
 
     def take(self, request: Command) -> None:
         """Pass on a request, at once or when there is a link."""
-        body = request.body
-        size = _REQUEST_BYTES + (sum(map(len, body)) if isinstance(body, list) else len(body))
+        size = _size(request)
         if self._bytes_in_flight + size > limits.RELAYED_BYTES_OF_CONNECTION_MAX:
             raise RequestError(
                 ResponseCode.SERVICE_NOT_AVAILABLE,
@@ -473,6 +473,19 @@ class _RelayedClient:
             response = request.reply(error.code, remark=str(error))
         if response is not None:
             self.connection.reply(response)
+
+
+def _size(request: Command) -> int:
+    """Return what a request takes of the memory while it waits: headers may be as large as bodies."""
+    body, ext = request.body, request.ext
+    return (
+        _REQUEST_BYTES
+        + _FIELD_BYTES * len(ext)
+        + sum(map(len, ext))
+        + sum(map(len, ext.values()))
+        + len(request.remark or "")
+        + (sum(map(len, body)) if isinstance(body, list) else len(body))
+    )
 
 
 def _answer_master(

@@ -113,6 +113,7 @@ def status(member: Member, opened: MemberStore, now_s: float) -> dict[str, Any]:
         "end": log.end,
         "confirmed": file.confirmed,
         "flushed": log.flushed,
+        "members": file.members,
         "state": None if state is None else msgspec.to_builtins(state),
         "stateVersion": member.state_version,
         "followers": followers,

@@ -19,7 +19,7 @@ import msgspec
 from iotmq import limits
 from iotmq.errors import StoreCorruptError, StoreError
 from iotmq.files import replace_file
-from iotmq.replication.cluster_state import Identity
+from iotmq.replication.cluster_state import Identity, MemberAddress
 from iotmq.replication.epochs import EpochStart
 from iotmq.store.files.state_record import sealed, unsealed
 
@@ -47,6 +47,8 @@ class _Content(msgspec.Struct, kw_only=True):
     promised_epoch: int = 0
     confirmed: int = 0
     epochs: tuple[EpochStart, ...] = ()
+    members: tuple[MemberAddress, ...] = ()
+    """All members as they were recorded last, for the day the consensus store has lost its data."""
 
 
 class _Confirmed(msgspec.Struct):
@@ -85,6 +87,11 @@ class MemberFile:
         """Return where epochs began, as far as was noted: those before the log's beginning are only here."""
         return self._content.epochs
 
+    @property
+    def members(self) -> tuple[MemberAddress, ...]:
+        """Return all members as they were recorded last; none before that was known."""
+        return self._content.members
+
     def promise(self, epoch: int) -> None:
         """Remember a later epoch; it is on the disk when this returns. Raises StoreError."""
         assert epoch > self._content.promised_epoch
@@ -98,6 +105,11 @@ class MemberFile:
     def note_epochs(self, epochs: Iterable[EpochStart]) -> None:
         """Replace the known beginnings of epochs, oldest first, by others, on the disk. Raises StoreError."""
         self._change(epochs=tuple(epochs)[-EPOCHS_MAX:])
+
+    def note_members(self, members: tuple[MemberAddress, ...]) -> None:
+        """Remember who the members are, on the disk. Raises StoreError."""
+        if members != self._content.members:
+            self._change(members=members)
 
     def renew(self, *, confirmed: int) -> None:
         """Take a new incarnation, for a log that may have lost what was acknowledged. Raises StoreError."""

@@ -13,6 +13,7 @@ from iotmq.replicated.member_log import StoreLog
 from iotmq.store.store import Store
 
 if TYPE_CHECKING:
+    from iotmq.replication.cluster_state import MemberAddress
     from iotmq.store.settings import StoreSettings
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,14 @@ class MemberStore:
         """Show what is before `position`, as far as it is here; return the store's confirmed position."""
         self.store.raise_confirmed_limit(position)
         return self.store.advance()
+
+    def note_members(self, members: tuple[MemberAddress, ...], epoch: int) -> None:
+        """Remember who the members are, unless the state that says so is older than the log.
+
+        Raises StoreError.
+        """
+        if not self.log.epochs or epoch >= self.log.epochs[-1].epoch:
+            self.file.note_members(members)
 
     def close(self) -> None:
         """Close the store, and write that the run has ended well. Raises StoreError."""

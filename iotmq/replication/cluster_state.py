@@ -74,6 +74,16 @@ def state_of(told: object) -> ClusterState:
         raise StoreError(f"a member tells an invalid replication state: {error}") from None
 
 
+def members_of(told: object) -> tuple[MemberAddress, ...]:
+    """All members as one of them tells them, decoded from JSON; StoreError when they cannot be."""
+    try:
+        members = msgspec.convert(told, tuple[MemberAddress, ...])
+        check_members(members)
+    except ValueError as error:
+        raise StoreError(f"a member tells of members that cannot be: {error}") from None
+    return members
+
+
 def _checked(state: ClusterState) -> ClusterState:
     """Refuse a state of another version with StoreError, and one that cannot be with ValueError."""
     if state.format != FORMAT:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
+from statistics import median
 from typing import Any, Final
 
 from loadtest.reports.charts import Line, chart, short_number
@@ -83,10 +84,12 @@ def _heading(results: Sequence[Result]) -> str:
 
 
 def _judged(result: Result) -> str:
+    notes = "".join(f"<p class='quiet'>{escape(sentence)}</p>" for sentence in result.get("notes", []))
     if not result["verdict"]:
-        return f'<div class="good">{escape(result["name"])}: nothing was lost, repeated or refused.</div>'
+        name = escape(result["name"])
+        return f'<div class="good">{name}: nothing was lost, repeated or refused.{notes}</div>'
     items = "".join(f"<li>{escape(sentence)}</li>" for sentence in result["verdict"])
-    return f'<div class="bad">{escape(result["name"])}:<ul>{items}</ul></div>'
+    return f'<div class="bad">{escape(result["name"])}:<ul>{items}</ul>{notes}</div>'
 
 
 # Charts
@@ -153,12 +156,14 @@ def _mebibytes(size: int | None) -> float | None:
 def _points(result: Result, value: Value, *, is_rate: bool) -> list[tuple[float, float]]:
     """The values of a result over its seconds, or how fast they rise."""
     points = [(tick["at_s"], found) for tick in result["ticks"] if (found := value(tick)) is not None]
-    if not is_rate:
+    if not is_rate or not points:
         return points
+    # The last tick comes whenever the test is over: a rate over a moment says nothing.
+    shortest_s = median(at - at_before for (at_before, _), (at, _) in _pairs(points)) / 2
     return [
         (at, (found - before) / (at - at_before))
         for (at_before, before), (at, found) in _pairs(points)
-        if at > at_before
+        if at > at_before and at - at_before >= shortest_s
     ]
 
 
@@ -209,13 +214,17 @@ def _counts(results: Sequence[Result]) -> str:
         (name.replace("_per_s", " a second"), [f"{result['rates'].get(name, 0):,.0f}" for result in results])
         for name in results[0]["rates"]
     ]
-    rows.append(("missing", [f"{result.get('missing', 0):,}" for result in results]))
+    rows.append(("missing", [_count(result.get("missing", 0)) for result in results]))
     rows += [
         (name.replace("_", " "), [f"{result['counters'].get(name, 0):,}" for result in results])
         for name in results[0]["counters"]
         if any(result["counters"].get(name) for result in results)
     ]
     return _table([result["name"] for result in results], rows, change=_change(results))
+
+
+def _count(number: int | None) -> str:
+    return "not known" if number is None else f"{number:,}"
 
 
 def _change(results: Sequence[Result]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from typing import Any, Final
 
 from loadtest.swarm.errors import SwarmError
 from loadtest.swarm.plan import MESSAGES_UNLIMITED, Plan
+from loadtest.swarm.reach import shares_one_group
 
 PROCESSES_MAX: Final = 64
 # A process that says nothing for so long is stuck.
@@ -22,7 +24,12 @@ _READ_BYTES: Final = 1024 * 1024
 
 
 def share_plan(plan: Plan, processes: int) -> list[Plan]:
-    """The plans of the processes that carry out one together, with everything numbered as in one."""
+    """The plans of the processes that carry out one together, with everything numbered as in one.
+
+    The members of a shared subscription are all in one process, which checks what comes to any of them.
+    """
+    keeps_together = processes > 1 and shares_one_group(plan)
+    total = plan.publishers + plan.subscribers + plan.idle
     tracked = (
         plan.number_base + plan.publishers if plan.publishers_tracked is None else plan.publishers_tracked
     )
@@ -30,9 +37,14 @@ def share_plan(plan: Plan, processes: int) -> list[Plan]:
     idle_base = plan.number_base if plan.idle_base is None else plan.idle_base
     plans = []
     for i in range(processes):
-        publishers, before = _part(plan.publishers, processes, i)
-        subscribers, subscribers_before = _part(plan.subscribers, processes, i)
-        idle, idle_before = _part(plan.idle, processes, i)
+        if keeps_together:
+            publishers, before = _part(plan.publishers, processes - 1, i)
+            subscribers, subscribers_before = _part(plan.subscribers, 1, i - processes + 1)
+            idle, idle_before = _part(plan.idle, processes - 1, i)
+        else:
+            publishers, before = _part(plan.publishers, processes, i)
+            subscribers, subscribers_before = _part(plan.subscribers, processes, i)
+            idle, idle_before = _part(plan.idle, processes, i)
         share = publishers / plan.publishers if plan.publishers else 0.0
         if not publishers + subscribers + idle:
             continue
@@ -54,7 +66,7 @@ def share_plan(plan: Plan, processes: int) -> list[Plan]:
                     if plan.messages_max == MESSAGES_UNLIMITED
                     else _of(plan.messages_max, before, publishers, plan.publishers)
                 ),
-                connect_rate_per_s=plan.connect_rate_per_s / processes,
+                connect_rate_per_s=plan.connect_rate_per_s * (publishers + subscribers + idle) / total,
                 leave_per_s=plan.leave_per_s * (subscribers + idle) / max(1, plan.subscribers + plan.idle),
                 resubscribe_per_s=plan.resubscribe_per_s * subscribers / max(1, plan.subscribers),
             )
@@ -63,7 +75,9 @@ def share_plan(plan: Plan, processes: int) -> list[Plan]:
 
 
 def _part(count: int, processes: int, i: int) -> tuple[int, int]:
-    """The part of one process, and how many come in those before it."""
+    """The part of one process, and how many come in those before it; nothing for one outside of them."""
+    if not 0 <= i < processes:
+        return 0, 0
     before = count * i // processes
     return count * (i + 1) // processes - before, before
 
@@ -100,7 +114,10 @@ class Crew:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for worker in self._workers:
-            worker.end()
+            worker.ask_to_end()
+        until_s = time.monotonic() + _END_S
+        for worker in self._workers:
+            worker.end(until_s)
         self._ready.close()
 
     def say(self, command: str) -> None:
@@ -169,19 +186,24 @@ class _Process:
         self.is_over = data is not None
 
     def said(self) -> str:
+        """Why it ended, as far as anybody knows."""
         assert self._process.stderr is not None
-        return self._process.stderr.read().decode(errors="replace").strip()[-1_000:] or "it said nothing"
+        words = self._process.stderr.read().decode(errors="replace").strip()[-1_000:]
+        code = self._process.wait()
+        return words or (f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}")
 
-    def end(self) -> None:
-        """Ask it to end, and make it end."""
+    def ask_to_end(self) -> None:
         assert self._process.stdin is not None
-        assert self._process.stderr is not None
         try:
             self._process.stdin.close()
         except BrokenPipeError:
             pass
+
+    def end(self, until_s: float) -> None:
+        """Wait for its end until this time, and make it end."""
+        assert self._process.stderr is not None
         try:
-            self._process.wait(_END_S)
+            self._process.wait(max(0.0, until_s - time.monotonic()))
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

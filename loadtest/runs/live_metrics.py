@@ -9,7 +9,7 @@ from loadtest.swarm.errors import SwarmError
 
 _BOUNDS_MS: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
 # Counters that go up and down.
-_GAUGES: Final = {"ready": "connections", "outstanding": "outstanding_messages"}
+_GAUGES: Final = {"ready": "connections", "outstanding": "outstanding_messages", "unsent": "unsent_messages"}
 
 
 def metrics_text(progress: Progress) -> str:
@@ -65,8 +65,8 @@ class LiveMetrics:
 
         try:
             self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        except OSError as error:
-            raise SwarmError(f"no metrics on 127.0.0.1:{port}: {error.strerror}") from error
+        except (OSError, OverflowError) as error:
+            raise SwarmError(f"no metrics on 127.0.0.1:{port}: {error}") from error
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()

@@ -4,25 +4,28 @@ import os
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import iotmq
 from loadtest.runs.crew import PROCESSES_MAX, Crew, share_plan
+from loadtest.runs.judgement import missing_of, notes_of, verdict_of
 from loadtest.runs.result import FORMAT, Result
 from loadtest.runs.server_process import ServerProcess, Usage
-from loadtest.swarm import VIOLATIONS
+from loadtest.runs.ticks import within_limit
 from loadtest.swarm.errors import SwarmError
 from loadtest.swarm.histogram import Histogram
-from loadtest.swarm.plan import SHARED_PREFIX, Plan, check_plan
-from loadtest.swarm.room import check_room
+from loadtest.swarm.plan import Plan, check_plan
+from loadtest.swarm.reach import check_heard, deliveries_of
+from loadtest.swarm.room import check_cores, check_room, raise_file_limit
 
 TICK_S: Final = 1.0
 # Nothing delivered for so long means that nothing more will come.
 _QUIET_S: Final = 1.0
 _ANSWER_S: Final = 20.0
+_RATES: Final = ("published", "acknowledged", "delivered", "reconnected", "left", "resubscribed")
 _PERCENTILES: Final = {"p50_ns": 0.5, "p90_ns": 0.9, "p99_ns": 0.99, "p999_ns": 0.999, "p9999_ns": 0.9999}
 
 
@@ -52,18 +55,6 @@ class Progress:
     ends: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
-def deliveries_of(plan: Plan) -> int:
-    """How many subscribers get each message, as far as topics and filters tell."""
-    if plan.deliveries_per_message is not None:
-        return plan.deliveries_per_message
-    if not plan.subscribers or not plan.publishers:
-        return 0
-    if plan.filter.startswith(SHARED_PREFIX) or plan.topics_per_publisher > 1:
-        return 1
-    is_own = any(variable in plan.filter for variable in ("%i", "{n}", "%c"))
-    return 1 if is_own else plan.subscribers
-
-
 class LoadRun:
     """Carries out a plan. `watch` is called with the progress at every interval."""
 
@@ -71,25 +62,37 @@ class LoadRun:
         self, plan: Plan, options: Options, *, watch: Callable[[Progress], None] | None = None
     ) -> None:
         check_plan(plan)
+        check_heard(plan)
         if not 1 <= options.processes <= PROCESSES_MAX:
             raise SwarmError(f"processes must be 1..{PROCESSES_MAX}, not {options.processes}")
-        check_room(plan, processes=options.processes)
+        check_cores(*options.cores)
+        self._plans = share_plan(plan, options.processes)
+        raise_file_limit()
+        check_room(plan, self._plans)
         self._plan = plan
         self._options = options
         self._watch = watch
         self._server = None if options.server_pid is None else ServerProcess(options.server_pid)
-        self._plans = share_plan(plan, options.processes)
         self._progress = Progress(histograms={})
         self._ticks: list[dict[str, Any]] = []
         self._latest: list[dict[str, Any]] = [{} for _ in self._plans]
+        # Of each process the answer by which all its messages were out, once they are.
+        self._out: dict[int, dict[str, Any]] = {}
         self._parts: dict[int, dict[int, dict[str, Any]]] = {}
         self._usage: Usage | None = None
         self._began_ns = 0
-        self._is_stopped = False
+        self._stop_count = 0
 
     def stop(self) -> None:
-        """End the test soon, with a result of what there is; from a signal handler, too."""
-        self._is_stopped = True
+        """End the test soon, with a result of what there is; from a signal handler, too.
+
+        What is on its way is waited for, unless this is called again.
+        """
+        self._stop_count += 1
+
+    @property
+    def _is_stopped(self) -> bool:
+        return self._stop_count > 0
 
     def run(self) -> Result:
         """Connect, publish and wait for what is outstanding. SwarmError when it cannot be done here."""
@@ -103,26 +106,31 @@ class LoadRun:
             self._usage = self._server.usage() if self._server else None
             connected_s = self._connect(crew)
             connected = self._counters()
-            begun = measured = stopped = self._command(crew, "measure")
-            measured_ns = stopped_ns = time.monotonic_ns()
-            if connected["ready"]:
-                self._command(crew, "begin")
+            measured_by = stopped_by = self._command(crew, "measure")
+            begun = _total(measured_by)
+            if connected["ready"] and not self._is_stopped:
+                measured_by = self._command(crew, "begin")
                 if plan.warmup_s and plan.publishers:
                     self._progress.phase = "warm-up"
                     self._pass(crew, plan.warmup_s)
-                    measured = self._command(crew, "measure")
-                    measured_ns = time.monotonic_ns()
+                    # A count that ends in the warm-up is measured from the beginning.
+                    if not self._is_out:
+                        measured_by = self._command(crew, "measure")
                 self._progress.phase = "measure"
-                self._pass(crew, plan.seconds)
-                stopped = self._command(crew, "stop")
-                stopped_ns = time.monotonic_ns()
+                if not self._is_out:
+                    self._pass(crew, plan.seconds)
+                stopped_by = self._command(crew, "stop")
+                if self._is_out:
+                    # From the first message of all to the last acknowledgement of all.
+                    measured_by = _at(min(each["at_ns"] for each in measured_by), measured_by)
+                    out_by = [self._out.get(i, each) for i, each in enumerate(stopped_by)]
+                    stopped_by = _at(max(each["at_ns"] for each in self._out.values()), out_by)
                 self._progress.phase = "drain"
-                self._drain(crew, begun)
+                self._drain(crew, begun, connected["ready"])
             self._command(crew, "close")
             self._tick({i: each | {"histograms": each["changes"]} for i, each in enumerate(self._latest)})
         ended = self._counters()
-        seconds = max(1e-9, (stopped_ns - measured_ns) / 1e9)
-        missing = self._missing(_since(begun, ended))
+        totals = _since(begun, ended)
         result: Result = {
             "format": FORMAT,
             "version": iotmq.__version__,
@@ -137,21 +145,22 @@ class LoadRun:
                 "seconds": connected_s,
                 "per_s": connected["connected"] / max(1e-9, connected_s),
             },
-            "measured_s": seconds,
-            "rates": {
-                f"{name}_per_s": (stopped[name] - measured[name]) / seconds
-                for name in ("published", "acknowledged", "delivered", "reconnected", "left", "resubscribed")
-            },
-            "counters": dict(_since(begun, ended)),
-            "missing": missing,
+            "measured_s": max(_seconds(*each) for each in zip(measured_by, stopped_by, strict=True)),
+            "rates": {f"{name}_per_s": _rate(name, measured_by, stopped_by) for name in _RATES},
+            "counters": dict(totals),
+            "missing": missing_of(plan, totals),
             "outstanding": ended["outstanding"],
+            "unsent": ended["unsent"],
             "ends": _added(each["ends"] for each in self._latest),
             "tls_error": next((each["tls_error"] for each in self._latest if each["tls_error"]), ""),
             "latencies": {name: _summary(histogram) for name, histogram in self._histograms().items()},
             "histograms": {name: histogram.dump() for name, histogram in self._histograms().items()},
             "ticks": self._ticks,
         }
-        result["verdict"] = self._verdict(result)
+        result["verdict"] = verdict_of(plan, result, p99_ms_max=self._options.p99_ms_max)
+        result["notes"] = ["it was ended early"] * self._is_stopped + notes_of(
+            plan, result, tracks_sequences=all(each["tracks_sequences"] for each in self._latest)
+        )
         return result
 
     # Phases
@@ -166,51 +175,63 @@ class LoadRun:
         until_s = time.monotonic() + seconds
         while (left_s := until_s - time.monotonic()) > 0 and not self._is_stopped:
             self._hear(crew, min(left_s, 0.1))
-            is_over = self._plan.publishers and not any(each["is_publishing"] for each in self._latest)
-            if is_over or not (self._counters()["ready"] or self._comes_back()):
+            if self._is_out or not (self._counters()["ready"] or self._comes_back()):
                 return
+
+    @property
+    def _is_out(self) -> bool:
+        """All messages that there are to be are acknowledged."""
+        return len(self._out) == sum(each.publishers > 0 for each in self._plans) > 0
 
     def _comes_back(self) -> bool:
         plan = self._plan
         return plan.reconnects or plan.leave_per_s > 0 or bool(plan.fallback_ports)
 
-    def _drain(self, crew: Crew, begun: Counter[str]) -> None:
-        """Wait for acknowledgements and deliveries while they come."""
+    def _drain(self, crew: Crew, begun: Counter[str], ready: int) -> None:
+        """Wait for acknowledgements and deliveries while they come, and for who is to come back to them."""
         until_s = time.monotonic() + self._plan.drain_timeout_s
-        copies = deliveries_of(self._plan)
+        copies = deliveries_of(self._plan) or 0
         came, came_at_s = -1, time.monotonic()
-        while time.monotonic() < until_s and not self._is_stopped:
+        while time.monotonic() < until_s and self._stop_count < 2:
             counters = _since(begun, self._counters())
             arrived = counters["delivered"] - counters["sequence_repeats"]
-            if not counters["outstanding"] and arrived >= copies * counters["published"]:
+            is_sent = not counters["outstanding"] and not counters["unsent"]
+            if is_sent and copies and arrived >= copies * counters["published"]:
                 return
             if counters["delivered"] + counters["acknowledged"] != came:
                 came, came_at_s = counters["delivered"] + counters["acknowledged"], time.monotonic()
-            if not counters["outstanding"] and time.monotonic() - came_at_s > _QUIET_S:
+            is_away = self._plan.keeps_sessions and self._comes_back() and self._counters()["ready"] < ready
+            quiet_s = _QUIET_S if self._plan.subscribers else 0.0
+            if is_sent and not is_away and time.monotonic() - came_at_s > quiet_s:
                 return
             self._hear(crew, 0.05, with_answers="stop")
 
     # Hearing the processes
 
-    def _command(self, crew: Crew, command: str) -> Counter[str]:
-        """Say something to all, and return the counters at the time they did it."""
-        self._expect(crew, command, command=command)
-        return self._counters()
+    def _command(self, crew: Crew, command: str) -> list[dict[str, Any]]:
+        """Say something to all, and return what they answered when they did it."""
+        answers = self._expect(crew, command, command=command)
+        return [answers[number] for number in range(crew.size)]
 
     def _expect(
         self, crew: Crew, state: str, *, command: str | None = None, timeout_s: float = _ANSWER_S
-    ) -> None:
-        """Wait until all have said this."""
-        missing = set(range(crew.size))
+    ) -> dict[int, dict[str, Any]]:
+        """Wait until all have said this; those that connect are told when the test is stopped."""
+        answers: dict[int, dict[str, Any]] = {}
+        is_told = command != "connect"
         deadline_s = time.monotonic() + timeout_s
         if command is not None:
             crew.say(command)
-        while missing:
+        while len(answers) < crew.size:
             if time.monotonic() > deadline_s:
-                raise SwarmError(f"{len(missing)} processes of the load test did not answer {state!r}")
-            for number, answer in crew.listen(0.1):
-                if self._take(number, answer) == state:
-                    missing.discard(number)
+                silent = crew.size - len(answers)
+                raise SwarmError(f"{silent} processes of the load test did not answer {state!r}")
+            if self._is_stopped and not is_told:
+                is_told = True
+                crew.say("stop")
+            heard = crew.listen(0.1)
+            answers |= {number: answer for number, answer in heard if self._take(number, answer) == state}
+        return answers
 
     def _hear(self, crew: Crew, timeout_s: float, *, with_answers: str = "") -> None:
         for number, answer in crew.listen(timeout_s):
@@ -223,6 +244,8 @@ class LoadRun:
         state: str = answer["state"]
         if "counters" in answer:
             self._latest[number] = answer
+        if state == "out":
+            self._out[number] = answer
         if state == "tick":
             parts = self._parts.setdefault(answer["tick"], {})
             parts[number] = answer
@@ -254,17 +277,14 @@ class LoadRun:
         if self._server and (usage := self._server.usage()):
             tick["server_cpu_s"] = round(usage.cpu_s - (self._usage.cpu_s if self._usage else 0.0), 3)
             tick["server_memory_bytes"] = usage.memory_bytes
-        self._ticks.append(tick)
+        self._ticks = within_limit([*self._ticks, tick])
         self._progress.tick, self._progress.counters = tick, dict(counters)
         self._progress.ends = _added(part["ends"] for part in parts.values())
         if self._watch is not None:
             self._watch(self._progress)
 
     def _counters(self) -> Counter[str]:
-        total: Counter[str] = Counter()
-        for each in self._latest:
-            total.update(each.get("counters", {}))
-        return total
+        return _total(self._latest)
 
     def _histograms(self) -> dict[str, Histogram]:
         """The times of all processes, as they were at the end."""
@@ -274,46 +294,28 @@ class LoadRun:
                 merged.setdefault(name, Histogram()).load(dumped)
         return merged
 
-    # Judging
 
-    def _missing(self, totals: Counter[str]) -> int:
-        """Deliveries that should be there and are not; of QoS 1 and 2 those of acknowledged messages."""
-        sent = totals["acknowledged"] if self._plan.qos else totals["published"]
-        return max(0, deliveries_of(self._plan) * sent - (totals["delivered"] - totals["sequence_repeats"]))
+def _total(answers: Iterable[dict[str, Any]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for each in answers:
+        total.update(each.get("counters", {}))
+    return total
 
-    def _verdict(self, result: Result) -> list[str]:
-        """What went wrong, a sentence each; nothing when all is well."""
-        plan, counters = self._plan, result["counters"]
-        connect = result["connect"]
-        wrong = []
-        if connect["ready"] < connect["wanted"]:
-            wrong.append(
-                f"{connect['wanted'] - connect['ready']} of {connect['wanted']} connections did not get in"
-            )
-        for kind, count in result["ends"]["lost"].items():
-            wrong.append(f"{count} connections were lost: {kind}")
-        # A server may drop what was published or asked for with QoS 0.
-        filter_qos = plan.qos if plan.filter_qos is None else plan.filter_qos
-        allowed = set() if min(plan.qos, filter_qos) else {"sequence_gaps"}
-        if min(plan.qos, filter_qos) == 1 and counters["reconnected"]:
-            # Its acknowledgement may have been on the way when a connection ended.
-            allowed.add("sequence_repeats")
-        wrong += [
-            f"{name} is {counters[name]}" for name in VIOLATIONS if counters[name] and name not in allowed
-        ]
-        if result["missing"] and min(plan.qos, filter_qos):
-            wrong.append(f"{result['missing']} deliveries are missing")
-        if result["outstanding"]:
-            wrong.append(f"{result['outstanding']} messages were not acknowledged in time")
-        if self._options.p99_ms_max is not None:
-            times = result["latencies"].get("delivery") or {}
-            if not times.get("count"):
-                times = result["latencies"].get("acknowledgement") or {}
-            if times.get("count") and times["p99_ns"] > self._options.p99_ms_max * 1e6:
-                wrong.append(
-                    f"p99 is {times['p99_ns'] / 1e6:.3f} ms, more than {self._options.p99_ms_max} ms"
-                )
-        return wrong
+
+def _at(at_ns: int, answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [answer | {"at_ns": at_ns} for answer in answers]
+
+
+def _seconds(begun: dict[str, Any], ended: dict[str, Any]) -> float:
+    return max(1e-9, float(ended["at_ns"] - begun["at_ns"]) / 1e9)
+
+
+def _rate(name: str, begun_by: list[dict[str, Any]], ended_by: list[dict[str, Any]]) -> float:
+    """How often something happened each second: in each process by its own clock, then added."""
+    return sum(
+        float(ended["counters"][name] - begun["counters"][name]) / _seconds(begun, ended)
+        for begun, ended in zip(begun_by, ended_by, strict=True)
+    )
 
 
 def _since(begun: Counter[str], now: Counter[str]) -> Counter[str]:

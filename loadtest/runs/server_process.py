@@ -8,7 +8,9 @@ from loadtest.swarm.errors import SwarmError
 
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 # Fields of /proc/PID/stat behind the name, which may have spaces and brackets.
-_PARENT, _USER_TIME, _SYSTEM_TIME = 1, 11, 12
+_PARENT: Final = 1
+# Its own time in programs and in the kernel, and that of its children that have ended.
+_TIMES: Final = slice(11, 15)
 
 
 class Usage(NamedTuple):
@@ -37,7 +39,7 @@ class ServerProcess:
         family = {self._pid}
         while children := {pid for pid, fields in parents.items() if int(fields[_PARENT]) in family} - family:
             family |= children
-        ticks = sum(int(parents[pid][_USER_TIME]) + int(parents[pid][_SYSTEM_TIME]) for pid in family)
+        ticks = sum(int(time) for pid in family for time in parents[pid][_TIMES])
         return Usage(ticks / _TICKS_PER_S, sum(map(_memory_bytes, family)))
 
 

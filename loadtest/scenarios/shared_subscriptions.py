@@ -24,7 +24,6 @@ class Shared(SwarmUser):
         filter="$share/group-{swarm}/sharedsub/{swarm}/+",
         rate_per_s=rate,
         payload_bytes=PAYLOAD_BYTES,
-        # A member sees a part of each publisher's messages; what is lost shows in the sum.
-        publishers_tracked=0,
+        # All members of a swarm are checked together.
         deliveries_per_message=1,
     )

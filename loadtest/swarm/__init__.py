@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Any, Final
 
-from loadtest.swarm.engine import STAMP_BYTES, TOPIC_DIGITS, Engine, Sink, read_stamp
+from loadtest.swarm.engine import STAMP_BYTES, Engine, Sink, read_stamp
 from loadtest.swarm.errors import SwarmError
 from loadtest.swarm.packets import (
     connect_packet,
@@ -24,7 +24,8 @@ from loadtest.swarm.packets import (
     unsubscribe_packet,
     upgrade_request,
 )
-from loadtest.swarm.plan import SHARED_PREFIX, Plan, check_plan
+from loadtest.swarm.plan import Plan, check_plan
+from loadtest.swarm.reach import device_of, group_of, numbers_of
 from loadtest.swarm.room import check_room
 from loadtest.swarm.templates import Device, draw_sizes, fill, fill_payload, fill_topic
 from loadtest.swarm.tls import tls_contexts
@@ -117,7 +118,7 @@ class Swarm:
         # Subscribers first: they are opened in this order and miss nothing.
         self._add_subscribers()
         self._add_publishers()
-        for _, connect in self._devices("idle", plan.idle_base, plan.idle):
+        for _, _, connect in self._devices("idle"):
             self.engine.add_idle(connect)
 
     @staticmethod
@@ -129,7 +130,7 @@ class Swarm:
     def _add_subscribers(self) -> None:
         plan = self.plan
         filter_qos = plan.qos if plan.filter_qos is None else plan.filter_qos
-        for device, connect in self._devices("sub", plan.subscriber_base, plan.subscribers):
+        for n, device, connect in self._devices("sub"):
             topic_filter = fill(plan.filter, device)
             self.engine.add_subscriber(
                 connect,
@@ -137,13 +138,13 @@ class Swarm:
                 unsubscribe=unsubscribe_packet(topic_filter, is_v5=plan.is_v5)
                 if plan.resubscribe_per_s
                 else b"",
-                group=topic_filter if topic_filter.startswith(SHARED_PREFIX) else "",
+                group=group_of(plan, n),
             )
 
     def _add_publishers(self) -> None:
         plan = self.plan
         before_number = plan.topic.replace("%i", "{n}").partition("{n}")[0]
-        for device, connect in self._devices("pub", plan.number_base, plan.publishers):
+        for _, device, connect in self._devices("pub"):
             topic = fill_topic(plan.topic, device)
             payload = fill_payload(plan.payload_template, device) if plan.payload_template else None
             self.engine.add_publisher(
@@ -260,25 +261,22 @@ class Swarm:
         """Disconnects everybody."""
         self.engine.close()
 
-    def _devices(self, kind: str, base: int | None, count: int) -> Iterator[tuple[Device, bytes]]:
-        """The devices of one kind, each with its CONNECT."""
+    def _devices(self, kind: str) -> Iterator[tuple[int, Device, bytes]]:
+        """The devices of one kind, each with its number and its CONNECT."""
         plan = self.plan
         is_subscriber = kind == "sub"
-        first = plan.number_base if base is None else base
-        for n in range(first, first + count):
-            nobody = Device(str(n), kind=kind)
-            username = None if plan.username is None else fill(plan.username, nobody)
-            client_id = fill(plan.client_id, nobody._replace(username=username or ""))
-            device = Device(_in_topic(plan, n), client_id, username or "", kind)
+        for n in numbers_of(plan, kind):
+            device = device_of(plan, kind, n)
             will = None
             if is_subscriber and plan.will_topic is not None:
                 will = fill(plan.will_topic, device._replace(number=str(n))), stamp(n, 0, 0)
             yield (
+                n,
                 device,
                 connect_packet(
-                    client_id,
+                    device.client_id,
                     keep_alive_s=plan.keep_alive_s,
-                    username=username,
+                    username=None if plan.username is None else device.username,
                     password=plan.password,
                     is_clean=not (is_subscriber and plan.keeps_sessions),
                     will=will,
@@ -309,11 +307,6 @@ class Swarm:
             if engine.counters_now()["delivered"] == delivered:
                 return False
         return False
-
-
-def _in_topic(plan: Plan, number: int) -> str:
-    """A number as topics have it."""
-    return f"{number:0{TOPIC_DIGITS}d}" if plan.topics_per_publisher > 1 else str(number)
 
 
 def _filler(size: int) -> bytes:

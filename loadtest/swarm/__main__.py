@@ -88,7 +88,10 @@ def _plan(options: argparse.Namespace, **defaults: int) -> Plan:
     given = defaults | {
         field.name: getattr(options, field.name) for field in fields(Plan) if field.name in options
     }
-    return Plan(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
+    }
+    return Plan(**values)
 
 
 def _show(report: Report) -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import select
 import sys
 import time
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from iotmq.spelling import did_you_mean
 from loadtest.swarm import Plan, Swarm, SwarmError
+from loadtest.swarm.room import raise_file_limit
 
 if TYPE_CHECKING:
     from loadtest.swarm.histogram import Counts
@@ -40,7 +40,9 @@ def plan_of(values: Mapping[str, Any]) -> Plan:
     for name in values:
         if name not in _FIELDS:
             raise SwarmError(f"a plan has no field {name}{did_you_mean(name, _FIELDS)}")
-    tuples = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    tuples: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+    }
     if isinstance(tuples.get("publish_properties"), str):
         tuples["publish_properties"] = bytes.fromhex(tuples["publish_properties"])
     return Plan(**tuples)
@@ -70,13 +72,6 @@ def main() -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
     return 0
-
-
-def raise_file_limit() -> None:
-    """Allow this process as many open files as it may allow itself."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class _Driver:

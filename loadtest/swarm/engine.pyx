@@ -24,7 +24,7 @@ from loadtest.swarm.connections cimport (
     SILENT, SUBSCRIBER, Connection, whole_messages,
 )
 from loadtest.swarm.publishing cimport IDS, STAMP_BYTES_C, STAMP_MAGIC_C, TOPICS_PER_PUBLISHER_LARGEST
-from loadtest.swarm.receiving cimport TRACKED_BYTES_LARGEST, Receiving
+from loadtest.swarm.receiving cimport TRACKED_BYTES_LARGEST, Ledger, Receiving
 from loadtest.swarm.secure cimport Secure
 from loadtest.swarm.sockets cimport (
     CLOCK_MONOTONIC, EFD_CLOEXEC, EFD_NONBLOCK, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLLIN, TFD_CLOEXEC,
@@ -398,7 +398,13 @@ cdef class Engine(Receiving):
     @property
     def tracks_sequences(self):
         """Whether subscribers check sequences; not when the tables for it would not fit in memory."""
-        return 0 < 8 * self.publishers_tracked * self.subscriber_count <= TRACKED_BYTES_MAX
+        if not self.publishers_tracked or not self.subscriber_count:
+            return False
+        if self.topics_per_publisher > 1:
+            return True
+        if self.group_count:
+            return self.group_count * self.publishers_tracked * sizeof(Ledger) <= TRACKED_BYTES_MAX
+        return 8 * self.publishers_tracked * self.subscriber_count <= TRACKED_BYTES_MAX
 
     # The loop
 
@@ -477,5 +483,6 @@ cdef class Engine(Receiving):
                     return 2
             if self.now - self.swept_at_ns > self.sweep_ns:
                 self._sweep()
-            if self.lead_max and not self.qos and (self.publishing or self.owed) and self.now - self.looked_at_ns > 200_000_000:
-                self._give_up_lost()
+            if self.lead_max and not self.qos and (self.publishing or self.owed):
+                if self.now - self.looked_at_ns > 200_000_000:
+                    self._give_up_lost()

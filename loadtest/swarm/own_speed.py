@@ -9,15 +9,19 @@ import threading
 from typing import Any, Final
 
 from loadtest.swarm import Plan, Sink, Swarm
+from loadtest.swarm.errors import SwarmError
+from loadtest.swarm.room import check_cores
 
 _END_S: Final = 10.0
 
 
 def serve_sink(*, port: int, has_relay: bool, seconds: float, core: int | None) -> int:
     """A server that acknowledges and discards; prints its port and ends with SIGTERM, SIGINT or the time."""
-    if core is not None:
-        os.sched_setaffinity(0, {core})
-    server = Sink(port, relay=has_relay)
+    _pin(core)
+    try:
+        server = Sink(port, relay=has_relay)
+    except (OSError, OverflowError) as error:
+        raise SwarmError(f"no sink on 127.0.0.1:{port}: {error}") from error
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
     print(json.dumps({"state": "ready", "port": server.port}), flush=True)
@@ -35,8 +39,8 @@ def calibrate(*, payload_bytes: int, seconds: float, core: int | None, sink_core
     ``engine_limit_per_s`` is messages for each second of the engine's processor time: what it could do were
     the other side infinitely fast.
     """
-    if core is not None:
-        os.sched_setaffinity(0, {core})
+    check_cores(core, sink_core)
+    _pin(core)
     scenarios: list[tuple[str, dict[str, Any]]] = [
         ("connections", {"idle": 10_000, "connect_rate_per_s": 1e7}),
         ("qos1_window100", {"publishers": 100, "qos": 1, "window": 100}),
@@ -61,6 +65,12 @@ def calibrate(*, payload_bytes: int, seconds: float, core: int | None, sink_core
             process.communicate(timeout=_END_S)
         print(json.dumps({"scenario": name} | line), flush=True)
     return 0
+
+
+def _pin(core: int | None) -> None:
+    check_cores(core)
+    if core is not None:
+        os.sched_setaffinity(0, {core})
 
 
 def _connections(plan: Plan) -> dict[str, Any]:

@@ -1,16 +1,17 @@
 """What a swarm is to do, and what of it is impossible."""
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
-from loadtest.swarm.engine import STAMP_BYTES
+from loadtest.swarm.engine import PAYLOAD_BYTES_MAX, STAMP_BYTES, WINDOW_MAX
 from loadtest.swarm.errors import SwarmError
+from loadtest.swarm.reach import check_names
 from loadtest.swarm.templates import Device, draw_sizes, fill, fill_payload, fill_topic
 
 MESSAGES_UNLIMITED: Final = 2**62
 # Past what an engine can do on any machine.
 RATE_MAX: Final = 10_000_000
-SHARED_PREFIX: Final = "$share/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,23 +127,31 @@ def check_plan(plan: Plan) -> None:
     fill_payload(plan.payload_template, nobody)
     if plan.payload_sizes:
         draw_sizes(plan.payload_sizes)
+    check_names(plan)
 
 
 def _impossible(plan: Plan) -> list[tuple[bool, str]]:
     """What a plan may not be, and the words for it."""
     counts = (plan.publishers, plan.subscribers, plan.idle)
     has_one_topic = plan.topics_per_publisher == 1
-    is_small = plan.payload_bytes < STAMP_BYTES and not plan.payload_template
+    has_no_stamp = (
+        "%x" not in plan.payload_template if plan.payload_template else plan.payload_bytes < STAMP_BYTES
+    )
     durations = {
         name: getattr(plan, name)
         for name in (
             "seconds", "warmup_s", "drain_timeout_s", "connect_timeout_s", "return_after_s", "ramp_s",
             "answer_timeout_s", "leave_per_s", "resubscribe_per_s", "rate_per_s", "rate_from_per_s",
-            "messages_max", "payload_bytes",
+            "messages_max", "payload_bytes", "deliveries_per_message",
         )
+        if getattr(plan, name) is not None
     }  # fmt: skip
     negative = next(
         (f"{name} is {value}, and may not be negative" for name, value in durations.items() if value < 0), ""
+    )
+    endless = next(
+        (f"{name} is {value}" for name, value in durations.items() if not math.isfinite(value)),
+        "",
     )
     return [
         (
@@ -150,20 +159,40 @@ def _impossible(plan: Plan) -> list[tuple[bool, str]]:
             "a plan needs at least one connection and no negative count",
         ),
         (bool(negative), negative),
+        (bool(endless), endless),
         (plan.qos not in (0, 1, 2), f"qos must be 0, 1 or 2, not {plan.qos}"),
         (plan.filter_qos not in (None, 0, 1, 2), f"filter_qos must be 0, 1 or 2, not {plan.filter_qos}"),
         (not 1 <= plan.port <= 65_535, f"port must be 1..65535, not {plan.port}"),
         (
-            plan.lead_max > 0 and (plan.subscribers < 1 or is_small),
-            f"a lead needs subscribers and payloads of {STAMP_BYTES} bytes or more",
+            plan.lead_max > 0 and (plan.subscribers < 1 or has_no_stamp),
+            f"a lead needs subscribers and payloads with a stamp: {STAMP_BYTES} bytes or more, or %x",
         ),
         (
             not has_one_topic and plan.publishers > 0 and "{n}" not in plan.topic and "%i" not in plan.topic,
             "several topics to a publisher need a topic with {n} in it",
         ),
         (
-            not has_one_topic and is_small,
-            f"several topics to a publisher need payloads of {STAMP_BYTES} bytes or more",
+            not has_one_topic and has_no_stamp,
+            f"several topics to a publisher need payloads with a stamp: {STAMP_BYTES} bytes or more, or %x",
+        ),
+        (not 1 <= plan.window <= WINDOW_MAX, f"window must be 1..{WINDOW_MAX}, not {plan.window}"),
+        (
+            plan.payload_bytes > PAYLOAD_BYTES_MAX,
+            f"payload_bytes is {plan.payload_bytes}, and at most {PAYLOAD_BYTES_MAX}",
+        ),
+        (
+            plan.connects_in_progress_max < 1,
+            f"connects_in_progress_max is {plan.connects_in_progress_max}, and must be at least 1",
+        ),
+        (
+            # [MQTT-3.1.2-22]; MQTT 5 has no such rule.
+            plan.password is not None and plan.username is None and not plan.is_v5,
+            "a password needs a username with MQTT 3.1.1",
+        ),
+        (
+            plan.keeps_sessions and plan.leave_per_s > 0 and plan.return_after_s > plan.drain_timeout_s,
+            f"return_after_s is {plan.return_after_s}: who is away at the end is waited for no longer than "
+            f"drain_timeout_s, which is {plan.drain_timeout_s}",
         ),
         (plan.rate_per_s > 0 and not plan.publishers, "a rate needs publishers"),
         (plan.ramp_s > 0 and not plan.rate_per_s, "ramp_s needs a rate_per_s to reach"),
@@ -171,7 +200,7 @@ def _impossible(plan: Plan) -> list[tuple[bool, str]]:
         (not 0 <= plan.keep_alive_s <= 65_535, f"keep-alive is 0..65535 s, not {plan.keep_alive_s}"),
         (
             not 0 < plan.connect_rate_per_s <= RATE_MAX,
-            f"connect_rate_per_s is {plan.connect_rate_per_s}, and must be in 1..{RATE_MAX}",
+            f"connect_rate_per_s is {plan.connect_rate_per_s}, and must be above 0 and at most {RATE_MAX}",
         ),
         (
             max(plan.rate_per_s, plan.rate_from_per_s) > RATE_MAX,

@@ -2,7 +2,8 @@
 
 Commands are JSON, one a line: first a plan, then ``connect``, ``begin``, ``measure``, ``stop`` and ``close``.
 Each is answered with a line that names it; in between comes a ``tick`` at every interval since the time that
-the plan came with, which is the same for all processes of a test.
+the plan came with, which is the same for all processes of a test, and ``out`` when the last message that the
+plan allows was acknowledged.
 """
 
 import json
@@ -69,6 +70,9 @@ class Worker:
             engine.stop()
             engine.change()
             self._is_publishing = False
+            if self._is_connecting:
+                self._is_connecting = False
+                self._answer("connected")
         else:
             raise SwarmError(f"there is no command {command!r}")
 
@@ -84,6 +88,7 @@ class Worker:
             # All messages are out and acknowledged; from now on only what comes counts.
             self._swarm.engine.stop()
             self._is_publishing = False
+            self._answer("out")
         left_s = seconds - (time.monotonic_ns() - now_ns) / 1e9
         if left_s > 0:
             select.select([sys.stdin], [], [], left_s)
@@ -129,15 +134,17 @@ class Worker:
             "ends": engine.ends(),
             "tls_error": engine.last_tls_error,
             "cpu_s": time.process_time(),
-            "is_publishing": self._is_publishing,
+            "tracks_sequences": engine.tracks_sequences or not self._swarm.plan.subscribers,
         }
         print(json.dumps(answer | values), flush=True)
 
 
 def main() -> int:
     """Read a plan from the first line, and do what the others say."""
-    wanted = json.loads(sys.stdin.buffer.raw.readline())
-    plan = {
+    # Without a buffer: what follows the first line is read from the descriptor.
+    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as unbuffered:
+        wanted = json.loads(unbuffered.readline())
+    plan: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in wanted["plan"].items()
     }
     plan["publish_properties"] = bytes.fromhex(plan.get("publish_properties", ""))

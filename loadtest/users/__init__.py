@@ -35,7 +35,6 @@ __all__ = [
 events.init_command_line_parser.add_listener(thresholds.add_options)
 
 
-@events.init.add_listener
 def _install(environment: Environment, **_: Any) -> None:
     """Set up what a run needs; ends the process when it cannot succeed here."""
     numbering.install(environment)
@@ -49,3 +48,6 @@ def _install(environment: Environment, **_: Any) -> None:
         sys.exit(2)
     # gevent's clock stands still while modules are loaded: --run-time would be over that much too early.
     gevent.get_hub().loop.update_now()
+
+
+events.init.add_listener(_install)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from locust.runners import MasterRunner, WorkerRunner
 
 from loadtest.swarm import Swarm, SwarmError
-from loadtest.swarm.driven import raise_file_limit
+from loadtest.swarm.room import raise_file_limit
 from loadtest.users.machine import DEVICE_BYTES, Machine, Wanted, problems
 from loadtest.users.mqtt_user import MqttDeviceUser
 from loadtest.users.swarm_user import SwarmUser

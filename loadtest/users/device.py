@@ -351,6 +351,8 @@ class Device:
         connection.core.acknowledge(message)
         one = stamp_of(message.payload, message.properties.user_properties)
         latency_ms, fault = None, None
+        if self._check is not None and one is not None and not self._check.is_of_this_run(one):
+            one = None
         if one is not None and not message.is_retained:
             latency_ms = (now_ns - one.time_ns) / 1e6
             if self._check is not None and self._scope is not None:

@@ -72,10 +72,9 @@ def install(environment: Environment) -> None:
 
         environment.events.worker_report.add_listener(take)
     web_ui = environment.web_ui
-    if web_ui is None:
+    if web_ui is None or web_ui.app is None:
         return
 
-    @web_ui.app.after_request
     def add_devices(response: Any) -> Any:
         """Put the devices into the numbers that the page asks for every two seconds."""
         from flask import request
@@ -93,6 +92,7 @@ def install(environment: Environment) -> None:
             response.set_data(json.dumps(values))
         return response
 
+    web_ui.app.after_request(add_devices)
     web_ui.template_args["extended_tabs"] = [{"title": "Devices", "key": "devices"}]
     web_ui.template_args["extended_tables"] = [
         {

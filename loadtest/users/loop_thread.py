@@ -97,7 +97,8 @@ class LoopThread:
         """Run a coroutine on the loop while this greenlet waits; gevent.Timeout when it takes too long."""
         result: gevent.event.AsyncResult = gevent.event.AsyncResult()
         self.post(self._begin, coroutine, result)
-        return result.get(timeout=timeout_s)
+        got: T = result.get(timeout=timeout_s)
+        return got
 
     def stop(self) -> None:
         """End the loop, and wait until its thread does nothing more: the interpreter is about to end."""

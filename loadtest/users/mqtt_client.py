@@ -19,6 +19,7 @@ from iotmq.mqtt.client.session import OutgoingMessage
 from iotmq.mqtt.codec.field_reader import FieldReader
 from iotmq.mqtt.codec.packets import PUBLISH
 from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties, read_properties
+from iotmq.mqtt.topics import topics
 from iotmq.mqtt_client.settings import MqttClientSettings
 from loadtest.swarm import STAMP_BYTES
 from loadtest.users.device import Device
@@ -120,6 +121,7 @@ class DeviceClient:
         self.thread = LoopThread.get()
         self._settings = settings
         self._stamps = stamps
+        self._checks_sequences = checks_sequences
         self._name_of = name_of or event_name
         self._mids = itertools.count(1)
         self._streams: dict[str, Stream] = {}
@@ -180,6 +182,9 @@ class DeviceClient:
         """Subscribe to one filter, or to several with their QoS or options; returns paho's result and mid."""
         subscriptions = _subscriptions(topic, qos, options)
         publication = Publication(self, "subscribe", subscriptions[0][1] & 3, subscriptions[0][0], 0)
+        for topic_filter, _ in subscriptions:
+            if self._checks_sequences and topics.is_shared(topic_filter):
+                self._process.joins_group(topic_filter)
         self._subscribing_count += 1
         self._subscribed.clear()
         self.thread.post(self.device.subscribe, publication, subscriptions)
@@ -295,7 +300,7 @@ def _properties(properties: Any) -> Properties:
         return NO_PROPERTIES
     if isinstance(properties, Properties):
         return properties
-    return read_properties(FieldReader(properties.pack()), PUBLISH)
+    return read_properties(FieldReader(properties.pack(), "PUBLISH"), PUBLISH)
 
 
 def _with_stamp(properties: Properties, stamp: bytes) -> Properties:

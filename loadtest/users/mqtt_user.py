@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable
 from typing import Any, Literal
 
 from gevent.pool import Group
@@ -155,5 +154,6 @@ def _attributes(cls: type) -> set[str]:
         if each is not object
         for name, value in vars(each).items()
         if not name.startswith("_")
-        and not isinstance(value, Callable | property | classmethod | staticmethod)
+        and not callable(value)
+        and not isinstance(value, property | classmethod | staticmethod)
     }

@@ -142,6 +142,8 @@ class NativeConsumerUser(_NativeUser):
     def consume(self) -> None:
         import gevent
 
+        if self.checks_sequences:
+            self._process.joins_group(f"{self.group}@{self.topic}")
         consumer = self.thread.run(self._start(), timeout_s=_START_S)
         try:
             while True:
@@ -175,11 +177,12 @@ class NativeConsumerUser(_NativeUser):
         """Count a batch at once; on the loop's thread."""
         now_ns = time.monotonic_ns()
         batch = Batch(REQUEST_TYPE, self.event_name("receive", self.topic))
+        check = self._process.check
         for message in messages:
             body = message.body
             one = stamp_of(body, ()) if len(body) >= STAMP_BYTES else None
             batch.content_bytes += len(body)
-            if one is None:
+            if one is None or not check.is_of_this_run(one):
                 batch.add_untimed(1)
                 continue
             elapsed_ms = (now_ns - one.time_ns) / 1e6
@@ -189,7 +192,6 @@ class NativeConsumerUser(_NativeUser):
             batch.total_ms += elapsed_ms
             batch.max_ms = max(batch.max_ms, elapsed_ms)
             batch.min_ms = elapsed_ms if batch.min_ms is None else min(batch.min_ms, elapsed_ms)
-            check = self._process.check
             if self._scope is not None and not check.received(self._scope, one, self.topic, 0, now_ns / 1e9):
                 batch.mark_failed(Fault(REPEATED), 1)
         self.thread.tell(merge, self.environment.stats, batch)

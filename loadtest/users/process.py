@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -25,6 +26,8 @@ from loadtest.users.statistics import Batch, merge
 
 if TYPE_CHECKING:
     from locust.env import Environment
+
+_log = logging.getLogger("loadtest.process")
 
 # How long what is under way at the end may take to arrive; and it is over when all devices are connected,
 # and nothing has arrived for so long.
@@ -53,11 +56,14 @@ class Process:
         self.thread = LoopThread.get()
         self.streams = Streams(max(0, getattr(environment.runner, "worker_index", 0)))
         is_alone = not isinstance(environment.runner, WorkerRunner)
-        self.check = SequenceCheck(self.streams.by_number, follows_groups=is_alone)
+        self.check = SequenceCheck(
+            self.streams.by_number, follows_groups=is_alone, began_ns=time.monotonic_ns()
+        )
         # Devices that say good-bye; for the loop's thread.
         self.leaving: set[asyncio.Task[None]] = set()
         self._devices: dict[Device, None] = {}
         self._closings: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        self._has_warned = False
         self._watch: asyncio.Task[None] | None = None
         self.thread.post(self._begin_watch)
         environment.events.test_stop.add_listener(self._settle)
@@ -85,6 +91,16 @@ class Process:
         runner = self._environment.runner
         return runner is None or runner.state in _ENDING
 
+    def joins_group(self, name: str) -> None:
+        """Say once that nobody checks a group whose members are in several processes."""
+        if not self.check.follows_groups and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "%s: losses and repeats of a group are not counted with workers, each of which knows its own "
+                "members only; swarms count them",
+                name,
+            )
+
     def close_at_end(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Let a consumer receive until everything has arrived, and close it then."""
         self._closings.append(close)
@@ -108,7 +124,7 @@ class Process:
         for loss in losses:
             row = ("", loss.topic) if loss.owner is None else loss.owner.received_row(loss.topic, loss.qos)
             batch = Batch(*row)
-            batch.add_failures(Fault(loss.kind), loss.count)
+            batch.add_failures(Fault(loss.kind), loss.message_count)
             merge(self._environment.stats, batch)
 
     def _settle(self, **_: Any) -> None:

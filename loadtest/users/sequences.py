@@ -129,18 +129,22 @@ class Loss(NamedTuple):
     kind: str
     topic: str
     qos: int
-    count: int
+    message_count: int
     owner: RowOwner | None = None
 
 
 class SequenceCheck:
     """Follows the streams that scopes receive."""
 
-    def __init__(self, streams: Mapping[int, Stream], *, follows_groups: bool = True) -> None:
+    def __init__(
+        self, streams: Mapping[int, Stream], *, follows_groups: bool = True, began_ns: int = 0
+    ) -> None:
         """`streams` are those of this process: of others nothing is known but what arrives.
 
-        Groups can be followed where all their members are in this process.
+        Groups can be followed where all their members are in this process. What was sent before `began_ns`
+        is of an earlier run, whose streams had the same numbers.
         """
+        self._began_ns = began_ns
         self._streams = streams
         self.follows_groups = follows_groups
         self._scopes: dict[Scope, None] = {}
@@ -173,6 +177,10 @@ class SequenceCheck:
         """Expect nothing that is sent until the next one arrives: the server has no session."""
         for followed in scope.followed.values():
             followed.is_away = True
+
+    def is_of_this_run(self, one: Stamp) -> bool:
+        """Return False for what a kept session or a consumer group still had of an earlier run."""
+        return one.time_ns >= self._began_ns
 
     def received(self, scope: Scope, one: Stamp, topic: str, qos: int, now_s: float) -> bool:
         """Take a message; False when it has come before."""

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from locust import LoadTestShape
 
@@ -20,7 +20,9 @@ class Shape(LoadTestShape):
     abstract: ClassVar[bool] = True
 
     def __init__(self) -> None:
-        super().__init__()
+        # Locust's shapes have no types.
+        untyped: Any = super()
+        untyped.__init__()
         for name in dir(type(self)):
             value = getattr(type(self), name)
             if (
@@ -32,7 +34,8 @@ class Shape(LoadTestShape):
                 raise ValueError(f"{type(self).__name__}.{name} is {value}, and may not be negative")
 
     def tick(self) -> tuple[int, float] | None:
-        return self.at(self.get_run_time())
+        untyped: Any = self
+        return self.at(untyped.get_run_time())
 
     def at(self, seconds: float) -> tuple[int, float] | None:
         """Return the users at this time, and how many may come or go a second."""

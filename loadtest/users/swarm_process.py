@@ -26,6 +26,8 @@ class SwarmProcess:
 
     def __init__(self, plan: Plan) -> None:
         self._end_s = plan.drain_timeout_s + _END_S
+        # Whether everything was heard that it has to say.
+        self._is_over = False
         self._process = subprocess.Popen(
             [sys.executable, "-m", "loadtest.swarm", "driven"],
             stdin=subprocess.PIPE,
@@ -43,9 +45,11 @@ class SwarmProcess:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             report = json.loads(line)
+            self._is_over = report["state"] in ("over", "refused")
             yield report
-            if report["state"] in ("over", "refused"):
+            if self._is_over:
                 return
+        self._is_over = True
         raise Fault(f"a swarm's process ended with {self._process.wait()}")
 
     def stop(self) -> Iterator[dict[str, Any]]:
@@ -56,8 +60,9 @@ class SwarmProcess:
                 try:
                     self._process.stdin.close()
                 except BrokenPipeError:
-                    return
-                yield from self.reports()
+                    pass
+                if not self._is_over:
+                    yield from self.reports()
                 self._process.wait()
         finally:
             if self._process.poll() is None:

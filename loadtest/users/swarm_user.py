@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 from locust import User, task
 from locust.env import Environment
 from locust.exception import StopUser
-from locust.user.users import LOCUST_STATE_STOPPING
+from locust.user.task import LOCUST_STATE_STOPPING
 
 from iotmq.mqtt_client.address import parse_url
 from loadtest.swarm import Plan
@@ -79,10 +79,16 @@ class SwarmUser(User):
         if plan.client_id == Plan.client_id:  # type: ignore[misc]
             changes["client_id"] = f"{cls.__name__}-{{kind}}-{{n}}"
         if host:
-            address = parse_url(host if "://" in host else f"mqtt://{host}").address
+            address, user_name, password, _ = parse_url(host if "://" in host else f"mqtt://{host}")
             changes |= {"host": address.host, "port": address.port}
-            if address.scheme == "ws":
+            if address.scheme in ("ws", "wss"):
                 changes["websocket_path"] = address.path
+            if address.is_secure:
+                changes["tls"] = True
+            if user_name is not None:
+                changes["username"] = user_name
+            if password is not None:
+                changes["password"] = password.decode()
         return replace(plan, number_base=plan.number_base + number * devices, measures_acks=True, **changes)
 
     @task
@@ -100,16 +106,21 @@ class SwarmUser(User):
                 # Its messages are all sent, or its server has sent all devices away.
                 raise StopUser
         except Fault as fault:
-            self._fail("connect", fault, 1)
+            self._give_up(fault)
             raise StopUser from None
         finally:
             try:
                 for report in process.stop():
                     self._take(plan, report)
             except Fault as fault:
-                self._fail("connect", fault, 1)
+                self._give_up(fault)
             self._devices.leave(self)
             self._numbers.give_back(kind, number)
+
+    def _give_up(self, fault: Fault) -> None:
+        """The swarm's own process failed. Nobody knows what it had to say, so the run fails."""
+        self._fail("connect", fault, 1)
+        self.environment.events.user_error.fire(user_instance=self, exception=fault, tb=None)
 
     def _take(self, plan: Plan, report: dict[str, Any]) -> None:
         """Add what is new in a report to the statistics."""
@@ -122,12 +133,12 @@ class SwarmUser(User):
         self._take_faults(report["faults"], new)
         self._fail("connect", Fault(NO_ANSWER), report["overdue"] - self._overdue_count)
         self._overdue_count = report["overdue"]
-        self._add_row("connect", histograms["connection"], new["connected"])
+        self._add_row("connect", histograms["connection"])
         if new["reconnected"]:
-            self._add_row("reconnect", histograms["reconnection"], new["reconnected"])
+            self._add_row("reconnect", histograms["reconnection"])
         is_over = report["state"] == "over"
         self._take_published(plan, new, histograms["acknowledgement"], is_over=is_over)
-        self._take_delivered(plan, new, histograms["delivery"], is_over=is_over)
+        self._take_delivered(plan, new, histograms, is_over=is_over)
         self._devices.report(self, report["connections"], counters["ready"], report["cpu_s"])
 
     def _take_published(
@@ -146,11 +157,14 @@ class SwarmUser(User):
             self._fail(name, Fault(UNSENT), self._before["unsent"])
 
     def _take_delivered(
-        self, plan: Plan, new: Mapping[str, int], histogram: Mapping[str, Any], *, is_over: bool
+        self, plan: Plan, new: Mapping[str, int], histograms: Mapping[str, Any], *, is_over: bool
     ) -> None:
+        histogram, subscription = histograms["delivery"], histograms["subscription"]
         if not plan.subscribers:
             return
         qos = plan.qos if plan.filter_qos is None else plan.filter_qos
+        if subscription["counts"]:
+            self._add_row(self.event_name("subscribe", qos, self.plan.filter), subscription)
         name = self.event_name("receive", qos, self.plan.filter)
         batch = self._row(name, histogram, new["delivered"])
         batch.content_bytes = new["delivered_payload_bytes"]
@@ -189,7 +203,7 @@ class SwarmUser(User):
         return batch
 
     def _add_row(
-        self, name: str, histogram: Mapping[str, Any], count: int, *, payload_bytes: int = 0
+        self, name: str, histogram: Mapping[str, Any], count: int = 0, *, payload_bytes: int = 0
     ) -> None:
         batch = self._row(name, histogram, count)
         batch.content_bytes = payload_bytes * batch.request_count

@@ -11,6 +11,8 @@ import pytest
 from broker_site import WAIT_S, Site
 from eventually import soon
 
+from iotmq.broker.replies import sliced_reply
+from iotmq.errors import ConnectionClosedError
 from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import LanguageCode, RequestCode
 from iotmq.remoting.command import Command
@@ -179,6 +181,45 @@ async def test_offsets_are_cloned_for_one_topic_or_all(site: Site) -> None:
     assert sorted(topic for topic, group in site.broker.offsets.each_pair() if group == "i") == ["T", "U"]
     del clone["srcGroup"]
     assert (await site.ask(RequestCode.CLONE_GROUP_OFFSET, clone)).code == 1
+
+
+@pytest.mark.parametrize("has_left", [False, True])
+async def test_offsets_of_many_topics_are_cloned_in_several_turns_also_for_one_who_does_not_wait(
+    site: Site, monkeypatch: pytest.MonkeyPatch, has_left: bool
+) -> None:
+    monkeypatch.setattr(sliced_reply, "LoopSlice", OneStep)
+    topics = {f"t{number}" for number in range(50)}
+    for topic in topics:
+        site.broker.topics.ensure(topic, queues=1)
+        site.broker.offsets.commit("g", topic, 0, 7)
+
+    def cloned() -> set[str]:
+        return {topic for topic, group in site.broker.offsets.each_pair() if group == "h"}
+
+    clone = Command.request(RequestCode.CLONE_GROUP_OFFSET, {"srcGroup": "g", "destGroup": "h"})
+    connection = await ClientConnection.connect("127.0.0.1", site.broker.port)
+    answer = connection.request(clone, timeout_s=WAIT_S)
+    await soon(cloned, "some are cloned", step_s=0.0)
+    assert len(cloned()) < len(topics)
+    if has_left:
+        await connection.close()
+        with pytest.raises(ConnectionClosedError):
+            await answer
+    else:
+        assert (await answer).code == 0
+        await connection.close()
+    await soon(lambda: cloned() == topics, "all are cloned")
+
+
+class OneStep:
+    """A slice of a turn with room for one step."""
+
+    def __init__(self, **_: float) -> None:
+        self._is_left = True
+
+    def take(self) -> bool:
+        is_left, self._is_left = self._is_left, False
+        return is_left
 
 
 async def test_offsets_of_an_unknown_topic_are_not_cloned(site: Site) -> None:

@@ -241,6 +241,40 @@ async def test_the_state_is_written_anew_from_what_members_have(
     await site.in_sync(3)
 
 
+async def test_a_member_that_was_added_is_asked_when_the_state_is_written_anew(
+    make: MakeSite, tmp_path: Path, etcd: FakeEtcd, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It alone has what was acknowledged last, and no settings but its own name it."""
+    accept: dict[str, Any] = {"when_few": "accept"}
+    site, _, file = await begun(make, tmp_path, replication=accept)
+    first = tuple(f"{number}=127.0.0.1:{port}" for number, port in site.ports.items())
+    site.ports[4] = free_port()
+    await site.start(4, replication=accept)
+    assert await run(file, "add", f"4=127.0.0.1:{site.ports[4]}") == 0
+    await site.in_sync(4)
+    assert await run(file, "hand-over", "--to", "4") == 0
+    await site.in_sync(4)
+    for number in (1, 2, 3):
+        await site.stop(number)
+    await site.in_sync(1)
+    connection = await site.connect(4)
+    assert (await send(connection, b"last")).code == ResponseCode.SLAVE_NOT_AVAILABLE
+    await site.stop(4)
+    del etcd.data.keys[STATE]
+    for number in (1, 2, 3):
+        await site.start(number, replication={**accept, "members": first})
+    await soon(lambda: all(site.run(number) is not None for number in (1, 2, 3)), "they answer")
+    capsys.readouterr()
+    assert await run(file, "adopt", "--yes") == 1
+    assert "member 4 does not answer" in capsys.readouterr().err
+    await site.start(4, replication=accept)
+    await soon(lambda: site.run(4) is not None, "it answers, too")
+    assert await run(file, "adopt", "--yes") == 0
+    assert "member 4 has the newest log" in capsys.readouterr().out
+    assert await site.master() == 4
+    await site.in_sync(4)
+
+
 async def test_without_replication_the_error_says_what_is_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -61,10 +61,16 @@ def port(request: pytest.FixtureRequest) -> int:
         ["--subscribers", "20", "--filter", "devices/%i/telemetry", "--payload-sizes", "30-3000"],
         ["--subscribers", "1", "--payload", '{"n": %s, "stamp": "%x"}', "--topic", "devices/%c/telemetry"],
         ["--subscribers", "5", "--keep-sessions", "--leave-rate", "20", "--return-after", "0.05"],
-        ["--subscribers", "5", "--resubscribe-rate", "20", "--deliveries-per-message", "0"],
+        ["--subscribers", "4", "--filter", "$share/g/devices/+/telemetry", "--processes", "3"],
+        ["--subscribers", "2", "--filter", "$share/g%i/devices/+/telemetry", "--processes", "2"],
+        # Who is away at the end comes back to what is kept.
+        ["--subscribers", "2", "--rate", "99", "--keep-sessions", "--leave-rate", "2", "--return-after", "2"],
+        # Nobody can tell what those miss who have no session meanwhile.
+        ["--subscribers", "5", "--leave-rate", "20", "--return-after", "0.1"],
+        ["--subscribers", "5", "--resubscribe-rate", "20"],
         ["--subscribers", "1", "--rate-from", "100", "--ramp", "1"],
     ],
-    ids=lambda words: " ".join(words[2:4]) if words else "",
+    ids=lambda words: " ".join(words[2:]) if words else "",
 )
 def test_nothing_is_lost_or_repeated(port: int, version: list[str], words: list[str], tmp_path: Path) -> None:
     path = tmp_path / "result.json"
@@ -74,6 +80,8 @@ def test_nothing_is_lost_or_repeated(port: int, version: list[str], words: list[
     result = read_result(path)
     assert result["verdict"] == []
     assert result["counters"]["delivered"] >= 100
+    came_and_went = "--keep-sessions" not in words and {"--leave-rate", "--resubscribe-rate"} & set(words)
+    assert result["missing"] == (None if came_and_went else 0)
 
 
 def test_the_counts_are_those_of_the_server(gateway: GatewayProcess, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from gateway_process import free_port
 from locust_run import LocustRun, run_locust
 from scripted_server import publish_packet, stamped
 from socket_server import SocketServer
+from swarm_runs import running_sink
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 
@@ -194,6 +195,33 @@ class {name.title().replace("_", "")}(SwarmUser):
         assert found(run, row, error), (name, run.failures)
     # Of each swarm all 20, each once or more.
     assert run.failed("connect") + run.failed("disconnect") >= 20 * len(names)
+    assert run.code == 1
+
+
+def test_a_swarm_whose_process_is_killed_fails_the_run(tmp_path: Path) -> None:
+    """No message is lost as far as anybody knows; but nobody knows what the swarm had to say."""
+    (tmp_path / "killed.py").write_text(
+        dedent("""
+        import gevent, os, signal
+        from locust import events
+        from loadtest.users import Plan, SwarmUser
+
+        class Swarm(SwarmUser):
+            plan = Plan(publishers=5, subscribers=1, rate_per_s=100)
+
+        def kill():
+            pids = open(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read().split()
+            os.kill(int(pids[0]), signal.SIGKILL)
+
+        @events.spawning_complete.add_listener
+        def kill_later(**_):
+            gevent.spawn_later(2, kill)
+        """)
+    )
+    with running_sink(relay=True) as sink:
+        words = ["-u", "1", "-H", f"127.0.0.1:{sink.port}", "--lost-max", "0"]
+        run = run_locust(tmp_path / "killed.py", tmp_path, *words, seconds=4)
+    assert run.failures == {("connect", "a swarm's process ended with -9"): 1}
     assert run.code == 1
 
 

@@ -1,12 +1,16 @@
-"""The scripts of tests/interop/java and the broker, with rocketmq 4.9 (Maven), each in its own home."""
+"""The scripts of tests/interop/java and the broker, with what Maven has fetched, each in its own home."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Self
 
@@ -17,7 +21,12 @@ from piped_client import PipedClient
 
 from benchmarks.peers.rocketmq import broker_command, broker_environment, broker_files
 
+# As quick to start as can be: these processes live for seconds, of which half would go to the compiler that
+# makes long ones fast.
+FAST_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 LIBRARIES = ROOT / "build" / "interop" / "java"
+HIVEMQ = ROOT / "build" / "interop" / "hivemq"
+CLASSES = ROOT / "build" / "interop" / "java-classes"
 SCRIPTS = ROOT / "tests" / "interop" / "java"
 
 java_marks = [
@@ -30,15 +39,44 @@ java_marks = [
 ]
 """For tests that start such processes."""
 
+hivemq_marks = [
+    *java_marks[:2],
+    pytest.mark.skipif(
+        not list(HIVEMQ.glob("hivemq-mqtt-client-*.jar")),
+        reason="hivemq-mqtt-client is not installed (tools/setup.sh dev, with Maven)",
+    ),
+]
+"""For tests that start it."""
+
+
+@cache
+def compiled(script: str, libraries: Path) -> Path:
+    """The directory of a script's classes: `java FILE.java` would compile again with each start."""
+    source = SCRIPTS / f"{script}.java"
+    made = CLASSES / f"{script}-{hashlib.sha256(source.read_bytes()).hexdigest()[:16]}"
+    if not made.exists():
+        CLASSES.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CLASSES) as directory:
+            words = ["javac", "-J-XX:TieredStopAtLevel=1", "-cp", f"{libraries}/*", "-d", f"{directory}/made"]
+            subprocess.run([*words, source], check=True, timeout=120)
+            # Another process of pytest may have been faster.
+            with contextlib.suppress(OSError):
+                Path(directory, "made").rename(made)
+    assert made.is_dir()
+    return made
+
 
 class JavaProcesses:
-    """Processes that speak to one registry; use `java_processes`."""
+    """Processes that speak to one server; use `java_processes`."""
 
-    def __init__(self, stack: ExitStack, directory: Path, registry: str, *, tools_yml: str) -> None:
+    def __init__(
+        self, stack: ExitStack, directory: Path, server: str, *, tools_yml: str, libraries: Path
+    ) -> None:
         self._stack = stack
         self._directory = directory
-        self._registry = registry
+        self._server = server
         self._tools_yml = tools_yml
+        self._libraries = libraries
         self._count = 0
 
     def start(self, script: str) -> PipedClient:
@@ -50,14 +88,16 @@ class JavaProcesses:
         if self._tools_yml:
             (home / "conf" / "tools.yml").write_text(self._tools_yml)
         options = [
+            *FAST_START,
             f"-Duser.home={home}",
             f"-Drocketmq.home.dir={home}",
             f"-Djava.io.tmpdir={home}",
             "-Drocketmq.client.logUseSlf4j=true",
         ]
+        classes = f"{compiled(script, self._libraries)}:{self._libraries}/*"
         return self._stack.enter_context(
             PipedClient(
-                ["java", *options, "-cp", f"{LIBRARIES}/*", str(SCRIPTS / f"{script}.java"), self._registry],
+                ["java", *options, "-cp", classes, script, self._server],
                 directory=home,
                 environment={**os.environ, "HOME": str(home)},
             )
@@ -65,10 +105,15 @@ class JavaProcesses:
 
 
 @contextmanager
-def java_processes(directory: Path, registry: str, *, tools_yml: str = "") -> Iterator[JavaProcesses]:
-    """Ends those that were started. `tools_yml` is where mqadmin finds its keys."""
+def java_processes(
+    directory: Path, server: str, *, tools_yml: str = "", libraries: Path = LIBRARIES
+) -> Iterator[JavaProcesses]:
+    """Ends those that were started. `server` is the registry, or what else the scripts speak to.
+
+    `tools_yml` is where mqadmin finds its keys.
+    """
     with ExitStack() as stack:
-        yield JavaProcesses(stack, directory, registry, tools_yml=tools_yml)
+        yield JavaProcesses(stack, directory, server, tools_yml=tools_yml, libraries=libraries)
 
 
 RunMqadmin = Callable[..., str]
@@ -124,9 +169,10 @@ class JavaBroker:
         for path, text in files.items():
             (self._home / path).parent.mkdir(parents=True, exist_ok=True)
             (self._home / path).write_text(text)
+        java, *words = broker_command(home=self._home, libraries=LIBRARIES, heap=self._heap)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                broker_command(home=self._home, libraries=LIBRARIES, heap=self._heap),
+                [java, *FAST_START, *words],
                 cwd=self._home,
                 env={**os.environ, **broker_environment(self._home)},
                 stdin=subprocess.DEVNULL,

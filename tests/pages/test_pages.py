@@ -66,7 +66,7 @@ class Block:
 def blocks_of(page: Path) -> list[Block]:
     text = page.read_text()
     fence = re.compile(
-        r"(?:^<!-- (?P<mark>.*?) -->\n+)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S
+        r"(?:^<!-- (?P<mark>(?:(?! -->).)*) -->\n+)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S
     )
     return [
         Block(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from iotmq.files import make_directory, replace_file, replace_private_file
+from iotmq.files import data_end, make_directory, replace_file, replace_private_file
 
 
 @pytest.fixture
@@ -83,3 +83,18 @@ def test_a_file_left_behind_by_a_crash_does_not_open_the_next_one_to_others(path
     seen = []
     replace_file(path, b"new", private_mode=0o600, written=lambda: seen.append(mode(left)))
     assert (seen, mode(path)) == ([0o600], 0o600)
+
+
+def test_the_end_of_the_data_is_found_without_reading_holes(tmp_path: Path) -> None:
+    path = tmp_path / "sparse"
+    path.touch()
+    assert data_end(path, 0) == 0
+    os.truncate(path, 1 << 30)
+    assert data_end(path, 1 << 30) == 0
+    with path.open("r+b") as file:
+        file.seek(100 << 20)
+        file.write(b"x")
+    end = data_end(path, 1 << 30)
+    # File systems know of whole blocks.
+    assert (100 << 20) < end <= (101 << 20)
+    assert data_end(path, (100 << 20) + 1) == (100 << 20) + 1

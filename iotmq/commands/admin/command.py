@@ -47,9 +47,7 @@ def flag(name: str, dest: str, what: str) -> Argument:
     return arg(name, dest=dest, action="store_true", help=what)
 
 
-def add_admin_actions(
-    admin: argparse.ArgumentParser, *, add_registry_option: AddOption, run: Run
-) -> None:
+def add_admin_actions(admin: argparse.ArgumentParser, *, add_registry_option: AddOption, run: Run) -> None:
     """Add all actions of `admin`; `run` is what the parsed options get as their command."""
     areas = admin.add_subparsers(title="areas", metavar="AREA", required=True)
     for name, what in _AREAS.items():

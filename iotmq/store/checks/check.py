@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from iotmq.files import data_end
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.records.record import check_record, decode_record
 from iotmq.store.log.marker import lost_offsets
@@ -116,7 +118,8 @@ class _Check:
             self._say(f"a record ends at {position}, past the end of the log {self._log.appended_position}")
         if end_position == segment.end_position:
             self._say(f"{segment.path} has no blank at its end")
-        if not is_blank(view[position - segment.start_position :]):
+        data_bytes = data_end(Path(segment.path), segment.allocated_bytes)
+        if not is_blank(view[position - segment.start_position : data_bytes]):
             self._say(f"there are bytes behind the end of the log at {position}")
 
     def _check_record(self, view: memoryview, at: int, position: int, segment_end: int) -> None:

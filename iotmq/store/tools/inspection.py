@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from iotmq.errors import StoreCorruptError, StoreError
+from iotmq.files import data_end
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.records.record import check_record
 from iotmq.store.files.flushed_position import read_flushed_mark
@@ -320,7 +321,7 @@ def log_files(directory: Path) -> list[SegmentFile]:
     segments = []
     for path in position_files(directory):
         size_bytes = path.stat().st_size
-        segments.append(SegmentFile(path, int(path.name), size_bytes, _data_bytes(path, size_bytes)))
+        segments.append(SegmentFile(path, int(path.name), size_bytes, data_end(path, size_bytes)))
     return segments
 
 
@@ -397,19 +398,3 @@ def _next_sound(segment: SegmentFile, view: memoryview, at: int) -> int | None:
             return found - _AT_MAGIC
         magic_at = found + 1
     return None
-
-
-def _data_bytes(path: Path, size_bytes: int) -> int:
-    """Return the end of a file's last data, without reading it."""
-    with path.open("rb") as file:
-        descriptor = file.fileno()
-        end = 0
-        while end < size_bytes:
-            try:
-                start = os.lseek(descriptor, end, os.SEEK_DATA)
-            except OSError as error:
-                if error.errno == errno.ENXIO:
-                    return end
-                raise
-            end = min(size_bytes, os.lseek(descriptor, start, os.SEEK_HOLE))
-        return end

@@ -264,8 +264,10 @@ async def fill(site: Site, *, is_away: bool) -> None:
     """Have the broker gone, or busy with as many openings as are asked at a time."""
     if is_away:
         site.broker.silent.add(RequestCode.INTRODUCE_FRONT_END)
+        site.broker.asked.clear()
         site.broker.connections[-1].abort("test")
-        await soon(lambda: not site.link.is_ready, "the broker has gone")
+        await soon(lambda: site.broker.asked, "the broker has gone, and says nothing any more")
+        assert not site.link.is_ready
     else:
         site.broker.silent.add(RequestCode.OPEN_SESSION)
         site.busy = asyncio.ensure_future(site.open("busy"))
@@ -277,12 +279,12 @@ async def unblock(site: Site) -> None:
     silent = [request for request in site.broker.asked if request.code in site.broker.silent]
     site.broker.silent.clear()
     code, ext, body = site.broker.answers[RequestCode.OPEN_SESSION]
-    if silent[-1].code == RequestCode.OPEN_SESSION:
+    if silent and silent[-1].code == RequestCode.OPEN_SESSION:
         site.broker.connections[-1].reply(silent[-1].reply(code, ext=ext, body=body))
         await site.busy
     else:
-        # It has not been introduced yet, or is about to connect.
-        for connection in tuple(site.broker.connections):
+        # It has not been introduced yet, or has not even come again.
+        for connection in list(site.broker.connections):
             connection.abort("test")
 
 
@@ -483,6 +485,23 @@ async def test_wills_that_are_more_than_a_frame_are_claimed_in_several_requests(
     await soon(lambda: site.link.opened_total == 2, "the next connection")
     claimed = [claim[0] for page in site.broker.bodies(RequestCode.CLAIM_SESSIONS) for claim in page]
     assert claimed == [f"c{number}" for number in range(count)]
+
+
+async def test_very_many_sessions_are_told_over_several_turns_that_the_broker_has_gone(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_link, "_MISSED_PER_TURN", 4)
+    for number in range(10):
+        # Some share a queue.
+        site.link._known[f"c{number}"] = _Known(number, None, {"a": number // 2, "b": 100 + number})
+    for _ in range(2):
+        site.listener.told.clear()
+        site.broker.connections[-1].abort("test")
+        await site.told("ready")
+        *told, ready = site.listener.told
+        assert ready == "ready", "nothing is pushed before all know"
+        assert max(map(len, told)) <= 4 + 1
+        assert sorted(queue_id for page in told for queue_id in page) == site.link.queue_ids()
 
 
 async def test_claims_are_made_for_one_request_at_a_time(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

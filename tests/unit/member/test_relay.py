@@ -439,7 +439,7 @@ async def test_a_client_of_our_own_is_not_told_of_a_refusal_when_the_master_does
 
 
 async def test_bytes_of_a_connection_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    size = 1_000 + relay_module._REQUEST_BYTES
+    size = relay_module._size(send(bytes(1_000)))
     monkeypatch.setattr(limits, "RELAYED_BYTES_OF_CONNECTION_MAX", 2 * size)
     async with relayed() as (master, follower, client):
         master.answers = nothing
@@ -458,9 +458,23 @@ async def test_bytes_of_a_connection_are_limited(monkeypatch: pytest.MonkeyPatch
         await other.close()
 
 
+async def test_fields_of_a_request_count_as_its_body_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of pulls, which wait for long, a client may have thousands on their way, each with a MiB of them."""
+    monkeypatch.setattr(limits, "RELAYED_BYTES_OF_CONNECTION_MAX", 1 << 19)
+    long, many = {"x": "y" * (1 << 19)}, {f"f{number}": "" for number in range(limits.HEADER_FIELDS_MAX)}
+    async with relayed() as (master, _follower, client):
+        master.answers = nothing
+        past = await client.request(Command.request(RequestCode.PULL_MESSAGE, long), WAIT_S)
+        assert "[OVERLOAD]" in str(past.remark)
+        pulls = [Command.request(RequestCode.PULL_MESSAGE, many) for _ in range(16)]
+        waiting = [client.request(each, WAIT_S) for each in pulls]
+        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        assert all("[OVERLOAD]" in str(each.result().remark) for each in done)
+
+
 @pytest.mark.parametrize(
     ("limit", "value"),
-    [("RELAYED_REQUESTS_MAX", 3), ("RELAYED_BYTES_MAX", 3 * (10 + relay_module._REQUEST_BYTES))],
+    [("RELAYED_REQUESTS_MAX", 3), ("RELAYED_BYTES_MAX", 3 * relay_module._size(send(bytes(10))))],
 )
 async def test_requests_and_bytes_of_all_are_limited(
     limit: str, value: int, monkeypatch: pytest.MonkeyPatch

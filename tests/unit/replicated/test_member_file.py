@@ -9,6 +9,7 @@ import pytest
 
 from iotmq.errors import StoreCorruptError, StoreError
 from iotmq.replicated.member_file import EPOCHS_MAX, FILE_NAME, MemberFile, open_member_file
+from iotmq.replication.cluster_state import MemberAddress
 from iotmq.replication.epochs import EpochStart
 
 
@@ -32,12 +33,15 @@ def test_what_was_noted_is_there_after_a_start(tmp_path: Path) -> None:
     file.promise(7)
     file.note_epochs([EpochStart(6, 0), EpochStart(7, 500)])
     file.note_confirmed(900)
+    members = (MemberAddress(1, "a:1"), MemberAddress(2, "[::1]:2"))
+    file.note_members(members)
     file.save()
     again = open_file(tmp_path)
     assert (again.promised_epoch, again.confirmed) == (7, 900)
     assert again.epochs == (EpochStart(6, 0), EpochStart(7, 500))
     assert again.identity == file.identity
     assert again.identity.member == 2
+    assert again.members == members
 
 
 def test_a_promise_is_on_the_disk_at_once_and_the_confirmed_position_later(tmp_path: Path) -> None:
@@ -51,8 +55,11 @@ def test_a_promise_is_on_the_disk_at_once_and_the_confirmed_position_later(tmp_p
 
 def test_a_file_that_says_nothing_new_is_not_written(tmp_path: Path) -> None:
     file = open_file(tmp_path)
+    members = (MemberAddress(2, "a:1"),)
+    file.note_members(members)
     before = (tmp_path / FILE_NAME).stat().st_ino
     file.save()
+    file.note_members(members)
     assert (tmp_path / FILE_NAME).stat().st_ino == before
 
 

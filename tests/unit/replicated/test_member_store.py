@@ -17,6 +17,7 @@ from iotmq.errors import StoreCorruptError, StoreError
 from iotmq.replicated.member_file import CONFIRMED_NAME, MemberFile
 from iotmq.replicated.member_log import DIVERGED_DIRECTORY, EPOCH_TOPIC
 from iotmq.replicated.member_store import MemberStore, open_member_store
+from iotmq.replication.cluster_state import MemberAddress
 from iotmq.replication.epochs import EpochStart, common_point
 from iotmq.store.settings import StoreSettings
 
@@ -82,6 +83,18 @@ def test_epochs_are_found_again_confirmed_or_not(tmp_path: Path) -> None:
     member = open_member(tmp_path, 1)
     assert list(member.log.epochs) == epochs
     assert member.store.confirmed_position == first_end
+    member.close()
+
+
+def test_members_of_a_state_that_is_older_than_the_log_are_not_remembered(tmp_path: Path) -> None:
+    member = open_member(tmp_path, 2)
+    before, now = (MemberAddress(1, "a:1"),), (MemberAddress(1, "a:1"), MemberAddress(2, "a:2"))
+    member.note_members(before, 3)
+    assert member.file.members == before
+    member.log.append_epoch(4, member.file.identity)
+    member.note_members(now, 4)
+    member.note_members(before, 3)
+    assert member.file.members == now
     member.close()
 
 

@@ -66,6 +66,26 @@ def test_fresh_directory_with_sixteen_queues_is_small(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.damaged_store
+@pytest.mark.parametrize("far_bytes", [0, 200, 3_000_000])
+@pytest.mark.parametrize("on_disk", [True, False], ids=["disk", "memory"])
+def test_a_check_finds_bytes_behind_the_end_of_the_log(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, far_bytes: int, on_disk: bool
+) -> None:
+    directory = tmp_path_factory.mktemp("store") if on_disk else tmp_path
+    store = Store.open(directory, StoreSettings(), store_host=HOST)
+    put(store, "T", 0, b"x")
+    assert store.check() == []
+    end = store.appended_position
+    segment = store._log.segment_list()[0]
+    assert end + far_bytes < segment.allocated_bytes
+    with Path(segment.path).open("r+b") as file:
+        file.seek(end + far_bytes)
+        file.write(b"\1")
+    assert store.check() == [f"there are bytes behind the end of the log at {end}"]
+    store.close()
+
+
 def test_full_disk_refuses_before_anything_is_visible(store: Store, clock: ManualClock) -> None:
     put(store, "T", 0, b"before")
     store._allocator.stop()

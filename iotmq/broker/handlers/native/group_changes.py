@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -123,15 +124,33 @@ class GroupChangesHandler(RequestProcessor):
         topic = request.text("topic", "")
         if topic:
             known_topic(self._topics, topic)
-        topics = [topic] if topic else self._offsets.topics_of(source)
-        live = self._groups.consumer_group(source)
-        for name in topics:
-            is_unsubscribed = live is not None and live.subscriptions and name not in live.subscriptions
-            if self._topics.find(name) is None or (is_unsubscribed and not is_offline):
-                continue
-            for queue_id, offset in dict(self._offsets.of_topic(source, name)).items():
-                self._offsets.commit(target, name, queue_id, offset)
-        return request.reply(ResponseCode.SUCCESS)
+        live = None if is_offline else self._groups.consumer_group(source)
+        subscribed = None if live is None else set(live.subscriptions)
+
+        def clone(name: str, group: str) -> None:
+            if group == source and self._topics.find(name) and (not subscribed or name in subscribed):
+                for queue_id, offset in dict(self._offsets.of_topic(source, name)).items():
+                    self._offsets.commit(target, name, queue_id, offset)
+
+        pairs = iter([(topic, source)]) if topic else self._offsets.each_pair()
+        return self._sliced_replies.answer(connection, request, _clone_steps(request, pairs, clone))
+
+
+def _clone_steps(
+    request: Command, pairs: Iterator[tuple[str, str]], clone: Callable[[str, str], None]
+) -> Work:
+    """Clone the offsets of one pair of topic and group after the other: there may be very many."""
+    try:
+        for pair in pairs:
+            clone(*pair)
+            yield None
+    except GeneratorExit:
+        # Nothing is cloned by half because who asked for it has gone.
+        with suppress(RequestError):
+            for pair in pairs:
+                clone(*pair)
+        raise
+    return request.reply(ResponseCode.SUCCESS)
 
 
 def _tell(group: ConsumerGroup, ext: dict[str, str], wanted: Mapping[MessageQueue, int]) -> Steps[None]:

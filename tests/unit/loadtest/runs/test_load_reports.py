@@ -132,3 +132,20 @@ def test_rates_are_what_counters_rise_by() -> None:
     heights = {place.split(",")[1] for place in line.attrib["points"].split()}
     # 100 a second all the time is the top of the scale.
     assert heights == {"30.0"}
+
+
+def test_a_last_tick_that_came_at_once_makes_no_peak() -> None:
+    result = result_of("first", 100)
+    last = result["ticks"][-1]
+    counters = last["counters"] | {"published": 550}
+    result["ticks"].append(last | {"at_s": last["at_s"] + 0.001, "counters": counters})
+    page = report_page([result])
+    line = svg_of(page[page.index("<figure>") :]).find("polyline")
+    assert line is not None
+    assert {place.split(",")[1] for place in line.attrib["points"].split()} == {"30.0"}
+
+
+def test_what_is_not_known_and_notes_are_shown() -> None:
+    page = report_page([result_of("first", 100) | {"missing": None, "notes": ["<gaps> were not looked for"]}])
+    assert "<td>missing</td><td>not known</td>" in page
+    assert "&lt;gaps&gt; were not looked for" in page

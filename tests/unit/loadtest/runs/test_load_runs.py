@@ -6,8 +6,12 @@ import http.client
 import json
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +21,7 @@ from swarm_runs import running_sink
 
 from loadtest.runs.crew import PROCESSES_MAX, share_plan
 from loadtest.runs.live_metrics import LiveMetrics
-from loadtest.runs.load_run import LoadRun, Options, Progress, deliveries_of
+from loadtest.runs.load_run import LoadRun, Options, Progress
 from loadtest.runs.result import FORMAT, read_result, write_result
 from loadtest.runs.server_process import ServerProcess
 from loadtest.swarm import Plan, SwarmError
@@ -49,7 +53,21 @@ def test_shares_add_up_and_numbers_are_those_of_one_process(processes: int) -> N
 
 
 def test_a_process_without_devices_is_not_begun() -> None:
-    assert len(share_plan(Plan(idle=2), 5)) == 2
+    plans = share_plan(Plan(idle=2, connect_rate_per_s=10), 5)
+    assert len(plans) == 2
+    assert sum(each.connect_rate_per_s for each in plans) == pytest.approx(10)
+
+
+@pytest.mark.parametrize(("processes", "pubs"), [(1, [8]), (2, [8, 0]), (3, [4, 4, 0])])
+def test_the_members_of_a_shared_subscription_are_in_one_process(processes: int, pubs: list[int]) -> None:
+    plan = Plan(publishers=8, subscribers=3, idle=4, filter="$share/g/devices/+/telemetry", number_base=5)
+    plans = share_plan(plan, processes)
+    assert [each.publishers for each in plans] == pubs
+    assert [each.subscribers for each in plans] == [0] * (processes - 1) + [3]
+    assert sum(each.idle for each in plans) == 4
+    assert plans[-1].subscriber_base == 5
+    own = replace(plan, filter="$share/g%i/devices/+/telemetry")
+    assert [each.subscribers for each in share_plan(own, 3)] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("processes", [0, PROCESSES_MAX + 1])
@@ -57,21 +75,6 @@ def test_the_number_of_processes_has_a_limit(processes: int) -> None:
     with pytest.raises(SwarmError, match="processes must be"):
         LoadRun(Plan(idle=1), Options(processes=processes))
     LoadRun(Plan(idle=1), Options(processes=PROCESSES_MAX))
-
-
-@pytest.mark.parametrize(
-    ("plan", "deliveries"),
-    [
-        (Plan(publishers=3), 0),
-        (Plan(publishers=3, subscribers=2), 2),
-        (Plan(publishers=3, subscribers=3, filter="d/%i"), 1),
-        (Plan(publishers=3, subscribers=3, filter="$share/g/d/+"), 1),
-        (Plan(publishers=1, subscribers=3, topics_per_publisher=3, topic="d/{n}", filter="d/{n}"), 1),
-        (Plan(publishers=3, subscribers=3, deliveries_per_message=9), 9),
-    ],
-)
-def test_topics_and_filters_tell_how_many_get_a_message(plan: Plan, deliveries: int) -> None:
-    assert deliveries_of(plan) == deliveries
 
 
 # Runs
@@ -147,6 +150,88 @@ def test_what_a_lossy_server_lost_and_repeated_is_reported_exactly() -> None:
     assert f"sequence_repeats is {repeated}" in result["verdict"]
 
 
+def test_a_count_that_ends_in_the_warm_up_is_measured_from_its_beginning() -> None:
+    with running_sink() as sink:
+        plan = Plan(port=sink.port, publishers=4, messages_max=20_000, measures_acks=True)
+        result = LoadRun(plan, replace(QUICK, processes=2)).run()
+    assert result["latencies"]["acknowledgement"]["count"] == 20_000
+    # The time until the last acknowledgement, and not until somebody looked.
+    assert result["measured_s"] < 1.0
+    assert result["rates"]["acknowledged_per_s"] == pytest.approx(20_000 / result["measured_s"], rel=0.05)
+
+
+def test_a_rate_that_a_server_does_not_take_is_a_failure() -> None:
+    """It acknowledges one message every 10 ms."""
+
+    def script(peer: Peer) -> None:
+        peer.greet()
+        count = 0
+        while peer.packet()[:1] == b"\x32":
+            count += 1
+            tick.wait(0.01)
+            peer.send(puback(count))
+
+    tick = threading.Event()
+    with scripted(script) as port:
+        plan = Plan(
+            port=port, publishers=1, window=1, rate_per_s=1_000, seconds=0.5, warmup_s=0, drain_timeout_s=0.2
+        )
+        result = LoadRun(plan, QUICK).run()
+    published = result["counters"]["published"]
+    assert published + result["unsent"] == pytest.approx(500, rel=0.2)
+    assert f"{result['unsent']} messages were due and could not be sent in time" in str(result["verdict"])
+
+
+def test_what_a_server_refuses_is_a_failure_and_not_missing() -> None:
+    def script(peer: Peer) -> None:
+        peer.packet()
+        peer.send(b"\x20\x03\x00\x00\x00")
+        for i in range(10):
+            peer.packet()
+            peer.send(b"\x40\x04\x00" + bytes([i + 1]) + b"\x87\x00")
+        peer.packet()
+
+    with scripted(script) as port:
+        plan = Plan(port=port, publishers=1, is_v5=True, messages_max=10, warmup_s=0)
+        result = LoadRun(plan, QUICK).run()
+    assert result["missing"] == 0
+    assert result["verdict"] == ["10 messages were refused"]
+
+
+def test_what_is_dropped_of_qos_0_is_told() -> None:
+    subscribers: list[Peer] = []
+
+    def script(peer: Peer) -> None:
+        peer.packet()
+        peer.send(CONNACK)
+        packet = peer.packet()
+        if packet[:1] == b"\x82":
+            peer.send(SUBACK)
+            subscribers.append(peer)
+        count = 0
+        while packet:
+            if packet[:1] == b"\x30":
+                # The second and the third one of four are dropped.
+                if count in (0, 3):
+                    subscribers[0].send(packet)
+                count += 1
+            packet = peer.packet()
+
+    with scripted(script, connections=2) as port:
+        plan = Plan(port=port, publishers=1, subscribers=1, qos=0, messages_max=4, warmup_s=0)
+        result = LoadRun(plan, QUICK).run()
+    assert result["verdict"] == []
+    assert "2 deliveries of QoS 0 are missing, which a server may drop" in result["notes"]
+
+
+def test_messages_without_a_stamp_are_told() -> None:
+    with running_sink(relay=True) as sink:
+        plan = Plan(port=sink.port, publishers=1, subscribers=1, payload_bytes=3, messages_max=5, warmup_s=0)
+        result = LoadRun(plan, replace(QUICK, p99_ms_max=1_000)).run()
+    assert [note for note in result["notes"] if note.startswith("5 messages came without a stamp")]
+    assert result["verdict"] == ["no time was measured that p99 could be taken of"]
+
+
 def test_a_server_that_lets_nobody_in_gives_a_result_of_failures() -> None:
     def script(peer: Peer) -> None:
         peer.packet()
@@ -190,6 +275,29 @@ def test_a_plan_that_a_process_refuses_ends_the_test_with_its_words() -> None:
         LoadRun(Plan(publishers=1, window=0), QUICK).run()
 
 
+def test_a_process_that_is_killed_ends_the_test_and_says_so() -> None:
+    def kill(_: Progress) -> None:
+        children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+        words = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children}
+        os.kill(min(int(pid) for pid in words if b"loadtest.swarm.worker" in words[pid]), signal.SIGKILL)
+
+    with running_sink() as sink:
+        plan = Plan(port=sink.port, publishers=2, rate_per_s=100, seconds=60)
+        with pytest.raises(SwarmError, match="ended: killed by SIGKILL"):
+            LoadRun(plan, replace(QUICK, processes=2), watch=kill).run()
+
+
+def test_a_test_can_be_stopped_while_it_connects() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        plan = Plan(port=listener.getsockname()[1], publishers=3, connect_timeout_s=60)
+        run = LoadRun(plan, replace(QUICK, processes=2), watch=lambda _: run.stop())
+        began_s = time.monotonic()
+        result = run.run()
+    assert time.monotonic() - began_s < 20
+    assert result["verdict"] == ["3 of 3 connections did not get in"]
+    assert result["notes"] == ["it was ended early"]
+
+
 def test_who_stops_a_test_has_its_result() -> None:
     with running_sink() as sink:
         run = LoadRun(
@@ -198,6 +306,23 @@ def test_who_stops_a_test_has_its_result() -> None:
         result = run.run()
     assert result["measured_s"] < 60
     assert result["counters"]["published"] < 6_000
+
+
+def test_who_stops_a_test_once_has_what_was_on_its_way() -> None:
+    """As fast as the windows allow, a thousand messages are on their way at any time."""
+    stops: list[None] = []
+
+    def stop_once(progress: Progress) -> None:
+        if progress.counters["published"] and not stops:
+            stops.append(None)
+            run.stop()
+
+    with running_sink() as sink:
+        plan = Plan(port=sink.port, publishers=10, seconds=600, warmup_s=0)
+        run = LoadRun(plan, QUICK, watch=stop_once)
+        result = run.run()
+    assert result["counters"]["published"] == result["counters"]["acknowledged"] > 0
+    assert (result["outstanding"], result["verdict"]) == (0, [])
 
 
 # The server's process
@@ -221,6 +346,16 @@ def test_a_process_is_measured_with_its_children() -> None:
     assert one.usage() is None
     with pytest.raises(SwarmError, match="no process"):
         ServerProcess(child.pid)
+
+
+def test_the_time_of_a_child_that_has_ended_is_kept() -> None:
+    before = ServerProcess(os.getpid()).usage()
+    assert before is not None
+    program = "import time\nwhile time.process_time() < 0.3:\n  pass"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    after = ServerProcess(os.getpid()).usage()
+    assert after is not None
+    assert after.cpu_s - before.cpu_s >= 0.3
 
 
 # Files and metrics

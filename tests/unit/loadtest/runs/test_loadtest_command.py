@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import re
 import resource
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -105,6 +108,16 @@ def test_a_plan_file_says_what_options_do_not(sink: Sink, tmp_path: Path) -> Non
         ("publishers = 1\nrate_per_s = -5", "rate_per_s is -5, and may not be negative"),
         ("publishers = 1\nwindow = 0", "window must be"),
         ("subscribers = 1\nrate_per_s = 5", "a rate needs publishers"),
+        ("tls_certificates = 'a.pem'", "tls_certificates is a list, not 'a.pem'"),
+        ("idle = 1\nseconds = nan", "seconds is nan"),
+        ("idle = 1\nconnects_in_progress_max = 0", "connects_in_progress_max is 0"),
+        ("idle = 1\npassword = 'x'", "a password needs a username"),
+        ("publishers = 1\nsubscribers = 1\nfilter = 'x/+'", "matches no topic of the publishers"),
+        ("publishers = 1\npayload_bytes = 1048577", "payload_bytes is 1048577"),
+        (
+            "subscribers = 1\nkeeps_sessions = true\nleave_per_s = 1\nreturn_after_s = 11",
+            "return_after_s is 11",
+        ),
     ],
 )
 def test_a_plan_that_is_wrong_is_refused_by_name(
@@ -122,7 +135,13 @@ def test_a_plan_that_is_wrong_is_refused_by_name(
         (["--idle", "1", "--source-address", "here"], "source address 'here'"),
         (["--idle", "1", "--source-address", "127.0.0.9-127.0.0.2"], "is not FIRST-LAST"),
         (["--idle", "1", "--source-address", "127.0.0.1-127.0.0.255"], "is not FIRST-LAST"),
+        (["--idle", "1", "--source-address", "192.0.2.1"], "source address 192.0.2.1: Cannot assign"),
         (["--idle", "1", "--processes", "0"], "processes must be"),
+        (["--idle", "1", "--core", "9999"], "there is no core 9999"),
+        (["--idle", "1", "--prometheus", "99999"], "no metrics on 127.0.0.1:99999"),
+        (["--idle", "1", "--json", "/nowhere/x.json"], "/nowhere/x.json: No such file"),
+        (["--idle", "1", "--html", "/nowhere/x.html"], "/nowhere/x.html: No such file"),
+        (["--publishers", "9000", "--window", "65535", "--payload-bytes", "1000000"], "a smaller window"),
         (["--idle", "1", "--server-pid", "999999999"], "no process 999999999"),
         (["--plan", "nowhere.toml"], "nowhere.toml: No such file"),
         ([], "at least one connection"),
@@ -133,6 +152,53 @@ def test_what_cannot_be_done_is_said(
 ) -> None:
     assert main(["loadtest", "run", *words]) == 2
     assert problem in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["sink", "--core", "9999"], "there is no core 9999"),
+        (["sink", "--port", "99999"], "no sink on 127.0.0.1:99999"),
+        (["calibrate", "--sink-core", "9999"], "there is no core 9999"),
+        (["report", "x.json", "--output", "/nowhere/x.html"], "/nowhere/x.html: No such file"),
+    ],
+)
+def test_what_other_actions_cannot_do_is_said(
+    words: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["loadtest", *words]) == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_a_sink_whose_port_is_taken_says_so(sink: Sink, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["loadtest", "sink", "--port", str(sink.port)]) == 2
+    assert "Address already in use" in capsys.readouterr().err
+
+
+def test_a_p99_without_subscribers_or_a_rate_is_that_of_acknowledgements(
+    sink: Sink, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--publishers", "2", "--messages", "100", "--p99-ms", "0.000001"]
+    assert run(sink.port, *words) == 1
+    assert "acknowledgement: p50" in (printed := capsys.readouterr().out)
+    assert re.search(r"^p99 is .* ms, more than 1e-06 ms$", printed, re.M)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_test_with_its_result(sink: Sink, number: signal.Signals, tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    words = ["--publishers", "1", "--rate", "100", "--seconds", "600", "--port", str(sink.port)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "iotmq", "loadtest", "run", *words, "--json", str(path)],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert "connected" in process.stderr.readline()
+    process.send_signal(number)
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert json.loads(path.read_text())["notes"][0] == "it was ended early"
 
 
 def test_the_longest_range_of_source_addresses_is_taken(sink: Sink) -> None:

@@ -193,9 +193,9 @@ def test_too_few_ports_are_named_with_the_setting_that_makes_more() -> None:
     count = high - low + 1
     plan = Plan(idle=count + 1)
     with pytest.raises(SwarmError, match="give 2 source addresses"):
-        check_room(plan, processes=1_000)
-    check_room(Plan(idle=count), processes=1_000)
-    check_room(Plan(idle=count + 1, source_addresses=("127.0.0.2", "127.0.0.3")), processes=1_000)
+        check_room(plan, [Plan(idle=1)])
+    check_room(Plan(idle=count), [Plan(idle=1)])
+    check_room(Plan(idle=count + 1, source_addresses=("127.0.0.2", "127.0.0.3")), [Plan(idle=1)])
 
 
 def test_too_little_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -394,7 +394,8 @@ def test_what_a_server_never_takes_is_counted_as_unsent() -> None:
 def test_messages_that_the_load_generator_has_not_come_to_are_unsent(sink: Sink, from_per_s: int) -> None:
     """The engine does not run for a while: what was due meanwhile is counted, along a ramp, too."""
     plan = Plan(
-        port=sink.port, publishers=1, rate_per_s=2_000, rate_from_per_s=from_per_s, ramp_s=0.2 if from_per_s else 0,
+        port=sink.port, publishers=1, rate_per_s=2_000, rate_from_per_s=from_per_s,
+        ramp_s=0.2 if from_per_s else 0,
     )  # fmt: skip
     with Swarm(plan) as swarm:
         swarm.connect()

@@ -42,7 +42,8 @@ class Site:
         ]
 
     def lost(self, now_s: float = 0.0, *, is_over: bool = True) -> int:
-        return sum(loss.count for loss in self.check.losses(now_s, is_over=is_over) if loss.kind == LOST)
+        losses = self.check.losses(now_s, is_over=is_over)
+        return sum(loss.message_count for loss in losses if loss.kind == LOST)
 
 
 def test_a_stamp_is_found_in_front_of_a_payload_and_in_a_property() -> None:
@@ -75,7 +76,8 @@ def test_a_loss_has_the_owner_of_its_scope() -> None:
     for scope in (site.check.scope(owner), site.check.group("$share/g/t", owner)):
         scope.filters["t" if not scope.is_shared else "$share/g/t"] = 10
     site.send(2)
-    assert [(loss.owner, loss.count) for loss in site.check.losses(0.0, is_over=True)] == [(owner, 2)] * 2
+    losses = site.check.losses(0.0, is_over=True)
+    assert [(loss.owner, loss.message_count) for loss in losses] == [(owner, 2)] * 2
 
 
 def test_everything_in_order_is_complete() -> None:
@@ -197,3 +199,8 @@ def test_streams_of_which_nothing_came_are_found_by_wildcards_too() -> None:
     assert not site.check.is_complete
     assert site.lost() == 2
     assert site.check.is_complete
+
+
+def test_what_was_sent_before_the_run_is_of_another_one() -> None:
+    check = SequenceCheck({}, began_ns=100)
+    assert [check.is_of_this_run(Stamp(1, 0, time_ns)) for time_ns in (99, 100, 101)] == [False, True, True]
