@@ -423,12 +423,15 @@ async def test_a_move_that_a_broker_refuses_or_that_it_is_away_for_is_made_later
         assert await site.attach(*TOPICS)
         refusing, away = site.brokers[1:]
         refusing.script[RequestCode.ATTACH_FILTERS].append(ResponseCode.SYSTEM_ERROR)
-        await away.stop()
-        await soon(lambda: site.gateway.not_ready_reason is not None, "it is away", step_s=0.001)
+        away.is_holding = True
+        for connection in list(away.channels):
+            connection.abort("test")
+        await soon(lambda: away.held_attaches, "its channel is being opened", step_s=0.001)
         await place(site, *site.brokers)
         assert site.gateway._unplaced == {"b", "c"}
         assert refusing.filters == dict(TOPICS)
-        await away.start()
+        away.is_holding = False
+        away.release()
         await site.ready()
         assert away.marks == dict(TOPICS), "as before"
         await site.gateway._place_filters()
