@@ -81,7 +81,7 @@ def _plan(servers: Servers, **kinds: Any) -> Plan:
         topic="dev/{n}/cmd/run",
         keeps_sessions=True,
         topics_per_publisher=TOPICS_EACH,
-        window=16,
+        window=100,
         shares_cores=True,
         connect_rate_per_s=1e6,
         connects_in_progress_max=IN_PROGRESS,
@@ -119,10 +119,12 @@ def _send(
             crowd.stay(10, until=partial(is_settled, crowd))
         sent = here.say("stop")["acknowledged"]
         devices.stay(10, until=partial(has_got, devices, sent))
-        lost = sum(crowd.counters["lost"] + crowd.counters["outstanding"] for crowd in crowds)
+        lost = sum(crowd.counters["lost"] for crowd in crowds)
+        unacknowledged = sum(crowd.counters["outstanding"] for crowd in crowds)
     got = devices.counters
     times = devices.end()["delivery"]
     wrong = {
+        "messages not acknowledged": unacknowledged,
         "messages lost": max(0, sent - (got["delivered"] - got["sequence_repeats"])),
         "messages repeated": got["sequence_repeats"],
         "messages for somebody else": got["misdelivered"],
