@@ -114,6 +114,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         raise pytest.UsageError(
             f"compiled modules older than their sources: {', '.join(stale)}; make compile"
         )
+    # Collections look at what tests make, and no more at what pytest has of ten thousand of them.
+    gc.collect()
+    gc.freeze()
 
 
 def is_stale(built: Path, root: Path) -> bool:
@@ -139,17 +142,6 @@ def _sources(module: Path, root: Path) -> set[Path]:
         cimported = (match[1] or match[2] for match in _CIMPORT.finditer(source.read_text()))
         to_read += [root.joinpath(*name.split(".")).with_suffix(".pxd") for name in cimported]
     return found
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
-    """Let collections look at what tests make: what pytest has of ten thousand of them is some 100 MB.
-
-    A test that runs a whole process as it is run alone undoes this at its end.
-    """
-    if not gc.get_freeze_count():
-        gc.collect()
-        gc.freeze()
 
 
 @pytest.fixture(scope="session")
