@@ -43,8 +43,9 @@ UNTRACED = frozenset(
 # makes all the same. ON_DISK is what is large, is about a real disk, or asks which pages the cache has.
 MEMORY = Path("/dev/shm")
 ON_DISK = frozenset(
-    {"crash", "test_cold_scan.py", "test_demo.py", "test_bridge_spark.py"}
-    | {"test_cold_pages.py", "test_cold_steps.py", "test_member_store.py", "test_store_retention.py"}
+    {"crash", "test_cold_scan.py", "test_demo.py", "test_bridge_spark.py", "test_sql_filter.py"}
+    | {"test_cold_pages.py", "test_cold_steps.py", "test_cold_reads.py", "test_shares.py"}
+    | {"test_member_store.py", "test_store_retention.py"}
 )
 
 _CIMPORT = re.compile(r"^\s*(?:from\s+([\w.]+)\s+cimport|cimport\s+([\w.]+))", re.MULTILINE)
