@@ -711,6 +711,7 @@ async def test_every_registry_is_told_at_start_on_change_and_at_the_end(tmp_path
         "brokerId": "0",
         "compressed": "false",
         "bodyCrc32": "0",
+        "isWhole": "true",
     }
     wrapper = msgspec.json.decode(told.body_bytes())["topicConfigSerializeWrapper"]
     assert wrapper["topicConfigTable"]["TBW102"]["perm"] == 7
