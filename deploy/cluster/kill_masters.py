@@ -73,6 +73,7 @@ class Load:
         self.disconnects = 0
         self.sent = [0] * devices
         self.received: list[list[int]] = [[] for _ in range(devices)]
+        self._drained_count = 0
         self._stopping: asyncio.Event | None = None
         self._publishing: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -87,10 +88,13 @@ class Load:
             raise ClusterError(f"the load did not start: {self.failure}")
 
     def end_publishing(self) -> None:
-        """Publish nothing more; what is under way is acknowledged."""
+        """Publish nothing more; return when what was sent is acknowledged, and received if it was stored."""
         assert self._loop is not None
         assert self._publishing is not None
         self._loop.call_soon_threadsafe(self._publishing.set)
+        eventually(lambda: self._drained_count == self._count, "all is acknowledged", within_s=_RECEIVED_S)
+        acknowledged = len({(each.device, each.number) for each in self.acknowledged})
+        eventually(lambda: self.received_count >= acknowledged, "all is received", within_s=_RECEIVED_S)
 
     def stop(self) -> None:
         """End everything. ClusterError when it has failed before."""
@@ -167,6 +171,7 @@ class Load:
                 client.send(OutgoingMessage(topic, payload, qos=1, token=finish(number)))
                 await asyncio.sleep(self._pause_s)
             await client.drain()
+            self._drained_count += 1
 
 
 class Storm:
@@ -377,8 +382,6 @@ def main() -> int:
             with storm:
                 gaps = play(cluster, load, options.how, options.rounds)
             load.end_publishing()
-            acknowledged = len({(each.device, each.number) for each in load.acknowledged})
-            eventually(lambda: load.received_count >= acknowledged, "all is received", within_s=_RECEIVED_S)
             load.stop()
             print(
                 f"nothing acknowledged for: median {statistics.median(gaps) * 1000:.0f} ms, "

@@ -88,7 +88,8 @@ def test_a_gateway_is_ready_beats_and_stops(
         manager.wait_for("READY", "1")
         # Ready means that, not that it soon will be.
         assert gateway.http("/readyz")[0] == 200
-        assert manager.told[-1] == {"READY": "1", "STATUS": "ready"}
+        # The status may have been told just before.
+        assert manager.statuses[-1] == "ready"
         assert "process: starting" in manager.statuses
         assert all("READY" not in told for told in manager.told[:-1])
         for _ in range(3):
