@@ -52,13 +52,14 @@ hivemq_marks = [
 @cache
 def compiled(script: str, libraries: Path) -> Path:
     """The directory of a script's classes: `java FILE.java` would compile again with each start."""
-    source = SCRIPTS / f"{script}.java"
-    made = CLASSES / f"{script}-{hashlib.sha256(source.read_bytes()).hexdigest()[:16]}"
+    sources = [SCRIPTS / f"{script}.java", SCRIPTS / "Pipe.java"]
+    state = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
+    made = CLASSES / f"{script}-{state}"
     if not made.exists():
         CLASSES.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=CLASSES) as directory:
             words = ["javac", "-J-XX:TieredStopAtLevel=1", "-cp", f"{libraries}/*", "-d", f"{directory}/made"]
-            subprocess.run([*words, source], check=True, timeout=120)
+            subprocess.run([*words, *sources], check=True, timeout=120)
             # Another process of pytest may have been faster.
             with contextlib.suppress(OSError):
                 Path(directory, "made").rename(made)

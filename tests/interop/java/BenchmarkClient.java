@@ -1,10 +1,6 @@
-import com.alibaba.fastjson.JSON;
 import com.alibaba.fastjson.JSONArray;
 import com.alibaba.fastjson.JSONObject;
-import java.io.BufferedReader;
-import java.io.InputStreamReader;
 import java.nio.ByteBuffer;
-import java.nio.charset.StandardCharsets;
 import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
@@ -45,26 +41,7 @@ public class BenchmarkClient {
     }
 
     public static void main(String[] arguments) throws Exception {
-        BenchmarkClient client = new BenchmarkClient(arguments[0]);
-        say("ready", new JSONObject());
-        BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
-        for (String line = lines.readLine(); line != null; line = lines.readLine()) {
-            JSONObject answer = new JSONObject();
-            try {
-                answer.put("value", client.run(JSON.parseObject(line)));
-                say("done", answer);
-            } catch (Exception error) {
-                answer.put("error", error + (error.getCause() == null ? "" : "; " + error.getCause()));
-                say("failed", answer);
-            }
-        }
-        Runtime.getRuntime().halt(0);
-    }
-
-    private static synchronized void say(String kind, JSONObject values) {
-        values.put("kind", kind);
-        System.out.println("\n@@" + values.toJSONString());
-        System.out.flush();
+        Pipe.serve(new BenchmarkClient(arguments[0])::run);
     }
 
     private Object run(JSONObject words) throws Exception {

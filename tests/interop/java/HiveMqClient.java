@@ -1,4 +1,3 @@
-import com.alibaba.fastjson.JSON;
 import com.alibaba.fastjson.JSONArray;
 import com.alibaba.fastjson.JSONObject;
 import com.hivemq.client.mqtt.MqttClientTransportConfig;
@@ -10,10 +9,7 @@ import com.hivemq.client.mqtt.mqtt5.datatypes.Mqtt5UserProperty;
 import com.hivemq.client.mqtt.mqtt5.message.connect.connack.Mqtt5ConnAck;
 import com.hivemq.client.mqtt.mqtt5.message.publish.Mqtt5Publish;
 import com.hivemq.client.mqtt.mqtt5.message.publish.Mqtt5PublishResult;
-import java.io.BufferedReader;
-import java.io.InputStreamReader;
 import java.nio.ByteBuffer;
-import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
@@ -38,26 +34,7 @@ public class HiveMqClient {
     }
 
     public static void main(String[] arguments) throws Exception {
-        HiveMqClient client = new HiveMqClient(Integer.parseInt(arguments[0]));
-        say("ready", new JSONObject());
-        BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
-        for (String line = lines.readLine(); line != null; line = lines.readLine()) {
-            JSONObject answer = new JSONObject();
-            try {
-                answer.put("value", client.run(JSON.parseObject(line)));
-                say("done", answer);
-            } catch (Exception error) {
-                answer.put("error", error + (error.getCause() == null ? "" : "; " + error.getCause()));
-                say("failed", answer);
-            }
-        }
-        Runtime.getRuntime().halt(0);
-    }
-
-    private static synchronized void say(String kind, JSONObject values) {
-        values.put("kind", kind);
-        System.out.println("\n@@" + values.toJSONString());
-        System.out.flush();
+        Pipe.serve(new HiveMqClient(Integer.parseInt(arguments[0]))::run);
     }
 
     private Object run(JSONObject words) throws Exception {
@@ -102,7 +79,7 @@ public class HiveMqClient {
     private static void state(String kind, String name) {
         JSONObject line = new JSONObject();
         line.put("name", name);
-        say(kind, line);
+        Pipe.say(kind, line);
     }
 
     private Object producer(JSONObject words) throws Exception {
@@ -131,7 +108,7 @@ public class HiveMqClient {
                 JSONObject line = new JSONObject();
                 line.put("name", name);
                 line.put("result", error == null ? subAck.getReasonCodes().toString() : error.toString());
-                say("subscribed", line);
+                Pipe.say("subscribed", line);
             });
         boolean clean = words.getBooleanValue("clean");
         return told(client.connectWith()

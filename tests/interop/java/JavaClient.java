@@ -1,8 +1,6 @@
 import com.alibaba.fastjson.JSON;
 import com.alibaba.fastjson.JSONArray;
 import com.alibaba.fastjson.JSONObject;
-import java.io.BufferedReader;
-import java.io.InputStreamReader;
 import java.net.InetSocketAddress;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
@@ -46,27 +44,7 @@ public class JavaClient {
     }
 
     public static void main(String[] arguments) throws Exception {
-        JavaClient client = new JavaClient(arguments[0]);
-        say("ready", new JSONObject());
-        BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
-        for (String line = lines.readLine(); line != null; line = lines.readLine()) {
-            JSONObject answer = new JSONObject();
-            try {
-                answer.put("value", client.run(JSON.parseObject(line)));
-                say("done", answer);
-            } catch (Exception error) {
-                answer.put("error", error + (error.getCause() == null ? "" : "; " + error.getCause()));
-                say("failed", answer);
-            }
-        }
-        // Without the library's own ways to end, which wait for its threads.
-        Runtime.getRuntime().halt(0);
-    }
-
-    private static synchronized void say(String kind, JSONObject values) {
-        values.put("kind", kind);
-        System.out.println("\n@@" + values.toJSONString());
-        System.out.flush();
+        Pipe.serve(new JavaClient(arguments[0])::run);
     }
 
     private Object run(JSONObject words) throws Exception {
@@ -108,7 +86,7 @@ public class JavaClient {
                 JSONObject line = seen(message);
                 line.put("times", message.getUserProperty("TRANSACTION_CHECK_TIMES"));
                 line.put("transaction_id", message.getTransactionId());
-                say("check", line);
+                Pipe.say("check", line);
                 return checks.getOrDefault(body(message), LocalTransactionState.UNKNOW);
             }
         });
@@ -203,7 +181,7 @@ public class JavaClient {
         if (words.getBooleanValue("orderly")) {
             consumer.registerMessageListener((MessageListenerOrderly) (messages, context) -> {
                 for (MessageExt message : messages) {
-                    say("message", received(group, message));
+                    Pipe.say("message", received(group, message));
                 }
                 return ConsumeOrderlyStatus.SUCCESS;
             });
@@ -213,17 +191,17 @@ public class JavaClient {
         }
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
             for (MessageExt message : messages) {
-                say("message", received(group, message));
+                Pipe.say("message", received(group, message));
                 if (replier == null) {
                     continue;
                 }
                 try {
                     byte[] text = ("re: " + body(message)).getBytes(StandardCharsets.UTF_8);
-                    say("replied", sent(replier.send(MessageUtil.createReplyMessage(message, text))));
+                    Pipe.say("replied", sent(replier.send(MessageUtil.createReplyMessage(message, text))));
                 } catch (Exception error) {
                     JSONObject failed = new JSONObject();
                     failed.put("error", error.toString());
-                    say("replied", failed);
+                    Pipe.say("replied", failed);
                 }
             }
             return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
