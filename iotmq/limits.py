@@ -228,6 +228,8 @@ SHARE_CREDIT_MAX: Final = 1_024
 SHARE_CLIENT_BYTES_MAX: Final = 1024 * 1024
 SHARE_REPORT_MEMBERS_MAX: Final = 1_024
 SHARE_REPORT_POSITIONS_MAX: Final = 65_536
+# Batches that were sent again and appended, and are not confirmed yet: past it their senders try later.
+REPEATS_UNCONFIRMED_MAX: Final = 65_536
 # Packet ids of QoS 2 that devices have not released, at one broker: how many, and the bytes of their keys and
 # of what the database has beside them. Past either the oldest are forgotten: their devices have not been back
 # for longest. The third is the body of one request that releases some.

@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from typing_extensions import Buffer
 
+from iotmq import limits
 from iotmq.broker.exactly_once.received_ids import ALL, ReceivedIds, encode_release
 from iotmq.broker.tables.topics import RECEIVED_TOPIC
 from iotmq.broker.writing.message_writer import (
@@ -59,8 +60,9 @@ class StoredOnce:
         self._store = writer.store
         self._received = received
         self._host = host
-        # First keys of batches that repeats have appended of late, in order, and where the log ended then.
-        self._appended: dict[bytes, int] = {}
+        # Hashes of the first keys of batches that repeats have appended, in order, and where the log ended
+        # then; until that is confirmed. Another batch with that hash only waits, too.
+        self._appended: dict[int, int] = {}
         self.repeats_total = 0
         self.found_total = 0
 
@@ -174,7 +176,7 @@ class StoredOnce:
         try:
             parts = list(split_elements(elements))
             key = _key_of(parts)
-            if self._appended.get(key, 0) > run.end_position:
+            if self._appended.get(hash(key), 0) > run.end_position:
                 # One that waited beside this one has stored it, and the key index does not have it yet.
                 self._writer.when_flushed(partial(self._look_up, topics, elements, append, done))
                 return
@@ -204,14 +206,18 @@ class StoredOnce:
 
     def _append_keyed(self, key: bytes, elements: Buffer, append: Append, done: Done) -> None:
         """Append what the key index will know by `key`."""
+        appended, confirmed_position = self._appended, self._store.confirmed_position
+        while appended and next(iter(appended.values())) <= confirmed_position:
+            del appended[next(iter(appended))]
+        if key and len(appended) >= limits.REPEATS_UNCONFIRMED_MAX:
+            done(_unknown(f"{len(appended)} batches that were sent again are not confirmed yet"))
+            return
         before = self._store.appended_position
         append(elements, done=done)
         if key and self._store.appended_position > before:
-            confirmed_position = self._store.confirmed_position
-            while self._appended and next(iter(self._appended.values())) <= confirmed_position:
-                del self._appended[next(iter(self._appended))]
-            self._appended.pop(key, None)
-            self._appended[key] = self._store.appended_position
+            # At the end, where the positions grow.
+            appended.pop(hash(key), None)
+            appended[hash(key)] = self._store.appended_position
 
     def _stored_of(self, topics: tuple[str, ...], parts: list[Part], end_position: int) -> list[Record]:
         """Return the records of a batch in the first topic that has any, in order."""

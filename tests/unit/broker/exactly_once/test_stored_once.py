@@ -245,6 +245,43 @@ async def test_a_batch_that_is_sent_again_twice_while_the_disk_is_slow_is_stored
     assert bench.bodies() == [b"before", b"one", b"two", b"other"]
 
 
+class OneSyncBench(Bench):
+    """Lets one sync through each time the disk is said to work, once it `is_slow`."""
+
+    is_slow = False
+
+    def sync_file(self, descriptor: int) -> None:
+        super().sync_file(descriptor)
+        if self.is_slow:
+            self.disk_works.clear()
+
+
+async def test_batches_sent_again_are_refused_past_the_limit_of_those_not_confirmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "REPEATS_UNCONFIRMED_MAX", 2)
+    bench = OneSyncBench(tmp_path, flush="sync")
+    bench.is_slow = True
+    bench.disk_works.clear()
+    bench.send(keyed("K0", b"before"))
+    first, second, third = (bench.send(keyed(f"K{n}", b"%d" % n), is_repeat=True) for n in (1, 2, 3))
+    bench.disk_works.set()
+    await soon(lambda: third, "it is looked up, and the disk has not what the others appended")
+    [refused] = third
+    assert isinstance(refused, RefusedBatch)
+    assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert "2 batches" in refused.remark
+    assert not first
+    assert not second
+    bench.is_slow = False
+    bench.disk_works.set()
+    await soon(lambda: first and second, "the disk has them")
+    again = bench.send(keyed("K3", b"3"), is_repeat=True)
+    await soon(lambda: again, "there is room")
+    assert isinstance(again[0], StoredBatch)
+    assert bench.bodies() == [b"before", b"1", b"2", b"3"]
+
+
 async def test_what_may_have_come_before_is_stored_once_until_it_is_released(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.publish("c", 5, b"one")

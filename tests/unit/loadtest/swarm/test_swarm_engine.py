@@ -400,6 +400,7 @@ def test_messages_that_the_load_generator_has_not_come_to_are_unsent(sink: Sink,
     with Swarm(plan) as swarm:
         swarm.connect()
         swarm.begin()
+        # What is tested is the passing of planned times.
         time.sleep(0.3)
         swarm.engine.stop()
         unsent = swarm.engine.counters_now()["unsent"]
