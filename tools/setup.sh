@@ -58,6 +58,8 @@ packages_for() {
         apt-get:redis) echo redis-server ;;
         apt-get:etcd) echo etcd-server etcd-client ;;
         apt-get:chromium) echo chromium-headless-shell ;;
+        apt-get:ldap) echo slapd ldap-utils libldap2-dev libsasl2-dev ;;
+        apt-get:postgresql) echo postgresql ;;
         apt-get:paho) echo paho.mqtt.c-examples ;;
         apt-get:systemd) echo systemd libseccomp2 ;;
         dnf:python) echo python3 python3-devel ;;
@@ -68,6 +70,8 @@ packages_for() {
         dnf:redis) echo redis ;;
         dnf:etcd) echo etcd ;;
         dnf:chromium) echo chromium-headless ;;
+        dnf:ldap) echo openldap-servers openldap-clients openldap-devel cyrus-sasl-devel ;;
+        dnf:postgresql) echo postgresql-server ;;
         dnf:paho) echo paho-c ;;
         dnf:systemd) echo systemd libseccomp ;;
         apk:python) echo python3 python3-dev ;;
@@ -76,6 +80,8 @@ packages_for() {
         apk:zlib) echo zlib-dev ;;
         apk:mosquitto) echo mosquitto mosquitto-clients ;;
         apk:redis) echo redis ;;
+        apk:ldap) echo openldap openldap-clients openldap-dev cyrus-sasl-dev ;;
+        apk:postgresql) echo postgresql ;;
         apk:etcd) echo etcd etcd-ctl ;;
         apk:chromium) echo chromium ;;
     esac
@@ -160,32 +166,29 @@ ensure_mosquitto() {
     fi
 }
 
-# Redis is the broker's peer in benchmarks/native_side_by_side.py, which starts its own.
-ensure_redis() {
-    if command -v redis-server >/dev/null; then
+# A server that tests and benchmarks start themselves: a service that its package starts is stopped.
+# Arguments: need, service, program.
+ensure_service() {
+    PATH="$PATH:/usr/sbin:/usr/lib/openldap"
+    if command -v "$3" >/dev/null || compgen -G "/usr/lib/postgresql/*/bin/$3" >/dev/null; then
         return
     fi
-    if install_packages redis; then
+    if install_packages "$1"; then
         if [ -d /run/systemd/system ] && command -v systemctl >/dev/null; then
-            as_root systemctl disable --now redis-server >>"$log" 2>&1 || true
+            as_root systemctl disable --now "$2" >>"$log" 2>&1 || true
         fi
     else
-        warn "without redis-server the broker's side-by-side benchmark cannot run"
+        warn "without $3 the tests with $1 are skipped"
     fi
 }
 
-# etcd is a consensus store in the tests, which start their own.
-ensure_etcd() {
-    if command -v etcd >/dev/null && command -v etcdctl >/dev/null; then
-        return
+# The clients of LDAP are compiled, with headers that not every machine has.
+install_ldap_clients() {
+    ensure_service ldap slapd slapd
+    if c_compiles ldap.h && c_compiles sasl/sasl.h; then
+        pip_install --require-hashes --requirement requirements/ldap.lock && return
     fi
-    if install_packages etcd; then
-        if [ -d /run/systemd/system ] && command -v systemctl >/dev/null; then
-            as_root systemctl disable --now etcd >>"$log" 2>&1 || true
-        fi
-    else
-        warn "without etcd its interop tests are skipped"
-    fi
+    warn "without the headers of OpenLDAP and Cyrus SASL the tests with LDAP are skipped"
 }
 
 # Chromium shows the page of tests/interop/test_browser.py.
@@ -237,7 +240,7 @@ pip_install() {
 
 # What an environment was made from: another answer means making it again.
 fingerprint() {
-    { cat pyproject.toml requirements/dev.lock tools/setup.sh tests/interop/node/package.json "${java_poms[@]}"; ls -d ./*/__init__.py; pwd; } | cksum
+    { cat pyproject.toml requirements/*.lock tools/setup.sh tests/interop/node/package.json "${java_poms[@]}"; ls -d ./*/__init__.py; pwd; } | cksum
 }
 
 is_installed() {
@@ -303,8 +306,10 @@ install_extra() {
     fi
     if [ "$extra" = dev ]; then
         ensure_mosquitto
-        ensure_redis
-        ensure_etcd
+        ensure_service redis redis-server redis-server
+        ensure_service etcd etcd etcd
+        ensure_service postgresql postgresql postgres
+        install_ldap_clients
         ensure_chromium
         ensure_paho_samples
         ensure_systemd_analyze
