@@ -307,6 +307,19 @@ MQTT_FAILING_ADDRESSES_MAX: Final = 16_384
 # Users who were right from an address and so have a count of failures of their own there; 150 bytes each.
 MQTT_PROVEN_USERS_MAX: Final = 131_072
 MQTT_UNDECIDED_BYTES_MAX: Final = 64 * 1024 * 1024
+# The authentication chain: links, bytes of the answers that one of them remembers, hashing by argon2id
+# (memory in KiB, rounds, lanes), an answer of a service and a set of keys by HTTP, keys of one link, what a
+# claim may be called, and names of groups and roles and attributes of one identity.
+MQTT_LINKS_MAX: Final = 32
+MQTT_ANSWERS_BYTES_MAX: Final = 64 * 1024 * 1024
+ARGON2_MEMORY_KIB_MAX: Final = 256 * 1024
+ARGON2_ROUNDS_MAX: Final = 32
+ARGON2_LANES_MAX: Final = 16
+MQTT_SERVICE_ANSWER_BYTES_MAX: Final = 64 * 1024
+MQTT_TOKEN_KEYS_BYTES_MAX: Final = 256 * 1024
+MQTT_TOKEN_KEYS_MAX: Final = 64
+MQTT_CLAIM_NAME_CHARACTERS_MAX: Final = 256
+MQTT_IDENTITY_NAMES_MAX: Final = 256
 # Before a CONNECT is accepted: one packet (client id, will, user name and password at their longest are
 # 230 KB), and what all connections of a front end hold together of packets and frames that have not come
 # whole, or of what came behind a CONNECT. Past it connections that wait for more of theirs are closed; a

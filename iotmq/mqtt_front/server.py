@@ -16,8 +16,7 @@ from iotmq.metrics import Metric, samples, samples_by
 from iotmq.mqtt import reason_codes
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.server.connection_settings import ConnectionSettings
-from iotmq.mqtt_front.access.authentication import Authentication, open_authentication
-from iotmq.mqtt_front.access.file_authenticator import FileAuthenticator
+from iotmq.mqtt_front.access.authentication import AccessEvents, Authentication, open_authentication
 from iotmq.mqtt_front.connection.deadlines import Deadlines
 from iotmq.mqtt_front.connection.device import Device, DeviceGroup
 from iotmq.mqtt_front.connection.replay_pace import PaceLimits
@@ -109,7 +108,7 @@ class MqttFront:
             topic_aliases_max=settings.topic_aliases_max,
             checks_payload_format=settings.payload_format_checked,
             connect_timeout_s=settings.connect_timeout_s,
-            authentication_methods=FileAuthenticator.methods if settings.authentication.users_file else (),
+            authentication_methods=settings.authentication.methods,
         )
         self._connections = 0
         self._accepted_total = 0
@@ -196,7 +195,9 @@ class MqttFront:
         admission = Admission(
             drain, connections_max=settings.connections_max, server_reference=settings.server_reference
         )
-        authentication = open_authentication(settings, loop, sessions.open, self._clock)
+        authentication = open_authentication(
+            settings, loop, self._clock, self._deadlines, AccessEvents(sessions.open)
+        )
         return FrontEndParts(
             loop,
             ingress,
@@ -240,6 +241,8 @@ class MqttFront:
         await self._stop_ports()
 
     async def _stop_ports(self) -> None:
+        if self._parts is not None:
+            await self._parts.authentication.wait_stopped()
         if self._parts is not None and self._parts.durable is not None:
             self._parts.durable.stop()
         if self._session_port is not None:
@@ -314,7 +317,9 @@ class MqttFront:
         if device.close_reason is not None:
             device.abort()  # it was told to go a while ago
             return
-        if device.is_held:
+        if device.client_id is not None and device.expires_s and device.expires_s <= now_s:
+            device.close(reason_codes.MAXIMUM_CONNECT_TIME, "the token by which it connected has ended")
+        elif device.is_held:
             device.close(reason_codes.SERVER_UNAVAILABLE, "no broker answers a SUBSCRIBE or UNSUBSCRIBE")
         elif device.client_id is not None:
             device.close(reason_codes.KEEP_ALIVE_TIMEOUT)

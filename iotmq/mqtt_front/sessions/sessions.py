@@ -77,9 +77,9 @@ class ConnectedSessions:
         """Add a connection whose CONNECT is to follow."""
         self._without_session.add(device)
 
-    def open(self, device: Device, connect: packets.Connect) -> None:
-        """Open or take over the session of a device whose CONNECT has come."""
-        client_id = connect.client_id or f"iotmq-{secrets.token_hex(8)}"
+    def open(self, device: Device, connect: packets.Connect, client_id: str) -> None:
+        """Open or take over the session of a device whose CONNECT has come; an empty id is for a new one."""
+        client_id = client_id or f"iotmq-{secrets.token_hex(8)}"
         former = self._devices.get(client_id)
         self._without_session.discard(device)
         if former is not None:  # [MQTT-3.1.4-2]
