@@ -25,7 +25,7 @@ _HEADER_BYTES: Final = 400
 _OFFSET_DIGITS: Final = "999999999999"
 ANSWER_TIMEOUT_S: Final = 30.0
 BODY: Final = b"x" * 100
-STREAMS: Final = 4
+STREAMS: Final = 16
 """Queues of a topic, or streams where there are no queues."""
 
 

@@ -8,7 +8,7 @@ asynchronously, and in its durable one, where it answers when a record is on the
 
 produce        one connection, 3,200 records on the way: batches of 100; single records where there are none
 produce singly 10 connections, 100 on the way: single records
-consume 32     4 queues or streams over 4 connections, 32 records at a time
+consume 32     16 queues or streams over 16 connections, 32 records at a time
 consume 1,024  the same, 1,024 at a time
 
 Before the first round each case is tried with few records, and gets as many as the slower side does in some
