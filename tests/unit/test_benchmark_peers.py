@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -248,7 +249,7 @@ def test_answers_are_counted_by_their_mark_however_they_arrive(size: int) -> Non
     counted, rest = 0, b""
     for at in range(0, len(stream), size):
         data = rest + stream[at : at + size]
-        count, end = answers(data)
+        count, end = answers(data, len(data))
         counted, rest = counted + count, data[end:]
     assert counted == 4
 
@@ -266,8 +267,38 @@ def test_a_source_of_debian_is_only_built_when_it_is_the_one_that_was_meant(
     monkeypatch.setattr("benchmarks.peers.sources._needs", lambda program, name: None)
     monkeypatch.setattr("benchmarks.peers.sources._debian_mirror", lambda: f"{tmp_path.as_uri()}/mirror/")
     source = DebianSource("some_1.orig.tar.gz", "0f" * 32, (), {}, "some")
-    with pytest.raises(peers.PeerError, match=r"some_1\.orig\.tar\.gz has the SHA-256 [0-9a-f]{64}, not 0f0f"):
+    with pytest.raises(
+        peers.PeerError, match=r"some_1\.orig\.tar\.gz has the SHA-256 [0-9a-f]{64}, not 0f0f"
+    ):
         source.fetch(tmp_path / "peer")
     needs = DebianSource("some_1.orig.tar.gz", "0f" * 32, (), {"no/such.h": "some-dev"}, "some")
     with pytest.raises(peers.PeerError, match=r"no/such\.h is not installed .*apt install some-dev"):
         needs.fetch(tmp_path / "peer")
+
+
+def test_a_server_that_is_not_measured_stands_still_meanwhile() -> None:
+    def state() -> str:
+        return Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        with peers.standing_still(child.pid):
+            assert state() == "T"
+        assert state() != "T"
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_answers_to_pulls_are_checked_by_their_next_offsets() -> None:
+    def answer(offset: int) -> bytes:
+        body = b'{"nextBeginOffset":"%d"}' % offset + b"x" * 10
+        return len(body).to_bytes(4, "big") + body
+
+    data = bytearray(answer(64) + answer(32) + answer(96)[:-1])
+    expected = {b"32", b"64", b"96"}
+    count, end = _wire_load._pulled(expected, data, len(data))
+    assert (count, end) == (2, len(answer(64) + answer(32)))
+    assert expected == {b"96"}
+    with pytest.raises(KeyError):
+        _wire_load._pulled(expected, data, len(data))
