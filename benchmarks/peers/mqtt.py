@@ -1,5 +1,6 @@
 """The peers on the side of devices: brokers that speak MQTT."""
 
+import getpass
 import sys
 from pathlib import Path
 from typing import Final
@@ -45,6 +46,8 @@ def _mosquitto(program: Path, place: Place, websocket: list[str], persistence: l
         f"listener {place.port} 127.0.0.1",
         *(websocket if place.is_websocket else []),
         "allow_anonymous true",
+        # Started by root it would become another user, who may not write here.
+        f"user {getpass.getuser()}",
         *(persistence if place.is_durable else ["persistence false"]),
         "max_queued_messages 0",
         "max_inflight_messages 0",

@@ -12,7 +12,7 @@ NO_ATTRIBUTES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """Who a device is, as a link of the authentication chain said; shared by its connections.
+    """The facts that a link of the authentication chain gave about a device; shared by its connections.
 
     A device that nobody asked has none (None at `Device.identity`).
     """
