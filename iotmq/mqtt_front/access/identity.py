@@ -22,7 +22,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     roles: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
     attributes: Mapping[str, str] = NO_ATTRIBUTES
-    """What else is known, such as claims of a token and fields of a certificate, for rules."""
+    """Further facts, such as claims of a token and fields of a certificate, for rules."""
     permissions: tuple[Mapping[str, object], ...] | None = None
     """Rules that came with the identity, in the order in which they are asked; None: it brought none."""
     limits: Mapping[str, int] | None = None
