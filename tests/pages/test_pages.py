@@ -239,7 +239,7 @@ def is_shown(output: str, shown: str) -> bool:
 
 @contextmanager
 def page_run(page: Path, directory: Path) -> Iterator[PageRun]:
-    config = directory / "page.toml"
+    config = directory / "gateway.toml"
     config.write_text("\n".join(block.text for block in blocks_of(page) if block.mark == "gateway"))
     with GatewayProcess(directory / "data", config=config) as gateway, ExitStack() as ending:
         run = PageRun(directory, gateway)
