@@ -277,6 +277,13 @@ MQTT_REWRITE_PROGRAM_BYTES_MAX: Final = 1024 * 1024
 MQTT_REWRITE_PATTERN_CHARACTERS_MAX: Final = 1_024
 MQTT_REWRITES_MAX: Final = 256
 MQTT_AUTO_SUBSCRIPTIONS_MAX: Final = 64
+# Routes, the conditions of one, the file of them, the payload that is read for fields of JSON (by default),
+# and one value that a placeholder stands for, when it is not of the topic.
+MQTT_ROUTES_MAX: Final = 10_000
+MQTT_ROUTE_CONDITIONS_MAX: Final = 32
+MQTT_ROUTES_FILE_BYTES_MAX: Final = 16 * 1024 * 1024
+MQTT_ROUTE_JSON_BYTES_MAX: Final = 64 * 1024
+MQTT_ROUTE_VALUE_BYTES_MAX: Final = 1_024
 # Where devices are sent, as text, and how many a second when a front end is drained.
 MQTT_SERVER_REFERENCE_CHARACTERS_MAX: Final = 1_024
 DRAINED_PER_SECOND_MAX: Final = 10_000

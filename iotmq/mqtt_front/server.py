@@ -27,7 +27,7 @@ from iotmq.mqtt_front.listen.admission import Admission
 from iotmq.mqtt_front.listen.listeners import Listeners
 from iotmq.mqtt_front.metrics import durable_metrics, topic_metrics, traffic_metrics
 from iotmq.mqtt_front.publish.ingress import Ingress
-from iotmq.mqtt_front.publish.routes import Router
+from iotmq.mqtt_front.publish.route_file import RouteReloads
 from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
 from iotmq.mqtt_front.sessions.auto_subscriptions import AutoSubscriptions
 from iotmq.mqtt_front.sessions.drain import Drain
@@ -95,7 +95,7 @@ class MqttFront:
         self._gateway = port
         self._session_port = sessions
         self._clock = clock if clock is not None else SystemClock()
-        self._router = Router(settings.routes, default_topic=settings.default_topic)
+        self._routes = RouteReloads(settings)
         self._rewrites = TopicRewrites(settings.rewrites)
         self._auto_subscriptions = AutoSubscriptions(settings.auto_subscriptions)
         self._connection_settings = ConnectionSettings(
@@ -136,14 +136,15 @@ class MqttFront:
         parts = self._parts = self._assembled(loop)
         try:
             await self._gateway.start(
-                self._router.broker_topics,
+                self._routes.router.broker_topics,
                 parts.egress,
                 parts.ingress.forget_routes,
-                route_of=self._router.route_of,
+                route_of=self._routes.router.route_of,
             )
             if self._session_port is not None and parts.durable is not None:
                 await self._session_port.start(SessionEvents(parts.durable, parts.drain))
             parts.authentication.start()
+            self._routes.start(self._gateway.add_topics, parts.ingress.forget_routes)
             await parts.listeners.open()
             self._is_listening = True
         except BaseException:  # a start that waits for a broker may be cancelled
@@ -157,7 +158,7 @@ class MqttFront:
 
     def _assembled(self, loop: asyncio.AbstractEventLoop) -> FrontEndParts:
         settings, port = self._settings, self._session_port
-        ingress = Ingress(self._router, self._gateway, loop, settings, rewrites=self._rewrites)
+        ingress = Ingress(self._routes.router, self._gateway, loop, settings, rewrites=self._rewrites)
         group = DeviceGroup(loop, ingress, self, now_s=self._clock.monotonic_s() + _TICK_S, clock=self._clock)
         ingress.group = group
         egress = Egress(group)
@@ -243,6 +244,7 @@ class MqttFront:
     async def _stop_ports(self) -> None:
         if self._parts is not None:
             await self._parts.authentication.wait_stopped()
+        self._routes.stop()
         if self._parts is not None and self._parts.durable is not None:
             self._parts.durable.stop()
         if self._session_port is not None:
@@ -429,6 +431,7 @@ class MqttFront:
         """Connections, messages and bytes of this front end and of its way to the brokers."""
         parts = self._parts
         yield from self._gateway.metrics()
+        yield from self._routes.metrics()
         yield from samples(
             ("iotmq_mqtt_connections", "Open MQTT connections.", self._connections),
             ("iotmq_mqtt_accepted_total", "MQTT connections accepted.", self._accepted_total),

@@ -622,6 +622,19 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "tests/unit/mqtt_front/publish/test_ingress.py::test_more_topics_than_the_cache_holds",
     ),
     Bound(
+        "mqtt_front.publish.targets: what routes ask of the messages of these topics",
+        "with the topics",
+        "MQTT_TOPIC_CACHE_BYTES_MAX, together with them",
+        "tests/unit/mqtt_front/publish/test_ingress_routes.py"
+        "::test_more_topics_with_questions_than_the_cache_holds",
+    ),
+    Bound(
+        "mqtt_front.publish.route_fields: a payload that is read as JSON",
+        "one, for the time of its message",
+        "mqtt.json_bytes_max",
+        "tests/unit/mqtt_front/publish/test_route_fields.py::test_a_payload_that_is_read_has_a_size",
+    ),
+    Bound(
         "mqtt.topics.topic_cache: topics of one cache",
         "the maximum it was made with",
         "MQTT_TOPIC_CACHE_BYTES_MAX",

@@ -336,6 +336,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "salvage",
         "sessions",
         "users",
+        "routes",
         "replication",
         "loadtest",
         "mqtt_worker",

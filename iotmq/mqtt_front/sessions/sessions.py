@@ -60,7 +60,12 @@ class ConnectedSessions:
         self._durable = None if at_brokers is None else at_brokers.durable
         self._auto_subscriptions = auto_subscriptions
         # Templates of topics ask for the names of devices (device_names).
-        self._keeps_names = subscriptions.rewrites.has_names or auto_subscriptions.has_names
+        self._keeps_names = (
+            subscriptions.rewrites.has_names
+            or auto_subscriptions.has_names
+            or ingress.targets.asks_names
+            or bool(settings.routes_file)
+        )
         self._devices: dict[str, Device] = {}
         # Connections that have not opened a session yet, or lost theirs to another connection.
         self._without_session: set[Device] = set()
