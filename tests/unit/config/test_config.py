@@ -9,7 +9,14 @@ import msgspec
 import pytest
 
 from iotmq.config.config import CONFIG_FILE_BYTES_MAX, Config, config_from_table, load_config
-from iotmq.config.setting_text import SECRET_SHOWN, element_struct_of, settings_of, struct_of, toml_document
+from iotmq.config.setting_text import (
+    SECRET_SHOWN,
+    element_struct_of,
+    settings_of,
+    struct_of,
+    tagged_structs_of,
+    toml_document,
+)
 from iotmq.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -289,6 +296,7 @@ def test_every_setting_has_a_meaning_and_a_valid_default() -> None:
             assert setting.description.endswith("."), f"{path}{setting.key} needs a description"
             if inner := struct_of(setting.type) or element_struct_of(setting.type):
                 structs.append((f"{path}{setting.key}.", inner))
+            structs += [(f"{path}{setting.key}.", one) for one in tagged_structs_of(setting.type).values()]
     assert config_from_table(msgspec.to_builtins(Config())) == Config()
 
 
