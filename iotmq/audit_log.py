@@ -136,7 +136,7 @@ class AuditLog:
                 len(self._waiting) + self._batch_count,
             ),
         )
-        text = "Audit records dropped, by what there was too little of: rate, room, or a log that took them."
+        text = "Audit records dropped, by reason: more than the rate, no room, refused by the log."
         yield from samples_by("reason", f"{prefix}_audit_dropped_total", text, self.dropped)
 
     def check_invariants(self) -> None:

@@ -8,11 +8,12 @@ an account; their brokers do where they are given one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Protocol
 
 from iotmq.errors import RequestError
-from iotmq.metrics import Metric, samples_by
+from iotmq.metrics import Metric, samples, samples_by
 from iotmq.registry.settings import RegistrySettings
 from iotmq.remoting.codes import RequestCode, ResponseCode, request_name
 from iotmq.remoting.command import Command
@@ -57,8 +58,21 @@ class RegistryAccounts(Protocol):
     async def reload_repeatedly(self, interval_s: float) -> None:
         """Read them again whenever they change."""
 
-    def metrics(self, prefix: str) -> Iterable[Metric]:
-        """Report refusals, and the accounts there are."""
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """Return the requests refused, by reason."""
+
+    @property
+    def accounts_count(self) -> int:
+        """Return the accounts there are."""
+
+    @property
+    def reloads_count(self) -> int:
+        """Return the times a changed file was read."""
+
+    @property
+    def failed_reloads_count(self) -> int:
+        """Return the times a changed file could not be used."""
 
 
 class RegistryAccess:
@@ -85,9 +99,25 @@ class RegistryAccess:
 
     def metrics(self) -> Iterable[Metric]:
         text = "Requests to the registry without a proof that their sender may ask them."
-        yield from samples_by("reason", "iotmq_registry_refused_total", text, self._refused)
-        if self._accounts is not None:
-            yield from self._accounts.metrics("iotmq_registry_acl")
+        accounts = self._accounts
+        refused = Counter(self._refused)
+        if accounts is not None:
+            refused.update(accounts.refused)
+        yield from samples_by("reason", "iotmq_registry_refused_total", text, refused)
+        if accounts is not None:
+            yield from samples(
+                ("iotmq_registry_accounts", "Accounts of the registry.", accounts.accounts_count),
+                (
+                    "iotmq_registry_accounts_reloads_total",
+                    "Times changed accounts were read.",
+                    accounts.reloads_count,
+                ),
+                (
+                    "iotmq_registry_accounts_failed_reloads_total",
+                    "Times changed accounts could not be used.",
+                    accounts.failed_reloads_count,
+                ),
+            )
 
     def _check(self, connection: ServerConnection, request: Command, *, is_lookup: bool) -> None:
         certificate = connection.peer_certificate if self._has_certificates else None

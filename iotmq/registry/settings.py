@@ -41,9 +41,9 @@ class RegistrySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     connections_max: Annotated[int, Meta(ge=1, le=1_000_000)] = NATIVE_CONNECTIONS_MAX
     """Open connections, brokers and clients together; more are refused."""
     access: Literal["open", "registrations", "everything"] = "open"
-    """Choose who has to prove who they are, by a certificate of tls_client_ca_file or the signature of an account of
-    acl_file: nobody; whoever registers a broker or changes something; or whoever asks anything. Open, a
-    stranger who reaches the port can register as a broker and get its traffic."""
+    """Choose who has to prove who they are, by a certificate of tls_client_ca_file or the signature of an
+    account of acl_file: nobody; whoever registers a broker or changes something; or whoever asks anything.
+    Open, a stranger who reaches the port can register as a broker and get its traffic."""
     acl_file: FileName = ""
     """The file of accounts, as the brokers' own (broker.acl_file), and often the same one. Administrators may
     register and change, every account may look up. It is read again when it changes. Empty: no account is a

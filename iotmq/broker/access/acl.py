@@ -200,18 +200,21 @@ class AccessControl:
         logger.info("%d accounts read from %s", len(self._accounts.by_key), self.path)
         self._warn_when_open()
 
-    def metrics(self, prefix: str = "iotmq_broker_acl") -> Iterable[Metric]:
+    @property
+    def accounts_count(self) -> int:
+        return len(self._accounts.by_key)
+
+    def metrics(self) -> Iterable[Metric]:
         text = "Requests refused by access control."
-        yield from samples_by("reason", f"{prefix}_refused_total", text, self.refused)
+        yield from samples_by("reason", "iotmq_broker_acl_refused_total", text, self.refused)
         yield from samples(
-            ("_accounts", "Accounts of access control.", len(self._accounts.by_key)),
-            ("_reloads_total", "Times changed accounts were read.", self.reloads_count),
+            ("iotmq_broker_acl_accounts", "Accounts of access control.", self.accounts_count),
+            ("iotmq_broker_acl_reloads_total", "Times changed accounts were read.", self.reloads_count),
             (
-                "_failed_reloads_total",
+                "iotmq_broker_acl_failed_reloads_total",
                 "Times changed accounts could not be used.",
                 self.failed_reloads_count,
             ),
-            prefix=prefix,
         )
 
     def _authenticated(self, accounts: Accounts, request: Command, address: str) -> Account | None:

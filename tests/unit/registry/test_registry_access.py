@@ -141,9 +141,9 @@ async def test_every_request_that_is_no_look_up_needs_a_proof(accounts: Path) ->
                 assert (await ask(connection, code)).code != NO, code
         counted = {(m.name, m.labels): m.value for m in registry.metrics()}
         assert (
-            counted["iotmq_registry_acl_refused_total", (("reason", "unsigned"),)] == len(codes - LOOKUPS) + 1
+            counted["iotmq_registry_refused_total", (("reason", "unsigned"),)] == len(codes - LOOKUPS) + 1
         )
-        assert counted["iotmq_registry_acl_accounts", ()] == 2
+        assert counted["iotmq_registry_accounts", ()] == 2
 
 
 def rewrite(path: Path, text: str) -> None:
@@ -155,7 +155,7 @@ async def test_a_changed_file_counts(accounts: Path, monkeypatch: pytest.MonkeyP
     async with running(access="registrations", acl_file=str(accounts)) as registry:
         assert (await outcome(registry, SERVICE))[0] == NO
         rewrite(accounts, FILE.replace("12345678}", "12345678, admin: true}"))
-        reloads = ("iotmq_registry_acl_reloads_total", ())
+        reloads = ("iotmq_registry_accounts_reloads_total", ())
         await soon(
             lambda: {(m.name, m.labels): m.value for m in registry.metrics()}[reloads] == 1,
             "a look at the file",
