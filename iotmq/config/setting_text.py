@@ -174,7 +174,8 @@ def secrets_of(value: Any) -> Iterator[tuple[msgspec.Struct, str, str]]:
             if not setting.is_secret:
                 yield from secrets_of(inner)
             elif inner:
-                yield value, name, inner
+                for text in inner.values() if isinstance(inner, dict) else (inner,):
+                    yield value, name, text
     elif isinstance(value, list | tuple):
         for each in value:
             yield from secrets_of(each)

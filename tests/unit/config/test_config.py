@@ -457,3 +457,20 @@ def test_a_setting_that_is_gone_is_told_and_not_refused(
     assert load_config(file) == load_config()
     (message,) = caplog.messages
     assert message.startswith(f"store.latest_enabled ({file} line 2) has no effect: ")
+
+
+def test_secrets_by_name_are_read_and_hidden_each(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("Bearer of-mine\n")
+    (tmp_path / "key").chmod(0o600)
+    link = {"kind": "http", "name": "own", "url": "http://127.0.0.1:1/"}
+    named = {"authorization": {"file": str(tmp_path / "key")}, "x-tenant": "hidden"}
+    config = config_from_table({"mqtt": {"authentication": {"chain": [{**link, "headers": named}]}}})
+    assert [text for _, _, text in secrets_of(config)] == ["Bearer of-mine", "hidden"]
+    hide_secrets(config)
+    assert [text for _, _, text in secrets_of(config)] == ["Bearer of-mine", "hidden"]
+    assert "of-mine" not in repr(config)
+    assert "hidden" not in repr(config)
+    for wrong in ({f"h{number}": "x" for number in range(17)}, {"authorization": 1}, "Bearer of-mine"):
+        with pytest.raises(ConfigError, match=r"chain\[0\]\.headers") as caught:
+            config_from_table({"mqtt": {"authentication": {"chain": [{**link, "headers": wrong}]}}})
+        assert "of-mine" not in str(caught.value)
