@@ -346,6 +346,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "salvage",
         "sessions",
         "users",
+        "routes",
         "replication",
         "loadtest",
         "mqtt_worker",

@@ -62,7 +62,12 @@ class ConnectedSessions:
         self._durable = None if at_brokers is None else at_brokers.durable
         self._auto_subscriptions = auto_subscriptions
         # Templates of topics ask for the names of devices (device_names).
-        self._keeps_names = subscriptions.rewrites.has_names or auto_subscriptions.has_names
+        self._keeps_names = (
+            subscriptions.rewrites.has_names
+            or auto_subscriptions.has_names
+            or ingress.targets.asks_names
+            or bool(settings.routes_file)
+        )
         self._devices: dict[str, Device] = {}
         # Connections that have not opened a session yet, or lost theirs to another connection.
         self._without_session: set[Device] = set()
@@ -81,9 +86,9 @@ class ConnectedSessions:
         """Add a connection whose CONNECT is to follow."""
         self._without_session.add(device)
 
-    def open(self, device: Device, connect: packets.Connect) -> None:
-        """Open or take over the session of a device whose CONNECT has come."""
-        client_id = connect.client_id or f"iotmq-{secrets.token_hex(8)}"
+    def open(self, device: Device, connect: packets.Connect, client_id: str) -> None:
+        """Open or take over the session of a device whose CONNECT has come; an empty id is for a new one."""
+        client_id = client_id or f"iotmq-{secrets.token_hex(8)}"
         former = self._devices.get(client_id)
         self._without_session.discard(device)
         if former is not None:  # [MQTT-3.1.4-2]
