@@ -31,6 +31,7 @@ from iotmq.mqtt.reason_codes import (
 )
 from iotmq.mqtt_front.access.failed_attempts import FailedAttempts
 from iotmq.mqtt_front.access.file_authenticator import Exchange, FileAuthenticator
+from iotmq.mqtt_front.access.identity import Identity
 from iotmq.mqtt_front.access.undecided import Undecided
 from iotmq.mqtt_front.access.verdicts import Accepted, Credentials, Denied, Question
 from iotmq.mqtt_front.connection.device import Device
@@ -252,6 +253,7 @@ class Authentication:
             return
         self._accepted[how] += 1
         device.user = None if user is None else sys.intern(user)
+        device.identity = Identity(user=device.user, decided_by=how)
         self._opens(device, connect)
 
     def _refuse(self, device: Device, asked: Credentials, refused: Denied) -> None:

@@ -1,4 +1,4 @@
-from libc.stdint cimport uint8_t, uint32_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from iotmq.mqtt.codec.byte_buffer cimport ByteBuffer
 from iotmq.mqtt.topics.topic_cache cimport TopicCache
@@ -17,6 +17,12 @@ cdef struct Target:
     uint8_t* properties         # MQTT_TOPIC, KEYS and TAGS of its records, owned
     uint32_t properties_size
     uint32_t lane               # place of the lane, as `lane_at` gave it
+    uint64_t id                 # of no other target, now or later
+    bint is_delayed             # its messages wait for a time of their own
+
+
+# The MQTT topic of a target, after rewriting.
+cdef str topic_of(const Target* target)
 
 
 cdef class Targets:
@@ -27,6 +33,7 @@ cdef class Targets:
     cdef object _lane_at
     cdef ByteBuffer _personal_topic     # a device's names and the topic that is looked for
     cdef int _new_topics_left           # that this turn has room for
+    cdef uint64_t _last_id              # of a target
 
     cdef void begin_turn(self) noexcept
     cdef int count_new(self, Device device) except -1

@@ -45,6 +45,12 @@ def _check_publishable(str name):
         raise MqttProtocolError(TOPIC_NAME_INVALID, "an answer to a request is published at once")
 
 
+cdef str topic_of(const Target* target):
+    """MQTT_TOPIC is the first of the properties."""
+    cdef bytes properties = target.properties[:target.properties_size]
+    return properties.partition(b"\x02")[0].partition(b"\x01")[2].decode()
+
+
 # Its memory is freed by what a collection of cycles would clear before.
 @cython.no_gc_clear
 cdef class Targets:
@@ -139,7 +145,9 @@ cdef class Targets:
         cdef bytes properties = encode_properties(named)
         if len(properties) + 1024 > PROPERTIES_BYTES_MAX:
             raise MqttProtocolError(TOPIC_NAME_INVALID, "the topic makes properties that are too long for a record")
-        return self._remember(key, size, TARGET_RESOLVED, properties, place)
+        cdef Target* target = self._remember(key, size, TARGET_RESOLVED, properties, place)
+        target.is_delayed = is_delayed
+        return target
 
     cdef Target* _remember(
         self, const uint8_t* key, Py_ssize_t size, TargetKind kind, bytes properties, uint32_t lane
@@ -158,6 +166,9 @@ cdef class Targets:
         memcpy(target.properties, <const uint8_t*>properties, len(properties))
         target.properties_size = <uint32_t>len(properties)
         target.lane = lane
+        target.is_delayed = False
+        self._last_id += 1
+        target.id = self._last_id
         self.topics.insert(key, size, target, value_bytes)
         return target
 
