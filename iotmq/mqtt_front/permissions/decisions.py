@@ -79,9 +79,9 @@ class RulesPolicy:
         decision = self._may_subscribe(wanted, fits, use)
         if not decision.is_allowed and any(clause.rule.conditions.qos is not None for clause in fits):
             for qos in range(use.qos - 1, -1, -1):
-                lower = self._may_subscribe(wanted, fits, use._replace(qos=qos))
-                if lower.is_allowed:
-                    return lower._replace(qos=qos)
+                decision = self._may_subscribe(wanted, fits, use._replace(qos=qos))
+                if decision.is_allowed:
+                    return decision._replace(qos=qos)
         return decision
 
     def _may_subscribe(self, wanted: Sequence[str], fits: Iterable[Clause], use: Use) -> Decision:
