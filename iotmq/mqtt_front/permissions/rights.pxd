@@ -1,4 +1,4 @@
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 
 cdef enum:
@@ -26,9 +26,13 @@ cdef class Rights:
     cdef uint64_t _decided_by           # number of the rules that the last decision about its filters is by
     cdef KnownRight* _known             # NULL until the first PUBLISH
     cdef uint32_t _mask
+    cdef uint32_t _turn                 # which slot is taken next from another target, of those it may be in
     cdef list _refusing                 # for each slot, names of the rules that refuse; None where none does
     cdef public object waiting          # messages behind a question to others (asked.Waiting); None while none is
 
     cdef int may_publish(self, uint64_t target, int flags, Py_ssize_t payload_size) noexcept
     cdef int learn(self, uint64_t target, object rooms) except -1
-    cdef int _grow(self) except -1
+    cdef int64_t _find(self, uint64_t target) noexcept
+    cdef int64_t _place_for(self, uint64_t target) noexcept
+    cdef int64_t _find_free(self, uint64_t target) noexcept
+    cdef int _resize(self, uint32_t count) except -1

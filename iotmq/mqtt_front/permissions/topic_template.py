@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple, TypeAlias
 
 from iotmq import limits
@@ -135,6 +136,8 @@ def _split(text: str) -> Iterable[str]:
     yield text[at:]
 
 
+# Rules have the same places in many topics: a decision fills each place once.
+@lru_cache(maxsize=1_024)
 def _level(text: str) -> str | Place:
     parts = [""]
     at = 0
