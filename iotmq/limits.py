@@ -277,6 +277,13 @@ MQTT_REWRITE_PROGRAM_BYTES_MAX: Final = 1024 * 1024
 MQTT_REWRITE_PATTERN_CHARACTERS_MAX: Final = 1_024
 MQTT_REWRITES_MAX: Final = 256
 MQTT_AUTO_SUBSCRIPTIONS_MAX: Final = 64
+# Routes, the conditions of one, the file of them, the payload that is read for fields of JSON (by default),
+# and one value that a placeholder stands for, when it is not of the topic.
+MQTT_ROUTES_MAX: Final = 10_000
+MQTT_ROUTE_CONDITIONS_MAX: Final = 32
+MQTT_ROUTES_FILE_BYTES_MAX: Final = 16 * 1024 * 1024
+MQTT_ROUTE_JSON_BYTES_MAX: Final = 64 * 1024
+MQTT_ROUTE_VALUE_BYTES_MAX: Final = 1_024
 # Where devices are sent, as text, and how many a second when a front end is drained.
 MQTT_SERVER_REFERENCE_CHARACTERS_MAX: Final = 1_024
 DRAINED_PER_SECOND_MAX: Final = 10_000
@@ -322,6 +329,19 @@ MQTT_PERMISSION_WORK_MAX: Final = 10_000
 MQTT_PERMISSION_ANSWERS_MAX: Final = 64
 MQTT_PERMISSION_QUESTIONS_MAX: Final = 4_096
 MQTT_PERMISSION_WAITING_BYTES_MAX: Final = 32 * 1024 * 1024
+# The authentication chain: links, bytes of the answers that one of them remembers, hashing by argon2id
+# (memory in KiB, rounds, lanes), an answer of a service and a set of keys by HTTP, keys of one link, what a
+# claim may be called, and names of groups and roles and attributes of one identity.
+MQTT_LINKS_MAX: Final = 32
+MQTT_ANSWERS_BYTES_MAX: Final = 64 * 1024 * 1024
+ARGON2_MEMORY_KIB_MAX: Final = 256 * 1024
+ARGON2_ROUNDS_MAX: Final = 32
+ARGON2_LANES_MAX: Final = 16
+MQTT_SERVICE_ANSWER_BYTES_MAX: Final = 64 * 1024
+MQTT_TOKEN_KEYS_BYTES_MAX: Final = 256 * 1024
+MQTT_TOKEN_KEYS_MAX: Final = 64
+MQTT_CLAIM_NAME_CHARACTERS_MAX: Final = 256
+MQTT_IDENTITY_NAMES_MAX: Final = 256
 # Before a CONNECT is accepted: one packet (client id, will, user name and password at their longest are
 # 230 KB), and what all connections of a front end hold together of packets and frames that have not come
 # whole, or of what came behind a CONNECT. Past it connections that wait for more of theirs are closed; a

@@ -130,12 +130,14 @@ def _decided(options: argparse.Namespace, config: Config) -> tuple[Decision, str
     subject = _subject(options)
     names = DeviceNames(subject.client_id, subject.user)
     rewrites = TopicRewrites(config.mqtt.rewrites)
+    are_proved = config.mqtt.authentication.client_ids != "any"
+    policy = Policies(_settings(options, config), are_client_ids_proved=are_proved).policy_of(subject)
     try:
         if options.action == "publish":
             really, use = _published(options, rewrites, names)
-            return Policies(_settings(options, config)).policy_of(subject).may_publish(really, use), really
+            return policy.may_publish(really, use), really
         really, use = _subscribed(options, rewrites, names)
-        return Policies(_settings(options, config)).policy_of(subject).may_subscribe(really, use), really
+        return policy.may_subscribe(really, use), really
     except MqttProtocolError as error:
         raise ConfigError(f"--topic {options.topic!r}: {error}") from error
 

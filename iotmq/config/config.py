@@ -22,11 +22,14 @@ from iotmq.config.setting_text import (
     element_struct_of,
     settings_of,
     struct_of,
+    tag_field_of,
+    tagged_structs_of,
     toml_value,
 )
 from iotmq.console.settings import HttpSettings
 from iotmq.errors import ConfigError
 from iotmq.log_format import LogSettings
+from iotmq.mqtt_front.settings.authentication import NOBODY
 from iotmq.mqtt_front.settings.listeners import TCP_NAME, WORKER_PLACE, ListenerSettings
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.registry.settings import RegistrySettings
@@ -246,6 +249,14 @@ def _value(setting: Setting, value: Any, path: str, origins: Mapping[str, str], 
         if None in read:
             return None
         value = read
+    if (tagged := tagged_structs_of(setting.type)) and isinstance(value, list):
+        read = [
+            _tagged_struct(tagged, inner, f"{path}[{index}]", origins, problems)
+            for index, inner in enumerate(value)
+        ]
+        if None in read:
+            return None
+        value = read
     try:
         return msgspec.convert(value, annotated_type(setting), strict=True)
     except msgspec.ValidationError:
@@ -254,6 +265,26 @@ def _value(setting: Setting, value: Any, path: str, origins: Mapping[str, str], 
             shown = shown[:200] + "..."
         problems.append(f"{path} = {shown}{_at(path, origins)} is refused{_meaning(setting)}")
         return None
+
+
+def _tagged_struct(
+    structs: Mapping[str, type[msgspec.Struct]],
+    table: Any,
+    path: str,
+    origins: Mapping[str, str],
+    problems: list[str],
+) -> msgspec.Struct | None:
+    """Return the struct that `table` describes, of those that it says by its tag."""
+    (key,) = {tag_field_of(struct) for struct in structs.values()}
+    assert key is not None, "structs of a union have tags"
+    tag = table.get(key) if isinstance(table, Mapping) else None
+    if not isinstance(tag, str) or tag not in structs:
+        shown = "missing" if tag is None else f"{toml_value(tag)}, which is unknown"
+        known = ", ".join(map(toml_value, structs))
+        problems.append(f"{path}.{key}{_at(path, origins)} is {shown}\n    allowed: {known}")
+        return None
+    inner = {name: value for name, value in table.items() if name != key}
+    return _struct(structs[tag], inner, path, origins, problems)
 
 
 def _meaning(setting: Setting) -> str:
@@ -280,6 +311,7 @@ def _at(path: str, origins: Mapping[str, str]) -> str:
 def _contradictions(config: Config) -> Iterable[str]:
     """Find combinations of settings that are refused."""
     yield from _listener_contradictions(config.mqtt)
+    yield from _chain_contradictions(config.mqtt)
     yield from config.replication.problems()
     mode = config.replication.mode
     if mode == "elected" and not config.broker.listen_port:
@@ -329,6 +361,25 @@ def _mqtt_places(mqtt: MqttSettings) -> Iterable[tuple[str, ListenerSettings]]:
         yield "mqtt" if index < first else f"mqtt.listeners[{index - first}]", listener
 
 
+def _has_to_be_proved(mqtt: MqttSettings, listener: ListenerSettings) -> bool:
+    """Return whether a device has to prove there who it is."""
+    return mqtt.authentication.has_to_be_proved and listener.chain != (NOBODY,)
+
+
+def _chain_contradictions(mqtt: MqttSettings) -> Iterable[str]:
+    for problem in mqtt.authentication.problems:
+        yield f"mqtt.authentication.{problem} is refused"
+    names = {link.name for link in mqtt.authentication.chain}
+    for place, listener in _mqtt_places(mqtt):
+        chain = listener.chain or ()
+        unknown = [name for name in chain if name not in names] if chain != (NOBODY,) else []
+        if unknown:
+            yield (
+                f"{place}.chain = {toml_value(chain)} is refused: there is no link {unknown[0]}\n"
+                f"    allowed: {', '.join(sorted(names)) or 'nothing, without mqtt.authentication.chain'}"
+            )
+
+
 def _listener_contradictions(mqtt: MqttSettings) -> Iterable[str]:
     if not mqtt.tcp_enabled and not mqtt.listeners:
         yield "mqtt.tcp_enabled = false is refused: without mqtt.listeners no device could connect"
@@ -339,27 +390,27 @@ def _listener_contradictions(mqtt: MqttSettings) -> Iterable[str]:
             and not is_loopback(listener.listen_host)
             and not mqtt.allow_anonymous_remote
             and not listener.needs_client_certificate
-            and not mqtt.authentication.has_to_be_proved
+            and not _has_to_be_proved(mqtt, listener)
         ):
             yield (
                 f"{place}.listen_host = {toml_value(listener.listen_host)} is refused: anybody who reaches "
                 "this address could publish and subscribe without a name or password\n"
-                "    allowed: a loopback address; mqtt.authentication.users_file without allow_anonymous, so "
-                "that devices have to prove who they are; or mqtt.allow_anonymous_remote = true where that "
-                "is meant"
+                "    allowed: a loopback address; mqtt.authentication.users_file or a chain, without "
+                "allow_anonymous, so that devices have to prove who they are; or "
+                "mqtt.allow_anonymous_remote = true where that is meant"
             )
         if (
             listener.transport in ("ws", "wss")
             and is_loopback(listener.listen_host)
             and not listener.allowed_origins
             and not listener.needs_client_certificate
-            and not mqtt.authentication.has_to_be_proved
+            and not _has_to_be_proved(mqtt, listener)
         ):
             yield (
                 f"{place}.allowed_origins = [] is refused: any page in a browser of this machine could "
                 "publish and subscribe without a name or password\n"
                 '    allowed: the origins of your pages; ["*"] where all are meant; or '
-                "mqtt.authentication.users_file without allow_anonymous"
+                "mqtt.authentication.users_file or a chain, without allow_anonymous"
             )
         if place != "mqtt" and listener.name in names:
             yield (

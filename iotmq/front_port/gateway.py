@@ -81,6 +81,7 @@ class RemoteGateway:
         self._filters: dict[int, str] = {}
         # Set by `start`.
         self._homes: FilterHomes | None = None
+        self._receiver: DeliveryReceiver | None = None
         # Names of brokers whose filters are where the queues of before had their homes.
         self._unplaced: set[str] = set()
         self._placing_due = asyncio.Event()
@@ -147,6 +148,7 @@ class RemoteGateway:
                     await asyncio.sleep(backoff.next_s())
         self._limits_changed = queues_changed
         self._homes = FilterHomes(route_of, self._queues)
+        self._receiver = receiver
         await self._follow_brokers(receiver)
         self._client.on_master_moved(self._master_moved)
         self._client.on_master_back(self._master_back)
@@ -155,6 +157,13 @@ class RemoteGateway:
             supervise("following of brokers", partial(self._refresh_forever, receiver, queues_changed)),
             supervise("placing of filters", self._place_forever),
         ]
+
+    async def add_topics(self, topics: Collection[str]) -> None:
+        found = {topic: await self._producer.queues(topic) for topic in topics if topic not in self._queues}
+        if found:
+            assert self._receiver is not None, "start() was not called"
+            self._queues.update(found)
+            await self._follow_brokers(self._receiver)
 
     async def stop(self) -> None:
         await end(self._tasks)

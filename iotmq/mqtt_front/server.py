@@ -16,8 +16,7 @@ from iotmq.metrics import Metric, samples, samples_by
 from iotmq.mqtt import reason_codes
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.server.connection_settings import ConnectionSettings
-from iotmq.mqtt_front.access.authentication import Authentication, open_authentication
-from iotmq.mqtt_front.access.file_authenticator import FileAuthenticator
+from iotmq.mqtt_front.access.authentication import AccessEvents, Authentication, open_authentication
 from iotmq.mqtt_front.connection.deadlines import Deadlines
 from iotmq.mqtt_front.connection.device import Device, DeviceGroup
 from iotmq.mqtt_front.connection.replay_pace import PaceLimits
@@ -31,7 +30,7 @@ from iotmq.mqtt_front.permissions.permissions import Permissions
 from iotmq.mqtt_front.permissions.questions import Decider
 from iotmq.mqtt_front.publish.guard import PublishGuard
 from iotmq.mqtt_front.publish.ingress import Ingress
-from iotmq.mqtt_front.publish.routes import Router
+from iotmq.mqtt_front.publish.route_file import RouteReloads
 from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
 from iotmq.mqtt_front.sessions.auto_subscriptions import AutoSubscriptions
 from iotmq.mqtt_front.sessions.drain import Drain
@@ -104,7 +103,7 @@ class MqttFront:
         self._gateway = port
         self._session_port = sessions
         self._clock = clock if clock is not None else SystemClock()
-        self._router = Router(settings.routes, default_topic=settings.default_topic)
+        self._routes = RouteReloads(settings)
         self._rewrites = TopicRewrites(settings.rewrites)
         self._auto_subscriptions = AutoSubscriptions(settings.auto_subscriptions)
         self._connection_settings = ConnectionSettings(
@@ -117,7 +116,7 @@ class MqttFront:
             topic_aliases_max=settings.topic_aliases_max,
             checks_payload_format=settings.payload_format_checked,
             connect_timeout_s=settings.connect_timeout_s,
-            authentication_methods=FileAuthenticator.methods if settings.authentication.users_file else (),
+            authentication_methods=settings.authentication.methods,
         )
         self._connections = 0
         self._accepted_total = 0
@@ -145,15 +144,16 @@ class MqttFront:
         parts = self._parts = self._assembled(loop)
         try:
             await self._gateway.start(
-                self._router.broker_topics,
+                self._routes.router.broker_topics,
                 parts.egress,
                 parts.ingress.forget_routes,
-                route_of=self._router.route_of,
+                route_of=self._routes.router.route_of,
             )
             if self._session_port is not None and parts.durable is not None:
                 await self._session_port.start(SessionEvents(parts.durable, parts.drain))
             parts.authentication.start()
             parts.permissions.start(parts.sessions.rules_changed)
+            self._routes.start(self._gateway.add_topics, parts.ingress.forget_routes)
             await parts.listeners.open()
             self._is_listening = True
         except BaseException:  # a start that waits for a broker may be cancelled
@@ -168,9 +168,15 @@ class MqttFront:
 
     def _assembled(self, loop: asyncio.AbstractEventLoop) -> FrontEndParts:
         settings, port = self._settings, self._session_port
-        permissions = Permissions(settings.permissions, loop, self._clock, deciders=self._deciders)
+        permissions = Permissions(
+            settings.permissions,
+            loop,
+            self._clock,
+            are_client_ids_proved=settings.authentication.client_ids != "any",
+            deciders=self._deciders,
+        )
         ingress = Ingress(
-            self._router,
+            self._routes.router,
             self._gateway,
             loop,
             settings,
@@ -221,7 +227,13 @@ class MqttFront:
         admission = Admission(
             drain, connections_max=settings.connections_max, server_reference=settings.server_reference
         )
-        authentication = open_authentication(settings, loop, sessions.open, self._clock)
+        authentication = open_authentication(
+            settings,
+            loop,
+            self._clock,
+            self._deadlines,
+            AccessEvents(sessions.open, sessions.identity_renewed),
+        )
         return FrontEndParts(
             loop,
             ingress,
@@ -267,6 +279,9 @@ class MqttFront:
         await self._stop_ports()
 
     async def _stop_ports(self) -> None:
+        if self._parts is not None:
+            await self._parts.authentication.wait_stopped()
+        self._routes.stop()
         if self._parts is not None and self._parts.durable is not None:
             self._parts.durable.stop()
         if self._session_port is not None:
@@ -341,7 +356,9 @@ class MqttFront:
         if device.close_reason is not None:
             device.abort()  # it was told to go a while ago
             return
-        if device.is_held:
+        if device.client_id is not None and device.expires_s and device.expires_s <= now_s:
+            device.close(reason_codes.MAXIMUM_CONNECT_TIME, "the token by which it connected has ended")
+        elif device.is_held:
             device.close(reason_codes.SERVER_UNAVAILABLE, "no broker answers a SUBSCRIBE or UNSUBSCRIBE")
         elif device.client_id is not None:
             device.close(reason_codes.KEEP_ALIVE_TIMEOUT)
@@ -451,6 +468,7 @@ class MqttFront:
         """Connections, messages and bytes of this front end and of its way to the brokers."""
         parts = self._parts
         yield from self._gateway.metrics()
+        yield from self._routes.metrics()
         yield from samples(
             ("iotmq_mqtt_connections", "Open MQTT connections.", self._connections),
             ("iotmq_mqtt_accepted_total", "MQTT connections accepted.", self._accepted_total),

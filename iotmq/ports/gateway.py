@@ -58,6 +58,12 @@ class GatewayPort(Protocol):
         before. `route_of` says where messages go as a rule.
         """
 
+    async def add_topics(self, topics: Collection[str]) -> None:
+        """Make sure that further broker topics exist, and learn their queues; those that are known stay.
+
+        Raises IotmqError when that cannot be done now.
+        """
+
     async def stop(self) -> None:
         """Give up the channel; batches that were not confirmed are reported as not stored."""
 

@@ -64,7 +64,8 @@ class Handed:
             assert flag == 0
             properties = decode_properties(raw)
             self.raw_properties.append(raw)
-            self.messages.append(Message(properties[MQTT_TOPIC], payload, properties))
+            # What a route puts aside has no topic that devices could subscribe.
+            self.messages.append(Message(properties.get(MQTT_TOPIC, ""), payload, properties))
 
     @property
     def payloads(self) -> list[bytes]:
@@ -105,6 +106,9 @@ class ScriptedGateway:
         self.topics = tuple(topics)
         self.receiver = receiver
         self.queues_changed = queues_changed
+
+    async def add_topics(self, topics: Collection[str]) -> None:
+        self.topics = tuple(dict.fromkeys((*self.topics, *topics)))
 
     async def stop(self) -> None:
         self.stopped += 1

@@ -6,6 +6,7 @@ A comment in front of a block changes how it is treated:
 - `<!-- gateway -->`: settings that the gateway of this page has.
 - `<!-- background: subscribes -->` or `consumes`: runs until the page ends. The next block runs when it has
   subscribed, or has asked for messages; at the end the output that is shown is waited for.
+- `<!-- routes file -->`: the content of mqtt.routes_file.
 - `<!-- stopped -->`: runs after the gateway of the page has stopped.
 
 Every page has a gateway of its own on free ports. `iotmq`, `mosquitto_pub` and `mosquitto_sub` are stand-ins
@@ -32,6 +33,7 @@ from gateway_process import SMALL_STORE, GatewayProcess
 
 from iotmq.broker.access.accounts_file import parse_accounts
 from iotmq.config.config import load_config
+from iotmq.mqtt_front.publish.route_file import read_routes
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGES: Final = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -239,7 +241,7 @@ def is_shown(output: str, shown: str) -> bool:
 
 @contextmanager
 def page_run(page: Path, directory: Path) -> Iterator[PageRun]:
-    config = directory / "page.toml"
+    config = directory / "gateway.toml"
     config.write_text("\n".join(block.text for block in blocks_of(page) if block.mark == "gateway"))
     with GatewayProcess(directory / "data", config=config) as gateway, ExitStack() as ending:
         run = PageRun(directory, gateway)
@@ -272,7 +274,10 @@ def test_a_wrong_command_and_a_wrong_output_fail(tmp_path: Path) -> None:
 def test_settings_load(block: Block, tmp_path: Path) -> None:
     config = tmp_path / "gateway.toml"
     config.write_text(block.text)
-    load_config(config)
+    if block.mark == "routes file":
+        assert read_routes(config)
+    else:
+        load_config(config)
 
 
 @pytest.mark.parametrize("block", of_language("yaml"), ids=lambda block: block.place)

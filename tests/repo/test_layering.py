@@ -338,6 +338,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "sessions",
         "users",
         "access",
+        "routes",
         "replication",
         "loadtest",
         "mqtt_worker",

@@ -59,6 +59,8 @@ class Device(ServerConnection, asyncio.BufferedProtocol):
     user: str | None
     identity: Any
     rights: Any
+    expires_s: float
+    watched_s: int
     will: Will | None
     has_session: bool
     epoch: int

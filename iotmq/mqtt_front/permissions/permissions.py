@@ -42,13 +42,14 @@ class Permissions:
         loop: asyncio.AbstractEventLoop,
         clock: Clock,
         *,
+        are_client_ids_proved: bool = False,
         deciders: Sequence[Decider] = (),
         audit: Callable[..., None] = lambda *_, **__: None,
     ) -> None:
         self.settings: Final = settings
         self._path = Path(settings.permissions_file) if settings.permissions_file else None
         self._watched = None if self._path is None else WatchedFiles(self._path)
-        self.policies: Final = Policies(settings)
+        self.policies: Final = Policies(settings, are_client_ids_proved=are_client_ids_proved)
         self._version = RulesVersion()
         self.questions: Final = Questions(deciders, loop, timeout_s=settings.answer_timeout_s)
         self.filters: Final = FilterDecisions(loop, self.questions, clock)
@@ -80,6 +81,15 @@ class Permissions:
         subject = subject_of(device)
         is_restricted = self.questions or self.policies.is_restricted(subject)
         return Rights(self, subject, self._version) if is_restricted else None
+
+    def renewed(self, device: Device) -> Rights | None:
+        """Return the rights of a connection that has another identity now."""
+        rights: Rights | None = device.rights
+        if rights is None:
+            return self.rights_of(device)
+        # What waits for an answer goes on with it.
+        rights.change(subject_of(device))
+        return rights
 
     def policy_of(self, subject: Subject) -> Policy:
         """Return what the present rules are for a connection (rights.RightsSource)."""

@@ -23,8 +23,10 @@ _NOTHING: Final = RulesPolicy(Subject(""), (), ())
 class Policies:
     """The rules in force. ConfigError when there is to be a file of rules that is missing or wrong."""
 
-    def __init__(self, settings: PermissionSettings) -> None:
+    def __init__(self, settings: PermissionSettings, *, are_client_ids_proved: bool = False) -> None:
+        """`are_client_ids_proved`: a device has client ids of its user alone (authentication.client_ids)."""
         self._without_rules = settings.without_rules
+        self._are_client_ids_proved = are_client_ids_proved
         path = settings.permissions_file
         self.rules = RuleSet(_rules_at_start(Path(path))) if path else None
         """Those of the file, which may be others later."""
@@ -59,16 +61,17 @@ class Policies:
         elif brought is None:
             if subject.identity is None or self._without_rules == "everything":
                 return Everything()
-            return OwnTopics(own_names(subject)) if self._without_rules == "own" else _NOTHING
+            return OwnTopics(self._own_names(subject)) if self._without_rules == "own" else _NOTHING
         return RulesPolicy(subject, publish, subscribe)
 
+    def _own_names(self, subject: Subject) -> tuple[str, ...]:
+        """Return the names that make a topic a device's own, where there are no rules.
 
-def own_names(subject: Subject) -> tuple[str, ...]:
-    """Return the names that make a topic a device's own, where there are no rules.
-
-    A client id is none: a device chooses it, such as "telemetry", which is a level of everybody's topics.
-    """
-    return () if subject.user is None else (subject.user,)
+        A client id that a device has chosen is none: it may be "telemetry", a level of everybody's topics.
+        """
+        if subject.user is None:
+            return ()
+        return (subject.user, subject.client_id) if self._are_client_ids_proved else (subject.user,)
 
 
 def _rules_at_start(path: Path) -> RulesOfFile:

@@ -206,6 +206,11 @@ class SessionRights:
 
         self.lost(device, device.subscriptions.items(), decided)
 
+    def renewed(self, device: Device, withdraw: Withdraw) -> None:
+        """A connected device has another identity of the same user, which may bring other rules."""
+        device.rights = self.permissions.renewed(device)
+        self.check(device, withdraw)
+
     def check_again(self, device: Device, withdraw: Withdraw) -> None:
         """Check what a device has if rules have changed since it was decided that it may have it."""
         if device.rights is not None and device.rights.is_outdated:

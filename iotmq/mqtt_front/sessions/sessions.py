@@ -61,7 +61,12 @@ class ConnectedSessions:
         self._auto_subscriptions = auto_subscriptions
         self._rights = subscriptions.rights
         # Templates of topics ask for the names of devices (device_names).
-        self._keeps_names = subscriptions.rewrites.has_names or auto_subscriptions.has_names
+        self._keeps_names = (
+            subscriptions.rewrites.has_names
+            or auto_subscriptions.has_names
+            or ingress.targets.asks_names
+            or bool(settings.routes_file)
+        )
         self._devices: dict[str, Device] = {}
         # Connections that have not opened a session yet, or lost theirs to another connection.
         self._without_session: set[Device] = set()
@@ -78,9 +83,12 @@ class ConnectedSessions:
         """Add a connection whose CONNECT is to follow."""
         self._without_session.add(device)
 
-    def open(self, device: Device, connect: packets.Connect) -> None:
-        """Open or take over the session of a device whose CONNECT has come, if it may have its will."""
-        client_id = connect.client_id or f"iotmq-{secrets.token_hex(8)}"
+    def open(self, device: Device, connect: packets.Connect, client_id: str) -> None:
+        """Open or take over the session of a device whose CONNECT has come; an empty id is for a new one.
+
+        A device that may not have its will is refused.
+        """
+        client_id = client_id or f"iotmq-{secrets.token_hex(8)}"
         device.client_id = client_id
         device.properties = encode_properties({MQTT_CLIENT_ID: client_id})
         if self._keeps_names:
@@ -157,6 +165,10 @@ class ConnectedSessions:
         if device.expiry_s or connect.clean_session or not self._settings.session_expiry_s_max:
             return device.expiry_s
         return _LAST_EXPIRY_S
+
+    def identity_renewed(self, device: Device) -> None:
+        """Apply the rights of the identity that a connected device has from now on."""
+        self._rights.renewed(device, self._subscriptions.withdraw)
 
     def rules_changed(self) -> None:
         """Have what connected devices have subscribed compared with the permissions of now."""

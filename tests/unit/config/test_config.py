@@ -173,8 +173,9 @@ def test_an_unknown_key_of_a_route_is_refused(tmp_path: Path) -> None:
 
 def test_a_missing_key_of_a_route_is_named(tmp_path: Path) -> None:
     text = refusal('[[mqtt.routes]]\nfilter = "a"\n', tmp_path)
-    assert "mqtt.routes[0].topic is missing" in text
-    assert "meaning:" in text
+    assert "mqtt.routes[0]" in text
+    assert "a route has a topic, or drop = true" in text
+    assert "mqtt.routes[0].filter is missing" in refusal('[[mqtt.routes]]\ntopic = "T"\n', tmp_path)
 
 
 @pytest.mark.parametrize(("port", "is_taken"), [(0, True), (65_535, True), (65_536, False), (-1, False)])

@@ -21,7 +21,7 @@ from iotmq.mqtt.codec import packets
 from iotmq.mqtt.codec.packets import Will
 from iotmq.mqtt_front import server
 from iotmq.mqtt_front.sessions.subscriptions import _Granted
-from iotmq.mqtt_front.settings.mqtt import RouteSettings
+from iotmq.mqtt_front.settings.routes import RouteSettings
 from iotmq.remoting.codes import ResponseCode
 from iotmq.supervised import FAILURES
 

@@ -77,6 +77,12 @@ class LocalGateway:
         *,
         route_of: RouteOf,
     ) -> None:
+        await self.add_topics(topics)
+        self._queues_changed = queues_changed
+        self._topics.add_listener(self._topic_changed)
+        self._channel = self._delivery.open_channel(receiver.deliver)
+
+    async def add_topics(self, topics: Collection[str]) -> None:
         """Make the topics; ConfigError for a name that takes no messages."""
         for topic in topics:
             try:
@@ -86,9 +92,6 @@ class LocalGateway:
             if not count:
                 raise ConfigError(f"mqtt.routes: broker topic {topic} does not take messages")
             self._queue_counts[topic] = count
-        self._queues_changed = queues_changed
-        self._topics.add_listener(self._topic_changed)
-        self._channel = self._delivery.open_channel(receiver.deliver)
 
     async def stop(self) -> None:
         self._queues_changed = _nothing

@@ -17,6 +17,7 @@ from iotmq.mqtt.codec import packets
 from iotmq.mqtt.codec.packets import Will
 from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties
 from iotmq.mqtt.topics.reply import ReplyAddress, reply_token
+from iotmq.mqtt_front.access.identity import Identity
 from iotmq.mqtt_front.settings.topics import AutoSubscriptionSettings, RewriteSettings
 
 OWN = rule_text("allow", "all", "d/%c/#", name='"own"')
@@ -364,3 +365,28 @@ async def test_who_was_not_asked_may_do_everything_without_rules(path: Path) -> 
         assert await client.subscribe(("#", 0), ("$SYS/broker/version", 0)) == [0, 0]
         (device,) = site.front.parts.sessions.devices()
         assert device.rights is None
+
+
+# Identities
+
+
+async def test_another_identity_of_a_connected_device_brings_other_rights(path: Path) -> None:
+    """As with a new token: what it may no more is taken from it at once."""
+    async with running(path) as site:
+        client = await site.connect(level=5)
+        client.send(subscribe_packet(5, ("a/#", 0), ("b/#", 0)))
+        await client.packet()
+        (device,) = site.front.parts.sessions.devices()
+        for topic, code in (("a", 0), ("b", NOT_AUTHORIZED)):
+            rules = ({"permission": "allow", "action": "all", "topic": "a/#"},)
+            device.identity = Identity(user="u", permissions=rules)
+            site.front.parts.sessions.identity_renewed(device)
+            assert await site.published(client, topic, properties=NO_PROPERTIES) == code
+        assert list(site.gateway.filters.values()) == ["a/#"]
+        device.identity = Identity(
+            user="u", permissions=({"permission": "allow", "action": "all", "topic": "b"},)
+        )
+        site.front.parts.sessions.identity_renewed(device)
+        assert await site.published(client, "a", properties=NO_PROPERTIES) == NOT_AUTHORIZED
+        assert await site.published(client, "b", properties=NO_PROPERTIES) == 0
+        assert not site.gateway.filters
