@@ -196,12 +196,10 @@ def text_of(value: Value) -> str:
             return ""
     else:
         return ""
-    if (
-        len(text) > limits.MQTT_ROUTE_VALUE_BYTES_MAX
-        or len(text.encode()) > limits.MQTT_ROUTE_VALUE_BYTES_MAX
-    ):
+    size = len(text) if text.isascii() else len(text.encode())
+    if size > limits.MQTT_ROUTE_VALUE_BYTES_MAX:
         return ""
-    return text.translate(_REPLACED)
+    return text if text.isprintable() else text.translate(_REPLACED)
 
 
 class Template:
