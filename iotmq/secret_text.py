@@ -42,8 +42,10 @@ class Secret(str):
 def hide(settings: msgspec.Struct, *names: str) -> None:
     """Have these fields not shown: for `__post_init__`, also of settings that do not change."""
     for name in names:
-        if text := getattr(settings, name):
-            msgspec.structs.force_setattr(settings, name, Secret(text))
+        if secret := getattr(settings, name):
+            is_table = isinstance(secret, dict)
+            hidden = {key: Secret(text) for key, text in secret.items()} if is_table else Secret(secret)
+            msgspec.structs.force_setattr(settings, name, hidden)
 
 
 class _Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

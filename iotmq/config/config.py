@@ -259,6 +259,8 @@ def _struct(
 
 
 def _value(setting: Setting, value: Any, path: str, origins: Mapping[str, str], problems: list[str]) -> Any:
+    if setting.is_secret and get_origin(setting.type) is dict and isinstance(value, Mapping):
+        return _secrets(setting, value, path, origins, problems)
     if setting.is_secret:
         return _secret(setting, value, path, origins, problems)
     if struct := struct_of(setting.type):
@@ -307,6 +309,21 @@ def _tagged_struct(
         return None
     inner = {name: value for name, value in table.items() if name != key}
     return _struct(structs[tag], inner, path, origins, problems)
+
+
+def _secrets(
+    setting: Setting, table: Mapping[str, Any], path: str, origins: Mapping[str, str], problems: list[str]
+) -> Any:
+    """Return secrets by name."""
+    one = setting._replace(type=str, meta=msgspec.Meta(extra=setting.meta.extra))
+    read = {name: _secret(one, value, f"{path}.{name}", origins, problems) for name, value in table.items()}
+    try:
+        msgspec.convert(read, annotated_type(setting), strict=True)
+    except msgspec.ValidationError:
+        problems.append(f"{path}{_at(path, origins)} is refused{_meaning(setting)}")
+    return read
+
+
 def _secret(setting: Setting, value: Any, path: str, origins: Mapping[str, str], problems: list[str]) -> Any:
     at = _at(path, origins)
     try:
