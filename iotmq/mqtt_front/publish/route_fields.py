@@ -172,7 +172,7 @@ def _json_reader(steps: list[str]) -> Callable[[RoutedMessage], Value]:
     ]
 
     def read(message: RoutedMessage) -> Value:
-        value = message.json
+        value = message.json if message._json is _UNREAD else message._json
         for name, index in path:
             if isinstance(value, dict):
                 value = value.get(name)
@@ -205,9 +205,10 @@ def text_of(value: Value) -> str:
 class Template:
     """A text with placeholders. ConfigError, which begins with `where`, for one that no record can have."""
 
-    __slots__ = ("_parts", "_whole", "placeholders")
+    __slots__ = ("_parts", "_whole", "placeholders", "text")
 
     def __init__(self, text: str, where: str) -> None:
+        self.text = text
         where = f"{where} = {text!r}"
         if not _SEPARATORS.isdisjoint(text):
             raise ConfigError(f"{where}: \\x01 and \\x02 separate the properties of a record")
@@ -223,6 +224,8 @@ class Template:
         """Return the text for a message; a placeholder without a value leaves nothing."""
         if self._whole is not None:
             return _text(self._whole, message)
+        if not self.placeholders:
+            return self.text
         return "".join([part if isinstance(part, str) else _text(part, message) for part in self._parts])
 
 
