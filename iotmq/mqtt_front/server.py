@@ -8,10 +8,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from iotmq.addresses import parse_address
 from iotmq.clock import Clock, SystemClock
 from iotmq.event_loop import happens_within
+from iotmq.message.properties import MQTT_CLIENT_ID, encode_properties
 from iotmq.metrics import Metric, samples, samples_by
 from iotmq.mqtt import reason_codes
 from iotmq.mqtt.codec import packets
@@ -19,6 +21,7 @@ from iotmq.mqtt.server.connection_settings import ConnectionSettings
 from iotmq.mqtt_front.access.authentication import AccessEvents, Authentication, open_authentication
 from iotmq.mqtt_front.connection.deadlines import Deadlines
 from iotmq.mqtt_front.connection.device import Device, DeviceGroup
+from iotmq.mqtt_front.connection.peer import Peer
 from iotmq.mqtt_front.connection.replay_pace import PaceLimits
 from iotmq.mqtt_front.deliver.egress import Egress
 from iotmq.mqtt_front.deliver.retained_egress import RetainedEgress
@@ -41,6 +44,9 @@ from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.ports.gateway import GatewayPort
 from iotmq.ports.sessions import SessionPort
 from iotmq.supervised import surviving
+
+if TYPE_CHECKING:
+    from iotmq.mqtt_front.plugins.front_plugins import FrontPlugins
 
 _log = logging.getLogger("iotmq.mqtt")
 
@@ -68,6 +74,7 @@ class FrontEndParts:
     listeners: Listeners
     drain: Drain
     admission: Admission
+    plugins: FrontPlugins | None
 
 
 class MqttFront:
@@ -143,6 +150,8 @@ class MqttFront:
             )
             if self._session_port is not None and parts.durable is not None:
                 await self._session_port.start(SessionEvents(parts.durable, parts.drain))
+            if parts.plugins is not None:
+                await parts.plugins.start()
             parts.authentication.start()
             self._routes.start(self._gateway.add_topics, parts.ingress.forget_routes)
             await parts.listeners.open()
@@ -152,6 +161,8 @@ class MqttFront:
             parts.authentication.stop()
             await self._stop_ports()
             raise
+        if parts.plugins is not None:
+            await parts.plugins.started()
         if parts.sys_topics is not None:
             parts.sys_topics.tick(self._clock.monotonic_s())
         self._ticker = loop.call_later(_TICK_S, self._tick)
@@ -196,8 +207,16 @@ class MqttFront:
         admission = Admission(
             drain, connections_max=settings.connections_max, server_reference=settings.server_reference
         )
+        plugins = self._plugins_of(loop, group)
+        if plugins is not None:
+            subscriptions.subscribed = plugins.subscribed
         authentication = open_authentication(
-            settings, loop, self._clock, self._deadlines, AccessEvents(sessions.open)
+            settings,
+            loop,
+            self._clock,
+            self._deadlines,
+            AccessEvents(self._open_session),
+            None if plugins is None else plugins.link,
         )
         return FrontEndParts(
             loop,
@@ -213,7 +232,31 @@ class MqttFront:
             listeners,
             drain,
             admission,
+            plugins,
         )
+
+    def _plugins_of(self, loop: asyncio.AbstractEventLoop, group: DeviceGroup) -> FrontPlugins | None:
+        """Make the plug-ins of the settings, whose library is loaded only where there are some."""
+        if not self._settings.plugins.amqtt:
+            return None
+        from iotmq.mqtt_front.plugins.front_plugins import FrontPlugins
+
+        # What plug-ins publish comes from a device of their own, which nobody else can be.
+        device = Device(group, self._connection_settings, Peer("plug-ins"))
+        device.client_id = "iotmq/plug-ins"
+        device.properties = encode_properties({MQTT_CLIENT_ID: device.client_id})
+
+        def publish(message: packets.Will) -> None:
+            self.parts.ingress.publish_will(device, message)
+
+        return FrontPlugins(self._settings, loop, publish, self._clock)
+
+    def _open_session(self, device: Device, connect: packets.Connect, client_id: str) -> None:
+        """A device may connect."""
+        parts = self.parts
+        parts.sessions.open(device, connect, client_id)
+        if parts.plugins is not None:
+            parts.plugins.opened(device, connect)
 
     def _drain_changed(self, is_draining: bool) -> None:
         if self._session_port is not None:
@@ -244,6 +287,8 @@ class MqttFront:
     async def _stop_ports(self) -> None:
         if self._parts is not None:
             await self._parts.authentication.wait_stopped()
+            if self._parts.plugins is not None:
+                await self._parts.plugins.stop()
         self._routes.stop()
         if self._parts is not None and self._parts.durable is not None:
             self._parts.durable.stop()
@@ -380,6 +425,8 @@ class MqttFront:
             self.parts.subscriptions.subscribe(device, event)
         else:
             self.parts.subscriptions.unsubscribe(device, event)
+            if self.parts.plugins is not None:
+                self.parts.plugins.unsubscribed(device, event)
 
     def device_lost(self, device: Device) -> None:
         """The transport is gone."""
@@ -400,6 +447,8 @@ class MqttFront:
         if self._parts is not None:
             self._parts.listeners.lost(device)
             self._parts.authentication.lost(device)
+            if self._parts.plugins is not None:
+                self._parts.plugins.lost(device)
             self._parts.admission.lost(device)
             self._parts.sessions.lost(device)
         if not self._connections:
@@ -460,6 +509,8 @@ class MqttFront:
             yield from parts.listeners.metrics()
             yield from parts.drain.metrics()
             yield from parts.authentication.metrics()
+            if parts.plugins is not None:
+                yield from parts.plugins.metrics()
             yield from traffic_metrics(parts.ingress, parts.egress, parts.group)
             yield from topic_metrics(
                 parts.ingress, parts.subscriptions, self._rewrites, self._auto_subscriptions

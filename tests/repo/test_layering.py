@@ -248,6 +248,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "publish",
         "deliver",
         "access",
+        "plugins",
         "sessions",
         "listen",
         "metrics",
