@@ -77,8 +77,8 @@ async def test_no_opinion_of_plugins_is_for_the_next_link(tmp_path: Path) -> Non
 
 
 async def test_a_plugin_that_blocks_does_not_hold_up_devices() -> None:
-    """Twenty devices ask it, each of which takes it a second; others publish and are acknowledged."""
-    entries = [scripted(options={"seconds": 1.0}, timeout_s=2.0, failures_max=0), scripted(name="other")]
+    """Twenty devices ask it, each of which takes it two seconds; others publish and are acknowledged."""
+    entries = [scripted(options={"seconds": 2.0}, timeout_s=4.0, failures_max=0), scripted(name="other")]
     chain = [
         {**LINK, "when_user": "slow", "plugins": ["Scripted"]},
         {**LINK, "name": "quick", "plugins": ["other"]},
@@ -101,7 +101,7 @@ async def test_a_plugin_that_blocks_does_not_hold_up_devices() -> None:
             slowest_s = max(slowest_s, time.perf_counter() - began_s)
             if not number % 20:
                 assert await site.code("pump", b"yes", client_id=f"new-{number}") == 0
-        assert slowest_s < 0.5
+        assert slowest_s < 1
         codes = await asyncio.gather(*asking)
         assert set(codes) <= {0, 3}
         assert codes.count(0) >= 2

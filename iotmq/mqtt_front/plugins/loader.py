@@ -10,7 +10,7 @@ import dataclasses
 import enum
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -85,7 +85,7 @@ def load(settings: AmqttPluginSettings) -> LoadedPlugin:
     return LoadedPlugin(
         settings,
         plugin_class,
-        options_of(plugin_class, settings.options, setting),
+        options_of(plugin_class, [*settings.options.items(), *settings.secret_options.items()], setting),
         known(plugin_class),
         authenticates=authenticates,
         filters_topics=filters_topics,
@@ -94,7 +94,7 @@ def load(settings: AmqttPluginSettings) -> LoadedPlugin:
     )
 
 
-def options_of(plugin_class: type, options: Mapping[str, Any], setting: str) -> object:
+def options_of(plugin_class: type, options: Iterable[tuple[str, Any]], setting: str) -> object:
     """Return the `Config` of a class. ConfigError names the option that is not as it has to be."""
     from dacite import Config, DaciteError, MissingValueError, WrongTypeError, from_dict
 
@@ -103,13 +103,13 @@ def options_of(plugin_class: type, options: Mapping[str, Any], setting: str) -> 
         raise ConfigError(f"{setting}: {plugin_class.__name__} has no dataclass Config")
     names = {field.name for field in dataclasses.fields(config_class) if field.init}
     given: dict[str, Any] = {}
-    for key, value in options.items():
+    for key, value in options:
         name = key.replace("-", "_")
         if name not in names:
             there = ", ".join(sorted(names)) or "none"
             raise ConfigError(f"{setting} has no option {key}; there are: {there}")
         if name in given:
-            raise ConfigError(f"{setting} has the option {name} twice, with dashes and with underscores")
+            raise ConfigError(f"{setting} has the option {name} twice")
         given[name] = value
     try:
         return from_dict(config_class, given, Config(cast=[enum.Enum, Path], strict=True))

@@ -18,8 +18,11 @@ class AmqttPluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     """The class with its module, such as amqtt.contrib.http.UserAuthHttpPlugin."""
     name: Annotated[str, Meta(pattern=r"^[\w.-]*$", max_length=64)] = ""
     """The plug-in in metrics, log lines and links; empty: the name of the class."""
-    options: Annotated[dict[str, Any], Meta(extra={"is_secret": True})] = {}
+    options: dict[str, Any] = {}
     """The plug-in's own options, as in the configuration of amqtt; dashes in names count as underscores."""
+    secret_options: Annotated[dict[str, str], Meta(max_length=64, extra={"is_secret": True})] = {}
+    """Those of them that are secrets, such as secret_key, bind_password and connection. Each is text, or says
+    where it is."""
     hosts: Annotated[int, Meta(ge=1, le=64)] = 2
     """Threads with an event loop and an instance of the plug-in each. One that blocks its loop, as argon2 and
     LDAP plug-ins do, answers as many questions at a time. Events go to the first."""

@@ -8,9 +8,9 @@ import msgspec
 from msgspec import Meta
 
 from iotmq.mqtt_front.settings.links import LinkSettings
-from iotmq.setting_types import FileName
+from iotmq.setting_types import FileName, SecretText
 
-_Secret = Annotated[str, Meta(min_length=1, max_length=1_024, extra={"is_secret": True})]
+_Secret = Annotated[SecretText, Meta(min_length=1, max_length=1_024)]
 _Statement = Annotated[str, Meta(max_length=16 * 1024)]
 _LdapName = Annotated[str, Meta(max_length=1_024)]
 
@@ -71,7 +71,7 @@ class LdapLinkSettings(LinkSettings, frozen=True, kw_only=True, forbid_unknown_f
     """Certificates that sign the server's (PEM); empty: those of the machine."""
     bind_dn: _LdapName = ""
     """Name of the entry by which the directory is searched; empty: none (an anonymous bind)."""
-    bind_password: Annotated[str, Meta(max_length=1_024, extra={"is_secret": True})] = ""
+    bind_password: Annotated[SecretText, Meta(max_length=1_024)] = ""
     """The password of bind_dn."""
     base_dn: _LdapName
     """Below which entry devices are searched."""

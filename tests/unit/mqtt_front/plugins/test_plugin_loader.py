@@ -94,10 +94,19 @@ def test_a_class_that_derives_from_a_known_one_may_look_at_passwords() -> None:
     assert known(Own).without_user is False
 
 
-def test_no_option_is_shown() -> None:
+def test_secret_options_are_options_that_are_not_shown() -> None:
+    path = "amqtt.contrib.jwt.UserAuthJwtPlugin"
+    settings = AmqttPluginSettings(
+        class_path=path, options={"user-claim": "sub"}, secret_options={"secret-key": "xyzzy"}
+    )
+    options: Any = load(settings).options
+    assert (options.user_claim, options.secret_key) == ("sub", "xyzzy")
+
     from iotmq.config.config import config_from_table
 
-    table = {"mqtt": {"plugins": {"amqtt": [{"class_path": "a.B", "options": {"secret_key": "xyzzy"}}]}}}
+    table = {
+        "mqtt": {"plugins": {"amqtt": [{"class_path": "a.B", "secret_options": {"secret_key": "xyzzy"}}]}}
+    }
     from iotmq.config.setting_text import toml_document
 
     shown = toml_document(config_from_table(table))
