@@ -26,7 +26,7 @@ class AmqttPluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     hosts: Annotated[int, Meta(ge=1, le=64)] = 2
     """Threads with an event loop and an instance of the plug-in each. One that blocks its loop, as argon2 and
     LDAP plug-ins do, answers as many questions at a time. Events go to the first."""
-    timeout_s: Annotated[float, Meta(ge=0.05, le=60)] = 5.0
+    timeout_s: Annotated[float, Meta(ge=0.05, le=60.0)] = 5.0
     """How long an answer may take, in seconds; without one the device is refused."""
     waiting_max: Annotated[int, Meta(ge=1, le=65_536)] = 4_096
     """Questions that may be unanswered; more are refused."""
