@@ -309,6 +309,8 @@ def _tagged_struct(
         return None
     inner = {name: value for name, value in table.items() if name != key}
     return _struct(structs[tag], inner, path, origins, problems)
+
+
 def _secrets(
     setting: Setting, table: Mapping[str, Any], path: str, origins: Mapping[str, str], problems: list[str]
 ) -> Any:

@@ -166,6 +166,8 @@ def _tag_of(value: msgspec.Struct) -> dict[str, Any]:
     """Return key and value that say which struct it is."""
     key = tag_field_of(type(value))
     return {} if key is None else {key: type(value).__struct_config__.tag}
+
+
 def secrets_of(value: Any) -> Iterator[tuple[msgspec.Struct, str, str]]:
     """Yield every secret that is set in settings: whose it is, the field, and the secret."""
     if isinstance(value, msgspec.Struct):

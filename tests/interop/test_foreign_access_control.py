@@ -120,7 +120,9 @@ def test_the_cpp_client_sends_with_the_right_keys_only(guarded: GatewayProcess, 
 @has_cpp
 def test_the_cpp_client_reaches_the_devices_it_may(guarded: GatewayProcess, cpp: PipedClient) -> None:
     def to(*topics: str) -> list[dict[str, Any]]:
-        return [{"topic": "Commands", "body": "open", "properties": {"MQTT_TOPIC": topic}} for topic in topics]
+        return [
+            {"topic": "Commands", "body": "open", "properties": {"MQTT_TOPIC": topic}} for topic in topics
+        ]
 
     cpp.call("producer", group="devices", keys=RIGHT)
     with MqttListener(guarded.mqtt_port, "devices/#") as device:

@@ -491,7 +491,8 @@ def test_a_chain_of_tables_of_several_kinds_reads_back_without_its_secrets() -> 
     assert links[1]["headers"] == SECRET_SHOWN
     links[1]["headers"] = {"authorization": "Bearer of-mine"}
     assert config_from_table(table) == config
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=Config) == config, "as workers get it"
+    for_workers = msgspec.msgpack.encode(config, enc_hook=str)
+    assert msgspec.msgpack.decode(for_workers, type=Config) == config
 
 
 def test_a_wrong_value_in_a_chain_is_named_with_its_place_and_without_its_secret(tmp_path: Path) -> None:
