@@ -129,6 +129,8 @@ class MqttFront:
         self._is_listening = False
         self._is_stopping = False
         self._all_gone: asyncio.Event = asyncio.Event()
+        # Publishes what plug-ins do; made with their first message.
+        self._plugin_device: Device | None = None
         # Made in `start`, which is the first to know the loop.
         self._parts: FrontEndParts | None = None
 
@@ -212,7 +214,7 @@ class MqttFront:
         admission = Admission(
             drain, connections_max=settings.connections_max, server_reference=settings.server_reference
         )
-        plugins = self._plugins_of(loop, group)
+        plugins = self._plugins_of(loop)
         if plugins is not None:
             subscriptions.subscribed = plugins.subscribed
         authentication = open_authentication(
@@ -240,21 +242,21 @@ class MqttFront:
             plugins,
         )
 
-    def _plugins_of(self, loop: asyncio.AbstractEventLoop, group: DeviceGroup) -> FrontPlugins | None:
+    def _plugins_of(self, loop: asyncio.AbstractEventLoop) -> FrontPlugins | None:
         """Make the plug-ins of the settings, whose library is loaded only where there are some."""
         if not self._settings.plugins.amqtt:
             return None
         from iotmq.mqtt_front.plugins.front_plugins import FrontPlugins
 
-        # What plug-ins publish comes from a device of their own, which nobody else can be.
-        device = Device(group, self._connection_settings, Peer("plug-ins"))
-        device.client_id = "iotmq/plug-ins"
-        device.properties = encode_properties({MQTT_CLIENT_ID: device.client_id})
+        return FrontPlugins(self._settings, loop, self._publish_for_plugins, self._clock)
 
-        def publish(message: packets.Will) -> None:
-            self.parts.ingress.publish_will(device, message)
-
-        return FrontPlugins(self._settings, loop, publish, self._clock)
+    def _publish_for_plugins(self, message: packets.Will) -> None:
+        """Publish what a plug-in does, as a device of their own."""
+        if self._plugin_device is None:
+            self._plugin_device = Device(self.parts.group, self._connection_settings, Peer("plug-ins"))
+            self._plugin_device.client_id = "iotmq/plug-ins"
+            self._plugin_device.properties = encode_properties({MQTT_CLIENT_ID: "iotmq/plug-ins"})
+        self.parts.ingress.publish_will(self._plugin_device, message)
 
     def _open_session(self, device: Device, connect: packets.Connect, client_id: str) -> None:
         """A device may connect."""

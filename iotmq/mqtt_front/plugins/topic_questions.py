@@ -1,4 +1,4 @@
-"""Answer for topics, out of what plug-ins say: the word of the part of permissions that asks them.
+"""Answer for topics, out of what plug-ins say.
 
 `may` can be awaited on any loop, but on one only: what it remembers is not locked.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final
 
 from iotmq.clock import Clock
 from iotmq.metrics import Metric, samples
@@ -20,20 +20,13 @@ from iotmq.mqtt_front.plugins.sessions import PluginSessions
 from iotmq.mqtt_front.plugins.topic_answers import Asked, TopicAnswers
 from iotmq.mqtt_front.plugins.wildcards import has_wildcards, is_contained, matches_any, probes_of
 
-Action: TypeAlias = Literal["publish", "subscribe", "receive"]
-
 _SHARE_LEVELS: Final = 2
 
 
-class TopicDecider(Protocol):
-    """Decides about topics of devices, some time."""
-
-    async def may(self, identity: Identity | None, client_id: str, action: Action, topic: str) -> bool | None:
-        """Return whether the device may; None: there is no opinion, and rules decide."""
-
-
 class PluginTopics:
-    """Asks the plug-ins that filter topics. A `TopicDecider`."""
+    """Asks the plug-ins that filter topics."""
+
+    name: Final = "plug-ins"
 
     def __init__(
         self,
@@ -54,13 +47,16 @@ class PluginTopics:
         self._remembered_total = 0
 
     def remembered(
-        self, identity: Identity | None, client_id: str, action: Action, topic: str
+        self, identity: Identity | None, client_id: str, action: str, topic: str
     ) -> tuple[bool | None] | None:
         """Return the answer in a tuple, if it was given lately; for those who cannot wait."""
         return self._answers.find(_asked(identity, client_id, action, topic), self._clock.monotonic_s())
 
-    async def may(self, identity: Identity | None, client_id: str, action: Action, topic: str) -> bool | None:
-        """See TopicDecider. `topic` is a filter for subscribe, where `$share/GROUP/` does not count."""
+    async def may(self, identity: Identity | None, client_id: str, action: str, topic: str) -> bool | None:
+        """Return whether the device may "publish", "subscribe" or "receive"; None: there is no opinion.
+
+        `topic` is a filter for "subscribe", where `$share/GROUP/` does not count.
+        """
         if action == "subscribe" and topic.startswith("$share/"):
             topic = topic.split("/", _SHARE_LEVELS)[-1]
         asked = _asked(identity, client_id, action, topic)
@@ -138,5 +134,5 @@ class PluginTopics:
         )
 
 
-def _asked(identity: Identity | None, client_id: str, action: Action, topic: str) -> Asked:
+def _asked(identity: Identity | None, client_id: str, action: str, topic: str) -> Asked:
     return Asked(client_id, None if identity is None else identity.user, action, topic)
