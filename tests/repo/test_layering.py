@@ -250,6 +250,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "permissions",
         "publish",
         "deliver",
+        "plugins",
         "sessions",
         "listen",
         "metrics",
