@@ -123,6 +123,7 @@ CONSUMER_FILTERS_MAX: Final = 10_000
 ACL_FILE_BYTES_MAX: Final = 1024 * 1024
 ACL_ACCOUNTS_MAX: Final = 10_000
 ACL_KEY_BYTES_MAX: Final = 1_024
+ACL_DEVICE_FILTERS_MAX: Final = 256
 ACL_ADDRESSES_REMEMBERED_MAX: Final = 4_096
 BROKERS_MAX: Final = 1_024
 # Topics of all brokers of a registry, each counted for each broker; as many of brokers that have left.
@@ -277,6 +278,13 @@ MQTT_REWRITE_PROGRAM_BYTES_MAX: Final = 1024 * 1024
 MQTT_REWRITE_PATTERN_CHARACTERS_MAX: Final = 1_024
 MQTT_REWRITES_MAX: Final = 256
 MQTT_AUTO_SUBSCRIPTIONS_MAX: Final = 64
+# Routes, the conditions of one, the file of them, the payload that is read for fields of JSON (by default),
+# and one value that a placeholder stands for, when it is not of the topic.
+MQTT_ROUTES_MAX: Final = 10_000
+MQTT_ROUTE_CONDITIONS_MAX: Final = 32
+MQTT_ROUTES_FILE_BYTES_MAX: Final = 16 * 1024 * 1024
+MQTT_ROUTE_JSON_BYTES_MAX: Final = 64 * 1024
+MQTT_ROUTE_VALUE_BYTES_MAX: Final = 1_024
 # Where devices are sent, as text, and how many a second when a front end is drained.
 MQTT_SERVER_REFERENCE_CHARACTERS_MAX: Final = 1_024
 DRAINED_PER_SECOND_MAX: Final = 10_000
@@ -303,10 +311,55 @@ SASLPREP_CHARACTERS_MAX: Final = 1_024
 SCRAM_ITERATIONS_MIN: Final = 4_096
 SCRAM_ITERATIONS_MAX: Final = 1_000_000
 SCRAM_SALT_BYTES_MAX: Final = 64
+# Hashes of passwords that come from elsewhere say themselves what they cost. The most is a second of a core.
+PASSWORD_HASH_CHARACTERS_MAX: Final = 1_024
+BCRYPT_COST_MAX: Final = 14
+PBKDF2_ITERATIONS_MAX: Final = 2_000_000
+# What a service says of one device: rows or entries of permissions, groups and roles, attributes, and the
+# text of all of it.
+LOOKED_UP_PERMISSIONS_MAX: Final = 1_024
+LOOKED_UP_NAMES_MAX: Final = 256
+LOOKED_UP_ATTRIBUTES_MAX: Final = 128
+LOOKED_UP_BYTES_MAX: Final = 256 * 1024
+# Plug-ins of amqtt: how many, events that wait for one, a message that one publishes, all that wait to be
+# published, and answers about topics that are remembered.
+MQTT_PLUGINS_MAX: Final = 32
+MQTT_PLUGIN_EVENTS_MAX: Final = 4_096
+MQTT_PLUGIN_MESSAGE_BYTES_MAX: Final = 1024 * 1024
+MQTT_PLUGIN_MESSAGES_BYTES_MAX: Final = 4 * 1024 * 1024
+MQTT_PLUGIN_ANSWERS_BYTES_MAX: Final = 16 * 1024 * 1024
 MQTT_FAILING_ADDRESSES_MAX: Final = 16_384
 # Users who were right from an address and so have a count of failures of their own there; 150 bytes each.
 MQTT_PROVEN_USERS_MAX: Final = 131_072
 MQTT_UNDECIDED_BYTES_MAX: Final = 64 * 1024 * 1024
+# Permissions of devices: the file of rules, its rules, topics and names of one, rules that come with an
+# identity, sets of rules that are shared by the devices they are for, refusing rules that are counted each.
+# How many steps the comparison of a filter with the rules may take, about a microsecond each. Where others
+# are asked: answers a connection remembers, questions under way, bytes of messages that wait for an answer.
+MQTT_PERMISSIONS_FILE_BYTES_MAX: Final = 4 * 1024 * 1024
+MQTT_PERMISSION_RULES_MAX: Final = 1_000
+MQTT_PERMISSION_TOPICS_MAX: Final = 64
+MQTT_PERMISSION_NAMES_MAX: Final = 10_000
+MQTT_IDENTITY_RULES_MAX: Final = 256
+MQTT_PERMISSION_SETS_MAX: Final = 1_024
+MQTT_REFUSING_RULES_MAX: Final = 4_096
+MQTT_PERMISSION_WORK_MAX: Final = 10_000
+MQTT_PERMISSION_ANSWERS_MAX: Final = 64
+MQTT_PERMISSION_QUESTIONS_MAX: Final = 4_096
+MQTT_PERMISSION_WAITING_BYTES_MAX: Final = 32 * 1024 * 1024
+# The authentication chain: links, bytes of the answers that one of them remembers, hashing by argon2id
+# (memory in KiB, rounds, lanes), an answer of a service and a set of keys by HTTP, keys of one link, what a
+# claim may be called, and names of groups and roles and attributes of one identity.
+MQTT_LINKS_MAX: Final = 32
+MQTT_ANSWERS_BYTES_MAX: Final = 64 * 1024 * 1024
+ARGON2_MEMORY_KIB_MAX: Final = 256 * 1024
+ARGON2_ROUNDS_MAX: Final = 32
+ARGON2_LANES_MAX: Final = 16
+MQTT_SERVICE_ANSWER_BYTES_MAX: Final = 64 * 1024
+MQTT_TOKEN_KEYS_BYTES_MAX: Final = 256 * 1024
+MQTT_TOKEN_KEYS_MAX: Final = 64
+MQTT_CLAIM_NAME_CHARACTERS_MAX: Final = 256
+MQTT_IDENTITY_NAMES_MAX: Final = 256
 # Before a CONNECT is accepted: one packet (client id, will, user name and password at their longest are
 # 230 KB), and what all connections of a front end hold together of packets and frames that have not come
 # whole, or of what came behind a CONNECT. Past it connections that wait for more of theirs are closed; a
@@ -365,3 +418,22 @@ MQTT_CLIENT_UNREAD_BYTES_MAX: Final = 4 * 1024 * 1024
 # What the service manager is told of this process's state, which may repeat words of a peer: systemd drops
 # datagrams above 4,096 bytes.
 SERVICE_STATUS_BYTES_MAX: Final = 1_024
+
+# A secret of the settings; of one that is elsewhere the name of the variable, the program with its arguments,
+# and how long that may take.
+SECRET_BYTES_MAX: Final = 64 * 1024
+SECRET_VARIABLE_BYTES_MAX: Final = 255
+SECRET_COMMAND_ARGUMENTS_MAX: Final = 64
+SECRET_COMMAND_S: Final = 10.0
+
+# Audit records of one process that wait to be stored, what one batch takes, and the text of one field.
+AUDIT_RECORDS_MAX: Final = 10_000
+AUDIT_BYTES_MAX: Final = 4 * 1024 * 1024
+AUDIT_BATCH_BYTES_MAX: Final = 256 * 1024
+AUDIT_TEXT_CHARACTERS_MAX: Final = 1_024
+AUDIT_RECORDS_PER_S_MAX: Final = 1_000
+
+# The HTTP port: connections at one time, tokens, and how long one has to be.
+HTTP_CONNECTIONS_MAX: Final = 256
+HTTP_TOKENS_MAX: Final = 64
+HTTP_TOKEN_CHARACTERS_MIN: Final = 16

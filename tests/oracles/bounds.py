@@ -69,6 +69,18 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "COLUMN_BYTES_MAX",
         "tests/unit/message/test_columns.py::test_iter_columns_ends_before_bytes_max",
     ),
+    Bound(
+        "console.http: connections",
+        "HTTP_CONNECTIONS_MAX",
+        "each a request of http.header_bytes_max",
+        "tests/unit/console/test_console_access.py::test_so_many_connections_may_be_open",
+    ),
+    Bound(
+        "audit_log: records that wait to be stored",
+        "AUDIT_RECORDS_MAX",
+        "AUDIT_BYTES_MAX and a batch of AUDIT_BATCH_BYTES_MAX",
+        "tests/unit/test_audit_log.py::test_so_many_records_wait_and_further_ones_are_counted",
+    ),
     # A broker's tables.
     Bound(
         "broker.tables.topics: topics",
@@ -546,24 +558,112 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "::test_users_who_were_right_are_bounded_and_the_oldest_goes",
     ),
     Bound(
-        "mqtt_front.access.password_checks: passwords that wait for a thread",
-        "a fixed number of devices, not read meanwhile",
-        "items x MQTT_PASSWORD_BYTES_MAX",
+        "mqtt_front.access.pace: devices that wait for their turn at a link",
+        "a setting of the link, of devices that are not read meanwhile",
+        "MQTT_UNDECIDED_BYTES_MAX of all of them",
         "tests/unit/mqtt_front/access/test_mqtt_authentication.py"
         "::test_what_waits_for_a_thread_is_bounded_and_not_read",
     ),
     Bound(
-        "mqtt_front.access.password_checks: passwords that were right",
-        "a setting of the file of users",
-        "items x a hash and MQTT_USER_NAME_BYTES_MAX",
-        "tests/unit/mqtt_front/access/test_mqtt_authentication.py"
-        "::test_as_many_are_remembered_as_the_settings_say",
+        "mqtt_front.access.answers: answers of a link that are remembered",
+        "a setting of the link",
+        "MQTT_ANSWERS_BYTES_MAX of each kind",
+        "tests/unit/mqtt_front/access/test_answers.py::test_bytes_at_their_maximum_and_past_it",
+    ),
+    Bound(
+        "mqtt_front.access.links.token_keys: keys of a link",
+        "MQTT_TOKEN_KEYS_MAX of one set",
+        "MQTT_TOKEN_KEYS_BYTES_MAX of one set or file",
+        "tests/unit/mqtt_front/access/links/test_token_keys.py::test_a_set_at_its_maximum_and_past_it",
+    ),
+    Bound(
+        "mqtt_front.access.links.http: what a service answers",
+        "MQTT_IDENTITY_NAMES_MAX names of each kind",
+        "MQTT_SERVICE_ANSWER_BYTES_MAX",
+        "tests/unit/mqtt_front/access/links/test_http_link.py::test_an_answer_at_its_maximum_and_past_it",
     ),
     Bound(
         "mqtt_front.access.users_file: users",
         "MQTT_USERS_MAX",
         "MQTT_USERS_FILE_BYTES_MAX",
         "tests/unit/mqtt_front/access/test_users_file.py::test_sizes",
+    ),
+    Bound(
+        "mqtt_front.permissions.rights: targets whose rights a connection knows",
+        "64 of 32 bytes, the last ones",
+        "items",
+        "tests/unit/mqtt_front/permissions/test_rights.py"
+        "::test_what_is_remembered_is_bounded_and_a_device_with_few_topics_needs_little",
+    ),
+    Bound(
+        "mqtt_front.permissions.rule_set: rules that devices share",
+        "MQTT_PERMISSION_SETS_MAX",
+        "MQTT_PERMISSIONS_FILE_BYTES_MAX",
+        "tests/unit/mqtt_front/permissions/test_rules_file.py"
+        "::test_devices_with_the_same_rules_share_what_is_known_of_them_and_that_is_bounded",
+    ),
+    Bound(
+        "mqtt_front.permissions.refusals: rules that refuse",
+        "MQTT_REFUSING_RULES_MAX",
+        "items x 64 characters of a name",
+        "tests/unit/mqtt_front/permissions/test_refusals.py"
+        "::test_so_many_rules_are_counted_each_and_all_others_as_one",
+    ),
+    Bound(
+        "mqtt_front.permissions.containment: steps of a comparison",
+        "MQTT_PERMISSION_WORK_MAX",
+        "items x rules",
+        "tests/unit/mqtt_front/permissions/test_containment.py"
+        "::test_the_work_of_a_decision_is_limited_and_past_it_the_filter_is_refused_and_that_is_said",
+    ),
+    Bound(
+        "mqtt_front.permissions.questions: questions under way",
+        "MQTT_PERMISSION_QUESTIONS_MAX, for mqtt.permissions.answer_timeout_s",
+        "items x MQTT_TOPIC_BYTES_MAX",
+        "tests/unit/mqtt_front/permissions/test_questions.py"
+        "::test_so_many_questions_are_under_way_at_one_time",
+    ),
+    Bound(
+        "mqtt_front.permissions.questions: answers of a connection",
+        "MQTT_PERMISSION_ANSWERS_MAX",
+        "items x MQTT_TOPIC_BYTES_MAX",
+        "tests/unit/mqtt_front/permissions/test_questions.py::test_so_many_answers_are_remembered",
+    ),
+    Bound(
+        "mqtt_front.publish.guard: messages that wait for an answer",
+        "as many as the bytes",
+        "MQTT_PERMISSION_WAITING_BYTES_MAX",
+        "tests/unit/mqtt_front/permissions/test_questions.py::test_a_message_past_what_may_wait_is_refused",
+    ),
+    Bound(
+        "mqtt_front.plugins.host: questions without an answer",
+        "waiting_max of each of MQTT_PLUGINS_MAX plug-ins",
+        "each a CONNECT or a topic",
+        "tests/unit/mqtt_front/plugins/test_plugin_host.py::test_questions_wait_up_to_their_maximum",
+    ),
+    Bound(
+        "mqtt_front.plugins.host: events that wait",
+        "MQTT_PLUGIN_EVENTS_MAX",
+        "each a filter and a client id",
+        "tests/unit/mqtt_front/plugins/test_plugin_host.py::test_events_wait_up_to_their_maximum",
+    ),
+    Bound(
+        "mqtt_front.plugins.front_plugins: messages that wait to be published",
+        "as bytes allow",
+        "MQTT_PLUGIN_MESSAGES_BYTES_MAX",
+        "tests/unit/mqtt_front/plugins/test_front_plugins.py::test_messages_wait_up_to_their_maximum",
+    ),
+    Bound(
+        "mqtt_front.plugins.sessions: devices that are shown to plug-ins",
+        "mqtt.connections_max",
+        "each a will and, for one plug-in, a password",
+        "tests/unit/mqtt_front/test_mqtt_front.py::test_connections_at_their_limit_and_past_it",
+    ),
+    Bound(
+        "mqtt_front.plugins.topic_answers: answers about topics",
+        "as bytes allow",
+        "MQTT_PLUGIN_ANSWERS_BYTES_MAX",
+        "tests/unit/mqtt_front/plugins/test_topic_answers.py::test_the_oldest_answers_go_when_there_is_no_room",
     ),
     Bound(
         "mqtt_front.sessions.subscriptions: filters of one session",
@@ -609,6 +709,19 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "65,536 topics",
         "MQTT_TOPIC_CACHE_BYTES_MAX",
         "tests/unit/mqtt_front/publish/test_ingress.py::test_more_topics_than_the_cache_holds",
+    ),
+    Bound(
+        "mqtt_front.publish.targets: what routes ask of the messages of these topics",
+        "with the topics",
+        "MQTT_TOPIC_CACHE_BYTES_MAX, together with them",
+        "tests/unit/mqtt_front/publish/test_ingress_routes.py"
+        "::test_more_topics_with_questions_than_the_cache_holds",
+    ),
+    Bound(
+        "mqtt_front.publish.route_fields: a payload that is read as JSON",
+        "one, for the time of its message",
+        "mqtt.json_bytes_max",
+        "tests/unit/mqtt_front/publish/test_route_fields.py::test_a_payload_that_is_read_has_a_size",
     ),
     Bound(
         "mqtt.topics.topic_cache: topics of one cache",

@@ -81,6 +81,9 @@ cdef class Device(ServerConnection):
     cdef public dict subscriptions      # filter -> options with the QoS granted; None while it has none
     cdef public uint32_t expiry_s       # how long its session outlives it; set when the session opens
     cdef public str user                # who it proved to be; shared between connections, None for anybody
+    cdef public object identity         # what else is known of that (access.identity.Identity); None: nobody was asked
+    cdef public double expires_s        # when its connection ends, as its token does; 0: never
+    cdef public uint32_t watched_s      # second of the bucket of connection.deadlines that it is in
     cdef public object will             # None when there is none, or it was dropped by DISCONNECT
     cdef public bint has_session        # the broker has given it one, in `epoch`, and was not told of its end
     cdef public int64_t epoch
@@ -88,6 +91,7 @@ cdef class Device(ServerConnection):
     cdef public DeviceSession session   # None for one that ends with the connection
     cdef public DeviceSession shares    # its part in shared subscriptions; None while it has none
     cdef object _room_callback          # what waits beside those two for room; None while nothing does
+    cdef public object rights           # what it may do (permissions.rights.Rights); None: everything
     cdef public uint64_t published_lanes    # those of the ingress it has published to, by place modulo 64
     cdef double _held_since_s           # when it was first not read because of an answer that is due; 0 while it is
     cdef list _unhandled                # events that wait for the next turn; None while there are none
@@ -104,6 +108,7 @@ cdef class Device(ServerConnection):
     cdef bint is_for_device(self, OutgoingMessage message, DeliveryOptions* delivery, uint8_t options,
             const uint32_t* identifiers, uint32_t identifiers_count) except -1
     cdef int wait_for_turn(self) except -1
+    cdef int wait_for_answer(self) except -1
     cdef int count_input(self, uint32_t size) except -1
     cdef int received(self, uint32_t size) except -1
     cdef int after_read(self) except -1

@@ -1,6 +1,6 @@
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from typing_extensions import Buffer
 
@@ -57,6 +57,10 @@ class Device(ServerConnection, asyncio.BufferedProtocol):
     properties: bytes | None
     subscriptions: dict[str, int] | None
     user: str | None
+    identity: Any
+    rights: Any
+    expires_s: float
+    watched_s: int
     will: Will | None
     has_session: bool
     epoch: int
@@ -78,5 +82,6 @@ class Device(ServerConnection, asyncio.BufferedProtocol):
     def send_record(self, record: Buffer, options: int, *, is_retained: bool) -> bool | None: ...
     def call_when_room(self, callback: Callable[[], None]) -> None: ...
     def after_answer(self) -> None: ...
+    def answer_came(self) -> None: ...
     def finish(self) -> None: ...
     def abort(self) -> None: ...

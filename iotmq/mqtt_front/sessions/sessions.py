@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
+from iotmq.audit_log import Record, no_audit
 from iotmq.clock import Clock
 from iotmq.message.properties import MQTT_CLIENT_ID, encode_properties
 from iotmq.mqtt import reason_codes
@@ -15,6 +16,7 @@ from iotmq.mqtt.codec import packets
 from iotmq.mqtt.codec.properties import Properties
 from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt.topics.topics import BRIDGE_PREFIX
+from iotmq.mqtt_front.audit import facts_of
 from iotmq.mqtt_front.connection.deadlines import Deadlines
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.publish.device_names import DeviceNames, names_of
@@ -59,11 +61,19 @@ class ConnectedSessions:
         self._port = None if at_brokers is None else at_brokers.port
         self._durable = None if at_brokers is None else at_brokers.durable
         self._auto_subscriptions = auto_subscriptions
+        self._rights = subscriptions.rights
         # Templates of topics ask for the names of devices (device_names).
-        self._keeps_names = subscriptions.rewrites.has_names or auto_subscriptions.has_names
+        self._keeps_names = (
+            subscriptions.rewrites.has_names
+            or auto_subscriptions.has_names
+            or ingress.targets.asks_names
+            or bool(settings.routes_file)
+        )
         self._devices: dict[str, Device] = {}
         # Connections that have not opened a session yet, or lost theirs to another connection.
         self._without_session: set[Device] = set()
+        self.audit: Record = no_audit
+        """Told of devices that connect or are disconnected for others; a front end sets it."""
 
     def __len__(self) -> int:
         return len(self._devices)
@@ -77,14 +87,12 @@ class ConnectedSessions:
         """Add a connection whose CONNECT is to follow."""
         self._without_session.add(device)
 
-    def open(self, device: Device, connect: packets.Connect) -> None:
-        """Open or take over the session of a device whose CONNECT has come."""
-        client_id = connect.client_id or f"iotmq-{secrets.token_hex(8)}"
-        former = self._devices.get(client_id)
-        self._without_session.discard(device)
-        if former is not None:  # [MQTT-3.1.4-2]
-            self._hang_up_former(former, reason_codes.SESSION_TAKEN_OVER)
-        self._devices[client_id] = device
+    def open(self, device: Device, connect: packets.Connect, client_id: str) -> None:
+        """Open or take over the session of a device whose CONNECT has come; an empty id is for a new one.
+
+        A device that may not have its will is refused.
+        """
+        client_id = client_id or f"iotmq-{secrets.token_hex(8)}"
         device.client_id = client_id
         device.properties = encode_properties({MQTT_CLIENT_ID: client_id})
         if self._keeps_names:
@@ -93,6 +101,26 @@ class ConnectedSessions:
         if will is not None and will.topic.startswith(BRIDGE_PREFIX):
             # A bridge's word that it is gone goes nowhere (publish/ingress.pyx).
             will = None
+        device.rights = self._rights.permissions.rights_of(device)
+        self._rights.will(device, will, partial(self._will_decided, device, connect, will))
+
+    def _will_decided(
+        self, device: Device, connect: packets.Connect, will: packets.Will | None, is_allowed: bool
+    ) -> None:
+        if is_allowed:
+            self._open(device, connect, will)
+        else:
+            device.refuse(reason_codes.NOT_AUTHORIZED, "it may not have this will")
+
+    def _open(self, device: Device, connect: packets.Connect, will: packets.Will | None) -> None:
+        client_id = device.client_id
+        assert client_id is not None
+        former = self._devices.get(client_id)
+        self._without_session.discard(device)
+        if former is not None:  # [MQTT-3.1.4-2]
+            self.audit("kicked", **facts_of(former), reason="taken over")
+            self._hang_up_former(former, reason_codes.SESSION_TAKEN_OVER)
+        self._devices[client_id] = device
         keep_alive_s_max = self._settings.keep_alive_s_max
         if keep_alive_s_max and not 0 < connect.keep_alive_s <= keep_alive_s_max:
             device.keep_alive_s = keep_alive_s_max
@@ -102,6 +130,7 @@ class ConnectedSessions:
         if self._port is None:
             device.will = will
             device.open(session_present=False, properties=told)
+            self._connected(device)
             self._deadlines.watch(device, self._clock.monotonic_s())
             self._subscribe_automatically(device)
             return
@@ -143,11 +172,19 @@ class ConnectedSessions:
             return device.expiry_s
         return _LAST_EXPIRY_S
 
+    def identity_renewed(self, device: Device) -> None:
+        """Apply the rights of the identity that a connected device has from now on."""
+        self._rights.renewed(device, self._subscriptions.withdraw)
+
+    def rules_changed(self) -> None:
+        """Have what connected devices have subscribed compared with the permissions of now."""
+        self._rights.rules_changed(self._devices.values(), self._subscriptions.withdraw)
+
     def lost(self, device: Device) -> None:
         """End a connection: its will is due unless dropped, and a session that is not kept ends."""
         if not self._is_will_delayed(device):
             will, device.will = device.will, None
-            if will is not None:
+            if will is not None and self._rights.allows_still(device, will):
                 self._ingress.publish_will(device, will)
         self._subscriptions.drop_all(device)
         self._without_session.discard(device)
@@ -169,6 +206,7 @@ class ConnectedSessions:
         if device is not None and device.has_session and device.epoch == epoch:
             del self._devices[client_id]
             _log.debug("session lost", extra={"client": client_id, "detail": reason})
+            self.audit("kicked", **facts_of(device), reason=reason)
             self._hang_up_former(device, reason_codes.SESSION_TAKEN_OVER)
 
     def _kept_will(self, device: Device, will: packets.Will | None) -> Will | None:
@@ -208,20 +246,46 @@ class ConnectedSessions:
             )
             return
         device.epoch = opened.epoch
-        device.will = will
         device.has_session = True
-        session = None
-        if is_kept:
-            assert self._durable is not None
-            session = open_session(self._durable, device, client_id, opened)
+        if not is_kept:
+            self._go_on(device, told, will, opened, None, [])
+            return
+        assert self._durable is not None
+        session = open_session(self._durable, device, client_id, opened)
+        held = [(entry.topic_filter, entry.options) for entry in opened.subscriptions]
+        self._rights.lost(device, held, partial(self._go_on, device, told, will, opened, session))
+
+    def _go_on(
+        self,
+        device: Device,
+        told: Properties,
+        will: packets.Will | None,
+        opened: OpenedSession,
+        session: DurableSession | None,
+        lost: list[str],
+    ) -> None:
+        """Accept a CONNECT when the session is known, and which of its subscriptions are `lost` by rules."""
+        if device.close_reason is not None:
+            return
+        device.will = will
+        if session is not None:
             self._subscriptions.resume(device, opened.subscriptions)
         device.open(session_present=opened.is_present, properties=told)
+        self._connected(device)
         self._deadlines.watch(device, self._clock.monotonic_s())
         if session is not None:
-            session.start(opened)
-            self._subscriptions.resume_shared(device, opened.subscriptions)
+            session.start(opened, lost)
+            self._subscriptions.withdraw(device, lost)
+            gone = set(lost)
+            self._subscriptions.resume_shared(
+                device, [entry for entry in opened.subscriptions if entry.topic_filter not in gone]
+            )
+            self._rights.check_again(device, self._subscriptions.withdraw)
         self._subscribe_automatically(device)
         device.after_answer()
+
+    def _connected(self, device: Device) -> None:
+        self.audit("connected", **facts_of(device))
 
     def _subscribe_automatically(self, device: Device) -> None:
         if self._auto_subscriptions and device.close_reason is None:
