@@ -123,6 +123,7 @@ CONSUMER_FILTERS_MAX: Final = 10_000
 ACL_FILE_BYTES_MAX: Final = 1024 * 1024
 ACL_ACCOUNTS_MAX: Final = 10_000
 ACL_KEY_BYTES_MAX: Final = 1_024
+ACL_DEVICE_FILTERS_MAX: Final = 256
 ACL_ADDRESSES_REMEMBERED_MAX: Final = 4_096
 BROKERS_MAX: Final = 1_024
 # Topics of all brokers of a registry, each counted for each broker; as many of brokers that have left.
@@ -400,3 +401,22 @@ MQTT_CLIENT_UNREAD_BYTES_MAX: Final = 4 * 1024 * 1024
 # What the service manager is told of this process's state, which may repeat words of a peer: systemd drops
 # datagrams above 4,096 bytes.
 SERVICE_STATUS_BYTES_MAX: Final = 1_024
+
+# A secret of the settings; of one that is elsewhere the name of the variable, the program with its arguments,
+# and how long that may take.
+SECRET_BYTES_MAX: Final = 64 * 1024
+SECRET_VARIABLE_BYTES_MAX: Final = 255
+SECRET_COMMAND_ARGUMENTS_MAX: Final = 64
+SECRET_COMMAND_S: Final = 10.0
+
+# Audit records of one process that wait to be stored, what one batch takes, and the text of one field.
+AUDIT_RECORDS_MAX: Final = 10_000
+AUDIT_BYTES_MAX: Final = 4 * 1024 * 1024
+AUDIT_BATCH_BYTES_MAX: Final = 256 * 1024
+AUDIT_TEXT_CHARACTERS_MAX: Final = 1_024
+AUDIT_RECORDS_PER_S_MAX: Final = 1_000
+
+# The HTTP port: connections at one time, tokens, and how long one has to be.
+HTTP_CONNECTIONS_MAX: Final = 256
+HTTP_TOKENS_MAX: Final = 64
+HTTP_TOKEN_CHARACTERS_MIN: Final = 16

@@ -15,7 +15,6 @@ from iotmq import limits
 from iotmq.addresses import is_loopback
 from iotmq.broker.settings import BrokerSettings
 from iotmq.config.setting_text import (
-    SECRET_SHOWN,
     Setting,
     allowed_values,
     annotated_type,
@@ -34,6 +33,7 @@ from iotmq.mqtt_front.settings.listeners import TCP_NAME, WORKER_PLACE, Listener
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.registry.settings import RegistrySettings
 from iotmq.replication.settings import ReplicationSettings
+from iotmq.secret_text import SECRET_SHOWN, Secret, read_secret
 from iotmq.spelling import did_you_mean
 from iotmq.store.settings import StoreSettings
 
@@ -42,6 +42,7 @@ CONFIG_FILE_BYTES_MAX: Final = 1024 * 1024
 REMOVED: Final = {"store.latest_enabled": "the last record of every MQTT topic is not kept any more"}
 logger = logging.getLogger(__name__)
 
+ON_COMMAND_LINE: Final = "--set"
 _VARIABLE: Final = re.compile(r"IOTMQ_(DATA|[A-Z0-9]+(?:_[A-Z0-9]+)*(?:__[A-Z0-9]+(?:_[A-Z0-9]+)*)+)")
 
 
@@ -88,11 +89,16 @@ def load_config(
         path, equals, text = assignment.partition("=")
         if not equals or not path.strip():
             raise ConfigError(f"--set {assignment}: the form is section.key=value")
-        _assign(table, origins, path.strip(), text, origin="--set")
+        _assign(table, origins, path.strip(), text, origin=ON_COMMAND_LINE)
     if data is not None:
         table["data"] = data
         origins["data"] = "--data"
     return config_from_table(table, origins)
+
+
+def is_variable_of_setting(name: str) -> bool:
+    """Return whether an environment variable is for a setting."""
+    return _VARIABLE.fullmatch(name) is not None
 
 
 def config_from_table(table: Mapping[str, Any], origins: Mapping[str, str] | None = None) -> Config:
@@ -164,21 +170,35 @@ def _assign(table: dict[str, Any], origins: dict[str, str], path: str, text: str
     for depth, section in enumerate(sections, 1):
         # For a section that is unknown as a whole.
         origins.setdefault(".".join(sections[:depth]), origin)
-        kind = _type_of(kind, section)
+        setting = _setting_of(kind, section)
+        kind = None if setting is None else setting.type
         inner = table.setdefault(section, {})
         if not isinstance(inner, dict):
             raise ConfigError(f"{path} ({origin}): {section} is not a section")
         table = inner
-    table[key] = _parse(text.strip(), _type_of(kind, key))
+    setting = _setting_of(kind, key)
+    value = _parse(text.strip(), None if setting is None else setting.type)
+    if setting is not None and setting.is_secret and (said := _table_in(text)) is not None:
+        value = said
+    table[key] = value
 
 
-def _type_of(kind: Any, key: str) -> Any:
-    """Return the type of a key of a struct type; None for keys that are unknown, which are refused later."""
+def _setting_of(kind: Any, key: str) -> Setting | None:
+    """Return a key of a struct type; None for keys that are unknown, which are refused later."""
     if struct := struct_of(kind):
         for setting in settings_of(struct):
             if setting.key == key:
-                return setting.type
+                return setting
     return None
+
+
+def _table_in(text: str) -> dict[str, Any] | None:
+    """Return the inline table that the text is, which says where a secret is; None for another text."""
+    try:
+        value = tomllib.loads(f"value = {text.strip()}")["value"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _parse(text: str, kind: Any) -> Any:
@@ -239,6 +259,10 @@ def _struct(
 
 
 def _value(setting: Setting, value: Any, path: str, origins: Mapping[str, str], problems: list[str]) -> Any:
+    if setting.is_secret and get_origin(setting.type) is dict and isinstance(value, Mapping):
+        return _secrets(setting, value, path, origins, problems)
+    if setting.is_secret:
+        return _secret(setting, value, path, origins, problems)
     if struct := struct_of(setting.type):
         return _struct(struct, value, path, origins, problems)
     if (element := element_struct_of(setting.type)) and isinstance(value, list):
@@ -260,7 +284,7 @@ def _value(setting: Setting, value: Any, path: str, origins: Mapping[str, str], 
     try:
         return msgspec.convert(value, annotated_type(setting), strict=True)
     except msgspec.ValidationError:
-        shown = SECRET_SHOWN if setting.is_secret else toml_value(value)
+        shown = toml_value(value)
         if len(shown) > 200:
             shown = shown[:200] + "..."
         problems.append(f"{path} = {shown}{_at(path, origins)} is refused{_meaning(setting)}")
@@ -285,6 +309,48 @@ def _tagged_struct(
         return None
     inner = {name: value for name, value in table.items() if name != key}
     return _struct(structs[tag], inner, path, origins, problems)
+
+
+def _secrets(
+    setting: Setting, table: Mapping[str, Any], path: str, origins: Mapping[str, str], problems: list[str]
+) -> Any:
+    """Return secrets by name."""
+    one = setting._replace(type=str, meta=msgspec.Meta(extra=setting.meta.extra))
+    read = {name: _secret(one, value, f"{path}.{name}", origins, problems) for name, value in table.items()}
+    try:
+        msgspec.convert(read, annotated_type(setting), strict=True)
+    except msgspec.ValidationError:
+        problems.append(f"{path}{_at(path, origins)} is refused{_meaning(setting)}")
+    return read
+
+
+def _secret(setting: Setting, value: Any, path: str, origins: Mapping[str, str], problems: list[str]) -> Any:
+    at = _at(path, origins)
+    try:
+        if isinstance(value, Mapping):
+            value = read_secret(value)
+        elif value and _origin_of(path, origins) == ON_COMMAND_LINE:
+            raise ConfigError(
+                "everybody on this machine can read a command line. Say where the secret is instead: --set "
+                f'\'{path}={{file = "NAME"}}\', or {{env = "VARIABLE"}}, or {{command = ["PROGRAM"]}}'
+            )
+        elif isinstance(value, str) and len(value.encode()) > limits.SECRET_BYTES_MAX:
+            raise ConfigError(f"it has more than {limits.SECRET_BYTES_MAX} bytes")
+        read = msgspec.convert(value, annotated_type(setting), strict=True)
+    except ConfigError as error:
+        problems.append(f"{path}{at} is refused: {error}\n    meaning: {setting.description}")
+        return None
+    except msgspec.ValidationError:
+        problems.append(f"{path} = {SECRET_SHOWN}{at} is refused{_meaning(setting)}")
+        return None
+    return Secret(read) if isinstance(read, str) else read
+
+
+def _origin_of(path: str, origins: Mapping[str, str]) -> str | None:
+    """Return where a setting, or the nearest part around it that is known, was set."""
+    while path and path not in origins:
+        path = path[: max(path.rfind("."), path.rfind("["), 0)]
+    return origins.get(path)
 
 
 def _meaning(setting: Setting) -> str:
@@ -313,6 +379,7 @@ def _contradictions(config: Config) -> Iterable[str]:
     yield from _listener_contradictions(config.mqtt)
     yield from _chain_contradictions(config.mqtt)
     yield from config.replication.problems()
+    yield from config.registry.problems()
     mode = config.replication.mode
     if mode == "elected" and not config.broker.listen_port:
         yield "broker.listen_port = 0 is refused: other members reach this one by replication.members"
@@ -329,8 +396,24 @@ def _contradictions(config: Config) -> Iterable[str]:
     for place, listener in _mqtt_places(config.mqtt):
         if listener.is_on_network:
             yield from _taken_twice(taken, place, listener)
+    yield from _http_contradictions(config.http)
     for section in ("registry", "broker", "http"):
         yield from _taken_twice(taken, section, getattr(config, section))
+
+
+def _http_contradictions(http: HttpSettings) -> Iterable[str]:
+    if http.tls_client_ca_file and not http.tls_certificate_file:
+        yield "http.tls_client_ca_file is refused: without http.tls_certificate_file nothing is encrypted"
+    if not is_loopback(http.listen_host) and not http.has_to_be_proved and not http.allow_open_remote:
+        yield (
+            f"http.listen_host = {toml_value(http.listen_host)} is refused: everybody who reaches this "
+            "address could read the metrics\n"
+            "    allowed: a loopback address; [[http.tokens]] or http.tls_client_ca_file, so that who asks "
+            "has to show a token or a certificate; or http.allow_open_remote = true where that is meant"
+        )
+    names = [token.name for token in http.tokens]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"http.tokens has the name {toml_value(name)} twice"
 
 
 class _Listening(Protocol):

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args, 
 import msgspec
 import tomli_w
 
-SECRET_SHOWN: Final = "********"
-"""Stands for a secret wherever settings are shown."""
+from iotmq.secret_text import SECRET_SHOWN, hide
+
 _UNIONS: Final = (Union, types.UnionType)
 _ARTICLES: Final = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 
@@ -118,7 +118,12 @@ def allowed_values(kind: Any, meta: msgspec.Meta | None = None) -> str:
     if struct := struct_of(kind):
         return "a table of " + ", ".join(setting.key for setting in settings_of(struct))
     if kind is str:
-        return "text" + _sizes(meta, "characters") + (f" matching `{meta.pattern}`" if meta.pattern else "")
+        is_secret = bool((meta.extra or {}).get("is_secret"))
+        return (
+            ("a secret" if is_secret else "text")
+            + _sizes(meta, "characters")
+            + (f" matching `{meta.pattern}`" if meta.pattern else "")
+        )
     return _ARTICLES.get(kind, getattr(kind, "__name__", str(kind))) + _range(meta)
 
 
@@ -161,6 +166,27 @@ def _tag_of(value: msgspec.Struct) -> dict[str, Any]:
     """Return key and value that say which struct it is."""
     key = tag_field_of(type(value))
     return {} if key is None else {key: type(value).__struct_config__.tag}
+
+
+def secrets_of(value: Any) -> Iterator[tuple[msgspec.Struct, str, str]]:
+    """Yield every secret that is set in settings: whose it is, the field, and the secret."""
+    if isinstance(value, msgspec.Struct):
+        for name, setting in zip(value.__struct_fields__, settings_of(type(value)), strict=True):
+            inner = getattr(value, name)
+            if not setting.is_secret:
+                yield from secrets_of(inner)
+            elif inner:
+                for text in inner.values() if isinstance(inner, dict) else (inner,):
+                    yield value, name, text
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from secrets_of(each)
+
+
+def hide_secrets(config: msgspec.Struct) -> None:
+    """Have the secrets of settings that came as bytes show themselves no more than those that were read."""
+    for owner, name, _ in secrets_of(config):
+        hide(owner, name)
 
 
 def reference(config_struct: type[msgspec.Struct]) -> str:

@@ -226,6 +226,20 @@ class RemoteGateway:
         publish = self._publish(RequestCode.PUBLISH_DELAYED, queue, ext, memoryview(elements), done)
         asyncio.ensure_future(publish)  # noqa: RUF006 - `done` ends it
 
+    def append_own(
+        self, topic: str, elements: Buffer, *, count: int, is_repeat: bool, done: AppendDone
+    ) -> None:
+        try:
+            sending = self._producer.send_encoded_batch_nowait(
+                topic, None, memoryview(elements), count, is_repeat=is_repeat
+            )
+        except MessageRefusedError as error:
+            done(ResponseCode.MESSAGE_ILLEGAL, str(error))
+        except IotmqError as error:
+            done(ResponseCode.SYSTEM_ERROR, str(error))
+        else:
+            sending.add_done_callback(lambda result: _report(result, done))
+
     def broker_of(self, topic: str, queue_id: int, *, is_delayed: bool) -> str:
         return self._places[topic, queue_id, is_delayed][0].broker_name
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from iotmq.mqtt import reason_codes
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.server.connection_settings import ConnectionSettings
 from iotmq.mqtt_front.access.authentication import AccessEvents, Authentication, open_authentication
+from iotmq.mqtt_front.audit import Audit, facts_of
 from iotmq.mqtt_front.connection.deadlines import Deadlines
 from iotmq.mqtt_front.connection.device import Device, DeviceGroup
 from iotmq.mqtt_front.connection.replay_pace import PaceLimits
@@ -118,6 +120,7 @@ class MqttFront:
             connect_timeout_s=settings.connect_timeout_s,
             authentication_methods=settings.authentication.methods,
         )
+        self._audit = Audit(settings, port, self._clock, source=settings.name or socket.gethostname())
         self._connections = 0
         self._accepted_total = 0
         self._refused_total = 0
@@ -174,6 +177,7 @@ class MqttFront:
             self._clock,
             are_client_ids_proved=settings.authentication.client_ids != "any",
             deciders=self._deciders,
+            audit=self._audit.record,
         )
         ingress = Ingress(
             self._routes.router,
@@ -217,23 +221,20 @@ class MqttFront:
         sessions = ConnectedSessions(
             settings, ingress, subscriptions, self._auto_subscriptions, self._deadlines, self._clock
         )
+        sessions.audit = self._audit.record
         listeners = Listeners(
             settings.all_listeners,
             partial(Device, group, self._connection_settings),
             is_shared=self._shares_port,
             has_room=self._has_room_beside,
+            ticket_secret=settings.tls_ticket_secret,
         )
         drain = Drain(loop, sessions.devices, self._drain_changed, server_reference=settings.server_reference)
         admission = Admission(
             drain, connections_max=settings.connections_max, server_reference=settings.server_reference
         )
-        authentication = open_authentication(
-            settings,
-            loop,
-            self._clock,
-            self._deadlines,
-            AccessEvents(sessions.open, sessions.identity_renewed),
-        )
+        events = AccessEvents(sessions.open, sessions.identity_renewed, self._audit.record)
+        authentication = open_authentication(settings, loop, self._clock, self._deadlines, events)
         return FrontEndParts(
             loop,
             ingress,
@@ -276,6 +277,7 @@ class MqttFront:
                 await self._drain(parts, _WILLS_TIMEOUT_S)
             parts.ingress.close()
             parts.egress.close()
+        self._audit.close()
         await self._stop_ports()
 
     async def _stop_ports(self) -> None:
@@ -377,6 +379,7 @@ class MqttFront:
         if not self._has_room_beside(self.parts.listeners.arriving_count) or self._is_stopping:
             self._refused_total += 1
             if not self.parts.admission.keep_past(device):
+                self._audit.record("refused", **facts_of(device), reason="mqtt.connections_max")
                 device.close(
                     reason_codes.SERVER_BUSY, f"mqtt.connections_max is {self._settings.connections_max}"
                 )
@@ -395,6 +398,8 @@ class MqttFront:
             if isinstance(event, packets.Connect):
                 refusal = parts.admission.refusal(device)
                 if refusal is not None:
+                    asked = {**facts_of(device), "client": event.client_id, "user": event.user_name}
+                    self._audit.record("refused", **asked, reason=refusal[0].name, detail=refusal[1])
                     device.refuse(*refusal)
                 else:
                     parts.authentication.connect(device, event)
@@ -424,6 +429,10 @@ class MqttFront:
         reason = device.close_reason
         assert reason is not None, "a lost connection always has a reason"
         self._closed_total[reason.name] += 1
+        if device.client_id is not None:
+            self._audit.record(
+                "disconnected", **facts_of(device), reason=reason.name, detail=device.close_detail or None
+            )
         if reason.is_peer_fault:
             _log.warning(
                 "connection closed for bad input",
@@ -469,6 +478,7 @@ class MqttFront:
         parts = self._parts
         yield from self._gateway.metrics()
         yield from self._routes.metrics()
+        yield from self._audit.metrics()
         yield from samples(
             ("iotmq_mqtt_connections", "Open MQTT connections.", self._connections),
             ("iotmq_mqtt_accepted_total", "MQTT connections accepted.", self._accepted_total),

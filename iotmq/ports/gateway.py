@@ -110,6 +110,14 @@ class GatewayPort(Protocol):
     ) -> None:
         """As `append`, but an element comes into its queue when the time its TIMER_DELAY_SEC says is over."""
 
+    def append_own(
+        self, topic: str, elements: Buffer, *, count: int, is_repeat: bool, done: AppendDone
+    ) -> None:
+        """Hand over messages for a topic that every broker has; one of them stores them.
+
+        As `append`, but what was not confirmed may be stored twice.
+        """
+
     def broker_of(self, topic: str, queue_id: int, *, is_delayed: bool) -> str:
         """Return the broker that has the last confirmed batch of this queue."""
 

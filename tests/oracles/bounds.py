@@ -69,6 +69,18 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "COLUMN_BYTES_MAX",
         "tests/unit/message/test_columns.py::test_iter_columns_ends_before_bytes_max",
     ),
+    Bound(
+        "console.http: connections",
+        "HTTP_CONNECTIONS_MAX",
+        "each a request of http.header_bytes_max",
+        "tests/unit/console/test_console_access.py::test_so_many_connections_may_be_open",
+    ),
+    Bound(
+        "audit_log: records that wait to be stored",
+        "AUDIT_RECORDS_MAX",
+        "AUDIT_BYTES_MAX and a batch of AUDIT_BATCH_BYTES_MAX",
+        "tests/unit/test_audit_log.py::test_so_many_records_wait_and_further_ones_are_counted",
+    ),
     # A broker's tables.
     Bound(
         "broker.tables.topics: topics",

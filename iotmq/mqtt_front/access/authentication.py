@@ -338,9 +338,6 @@ class Authentication:
         self._accepted[how] += 1
         device.identity = identity
         device.user = None if identity.user is None else sys.intern(identity.user)
-        self._events.audit(
-            "connected", client=client_id, user=identity.user, address=asked.address, link=identity.decided_by
-        )
         self._events.opens(device, connect, client_id)
 
     def _set_expiry(self, device: Device, identity: Identity) -> bool:
@@ -372,7 +369,11 @@ class Authentication:
             client=asked.client_id,
             user=shown_user(asked.user_name),
             address=asked.address,
+            listener=asked.listener,
+            certificate=asked.certificate_identity,
+            reason=refused.reason.name,
             cause=refused.cause,
+            detail=refused.detail,
         )
         device.refuse(refused.reason)
 

@@ -61,6 +61,7 @@ class Handshakes:
         make: MakeProtocol,
         *,
         has_room: Callable[[], bool],
+        ticket_secret: str = "",
     ) -> None:
         """`listener` is bound and listens; `has_room` says whether one more connection may be open.
 
@@ -73,7 +74,7 @@ class Handshakes:
         self._has_room = has_room
         self._trusted = settings.trusted_networks
         self._loop = asyncio.get_running_loop()
-        self._tls = listener_tls(settings)
+        self._tls = listener_tls(settings, ticket_secret=ticket_secret)
         self._reloads = (
             None if self._tls is None else supervise("reading of certificates", self._tls.reload_repeatedly)
         )

@@ -370,7 +370,8 @@ cdef class Ingress(PublishSink):
         cdef Ruling ruling
         try:
             self._targets.rule_will(device, will, &ruling, &self._own_properties)
-            self.add(ruling.target, device, payload, len(payload), ruling.qos, ruling.is_retained, False, 0)
+            if ruling.target != NULL:
+                self.add(ruling.target, device, payload, len(payload), ruling.qos, ruling.is_retained, False, 0)
         except MqttProtocolError as error:
             self.not_stored += 1
             _log.warning("will not stored", extra={"client": device.client_id, "detail": str(error)})
@@ -387,12 +388,14 @@ cdef class Ingress(PublishSink):
         return topic_of(target), bool(target.is_delayed)
 
     def encode_will(self, Device device not None, will not None):
-        """A device's will as brokers keep it (ports.sessions.Will).
+        """A device's will as brokers keep it (ports.sessions.Will), None for one that its route drops.
 
         Raises MqttProtocolError for one that could not be stored.
         """
         cdef Ruling ruling
         self._targets.rule_will(device, will, &ruling, &self._own_properties)
+        if ruling.target == NULL:
+            return None
         cdef Lane lane = <Lane>self._lanes[ruling.target.lane]
         cdef bytes properties = (
             ruling.target.properties[:ruling.target.properties_size]

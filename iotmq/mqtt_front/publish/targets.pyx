@@ -39,7 +39,7 @@ from iotmq.message.properties import (
 )
 from iotmq.mqtt.codec.properties import encode_message_properties
 from iotmq.mqtt.errors import MqttProtocolError
-from iotmq.mqtt.reason_codes import NOT_AUTHORIZED, TOPIC_NAME_INVALID
+from iotmq.mqtt.reason_codes import TOPIC_NAME_INVALID
 from iotmq.mqtt.topics.delayed import split_delayed
 from iotmq.mqtt.topics.reply import REPLY_PREFIX
 from iotmq.mqtt.topics.topics import SYS_PREFIX, decode_topic_name
@@ -238,7 +238,10 @@ cdef class Targets:
             ruling.target = NULL
             return 0
         wrong = asking.put_aside
-        if (
+        if publication.is_retained and not publication.payload_size:
+            # Deletes a retained message (3.3.1.3), and has no content that could be wrong.
+            wrong = ""
+        elif (
             not wrong and rules.checksum is not None
             and rules.checksum.check(publication.payload, publication.payload_size, &has, &gives) != FRAME_RIGHT
         ):
@@ -260,7 +263,7 @@ cdef class Targets:
     cdef int rule_will(self, Device device, object will, Ruling* ruling, ByteBuffer* own) except -1:
         """Say what becomes of a will; `own` is then the properties that only this message has.
 
-        MqttProtocolError when what is published there has nowhere to go.
+        MqttProtocolError when its topic has no name.
         """
         cdef PublishProperties found
         cdef Publication publication
@@ -285,8 +288,6 @@ cdef class Targets:
             ruling.is_retained = publication.is_retained
         else:
             self.rule(target, device, &publication, ruling)
-        if ruling.target == NULL:
-            raise MqttProtocolError(NOT_AUTHORIZED, "the route of its topic drops the will")
         own.size = 0
         return append_record_properties(own, &ruling.properties)
 

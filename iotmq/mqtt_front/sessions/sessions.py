@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
+from iotmq.audit_log import Record, no_audit
 from iotmq.clock import Clock
 from iotmq.message.properties import MQTT_CLIENT_ID, encode_properties
 from iotmq.mqtt import reason_codes
@@ -15,6 +16,7 @@ from iotmq.mqtt.codec import packets
 from iotmq.mqtt.codec.properties import Properties
 from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt.topics.topics import BRIDGE_PREFIX
+from iotmq.mqtt_front.audit import facts_of
 from iotmq.mqtt_front.connection.deadlines import Deadlines
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.publish.device_names import DeviceNames, names_of
@@ -70,6 +72,8 @@ class ConnectedSessions:
         self._devices: dict[str, Device] = {}
         # Connections that have not opened a session yet, or lost theirs to another connection.
         self._without_session: set[Device] = set()
+        self.audit: Record = no_audit
+        """Told of devices that connect or are disconnected for others; a front end sets it."""
 
     def __len__(self) -> int:
         return len(self._devices)
@@ -114,6 +118,7 @@ class ConnectedSessions:
         former = self._devices.get(client_id)
         self._without_session.discard(device)
         if former is not None:  # [MQTT-3.1.4-2]
+            self.audit("kicked", **facts_of(former), reason="taken over")
             self._hang_up_former(former, reason_codes.SESSION_TAKEN_OVER)
         self._devices[client_id] = device
         keep_alive_s_max = self._settings.keep_alive_s_max
@@ -125,6 +130,7 @@ class ConnectedSessions:
         if self._port is None:
             device.will = will
             device.open(session_present=False, properties=told)
+            self._connected(device)
             self._deadlines.watch(device, self._clock.monotonic_s())
             self._subscribe_automatically(device)
             return
@@ -200,6 +206,7 @@ class ConnectedSessions:
         if device is not None and device.has_session and device.epoch == epoch:
             del self._devices[client_id]
             _log.debug("session lost", extra={"client": client_id, "detail": reason})
+            self.audit("kicked", **facts_of(device), reason=reason)
             self._hang_up_former(device, reason_codes.SESSION_TAKEN_OVER)
 
     def _kept_will(self, device: Device, will: packets.Will | None) -> Will | None:
@@ -264,6 +271,7 @@ class ConnectedSessions:
         if session is not None:
             self._subscriptions.resume(device, opened.subscriptions)
         device.open(session_present=opened.is_present, properties=told)
+        self._connected(device)
         self._deadlines.watch(device, self._clock.monotonic_s())
         if session is not None:
             session.start(opened, lost)
@@ -275,6 +283,9 @@ class ConnectedSessions:
             self._rights.check_again(device, self._subscriptions.withdraw)
         self._subscribe_automatically(device)
         device.after_answer()
+
+    def _connected(self, device: Device) -> None:
+        self.audit("connected", **facts_of(device))
 
     def _subscribe_automatically(self, device: Device) -> None:
         if self._auto_subscriptions and device.close_reason is None:

@@ -16,7 +16,7 @@ from iotmq.mqtt_front.settings.links import (
     JwtLinkSettings,
     UsersLinkSettings,
 )
-from iotmq.setting_types import FileName
+from iotmq.setting_types import FileName, SecretText
 
 TOKEN_METHOD: Final = "iotmq-jwt"
 """The authentication method by which devices of MQTT 5 show a token."""
@@ -71,7 +71,7 @@ class AuthenticationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_u
     """Failures of one address in a minute (of IPv6, of its /64); past that its devices are refused until the
     minute is over (0x9F, before MQTT 5 return code 3). Devices behind one NAT or proxy share an address, but
     a user whose password was right from there before is counted alone. 0 = no limit."""
-    unknown_users_secret: Annotated[str, Meta(max_length=1_024, extra={"is_secret": True})] = ""
+    unknown_users_secret: Annotated[SecretText, Meta(max_length=1_024)] = ""
     """Any text, the same at all front ends. SCRAM salts of unknown names are made of it, so that SCRAM does
     not tell which names exist. Empty: a new one for each start of iotmq, which workers share."""
 

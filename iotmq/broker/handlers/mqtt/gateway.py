@@ -165,6 +165,20 @@ class LocalGateway:
         else:
             append(elements, done=partial(self._report, done))
 
+    def append_own(
+        self, topic: str, elements: Buffer, *, count: int, is_repeat: bool, done: AppendDone
+    ) -> None:
+        self._writer.append(
+            topic,
+            0,
+            elements,
+            born_timestamp_ms=self._clock.now_ms(),
+            born_host=self._host,
+            is_patient=True,
+            is_internal=True,
+            done=partial(self._report, done),
+        )
+
     def _store_once(self, topic: str, elements: Buffer, append: Append, done: AppendDone) -> None:
         # What is offered again was refused before: here nothing is uncertain.
         self._stored_once.append(

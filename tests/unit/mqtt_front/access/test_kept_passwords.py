@@ -38,7 +38,7 @@ def test_passwords_and_hashes() -> None:
     assert "m=19456,t=2,p=1" in make_argon2(b"x")
 
 
-@pytest.mark.parametrize("kept", [HASH, line_of("pump").partition(":")[2].strip()])
+@pytest.mark.parametrize("kept", [HASH, line_of("pump").partition(":")[2].strip()], ids=["argon2id", "scram"])
 def test_what_is_pretended_costs_the_same_and_is_nobody_s(kept: str) -> None:
     made = pretended(cost_of(kept))
     check_kept(made)

@@ -41,7 +41,7 @@ def test_each_rule_has_a_line_a_second_that_says_who_what_and_which_rule(
         "listener": "tcp",
         "detail": "why",
     }
-    assert audited == ["refused"] * 3
+    assert audited == ["denied"] * 3
     assert number_of(refusals, NAME, what="publish", rule="one") == 4
     assert number_of(refusals, NAME, rule="two") == 3
     assert refusals.count == 7
