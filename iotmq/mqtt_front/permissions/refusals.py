@@ -17,7 +17,7 @@ _log: Final = logging.getLogger("iotmq.mqtt")
 
 _PAUSE_S: Final = 1.0
 REVOKED: Final = "revoked"
-"""What has happened to a subscription that rules allow no more."""
+"""Stands for the end of a subscription that rules allow no more."""
 OTHERS: Final = "others"
 """Stands for rules that came when as many were counted as may be."""
 
