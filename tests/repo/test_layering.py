@@ -245,9 +245,10 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "mqtt_front": (
         "settings",
         "connection",
-        "audit",
+        "patterns",
         "access",
         "permissions",
+        "audit",
         "publish",
         "deliver",
         "plugins",
