@@ -171,12 +171,12 @@ def test_every_link_of_the_chain(
 
 @pytest.mark.parametrize("protocol", [paho.MQTTv311, paho.MQTTv5])
 def test_a_connection_ends_with_its_token(gateway: GatewayProcess, protocol: int) -> None:
-    token = key_of("ES256", "one").token({"exp": time.time() + 2}).decode()
+    token = key_of("ES256", "one").token({"exp": time.time() + 4}).decode()
     client = Client(gateway, protocol, "pump", token)
     try:
         assert client.connect() == 0
-        client.client.subscribe("a", 1)
-        client.client.publish("a", b"while it lasts", qos=1)
+        client.client.subscribe("meters/pump", 1)
+        client.client.publish("meters/pump", b"while it lasts", qos=1)
         eventually(lambda: client.received == [b"while it lasts"], "the message")
         (reason, text) = eventually(lambda: client.ends, "the end")[0]
         if protocol == paho.MQTTv5:
