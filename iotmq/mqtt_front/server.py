@@ -31,6 +31,9 @@ from iotmq.mqtt_front.deliver.sys_topics import FrontEndTotals, SysTopics
 from iotmq.mqtt_front.listen.admission import Admission
 from iotmq.mqtt_front.listen.listeners import Listeners
 from iotmq.mqtt_front.metrics import durable_metrics, topic_metrics, traffic_metrics
+from iotmq.mqtt_front.permissions.permissions import Permissions
+from iotmq.mqtt_front.permissions.questions import Decider
+from iotmq.mqtt_front.publish.guard import PublishGuard
 from iotmq.mqtt_front.publish.ingress import Ingress
 from iotmq.mqtt_front.publish.route_file import RouteReloads
 from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
@@ -38,6 +41,7 @@ from iotmq.mqtt_front.sessions.auto_subscriptions import AutoSubscriptions
 from iotmq.mqtt_front.sessions.drain import Drain
 from iotmq.mqtt_front.sessions.durable_egress import DurableEgress
 from iotmq.mqtt_front.sessions.session_events import SessionEvents
+from iotmq.mqtt_front.sessions.session_rights import SessionRights
 from iotmq.mqtt_front.sessions.sessions import ConnectedSessions
 from iotmq.mqtt_front.sessions.shared_subscriptions import SharedSubscriptions
 from iotmq.mqtt_front.sessions.subscriptions import BrokerSessions, Subscriptions
@@ -72,6 +76,7 @@ class FrontEndParts:
     subscriptions: Subscriptions
     sessions: ConnectedSessions
     authentication: Authentication
+    permissions: Permissions
     sys_topics: SysTopics | None
     listeners: Listeners
     drain: Drain
@@ -94,13 +99,16 @@ class MqttFront:
         sessions: SessionPort | None = None,
         clock: Clock | None = None,
         shares_port: bool = False,
+        deciders: Sequence[Decider] = (),
     ) -> None:
         """Without `sessions` every session ends with its connection, and is known to this process only.
 
         With `shares_port` other processes may listen on the same port, and each gets some of the connections.
+        `deciders` are asked about topics before the rules are.
         """
         self._settings = settings
         self._shares_port = shares_port
+        self._deciders = deciders
         self._gateway = port
         self._session_port = sessions
         self._clock = clock if clock is not None else SystemClock()
@@ -158,12 +166,14 @@ class MqttFront:
             if parts.plugins is not None:
                 await parts.plugins.start()
             parts.authentication.start()
+            parts.permissions.start(parts.sessions.rules_changed)
             self._routes.start(self._gateway.add_topics, parts.ingress.forget_routes)
             await parts.listeners.open()
             self._is_listening = True
         except BaseException:  # a start that waits for a broker may be cancelled
             parts.listeners.close()
             parts.authentication.stop()
+            parts.permissions.close()
             await self._stop_ports()
             raise
         if parts.plugins is not None:
@@ -174,7 +184,24 @@ class MqttFront:
 
     def _assembled(self, loop: asyncio.AbstractEventLoop) -> FrontEndParts:
         settings, port = self._settings, self._session_port
-        ingress = Ingress(self._routes.router, self._gateway, loop, settings, rewrites=self._rewrites)
+        plugins = self._plugins_of(loop)
+        topics = () if plugins is None or plugins.topics is None else (plugins.topics,)
+        permissions = Permissions(
+            settings.permissions,
+            loop,
+            self._clock,
+            are_client_ids_proved=settings.authentication.client_ids != "any",
+            deciders=(*self._deciders, *topics),
+            audit=self._audit.record,
+        )
+        ingress = Ingress(
+            self._routes.router,
+            self._gateway,
+            loop,
+            settings,
+            rewrites=self._rewrites,
+            guard=PublishGuard(permissions),
+        )
         group = DeviceGroup(loop, ingress, self, now_s=self._clock.monotonic_s() + _TICK_S, clock=self._clock)
         ingress.group = group
         egress = Egress(group)
@@ -195,7 +222,14 @@ class MqttFront:
             settings,
             egress,
             self._gateway,
-            rewrites=self._rewrites,
+            rights=SessionRights(
+                permissions,
+                ingress,
+                loop,
+                self._clock,
+                rewrites=self._rewrites,
+                auto_subscriptions=self._auto_subscriptions,
+            ),
             sys_topics=sys_topics,
             at_brokers=at_brokers,
         )
@@ -214,7 +248,6 @@ class MqttFront:
         admission = Admission(
             drain, connections_max=settings.connections_max, server_reference=settings.server_reference
         )
-        plugins = self._plugins_of(loop)
         if plugins is not None:
             subscriptions.subscribed = plugins.subscribed
         authentication = open_authentication(
@@ -222,7 +255,7 @@ class MqttFront:
             loop,
             self._clock,
             self._deadlines,
-            AccessEvents(self._open_session, audit=self._audit.record),
+            AccessEvents(self._open_session, sessions.identity_renewed, self._audit.record),
             None if plugins is None else plugins.link,
         )
         return FrontEndParts(
@@ -235,6 +268,7 @@ class MqttFront:
             subscriptions,
             sessions,
             authentication,
+            permissions,
             sys_topics,
             listeners,
             drain,
@@ -275,6 +309,7 @@ class MqttFront:
         if self._parts is not None:
             self._parts.listeners.close()
             self._parts.authentication.stop()
+            self._parts.permissions.close()
             self._parts.drain.stop()
             self._parts.admission.is_stopping = True
         if self._ticker is not None:
@@ -527,6 +562,7 @@ class MqttFront:
             yield from parts.authentication.metrics()
             if parts.plugins is not None:
                 yield from parts.plugins.metrics()
+            yield from parts.permissions.metrics()
             yield from traffic_metrics(parts.ingress, parts.egress, parts.group)
             yield from topic_metrics(
                 parts.ingress, parts.subscriptions, self._rewrites, self._auto_subscriptions

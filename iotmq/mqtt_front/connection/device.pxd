@@ -86,6 +86,7 @@ cdef class Device(ServerConnection):
     cdef public DeviceSession session   # None for one that ends with the connection
     cdef public DeviceSession shares    # its part in shared subscriptions; None while it has none
     cdef object _room_callback          # what waits beside those two for room; None while nothing does
+    cdef public object rights           # what it may do (permissions.rights.Rights); None: everything
     cdef public uint64_t published_lanes    # those of the ingress it has published to, by place modulo 64
     cdef double _held_since_s           # when it was first not read because of an answer that is due; 0 while it is
     cdef list _unhandled                # events that wait for the next turn; None while there are none
@@ -102,6 +103,7 @@ cdef class Device(ServerConnection):
     cdef bint is_for_device(self, OutgoingMessage message, DeliveryOptions* delivery, uint8_t options,
             const uint32_t* identifiers, uint32_t identifiers_count) except -1
     cdef int wait_for_turn(self) except -1
+    cdef int wait_for_answer(self) except -1
     cdef int count_input(self, uint32_t size) except -1
     cdef int after_read(self) except -1
     cdef int _after_input(self) except -1

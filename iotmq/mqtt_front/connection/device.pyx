@@ -51,6 +51,8 @@ cdef enum:
     EVENTS_PER_TURN = 2             # CONNECT and SUBSCRIBE, some 30 us each: a message takes three turns
     EVENTS_MAX = 8                  # of a device that are decoded and wait
     TURN_BYTES_MAX = 1024 * 1024
+    WAITS_FOR_TURN = 1              # bits of Device._waits_for_turn
+    WAITS_FOR_ANSWER = 2
 
 
 cdef class DeviceGroup:
@@ -113,7 +115,7 @@ cdef class DeviceGroup:
             put_off = self._put_off
             self._put_off = []
             for device in put_off:
-                device._waits_for_turn = False
+                device._waits_for_turn &= ~WAITS_FOR_TURN
                 if device.state == STATE_CONNECTED and device.transport is not None:
                     device.after_answer()
         if self._yielding:
@@ -287,10 +289,24 @@ cdef class Device(ServerConnection):
     cdef int wait_for_turn(self) except -1:
         """Leave what else has come undecoded until the next turn, and read nothing more: it costs too much."""
         if self.state == STATE_CONNECTED and not self._waits_for_turn and not self._is_over:
-            self._waits_for_turn = self._is_waiting_for_events = True
+            self._waits_for_turn = WAITS_FOR_TURN
+            self._is_waiting_for_events = True
             self.group._put_off.append(self)
             self.group.schedule_turn()
         return 0
+
+    cdef int wait_for_answer(self) except -1:
+        """Leave what else has come undecoded until `answer_came`: somebody is asked whether it may do the last."""
+        if self.state == STATE_CONNECTED and not self._is_over:
+            self._waits_for_turn |= WAITS_FOR_ANSWER
+            self._is_waiting_for_events = True
+        return 0
+
+    def answer_came(self):
+        """Go on after `wait_for_answer`, maybe of a connection that is over."""
+        self._waits_for_turn &= ~WAITS_FOR_ANSWER
+        if self.transport is not None:
+            self.after_answer()
 
     cdef int count_input(self, uint32_t size) except -1:
         """Bytes have come; they count for the device's share of the turn."""
