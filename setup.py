@@ -73,6 +73,7 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.broker.statistics.latencies", ".pyx", []),
     ("iotmq.mqtt.topics.filters", ".pyx", []),
     ("iotmq.mqtt_front.connection.device", ".pyx", []),
+    ("iotmq.mqtt_front.listen.sockets", ".pyx", []),
     ("iotmq.mqtt_front.listen.websocket", ".pyx", []),
     ("iotmq.mqtt_front.publish.batch", ".pyx", []),
     ("iotmq.mqtt_front.permissions.clauses", ".pyx", []),

@@ -185,13 +185,13 @@ class MqttFront:
     def _assembled(self, loop: asyncio.AbstractEventLoop) -> FrontEndParts:
         settings, port = self._settings, self._session_port
         plugins = self._plugins_of(loop)
-        topics = () if plugins is None or plugins.topics is None else (plugins.topics,)
+        topics = None if plugins is None else plugins.topics
         permissions = Permissions(
             settings.permissions,
             loop,
             self._clock,
             are_client_ids_proved=settings.authentication.client_ids != "any",
-            deciders=(*self._deciders, *topics),
+            deciders=self._deciders if topics is None else (*self._deciders, topics),
             audit=self._audit.record,
         )
         ingress = Ingress(
@@ -250,12 +250,13 @@ class MqttFront:
         )
         if plugins is not None:
             subscriptions.subscribed = plugins.subscribed
+        events = AccessEvents(self._open_session, sessions.identity_renewed, self._audit.record)
         authentication = open_authentication(
             settings,
             loop,
             self._clock,
             self._deadlines,
-            AccessEvents(self._open_session, sessions.identity_renewed, self._audit.record),
+            events,
             None if plugins is None else plugins.link,
         )
         return FrontEndParts(
@@ -560,9 +561,9 @@ class MqttFront:
             yield from parts.listeners.metrics()
             yield from parts.drain.metrics()
             yield from parts.authentication.metrics()
+            yield from parts.permissions.metrics()
             if parts.plugins is not None:
                 yield from parts.plugins.metrics()
-            yield from parts.permissions.metrics()
             yield from traffic_metrics(parts.ingress, parts.egress, parts.group)
             yield from topic_metrics(
                 parts.ingress, parts.subscriptions, self._rewrites, self._auto_subscriptions

@@ -14,6 +14,7 @@ from libc.stdlib cimport free
 from libc.string cimport memcpy
 
 from iotmq.message.records.layout cimport ELEMENT_FIXED_BYTES, RECORD_FIXED_BYTES, put_u16, put_u32
+from iotmq.message.records.short_bytes cimport copy_short
 from iotmq.mqtt.codec.byte_buffer cimport append
 from iotmq.mqtt.codec.packet_types cimport LEVEL_5, STATE_CLOSED, STATE_CONNECTED
 from iotmq.mqtt.server.publish_sink cimport Publication, PublishSink
@@ -471,16 +472,17 @@ cdef class Ingress(PublishSink):
         put_u32(at + 12, 0)
         put_u32(at + 16, <uint32_t>payload_size)
         at += 20
-        memcpy(at, payload, payload_size)
+        copy_short(at, payload, payload_size)
         at += payload_size
         put_u16(at, <uint32_t>properties_size)
         at += 2
-        memcpy(at, target.properties, target.properties_size)
+        copy_short(at, target.properties, target.properties_size)
         at += target.properties_size
-        memcpy(at, <const uint8_t*>own, own_size)
+        copy_short(at, <const uint8_t*>own, own_size)
         at += own_size
-        memcpy(at, _flag_properties[flags], _flag_properties_size[flags])
-        memcpy(at + _flag_properties_size[flags], self._own_properties.data, self._own_properties.size)
+        copy_short(at, _flag_properties[flags], _flag_properties_size[flags])
+        if self._own_properties.size:
+            memcpy(at + _flag_properties_size[flags], self._own_properties.data, self._own_properties.size)
         batch.size += size
         batch.count += 1
         device.published_lanes |= <uint64_t>1 << (target.lane & 63)
