@@ -152,6 +152,11 @@ def _add_tools(commands: Commands) -> None:
 
         add_users_actions(command, add_config_options=_add_config_options, load=_load)
 
+    def fill_bridges(command: argparse.ArgumentParser) -> None:
+        from iotmq.commands.bridges import add_bridges_actions
+
+        add_bridges_actions(command, add_config_options=_add_config_options, load=_load, run=_run_role)
+
     def fill_replication(command: argparse.ArgumentParser) -> None:
         from iotmq.commands.replication import add_replication_actions
 
@@ -179,6 +184,7 @@ def _add_tools(commands: Commands) -> None:
         fill_users,
         "Change the file of MQTT users. Front ends notice changes by themselves.",
     )
+    _add(commands, "bridges", "run bridges to other MQTT brokers, and show how they are doing", fill_bridges)
     _add(
         commands,
         "replication",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from iotmq.mqtt_front.publish.ingress import Ingress
 from iotmq.mqtt_front.publish.routes import Router
 from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
 from iotmq.mqtt_front.sessions.auto_subscriptions import AutoSubscriptions
+from iotmq.mqtt_front.sessions.bridge_clients import BridgeClients
 from iotmq.mqtt_front.sessions.drain import Drain
 from iotmq.mqtt_front.sessions.durable_egress import DurableEgress
 from iotmq.mqtt_front.sessions.session_events import SessionEvents
@@ -66,6 +68,7 @@ class FrontEndParts:
     sessions: ConnectedSessions
     authentication: Authentication
     sys_topics: SysTopics | None
+    bridges: BridgeClients
     listeners: Listeners
     drain: Drain
     admission: Admission
@@ -158,7 +161,16 @@ class MqttFront:
 
     def _assembled(self, loop: asyncio.AbstractEventLoop) -> FrontEndParts:
         settings, port = self._settings, self._session_port
-        ingress = Ingress(self._router, self._gateway, loop, settings, rewrites=self._rewrites)
+        sys_topics = None
+        if settings.sys_interval_s:
+            now_s = self._clock.monotonic_s()
+            sys_topics = SysTopics(self._totals, interval_s=settings.sys_interval_s, now_s=now_s)
+        bridges = BridgeClients(
+            settings.bridge_clients, sys_topics, gateway_name=settings.gateway_name or socket.gethostname()
+        )
+        ingress = Ingress(
+            self._router, self._gateway, loop, settings, rewrites=self._rewrites, bridges=bridges
+        )
         group = DeviceGroup(loop, ingress, self, now_s=self._clock.monotonic_s() + _TICK_S, clock=self._clock)
         ingress.group = group
         egress = Egress(group)
@@ -171,10 +183,6 @@ class MqttFront:
                 RetainedEgress(port, loop, pace=pace),
                 SharedSubscriptions(group, port, credit=settings.shared_credit),
             )
-        sys_topics = None
-        if settings.sys_interval_s:
-            now_s = self._clock.monotonic_s()
-            sys_topics = SysTopics(self._totals, interval_s=settings.sys_interval_s, now_s=now_s)
         subscriptions = Subscriptions(
             settings,
             egress,
@@ -208,6 +216,7 @@ class MqttFront:
             sessions,
             authentication,
             sys_topics,
+            bridges,
             listeners,
             drain,
             admission,
@@ -451,6 +460,7 @@ class MqttFront:
             )
             yield from parts.listeners.metrics()
             yield from parts.drain.metrics()
+            yield from parts.bridges.metrics()
             yield from parts.authentication.metrics()
             yield from traffic_metrics(parts.ingress, parts.egress, parts.group)
             yield from topic_metrics(

@@ -14,7 +14,6 @@ from iotmq.mqtt import reason_codes
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.codec.properties import Properties
 from iotmq.mqtt.errors import MqttProtocolError
-from iotmq.mqtt.topics.topics import BRIDGE_PREFIX
 from iotmq.mqtt_front.connection.deadlines import Deadlines
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.publish.device_names import DeviceNames, names_of
@@ -80,19 +79,23 @@ class ConnectedSessions:
     def open(self, device: Device, connect: packets.Connect) -> None:
         """Open or take over the session of a device whose CONNECT has come."""
         client_id = connect.client_id or f"iotmq-{secrets.token_hex(8)}"
+        device.client_id = client_id
+        device.properties = encode_properties({MQTT_CLIENT_ID: client_id})
+        will = connect.will
+        if self._ingress.bridges is not None:
+            try:
+                will = self._ingress.bridges.opened(device, connect)
+            except MqttProtocolError as error:
+                device.refuse(error.reason, str(error))
+                device.finish()
+                return
         former = self._devices.get(client_id)
         self._without_session.discard(device)
         if former is not None:  # [MQTT-3.1.4-2]
             self._hang_up_former(former, reason_codes.SESSION_TAKEN_OVER)
         self._devices[client_id] = device
-        device.client_id = client_id
-        device.properties = encode_properties({MQTT_CLIENT_ID: client_id})
         if self._keeps_names:
             device.names = DeviceNames(client_id, device.user or connect.user_name).key()
-        will = connect.will
-        if will is not None and will.topic.startswith(BRIDGE_PREFIX):
-            # A bridge's word that it is gone goes nowhere (publish/ingress.pyx).
-            will = None
         keep_alive_s_max = self._settings.keep_alive_s_max
         if keep_alive_s_max and not 0 < connect.keep_alive_s <= keep_alive_s_max:
             device.keep_alive_s = keep_alive_s_max
@@ -135,6 +138,7 @@ class ConnectedSessions:
             response_information=information,
             is_retain_available=0 if self._port is None else None,
             is_sharing_available=0 if self._port is None else None,
+            user_properties=() if self._ingress.bridges is None else self._ingress.bridges.told(device),
         )
 
     def _opened_expiry_s(self, device: Device, connect: packets.Connect) -> int:
@@ -150,6 +154,8 @@ class ConnectedSessions:
             if will is not None:
                 self._ingress.publish_will(device, will)
         self._subscriptions.drop_all(device)
+        if self._ingress.bridges is not None:
+            self._ingress.bridges.lost(device)
         self._without_session.discard(device)
         self._leave(device)
         device.will = None

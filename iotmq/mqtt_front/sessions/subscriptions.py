@@ -28,6 +28,7 @@ from iotmq.mqtt_front.deliver.sys_topics import SysTopics
 from iotmq.mqtt_front.publish.device_names import names_of
 from iotmq.mqtt_front.publish.refused_filters import refusal_text, refusals, refused_filter
 from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
+from iotmq.mqtt_front.sessions.bridge_clients import mounted_filter
 from iotmq.mqtt_front.sessions.durable import DurableSession
 from iotmq.mqtt_front.sessions.durable_egress import DurableEgress
 from iotmq.mqtt_front.sessions.exclusive import ExclusiveSubscriptions, plain_filters
@@ -101,7 +102,10 @@ class Subscriptions:
 
     def subscribe(self, device: Device, event: packets.Subscribe) -> None:
         """Answer a SUBSCRIBE: at once, or when a broker has taken what is new."""
-        named = self.rewrites.subscriptions(event.subscriptions, names_of(device))
+        wanted = event.subscriptions
+        if device.bridge is not None:
+            wanted = tuple((mounted_filter(device.bridge, name), options) for name, options in wanted)
+        named = self.rewrites.subscriptions(wanted, names_of(device))
         self._decide(device, event._replace(subscriptions=tuple(map(_not_too_deep, named))))
 
     def subscribe_automatically(self, device: Device, wanted: Sequence[tuple[str, int]]) -> None:
@@ -276,7 +280,10 @@ class Subscriptions:
 
     def unsubscribe(self, device: Device, event: packets.Unsubscribe) -> None:
         """Answer an UNSUBSCRIBE, as `subscribe` does."""
-        named = self.rewrites.unsubscriptions(event.filters, names_of(device), device.subscriptions or {})
+        filters = event.filters
+        if device.bridge is not None:
+            filters = tuple(mounted_filter(device.bridge, name) for name in filters)
+        named = self.rewrites.unsubscriptions(filters, names_of(device), device.subscriptions or {})
         event = event._replace(filters=plain_filters(named, device.subscriptions or {}))
         if self._shared is not None:
             self._shared.unsubscribe(device, event.filters)
