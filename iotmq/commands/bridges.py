@@ -55,26 +55,34 @@ def add_bridges_actions(
         "Exit codes: 0 all are connected, 1 some are not, or the gateway cannot be asked.",
     )
     add_config_options(status)
-    status.add_argument("--http", metavar="URL", help="HTTP port of the gateway (that of the settings)")
+    status.add_argument(
+        "--http",
+        metavar="URL",
+        help="HTTP port of the gateway (that of the settings, whose first token is used)",
+    )
     status.add_argument("--json", dest="is_json", action="store_true", help="print JSON")
     status.set_defaults(command=lambda options: _status(options, load))
 
 
 def _status(options: argparse.Namespace, load: Callable[[argparse.Namespace], Config]) -> int:
     url = options.http
+    http = load(options).http
     if url is None:
-        http = load(options).http
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(http.listen_host, http.listen_host)
-        url = f"http://{address_text(host, http.listen_port)}"
-    rows, is_well = bridge_rows(_metrics_of(url.rstrip("/") + "/metrics"))
+        scheme = "https" if http.tls_certificate_file else "http"
+        url = f"{scheme}://{address_text(host, http.listen_port)}"
+    token = http.tokens[0].token if http.tokens else ""
+    rows, is_well = bridge_rows(_metrics_of(url.rstrip("/") + "/metrics", token))
     result = Table(rows, columns=("bridge", "is", *_COLUMNS), nothing="no bridges")
     print(as_json(result) if options.is_json else result.text(), end="")
     return _OK if is_well else _SOME_AWAY
 
 
-def _metrics_of(url: str) -> str:
+def _metrics_of(url: str, token: str) -> str:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:
+        request = urllib.request.Request(url, headers=headers)
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
             data: bytes = answer.read(_METRICS_BYTES_MAX)
     except (OSError, ValueError) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error

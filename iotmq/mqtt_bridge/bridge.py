@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -106,13 +106,13 @@ class Bridge:
         self,
         settings: BridgeSettings,
         client: IotmqClient,
-        topics: Sequence[str],
+        topics: Callable[[], Sequence[str]],
         *,
         gateway: str,
         sink: tuple[BridgeIngress | RefusingSink, BridgeCounts],
         clock: Clock,
     ) -> None:
-        """`topics` are broker topics to send; `sink` takes what is received, counted there.
+        """`topics` returns the broker topics to send; `sink` takes what is received, counted there.
 
         Raises ConfigError, and ClientError for files of TLS that cannot be used.
         """
@@ -122,7 +122,7 @@ class Bridge:
         self.group_name = f"BRIDGE_{settings.name}"
         self._client = client
         self._clock = clock
-        self._topics = tuple(topics)
+        self._topics = topics
         self._gateway = gateway
         where = f"bridges[{settings.name}]"
         self._sent_topics = SentTopics(SendMap(settings.send, gateway=gateway, where=where).find)
@@ -450,7 +450,7 @@ class Bridge:
     async def _look_for_queues(self) -> None:
         """Find the queues of the topics, now and when they change."""
         while True:
-            for topic in self._topics:
+            for topic in self._topics():
                 try:
                     route = await self._client.routes.find_for_reading(topic, timeout_s=1.0)
                 except IotmqError as error:

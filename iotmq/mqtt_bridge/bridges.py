@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from typing_extensions import Buffer
 
@@ -17,7 +17,7 @@ from iotmq.mqtt_bridge.bridge import Bridge
 from iotmq.mqtt_bridge.connection import BridgeCounts, BridgeIngress, RefusingSink
 from iotmq.mqtt_bridge.settings import BridgeSettings
 from iotmq.mqtt_bridge.topic_maps import ReceiveMap
-from iotmq.mqtt_front.publish.routes import Router
+from iotmq.mqtt_front.publish.route_file import RouteReloads
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.ports.gateway import GatewayPort
 
@@ -47,7 +47,7 @@ class Bridges:
         self._client = IotmqClient(client, clock=clock)
         self._make_port = port
         self._clock = clock
-        self._router = Router(mqtt.routes, default_topic=mqtt.default_topic)
+        self._routes = RouteReloads(mqtt)
         self._ports: list[GatewayPort] = []
         self._ingresses: list[BridgeIngress] = []
         self.bridges: list[Bridge] = []
@@ -63,6 +63,7 @@ class Bridges:
                 bridge = await self._made(settings)
                 self.bridges.append(bridge)
                 await bridge.start()
+            self._routes.start(self._add_topics, self._forget_routes)
         except BaseException:
             await self.stop()
             raise
@@ -76,17 +77,31 @@ class Bridges:
             rules = ReceiveMap(settings.receive, gateway=gateway, where=where)
             port = self._make_port()
             loop = asyncio.get_running_loop()
-            sink = BridgeIngress(self._router, port, loop, self._mqtt, rules, (gateway, counts))
-            await port.start(
-                self._router.broker_topics, _Nobody(), sink.forget_routes, route_of=self._router.route_of
-            )
+            router = self._routes.router
+            sink = BridgeIngress(router, port, loop, self._mqtt, rules, (gateway, counts))
+            await port.start(router.broker_topics, _Nobody(), sink.forget_routes, route_of=router.route_of)
             self._ports.append(port)
             self._ingresses.append(sink)
-        topics = settings.broker_topics or self._router.broker_topics
-        return Bridge(settings, self._client, topics, gateway=gateway, sink=(sink, counts), clock=self._clock)
+        return Bridge(
+            settings,
+            self._client,
+            lambda: settings.broker_topics or self._routes.router.broker_topics,
+            gateway=gateway,
+            sink=(sink, counts),
+            clock=self._clock,
+        )
+
+    async def _add_topics(self, topics: Collection[str]) -> None:
+        for port in self._ports:
+            await port.add_topics(topics)
+
+    def _forget_routes(self) -> None:
+        for ingress in self._ingresses:
+            ingress.forget_routes()
 
     async def stop(self) -> None:
         """End the connections; the offsets stand where the other brokers are."""
+        self._routes.stop()
         await asyncio.gather(*(bridge.stop() for bridge in self.bridges))
         for ingress in self._ingresses:
             ingress.close()

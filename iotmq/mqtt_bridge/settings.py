@@ -8,7 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from iotmq import limits
-from iotmq.setting_types import FileName, TopicName
+from iotmq.secret_text import hide
+from iotmq.setting_types import FileName, SecretText, TopicName
 
 _FilterText = Annotated[str, Meta(min_length=1, max_length=limits.MQTT_TOPIC_BYTES_MAX)]
 _TemplateText = Annotated[str, Meta(min_length=1, max_length=limits.MQTT_TOPIC_BYTES_MAX)]
@@ -57,7 +58,7 @@ class BridgeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     mqtt.gateway_name and the bridge."""
     user_name: Annotated[str, Meta(max_length=limits.MQTT_USER_NAME_BYTES_MAX)] = ""
     """User name there; empty: none."""
-    password: Annotated[str, Meta(max_length=limits.MQTT_PASSWORD_BYTES_MAX, extra={"is_secret": True})] = ""
+    password: Annotated[SecretText, Meta(max_length=limits.MQTT_PASSWORD_BYTES_MAX)] = ""
     """Password of that user."""
     tls_ca_file: FileName = ""
     """PEM file with the roots of the other broker's certificate; empty for the machine's own."""
@@ -115,3 +116,6 @@ class BridgeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     alarm_age_s: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
     """Age of the oldest message that is not there yet past which the gateway says that it is not ready; 0 =
     never."""
+
+    def __post_init__(self) -> None:
+        hide(self, "password")

@@ -17,8 +17,8 @@ from iotmq.metrics import Metric, samples, samples_by
 from iotmq.mqtt import reason_codes
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.server.connection_settings import ConnectionSettings
-from iotmq.mqtt_front.access.authentication import Authentication, open_authentication
-from iotmq.mqtt_front.access.file_authenticator import FileAuthenticator
+from iotmq.mqtt_front.access.authentication import AccessEvents, Authentication, open_authentication
+from iotmq.mqtt_front.audit import Audit, facts_of
 from iotmq.mqtt_front.connection.deadlines import Deadlines
 from iotmq.mqtt_front.connection.device import Device, DeviceGroup
 from iotmq.mqtt_front.connection.replay_pace import PaceLimits
@@ -29,7 +29,7 @@ from iotmq.mqtt_front.listen.admission import Admission
 from iotmq.mqtt_front.listen.listeners import Listeners
 from iotmq.mqtt_front.metrics import durable_metrics, topic_metrics, traffic_metrics
 from iotmq.mqtt_front.publish.ingress import Ingress
-from iotmq.mqtt_front.publish.routes import Router
+from iotmq.mqtt_front.publish.route_file import RouteReloads
 from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
 from iotmq.mqtt_front.sessions.auto_subscriptions import AutoSubscriptions
 from iotmq.mqtt_front.sessions.bridge_clients import BridgeClients
@@ -99,7 +99,7 @@ class MqttFront:
         self._gateway = port
         self._session_port = sessions
         self._clock = clock if clock is not None else SystemClock()
-        self._router = Router(settings.routes, default_topic=settings.default_topic)
+        self._routes = RouteReloads(settings)
         self._rewrites = TopicRewrites(settings.rewrites)
         self._auto_subscriptions = AutoSubscriptions(settings.auto_subscriptions)
         self._connection_settings = ConnectionSettings(
@@ -112,8 +112,9 @@ class MqttFront:
             topic_aliases_max=settings.topic_aliases_max,
             checks_payload_format=settings.payload_format_checked,
             connect_timeout_s=settings.connect_timeout_s,
-            authentication_methods=FileAuthenticator.methods if settings.authentication.users_file else (),
+            authentication_methods=settings.authentication.methods,
         )
+        self._audit = Audit(settings, port, self._clock, source=settings.name or socket.gethostname())
         self._connections = 0
         self._accepted_total = 0
         self._refused_total = 0
@@ -140,14 +141,15 @@ class MqttFront:
         parts = self._parts = self._assembled(loop)
         try:
             await self._gateway.start(
-                self._router.broker_topics,
+                self._routes.router.broker_topics,
                 parts.egress,
                 parts.ingress.forget_routes,
-                route_of=self._router.route_of,
+                route_of=self._routes.router.route_of,
             )
             if self._session_port is not None and parts.durable is not None:
                 await self._session_port.start(SessionEvents(parts.durable, parts.drain))
             parts.authentication.start()
+            self._routes.start(self._gateway.add_topics, parts.ingress.forget_routes)
             await parts.listeners.open()
             self._is_listening = True
         except BaseException:  # a start that waits for a broker may be cancelled
@@ -169,7 +171,7 @@ class MqttFront:
             settings.bridge_clients, sys_topics, gateway_name=settings.gateway_name or socket.gethostname()
         )
         ingress = Ingress(
-            self._router, self._gateway, loop, settings, rewrites=self._rewrites, bridges=bridges
+            self._routes.router, self._gateway, loop, settings, rewrites=self._rewrites, bridges=bridges
         )
         group = DeviceGroup(loop, ingress, self, now_s=self._clock.monotonic_s() + _TICK_S, clock=self._clock)
         ingress.group = group
@@ -194,17 +196,20 @@ class MqttFront:
         sessions = ConnectedSessions(
             settings, ingress, subscriptions, self._auto_subscriptions, self._deadlines, self._clock
         )
+        sessions.audit = self._audit.record
         listeners = Listeners(
             settings.all_listeners,
             partial(Device, group, self._connection_settings),
             is_shared=self._shares_port,
             has_room=self._has_room_beside,
+            ticket_secret=settings.tls_ticket_secret,
         )
         drain = Drain(loop, sessions.devices, self._drain_changed, server_reference=settings.server_reference)
         admission = Admission(
             drain, connections_max=settings.connections_max, server_reference=settings.server_reference
         )
-        authentication = open_authentication(settings, loop, sessions.open, self._clock)
+        events = AccessEvents(sessions.open, audit=self._audit.record)
+        authentication = open_authentication(settings, loop, self._clock, self._deadlines, events)
         return FrontEndParts(
             loop,
             ingress,
@@ -246,9 +251,13 @@ class MqttFront:
                 await self._drain(parts, _WILLS_TIMEOUT_S)
             parts.ingress.close()
             parts.egress.close()
+        self._audit.close()
         await self._stop_ports()
 
     async def _stop_ports(self) -> None:
+        if self._parts is not None:
+            await self._parts.authentication.wait_stopped()
+        self._routes.stop()
         if self._parts is not None and self._parts.durable is not None:
             self._parts.durable.stop()
         if self._session_port is not None:
@@ -323,7 +332,9 @@ class MqttFront:
         if device.close_reason is not None:
             device.abort()  # it was told to go a while ago
             return
-        if device.is_held:
+        if device.client_id is not None and device.expires_s and device.expires_s <= now_s:
+            device.close(reason_codes.MAXIMUM_CONNECT_TIME, "the token by which it connected has ended")
+        elif device.is_held:
             device.close(reason_codes.SERVER_UNAVAILABLE, "no broker answers a SUBSCRIBE or UNSUBSCRIBE")
         elif device.client_id is not None:
             device.close(reason_codes.KEEP_ALIVE_TIMEOUT)
@@ -342,6 +353,7 @@ class MqttFront:
         if not self._has_room_beside(self.parts.listeners.arriving_count) or self._is_stopping:
             self._refused_total += 1
             if not self.parts.admission.keep_past(device):
+                self._audit.record("refused", **facts_of(device), reason="mqtt.connections_max")
                 device.close(
                     reason_codes.SERVER_BUSY, f"mqtt.connections_max is {self._settings.connections_max}"
                 )
@@ -360,6 +372,8 @@ class MqttFront:
             if isinstance(event, packets.Connect):
                 refusal = parts.admission.refusal(device)
                 if refusal is not None:
+                    asked = {**facts_of(device), "client": event.client_id, "user": event.user_name}
+                    self._audit.record("refused", **asked, reason=refusal[0].name, detail=refusal[1])
                     device.refuse(*refusal)
                 else:
                     parts.authentication.connect(device, event)
@@ -389,6 +403,10 @@ class MqttFront:
         reason = device.close_reason
         assert reason is not None, "a lost connection always has a reason"
         self._closed_total[reason.name] += 1
+        if device.client_id is not None:
+            self._audit.record(
+                "disconnected", **facts_of(device), reason=reason.name, detail=device.close_detail or None
+            )
         if reason.is_peer_fault:
             _log.warning(
                 "connection closed for bad input",
@@ -433,6 +451,8 @@ class MqttFront:
         """Connections, messages and bytes of this front end and of its way to the brokers."""
         parts = self._parts
         yield from self._gateway.metrics()
+        yield from self._routes.metrics()
+        yield from self._audit.metrics()
         yield from samples(
             ("iotmq_mqtt_connections", "Open MQTT connections.", self._connections),
             ("iotmq_mqtt_accepted_total", "MQTT connections accepted.", self._accepted_total),

@@ -13,10 +13,14 @@ cdef class BridgeRole:
     cdef ByteBuffer _topic              # of the message that is looked at, with the prefix
     cdef bytes _own                     # properties of what it publishes itself
     cdef ByteBuffer _publisher          # and of what it says another has
+    cdef const uint8_t* _client_id      # of that one, in the message that is looked at
+    cdef Py_ssize_t _client_id_size
 
     # The message's topic as it is here; valid until the next call.
     cdef int mount(self, Publication* publication) except -1
     # The other way; what is not below the prefix stays as it is.
     cdef void unmount(self, OutboundMessage* message) noexcept
+    # device_names.DeviceNames.key() of the device that `publisher` has found.
+    cdef bytes names(self, const PublishProperties* properties)
     # Properties of a record that say who published it, valid until the next call; NULL: the connection did.
     cdef const uint8_t* publisher(self, const PublishProperties* properties, Py_ssize_t* size) except? NULL

@@ -14,13 +14,14 @@ from iotmq.mqtt.codec.publish_properties cimport PublishProperties, next_user_pr
 
 from iotmq import limits
 from iotmq.message.properties import MQTT_BRIDGE, MQTT_CLIENT_ID, MQTT_USER_PREFIX, encode_properties
-from iotmq.mqtt.codec.bridge_names import CLIENT_ID_PROPERTY, HOPS_PROPERTY
+from iotmq.mqtt.codec.bridge_names import CLIENT_ID_PROPERTY, HOPS_PROPERTY, USER_PROPERTY
 from iotmq.mqtt.topics.delayed import DELAYED_PREFIX
 from iotmq.mqtt.topics.reply import REPLY_PREFIX
 
 cdef bytes _DELAYED = DELAYED_PREFIX.encode()
 cdef bytes _REPLY = REPLY_PREFIX.encode()
 cdef bytes _CLIENT_ID = CLIENT_ID_PROPERTY.encode()
+cdef bytes _USER = USER_PROPERTY.encode()
 cdef bytes _PUBLISHER = MQTT_CLIENT_ID.encode() + b"\x01"
 cdef bytes _END = b"\x02"
 cdef Py_ssize_t CLIENT_ID_BYTES_MAX = limits.MQTT_CLIENT_ID_BYTES_MAX
@@ -79,6 +80,9 @@ cdef class BridgeRole:
             message.topic += len(self.prefix)
             message.topic_size -= len(self.prefix)
 
+    cdef bytes names(self, const PublishProperties* properties):
+        return self._client_id[:self._client_id_size] + b"\0" + _user_of(properties) + b"\0"
+
     cdef const uint8_t* publisher(self, const PublishProperties* properties, Py_ssize_t* size) except? NULL:
         cdef const uint8_t* at
         cdef const uint8_t* end
@@ -94,6 +98,8 @@ cdef class BridgeRole:
                 length = get_u16(at)
                 if not 0 < length <= CLIENT_ID_BYTES_MAX:
                     return NULL
+                self._client_id = at + 2
+                self._client_id_size = length
                 self._publisher.size = 0
                 append(&self._publisher, <const uint8_t*>_PUBLISHER, len(_PUBLISHER))
                 append(&self._publisher, at + 2, length)
@@ -104,6 +110,20 @@ cdef class BridgeRole:
             at += 2 + length
             at = next_user_property(at + 2 + get_u16(at), end)
         return NULL
+
+
+cdef bytes _user_of(const PublishProperties* properties):
+    cdef const uint8_t* end = properties.raw + properties.raw_size
+    cdef const uint8_t* at = next_user_property(properties.raw, end)
+    cdef Py_ssize_t length
+    while at != NULL:
+        length = get_u16(at)
+        if length == len(_USER) and memcmp(at + 2, <const char*>_USER, length) == 0:
+            at += 2 + length
+            return at[2:2 + get_u16(at)]
+        at += 2 + length
+        at = next_user_property(at + 2 + get_u16(at), end)
+    return b""
 
 
 cdef bint _begins(const uint8_t* text, Py_ssize_t size, bytes start) noexcept:

@@ -78,6 +78,9 @@ cdef class Device(ServerConnection):
     cdef public uint32_t expiry_s       # how long its session outlives it; set when the session opens
     cdef public str user                # who it proved to be; shared between connections, None for anybody
     cdef public BridgeRole bridge       # None for a connection that speaks for itself alone
+    cdef public object identity         # what else is known of that (access.identity.Identity); None: nobody was asked
+    cdef public double expires_s        # when its connection ends, as its token does; 0: never
+    cdef public uint32_t watched_s      # second of the bucket of connection.deadlines that it is in
     cdef public object will             # None when there is none, or it was dropped by DISCONNECT
     cdef public bint has_session        # the broker has given it one, in `epoch`, and was not told of its end
     cdef public int64_t epoch

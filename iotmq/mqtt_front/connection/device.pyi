@@ -1,6 +1,6 @@
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from typing_extensions import Buffer
 
@@ -59,6 +59,9 @@ class Device(ServerConnection, asyncio.BufferedProtocol):
     subscriptions: dict[str, int] | None
     user: str | None
     bridge: BridgeRole | None
+    identity: Any
+    expires_s: float
+    watched_s: int
     will: Will | None
     has_session: bool
     epoch: int

@@ -61,7 +61,7 @@ def test_bridges_that_cannot_be_are_refused(settings: dict[str, Any], named: str
         Bridge(
             BridgeSettings(**fields),  # type: ignore[arg-type]
             None,  # type: ignore[arg-type]
-            ("mqtt",),
+            lambda: ("mqtt",),
             gateway="g",
             sink=(RefusingSink(), BridgeCounts()),
             clock=None,  # type: ignore[arg-type]

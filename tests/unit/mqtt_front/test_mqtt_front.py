@@ -21,7 +21,7 @@ from iotmq.mqtt.codec import packets
 from iotmq.mqtt.codec.packets import Will
 from iotmq.mqtt_front import server
 from iotmq.mqtt_front.sessions.subscriptions import _Granted
-from iotmq.mqtt_front.settings.mqtt import RouteSettings
+from iotmq.mqtt_front.settings.routes import RouteSettings
 from iotmq.remoting.codes import ResponseCode
 from iotmq.supervised import FAILURES
 
@@ -848,7 +848,7 @@ async def test_metrics_and_readiness_include_the_way_to_the_brokers(site: Site) 
     site.gateway.not_ready_reason = "no broker"
     assert site.front.not_ready_reason == "no broker"
     assert site.number("scripted_gateway_batches") == 0
-    names = [metric.name for metric in site.front.metrics()]
+    names = [(metric.name, metric.labels) for metric in site.front.metrics()]
     assert len(names) == len(set(names))
     for metric in site.front.metrics():
         assert metric.name.endswith("_total") == (metric.kind == "counter")
@@ -945,17 +945,19 @@ async def test_publishers_that_go_on_cannot_hold_up_a_stop(site: Site) -> None:
     await asyncio.gather(*floods)
 
 
-async def test_what_a_bridge_says_about_itself_goes_nowhere(site: Site) -> None:
+async def test_what_a_bridge_says_about_itself_is_no_message(site: Site) -> None:
     topic = "$SYS/broker/connection/bridge/state"
     client = await site.connect("bridge", will=Will(topic, b"0", 1, True))
     client.send(packets.encode_publish(topic, b"1", qos=1, retain=True, packet_id=7))
     assert await client.packet() == (packets.PUBACK << 4, b"\0\7")
     client.send(packets.encode_publish("a", b"x"))
     await client.ping()
+    assert site.number("iotmq_mqtt_bridge_connected", bridge="bridge") == 1
     client.abort()
     await site.gone("connection_lost")
     assert [message.payloads for message in await site.handed()] == [[b"x"]], "no will, and no state"
-    assert site.number("iotmq_mqtt_bridge_notifications_total") == 1
+    assert site.number("iotmq_mqtt_bridge_connected", bridge="bridge") == 0
+    assert site.number("iotmq_mqtt_bridge_notifications_total") == 0
     assert site.number("iotmq_mqtt_not_stored_total") == 0
     other = await site.connect("other")
     other.send(packets.encode_publish("$SYS/broker/uptime", b"1"))

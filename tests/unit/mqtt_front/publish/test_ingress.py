@@ -16,7 +16,8 @@ from iotmq.mqtt.topics.reply import REPLY_PREFIX, ReplyAddress, reply_token
 from iotmq.mqtt_front.connection.device import Device, DeviceSession
 from iotmq.mqtt_front.publish.ingress import Ingress
 from iotmq.mqtt_front.publish.routes import Router
-from iotmq.mqtt_front.settings.mqtt import MqttSettings, RouteSettings
+from iotmq.mqtt_front.settings.mqtt import MqttSettings
+from iotmq.mqtt_front.settings.routes import RouteSettings
 from iotmq.remoting.codes import ResponseCode
 from iotmq.supervised import FAILURES
 
@@ -734,6 +735,7 @@ def test_a_will_that_waits() -> None:
     bench = Bench()
     device, _ = bench.connect("gone")
     will = bench.ingress.encode_will(device, Will("$delayed/5/w", b"bye", 1, False))
+    assert will is not None
     assert (will.topic, will.is_stored, will.is_delayed) == ("mqtt", True, True)
     assert b"TIMER_DELAY_SEC\x015\x02" in will.elements
     bench.ingress.publish_will(device, Will("$delayed/5/w", b"bye", 1, False))

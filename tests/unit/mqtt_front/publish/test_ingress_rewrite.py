@@ -16,7 +16,8 @@ from iotmq.mqtt_front.publish.device_names import DeviceNames
 from iotmq.mqtt_front.publish.ingress import Ingress
 from iotmq.mqtt_front.publish.routes import Router
 from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
-from iotmq.mqtt_front.settings.mqtt import MqttSettings, RouteSettings
+from iotmq.mqtt_front.settings.mqtt import MqttSettings
+from iotmq.mqtt_front.settings.routes import RouteSettings
 from iotmq.mqtt_front.settings.topics import RewriteSettings
 
 
@@ -162,7 +163,9 @@ def test_wills_are_rewritten_as_well() -> None:
     device, _ = bench.connect("one")
     bench.ingress.publish_will(device, Will("old/state", b"gone", 0, False))
     assert bench.topics() == [("New", "new/one/state")]
-    assert bench.ingress.encode_will(device, Will("old/state", b"gone", 0, False)).topic == "New"
+    kept = bench.ingress.encode_will(device, Will("old/state", b"gone", 0, False))
+    assert kept is not None
+    assert kept.topic == "New"
     refused, _ = bench.connect("#")
     bench.ingress.publish_will(refused, Will("old/state", b"gone", 0, False))
     assert bench.topics() == []
