@@ -27,6 +27,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"client", "replication", "store"}),
     frozenset({"front_port", "replicated"}),
     frozenset({"bridge", "broker", "console", "mqtt_client", "mqtt_front", "registry"}),
+    frozenset({"amqtt_edge", "mqtt_bridge"}),
     frozenset({"config"}),
     # A broker with others of its name: a member in both its roles, a master or slave of RocketMQ 4.9.
     frozenset({"master_slave", "member"}),
@@ -352,6 +353,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "access",
         "routes",
         "replication",
+        "bridges",
         "loadtest",
         "mqtt_worker",
         "command_parser",

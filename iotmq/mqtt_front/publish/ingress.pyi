@@ -1,7 +1,8 @@
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
-from iotmq.mqtt.codec.packets import Will
+from iotmq.mqtt.codec.packets import Connect, Will
 from iotmq.mqtt.server.publish_sink import PublishSink
 from iotmq.mqtt_front.connection.device import Device, DeviceGroup
 from iotmq.mqtt_front.publish.guard import PublishGuard
@@ -11,6 +12,12 @@ from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.ports.gateway import GatewayPort
 from iotmq.ports.sessions import Will as KeptWill
+
+class Bridges(Protocol):
+    def notified(self, device: Device, topic: str, payload: bytes) -> bool: ...
+    def opened(self, device: Device, connect: Connect) -> Will | None: ...
+    def lost(self, device: Device) -> None: ...
+    def told(self, device: Device) -> tuple[tuple[str, str], ...]: ...
 
 class Ingress(PublishSink):
     group: DeviceGroup
@@ -24,7 +31,10 @@ class Ingress(PublishSink):
         *,
         rewrites: TopicRewrites | None = None,
         guard: PublishGuard | None = None,
+        bridges: Bridges | None = None,
     ) -> None: ...
+    @property
+    def bridges(self) -> Bridges | None: ...
     @property
     def messages(self) -> int: ...
     @property
