@@ -9,10 +9,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from iotmq.addresses import parse_address
 from iotmq.clock import Clock, SystemClock
 from iotmq.event_loop import happens_within
+from iotmq.message.properties import MQTT_CLIENT_ID, encode_properties
 from iotmq.metrics import Metric, samples, samples_by
 from iotmq.mqtt import reason_codes
 from iotmq.mqtt.codec import packets
@@ -21,6 +23,7 @@ from iotmq.mqtt_front.access.authentication import AccessEvents, Authentication,
 from iotmq.mqtt_front.audit import Audit, facts_of
 from iotmq.mqtt_front.connection.deadlines import Deadlines
 from iotmq.mqtt_front.connection.device import Device, DeviceGroup
+from iotmq.mqtt_front.connection.peer import Peer
 from iotmq.mqtt_front.connection.replay_pace import PaceLimits
 from iotmq.mqtt_front.deliver.egress import Egress
 from iotmq.mqtt_front.deliver.retained_egress import RetainedEgress
@@ -47,6 +50,9 @@ from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.ports.gateway import GatewayPort
 from iotmq.ports.sessions import SessionPort
 from iotmq.supervised import surviving
+
+if TYPE_CHECKING:
+    from iotmq.mqtt_front.plugins.front_plugins import FrontPlugins
 
 _log = logging.getLogger("iotmq.mqtt")
 
@@ -75,6 +81,7 @@ class FrontEndParts:
     listeners: Listeners
     drain: Drain
     admission: Admission
+    plugins: FrontPlugins | None
 
 
 class MqttFront:
@@ -130,6 +137,8 @@ class MqttFront:
         self._is_listening = False
         self._is_stopping = False
         self._all_gone: asyncio.Event = asyncio.Event()
+        # Publishes what plug-ins do; made with their first message.
+        self._plugin_device: Device | None = None
         # Made in `start`, which is the first to know the loop.
         self._parts: FrontEndParts | None = None
 
@@ -154,6 +163,8 @@ class MqttFront:
             )
             if self._session_port is not None and parts.durable is not None:
                 await self._session_port.start(SessionEvents(parts.durable, parts.drain))
+            if parts.plugins is not None:
+                await parts.plugins.start()
             parts.authentication.start()
             parts.permissions.start(parts.sessions.rules_changed)
             self._routes.start(self._gateway.add_topics, parts.ingress.forget_routes)
@@ -165,18 +176,22 @@ class MqttFront:
             parts.permissions.close()
             await self._stop_ports()
             raise
+        if parts.plugins is not None:
+            await parts.plugins.started()
         if parts.sys_topics is not None:
             parts.sys_topics.tick(self._clock.monotonic_s())
         self._ticker = loop.call_later(_TICK_S, self._tick)
 
     def _assembled(self, loop: asyncio.AbstractEventLoop) -> FrontEndParts:
         settings, port = self._settings, self._session_port
+        plugins = self._plugins_of(loop)
+        topics = None if plugins is None else plugins.topics
         permissions = Permissions(
             settings.permissions,
             loop,
             self._clock,
             are_client_ids_proved=settings.authentication.client_ids != "any",
-            deciders=self._deciders,
+            deciders=self._deciders if topics is None else (*self._deciders, topics),
             audit=self._audit.record,
         )
         ingress = Ingress(
@@ -233,8 +248,17 @@ class MqttFront:
         admission = Admission(
             drain, connections_max=settings.connections_max, server_reference=settings.server_reference
         )
-        events = AccessEvents(sessions.open, sessions.identity_renewed, self._audit.record)
-        authentication = open_authentication(settings, loop, self._clock, self._deadlines, events)
+        if plugins is not None:
+            subscriptions.subscribed = plugins.subscribed
+        events = AccessEvents(self._open_session, sessions.identity_renewed, self._audit.record)
+        authentication = open_authentication(
+            settings,
+            loop,
+            self._clock,
+            self._deadlines,
+            events,
+            None if plugins is None else plugins.link,
+        )
         return FrontEndParts(
             loop,
             ingress,
@@ -250,7 +274,31 @@ class MqttFront:
             listeners,
             drain,
             admission,
+            plugins,
         )
+
+    def _plugins_of(self, loop: asyncio.AbstractEventLoop) -> FrontPlugins | None:
+        """Make the plug-ins of the settings, whose library is loaded only where there are some."""
+        if not self._settings.plugins.amqtt:
+            return None
+        from iotmq.mqtt_front.plugins.front_plugins import FrontPlugins
+
+        return FrontPlugins(self._settings, loop, self._publish_for_plugins, self._clock)
+
+    def _publish_for_plugins(self, message: packets.Will) -> None:
+        """Publish what a plug-in does, as a device of their own."""
+        if self._plugin_device is None:
+            self._plugin_device = Device(self.parts.group, self._connection_settings, Peer("plug-ins"))
+            self._plugin_device.client_id = "iotmq/plug-ins"
+            self._plugin_device.properties = encode_properties({MQTT_CLIENT_ID: "iotmq/plug-ins"})
+        self.parts.ingress.publish_will(self._plugin_device, message)
+
+    def _open_session(self, device: Device, connect: packets.Connect, client_id: str) -> None:
+        """A device may connect."""
+        parts = self.parts
+        parts.sessions.open(device, connect, client_id)
+        if parts.plugins is not None:
+            parts.plugins.opened(device, connect)
 
     def _drain_changed(self, is_draining: bool) -> None:
         if self._session_port is not None:
@@ -283,6 +331,8 @@ class MqttFront:
     async def _stop_ports(self) -> None:
         if self._parts is not None:
             await self._parts.authentication.wait_stopped()
+            if self._parts.plugins is not None:
+                await self._parts.plugins.stop()
         self._routes.stop()
         if self._parts is not None and self._parts.durable is not None:
             self._parts.durable.stop()
@@ -422,6 +472,8 @@ class MqttFront:
             self.parts.subscriptions.subscribe(device, event)
         else:
             self.parts.subscriptions.unsubscribe(device, event)
+            if self.parts.plugins is not None:
+                self.parts.plugins.unsubscribed(device, event)
 
     def device_lost(self, device: Device) -> None:
         """The transport is gone."""
@@ -446,6 +498,8 @@ class MqttFront:
         if self._parts is not None:
             self._parts.listeners.lost(device)
             self._parts.authentication.lost(device)
+            if self._parts.plugins is not None:
+                self._parts.plugins.lost(device)
             self._parts.admission.lost(device)
             self._parts.sessions.lost(device)
         if not self._connections:
@@ -508,6 +562,8 @@ class MqttFront:
             yield from parts.drain.metrics()
             yield from parts.authentication.metrics()
             yield from parts.permissions.metrics()
+            if parts.plugins is not None:
+                yield from parts.plugins.metrics()
             yield from traffic_metrics(parts.ingress, parts.egress, parts.group)
             yield from topic_metrics(
                 parts.ingress, parts.subscriptions, self._rewrites, self._auto_subscriptions
