@@ -175,9 +175,10 @@ def secrets_of(value: Any) -> Iterator[tuple[msgspec.Struct, str, str]]:
             inner = getattr(value, name)
             if not setting.is_secret:
                 yield from secrets_of(inner)
-            elif inner:
+            else:
                 for text in inner.values() if isinstance(inner, dict) else (inner,):
-                    yield value, name, text
+                    if text:
+                        yield value, name, text
     elif isinstance(value, list | tuple):
         for each in value:
             yield from secrets_of(each)
