@@ -11,7 +11,6 @@ device by TCP asks for a PINGRESP every two milliseconds while others shake hand
 from __future__ import annotations
 
 import argparse
-import getpass
 import socket
 import ssl
 import subprocess
@@ -86,8 +85,6 @@ def mosquitto(core: int, files: Files, *, asks: bool = False) -> Iterator[tuple[
     """Mosquitto and its port for TLS, likewise."""
     (port,) = peers.free_ports(1)
     more = [
-        # As another user it could not read the key.
-        f"user {getpass.getuser()}",
         f"listener {port} 127.0.0.1",
         f"certfile {files.certificate}",
         f"keyfile {files.key}",
