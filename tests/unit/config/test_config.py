@@ -18,6 +18,7 @@ from iotmq.config.setting_text import (
     secrets_of,
     settings_of,
     struct_of,
+    tagged_structs_of,
     toml_document,
 )
 from iotmq.errors import ConfigError
@@ -467,6 +468,7 @@ def test_every_setting_has_a_meaning_and_a_valid_default() -> None:
             assert setting.description.endswith("."), f"{path}{setting.key} needs a description"
             if inner := struct_of(setting.type) or element_struct_of(setting.type):
                 structs.append((f"{path}{setting.key}.", inner))
+            structs += [(f"{path}{setting.key}.", one) for one in tagged_structs_of(setting.type).values()]
     assert config_from_table(msgspec.to_builtins(Config())) == Config()
 
 
@@ -478,3 +480,53 @@ def test_a_setting_that_is_gone_is_told_and_not_refused(
     assert load_config(file) == load_config()
     (message,) = caplog.messages
     assert message.startswith(f"store.latest_enabled ({file} line 2) has no effect: ")
+
+
+def test_secrets_by_name_are_read_and_hidden_each(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("Bearer of-mine\n")
+    (tmp_path / "key").chmod(0o600)
+    link = {"kind": "http", "name": "own", "url": "http://127.0.0.1:1/"}
+    named = {"authorization": {"file": str(tmp_path / "key")}, "x-tenant": "hidden"}
+    config = config_from_table({"mqtt": {"authentication": {"chain": [{**link, "headers": named}]}}})
+    assert [text for _, _, text in secrets_of(config)] == ["Bearer of-mine", "hidden"]
+    hide_secrets(config)
+    assert [text for _, _, text in secrets_of(config)] == ["Bearer of-mine", "hidden"]
+    assert "of-mine" not in repr(config)
+    assert "hidden" not in repr(config)
+    for wrong in ({f"h{number}": "x" for number in range(17)}, {"authorization": 1}, "Bearer of-mine"):
+        with pytest.raises(ConfigError, match=r"chain\[0\]\.headers") as caught:
+            config_from_table({"mqtt": {"authentication": {"chain": [{**link, "headers": wrong}]}}})
+        assert "of-mine" not in str(caught.value)
+
+
+def test_a_chain_of_tables_of_several_kinds_reads_back_without_its_secrets() -> None:
+    chain = [
+        {"kind": "users", "name": "users", "file": "x", "when_certificate": False},
+        {"kind": "http", "name": "own", "url": "https://a/b", "headers": {"authorization": "Bearer of-mine"}},
+        {"kind": "certificate", "name": "certificates", "attributes": {"site": "{l}"}},
+    ]
+    config = config_from_table({"mqtt": {"authentication": {"chain": chain}}})
+    shown = toml_document(config)
+    assert "of-mine" not in shown
+    table = tomllib.loads(shown)
+    links = table["mqtt"]["authentication"]["chain"]
+    assert [link["kind"] for link in links] == ["users", "http", "certificate"]
+    assert links[1]["headers"] == SECRET_SHOWN
+    links[1]["headers"] = {"authorization": "Bearer of-mine"}
+    assert config_from_table(table) == config
+    for_workers = msgspec.msgpack.encode(config, enc_hook=str)
+    assert msgspec.msgpack.decode(for_workers, type=Config) == config
+
+
+def test_a_wrong_value_in_a_chain_is_named_with_its_place_and_without_its_secret(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text(
+        '[[mqtt.authentication.chain]]\nkind = "http"\nname = "own"\nurl = "https://a"\n'
+        'headers = ["of-mine"]\ntimeout_s = 0\n'
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_config(file)
+    text = str(caught.value)
+    assert "mqtt.authentication.chain[0].timeout_s = 0" in text
+    assert "line 6" in text
+    assert "of-mine" not in text
