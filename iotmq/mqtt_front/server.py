@@ -210,8 +210,8 @@ class MqttFront:
             settings,
             rewrites=self._rewrites,
             guard=PublishGuard(permissions),
-            bridges=bridges,
         )
+        ingress.bridges = bridges
         group = DeviceGroup(loop, ingress, self, now_s=self._clock.monotonic_s() + _TICK_S, clock=self._clock)
         ingress.group = group
         egress = Egress(group)

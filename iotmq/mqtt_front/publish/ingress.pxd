@@ -64,7 +64,7 @@ cdef class Ingress(PublishSink):
     cdef readonly uint64_t retries
     cdef readonly uint64_t replies      # answers to requests of native clients
     cdef readonly uint64_t not_stored   # messages the broker refused for good
-    cdef readonly object bridges        # told what bridges say about themselves; None where there are none
+    cdef public object bridges          # told what bridges say about themselves; None where there are none
     cdef const uint8_t* _publisher      # of the message that is being added: properties of a device behind a bridge
     cdef Py_ssize_t _publisher_size
     cdef readonly uint64_t bridge_notifications  # of these, what goes nowhere

@@ -22,6 +22,7 @@ class Bridges(Protocol):
 class Ingress(PublishSink):
     group: DeviceGroup
     guard: PublishGuard | None
+    bridges: Bridges | None
     def __init__(
         self,
         router: Router,
@@ -31,10 +32,7 @@ class Ingress(PublishSink):
         *,
         rewrites: TopicRewrites | None = None,
         guard: PublishGuard | None = None,
-        bridges: Bridges | None = None,
     ) -> None: ...
-    @property
-    def bridges(self) -> Bridges | None: ...
     @property
     def messages(self) -> int: ...
     @property

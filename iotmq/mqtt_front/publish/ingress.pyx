@@ -234,10 +234,8 @@ cdef class Ingress(PublishSink):
         *,
         rewrites=None,
         PublishGuard guard=None,
-        bridges=None,
     ):
         self._port = port
-        self.bridges = bridges
         self._loop = loop
         self.guard = guard
         self._targets = Targets(router, TopicRewrites() if rewrites is None else rewrites, port, self._lane_at)
