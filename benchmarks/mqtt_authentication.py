@@ -5,8 +5,8 @@
 A gateway in one process runs on one core, and devices on another: each connects with a clean session, waits
 for its CONNACK, and leaves; 200 do so at a time. *remembered* is what a fleet costs that was here before,
 *first* what it costs when nothing is remembered (`cached_max = 0`; of passwords only a few, because each
-takes milliseconds). What counts is the processor time of the gateway, all its threads together, with the opening
-and the end of the session.
+takes milliseconds). What counts is the processor time of the gateway, all its threads together, with the
+opening and the end of the session.
 """
 
 from __future__ import annotations
