@@ -3,7 +3,8 @@
 Operations: a read callback per readable device and loop turn, one write per device and turn. Goals: no copy
 between kernel and core; an idle device holds no buffer; a device that sends without pause cannot keep the
 others, or the subscribers, waiting. Plan: buffered asyncio protocols on uvloop that all read into one buffer,
-because the core uses up what it gets before it returns. A turn has a number of bytes to give: each device may
+because the core uses up what it gets before it returns, or SocketLinks (listen/sockets.pyx) that do the same
+without asyncio's calls. A turn has a number of bytes to give: each device may
 take its share, and one that has used it up is read again in the next turn, so that what was published can
 leave before more comes. CONNECT, SUBSCRIBE and the like, which cost a hundred times as much, have a number of
 their own per turn; a device with more of them is not read until they are done, nor is more of what was read
@@ -18,6 +19,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from iotmq.message.records.fields cimport FORMAT_OK, RecordParts
 from iotmq.message.records.record cimport parse_record
+from iotmq.mqtt.codec.byte_buffer cimport ByteBuffer
 from iotmq.mqtt.codec.packet_types cimport (
     NO_LOCAL, OPTIONS_QOS, RETAIN_AS_PUBLISHED,
     LEVEL_5,
@@ -28,7 +30,7 @@ from iotmq.mqtt.codec.packet_types cimport (
 )
 from iotmq.mqtt.server.connection cimport ServerConnection
 from iotmq.mqtt.server.connection_settings cimport ConnectionSettings
-from iotmq.mqtt.server.outbound cimport DeliveryOptions
+from iotmq.mqtt.server.outbound cimport DeliveryOptions, OutboundHalf, OutboundMessage
 from iotmq.mqtt.server.publish_sink cimport PublishSink
 from iotmq.mqtt_front.connection.outgoing cimport OutgoingMessage
 
@@ -264,6 +266,14 @@ cdef class DeviceSession:
         raise NotImplementedError("a DeviceSession overrides room_again")
 
 
+cdef class DeviceLink:
+    """Define the calls from a device to a transport that is compiled, too."""
+
+    cdef int take(self, ByteBuffer* output) except -1:
+        """Send the output, or keep it; leaves none of it."""
+        raise NotImplementedError("a DeviceLink overrides take")
+
+
 cdef class Device(ServerConnection):
     """One device's connection as an asyncio protocol; sessions are the handler's business."""
 
@@ -281,10 +291,14 @@ cdef class Device(ServerConnection):
         return self.group._view
 
     def buffer_updated(self, uint32_t size):
+        self.received(size)
+
+    cdef int received(self, uint32_t size) except -1:
+        """Take what was read into the group's buffer: so many bytes."""
         self.count_input(size)
         self.last_received_s = self.group.now_s
         self.receive(self.group._input_data, size)
-        self.after_read()
+        return self.after_read()
 
     cdef int wait_for_turn(self) except -1:
         """Leave what else has come undecoded until the next turn, and read nothing more: it costs too much."""
@@ -548,6 +562,24 @@ cdef class Device(ServerConnection):
             return False
         return True
 
+    cdef int deliver(self, const OutboundMessage* message, const DeliveryOptions* options) except -1:
+        cdef OutboundMessage mounted
+        if self.bridge is None:
+            return OutboundHalf.deliver(self, message, options)
+        mounted = message[0]
+        self.bridge.unmount(&mounted)
+        return OutboundHalf.deliver(self, &mounted, options)
+
+    cdef uint16_t send_message(
+        self, const OutboundMessage* message, const DeliveryOptions* options, uint16_t packet_id
+    ) except? 0:
+        cdef OutboundMessage mounted
+        if self.bridge is None:
+            return OutboundHalf.send_message(self, message, options, packet_id)
+        mounted = message[0]
+        self.bridge.unmount(&mounted)
+        return OutboundHalf.send_message(self, &mounted, options, packet_id)
+
     cdef int released(self, uint16_t packet_id, object broker, bint is_known) except -1:
         """As of the core; the packet id of a session that is kept is released where the log has it first."""
         # Restored ones are no broker's but the session's, and nobody has what is not stored yet.
@@ -590,7 +622,10 @@ cdef class Device(ServerConnection):
             return 0
         cdef bint had_room = self.has_output_room()
         self.group.sent_bytes += self.output.size
-        self.transport.write(self.data_to_send())
+        if isinstance(self.transport, DeviceLink):
+            (<DeviceLink>self.transport).take(&self.output)
+        else:
+            self.transport.write(self.data_to_send())
         if not had_room and self.state == STATE_CONNECTED and not self.is_write_paused:
             # The socket took all of it: nobody says `resume_writing`.
             self._room_again()
