@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import product
 
 from hypothesis import example, given
@@ -41,6 +42,12 @@ def filters(draw: st.DrawFn) -> str:
 rules = st.lists(st.tuples(filters(), st.booleans()), max_size=7)
 
 
+@cache
+def topics_of(name: str) -> tuple[str, ...]:
+    """All topics that a filter matches."""
+    return tuple(topic for topic in TOPICS if matches(name, topic))
+
+
 def is_allowed(rules: list[tuple[str, bool]], topic: str) -> bool:
     """The first rule that matches decides."""
     return next((allows for name, allows in rules if matches(name, topic)), False)
@@ -57,7 +64,7 @@ def is_allowed(rules: list[tuple[str, bool]], topic: str) -> bool:
 @example("a/b/#", [("a/b", True), ("a/b/+/#", True)])
 def test_a_filter_is_allowed_when_every_topic_of_it_is(wanted: str, rules: list[tuple[str, bool]]) -> None:
     verdict = all_allowed(wanted.split("/"), [(name.split("/"), allows) for name, allows in rules])
-    refused = [topic for topic in TOPICS if matches(wanted, topic) and not is_allowed(rules, topic)]
+    refused = [topic for topic in topics_of(wanted) if not is_allowed(rules, topic)]
     assert verdict.is_decided
     assert verdict.is_allowed is (not refused), (refused[:3], verdict)
     if not verdict.is_allowed:
@@ -179,7 +186,7 @@ def test_a_subscription_gets_the_highest_qos_at_which_all_of_it_is_allowed(
             for name, rule in expanded(rules, subject)
             if rule.conditions.hold(Use(SUBSCRIBE, qos))
         ]
-        return all(is_allowed(usable, topic) for topic in TOPICS if matches(wanted, topic))
+        return all(is_allowed(usable, topic) for topic in topics_of(wanted))
 
     granted = next((each for each in range(qos, -1, -1) if is_good(each)), None)
     assert decision.is_allowed is (granted is not None)
@@ -195,11 +202,7 @@ def test_rules_that_have_nothing_in_common_with_a_filter_are_left_out_and_no_oth
     found = fitting(clauses, wanted.split("/"), subject)
     for clause in clauses:
         names = ["/".join(levels) for levels in filled(clause.levels, subject, is_deny=clause.is_deny)]
-        common = [
-            topic
-            for topic in TOPICS
-            if matches(wanted, topic) and any(matches(name, topic) for name in names)
-        ]
+        common = set(topics_of(wanted)).intersection(topic for name in names for topic in topics_of(name))
         assert clause in found or not common
         if clause in found and names:
             assert common
@@ -219,7 +222,7 @@ def test_no_name_of_a_device_makes_a_rule_wider(subject: Subject, topic: str) ->
 @given(st.sampled_from(NAMES), filters())
 def test_own_topics_are_those_with_the_name_in_all_of_them(name: str, wanted: str) -> None:
     decision = OwnTopics((name,)).may_subscribe(wanted, Use(SUBSCRIBE))
-    topics = [topic for topic in TOPICS if matches(wanted, topic)]
+    topics = topics_of(wanted)
     assert decision.is_allowed is (
         name not in ("", "+", "#", "a/b", "$s", "a\0")
         and all(name in topic.split("/") and not topic.startswith("$") for topic in topics)
