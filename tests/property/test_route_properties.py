@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from iotmq.mqtt.topics.topics import matches
 from iotmq.mqtt_front.publish.checksum_names import checksum_of
 from iotmq.mqtt_front.publish.route_fields import RoutedMessage, placeholder
-from iotmq.mqtt_front.publish.routes import Router, Target, covers
+from iotmq.mqtt_front.publish.routes import Router, Target
 from iotmq.mqtt_front.settings.routes import ChecksumSettings, RouteSettings
 
 LEVEL = st.sampled_from(["", "a", "b", "$s", "é"])
@@ -118,13 +118,6 @@ def test_a_route_that_is_never_used_is_none_that_a_topic_finds(names: list[str])
     unreachable = {int(warning.split("[")[1].split("]")[0]) for warning in router.warnings}
     used = {int(target[1:]) for topic in ALL_TOPICS if (target := router.resolve(topic).topic) != "mqtt"}
     assert not unreachable & used
-
-
-@settings(max_examples=300)
-@given(filters(), filters())
-def test_a_filter_that_covers_another_matches_all_its_topics(wide: str, narrow: str) -> None:
-    if covers(wide, narrow):
-        assert all(matches(wide, topic) for topic in ALL_TOPICS if matches(narrow, topic))
 
 
 NAMES = st.sampled_from(["a", "b", "0", "1"])

@@ -20,6 +20,7 @@ from iotmq.message import properties as record_properties
 from iotmq.message.properties import MQTT_USER_PREFIX, NAME_END, PROPERTY_END
 from iotmq.mqtt.topics import topics
 from iotmq.mqtt.topics.filters import FilterIndex
+from iotmq.mqtt_front.permissions.containment import all_allowed
 from iotmq.mqtt_front.publish.checksum_names import checksum_of
 from iotmq.mqtt_front.publish.device_names import DeviceNames
 from iotmq.mqtt_front.publish.route_conditions import Condition, condition, contradiction
@@ -332,31 +333,17 @@ class RouteBook:
     def _covering(self, topic_filter: str) -> int | None:
         """Return the first route before that takes every topic of a filter, whatever the message."""
         # A topic of the filter like no other: who takes all takes this one.
-        sample = "/".join("\ufffd" if level in ("+", "#") else level for level in topic_filter.split("/"))
+        levels = topic_filter.split("/")
+        sample = "/".join("\ufffd" if level in ("+", "#") else level for level in levels)
         places = [
             place
             for filter_id in self._index.match(sample)
             for place in self._places[filter_id]
             if not self.routes[place].conditions
             and self.routes[place].settings.invalid_json == "absent"
-            and covers(self.routes[place].filter, topic_filter)
+            and all_allowed(levels, [(self.routes[place].filter.split("/"), True)]).is_allowed
         ]
         return min(places, default=None)
-
-
-def covers(wide: str, narrow: str) -> bool:
-    """Return whether every topic that `narrow` matches is one that `wide` matches."""
-    wide_levels, narrow_levels = wide.split("/"), narrow.split("/")
-    if narrow_levels[0].startswith("$") and wide_levels[0] in ("+", "#"):
-        return False
-    for position, level in enumerate(wide_levels):
-        if level == "#":
-            return True
-        if position >= len(narrow_levels) or narrow_levels[position] == "#":
-            return False
-        if level not in ("+", narrow_levels[position]):
-            return False
-    return len(narrow_levels) == len(wide_levels)
 
 
 def _check_broker_topic(topic: str, where: str) -> None:
