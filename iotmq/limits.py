@@ -321,10 +321,42 @@ SASLPREP_CHARACTERS_MAX: Final = 1_024
 SCRAM_ITERATIONS_MIN: Final = 4_096
 SCRAM_ITERATIONS_MAX: Final = 1_000_000
 SCRAM_SALT_BYTES_MAX: Final = 64
+# Hashes of passwords that come from elsewhere say themselves what they cost. The most is a second of a core.
+PASSWORD_HASH_CHARACTERS_MAX: Final = 1_024
+BCRYPT_COST_MAX: Final = 14
+PBKDF2_ITERATIONS_MAX: Final = 2_000_000
+# What a service says of one device: rows or entries of permissions, groups and roles, attributes, and the
+# text of all of it.
+LOOKED_UP_PERMISSIONS_MAX: Final = 1_024
+LOOKED_UP_NAMES_MAX: Final = 256
+LOOKED_UP_ATTRIBUTES_MAX: Final = 128
+LOOKED_UP_BYTES_MAX: Final = 256 * 1024
+# Plug-ins of amqtt: how many, events that wait for one, a message that one publishes, all that wait to be
+# published, and answers about topics that are remembered.
+MQTT_PLUGINS_MAX: Final = 32
+MQTT_PLUGIN_EVENTS_MAX: Final = 4_096
+MQTT_PLUGIN_MESSAGE_BYTES_MAX: Final = 1024 * 1024
+MQTT_PLUGIN_MESSAGES_BYTES_MAX: Final = 4 * 1024 * 1024
+MQTT_PLUGIN_ANSWERS_BYTES_MAX: Final = 16 * 1024 * 1024
 MQTT_FAILING_ADDRESSES_MAX: Final = 16_384
 # Users who were right from an address and so have a count of failures of their own there; 150 bytes each.
 MQTT_PROVEN_USERS_MAX: Final = 131_072
 MQTT_UNDECIDED_BYTES_MAX: Final = 64 * 1024 * 1024
+# Permissions of devices: the file of rules, its rules, topics and names of one, rules that come with an
+# identity, sets of rules that are shared by the devices they are for, refusing rules that are counted each.
+# How many steps the comparison of a filter with the rules may take, about a microsecond each. Where others
+# are asked: answers a connection remembers, questions under way, bytes of messages that wait for an answer.
+MQTT_PERMISSIONS_FILE_BYTES_MAX: Final = 4 * 1024 * 1024
+MQTT_PERMISSION_RULES_MAX: Final = 1_000
+MQTT_PERMISSION_TOPICS_MAX: Final = 64
+MQTT_PERMISSION_NAMES_MAX: Final = 10_000
+MQTT_IDENTITY_RULES_MAX: Final = 256
+MQTT_PERMISSION_SETS_MAX: Final = 1_024
+MQTT_REFUSING_RULES_MAX: Final = 4_096
+MQTT_PERMISSION_WORK_MAX: Final = 10_000
+MQTT_PERMISSION_ANSWERS_MAX: Final = 64
+MQTT_PERMISSION_QUESTIONS_MAX: Final = 4_096
+MQTT_PERMISSION_WAITING_BYTES_MAX: Final = 32 * 1024 * 1024
 # The authentication chain: links, bytes of the answers that one of them remembers, hashing by argon2id
 # (memory in KiB, rounds, lanes), an answer of a service and a set of keys by HTTP, keys of one link, what a
 # claim may be called, and names of groups and roles and attributes of one identity.

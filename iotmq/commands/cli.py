@@ -152,6 +152,11 @@ def _add_tools(commands: Commands) -> None:
 
         add_users_actions(command, add_config_options=_add_config_options, load=_load)
 
+    def fill_access(command: argparse.ArgumentParser) -> None:
+        from iotmq.commands.access import add_access_actions
+
+        add_access_actions(command, add_config_options=_add_config_options, load=_load)
+
     def fill_bridges(command: argparse.ArgumentParser) -> None:
         from iotmq.commands.bridges import add_bridges_actions
 
@@ -191,6 +196,13 @@ def _add_tools(commands: Commands) -> None:
     )
     _add(commands, "bridges", "run bridges to other MQTT brokers, and show how they are doing", fill_bridges)
     _add(commands, "routes", "try the routes of MQTT topics", fill_routes)
+    _add(
+        commands,
+        "access",
+        "say what MQTT devices may do",
+        fill_access,
+        "Say what MQTT devices may do by the settings and the file of permissions.",
+    )
     _add(
         commands,
         "replication",

@@ -9,10 +9,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from iotmq.addresses import parse_address
 from iotmq.clock import Clock, SystemClock
 from iotmq.event_loop import happens_within
+from iotmq.message.properties import MQTT_CLIENT_ID, encode_properties
 from iotmq.metrics import Metric, samples, samples_by
 from iotmq.mqtt import reason_codes
 from iotmq.mqtt.codec import packets
@@ -21,6 +23,7 @@ from iotmq.mqtt_front.access.authentication import AccessEvents, Authentication,
 from iotmq.mqtt_front.audit import Audit, facts_of
 from iotmq.mqtt_front.connection.deadlines import Deadlines
 from iotmq.mqtt_front.connection.device import Device, DeviceGroup
+from iotmq.mqtt_front.connection.peer import Peer
 from iotmq.mqtt_front.connection.replay_pace import PaceLimits
 from iotmq.mqtt_front.deliver.egress import Egress
 from iotmq.mqtt_front.deliver.retained_egress import RetainedEgress
@@ -28,6 +31,9 @@ from iotmq.mqtt_front.deliver.sys_topics import FrontEndTotals, SysTopics
 from iotmq.mqtt_front.listen.admission import Admission
 from iotmq.mqtt_front.listen.listeners import Listeners
 from iotmq.mqtt_front.metrics import durable_metrics, topic_metrics, traffic_metrics
+from iotmq.mqtt_front.permissions.permissions import Permissions
+from iotmq.mqtt_front.permissions.questions import Decider
+from iotmq.mqtt_front.publish.guard import PublishGuard
 from iotmq.mqtt_front.publish.ingress import Ingress
 from iotmq.mqtt_front.publish.route_file import RouteReloads
 from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
@@ -36,6 +42,7 @@ from iotmq.mqtt_front.sessions.bridge_clients import BridgeClients
 from iotmq.mqtt_front.sessions.drain import Drain
 from iotmq.mqtt_front.sessions.durable_egress import DurableEgress
 from iotmq.mqtt_front.sessions.session_events import SessionEvents
+from iotmq.mqtt_front.sessions.session_rights import SessionRights
 from iotmq.mqtt_front.sessions.sessions import ConnectedSessions
 from iotmq.mqtt_front.sessions.shared_subscriptions import SharedSubscriptions
 from iotmq.mqtt_front.sessions.subscriptions import BrokerSessions, Subscriptions
@@ -44,6 +51,9 @@ from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.ports.gateway import GatewayPort
 from iotmq.ports.sessions import SessionPort
 from iotmq.supervised import surviving
+
+if TYPE_CHECKING:
+    from iotmq.mqtt_front.plugins.front_plugins import FrontPlugins
 
 _log = logging.getLogger("iotmq.mqtt")
 
@@ -67,11 +77,13 @@ class FrontEndParts:
     subscriptions: Subscriptions
     sessions: ConnectedSessions
     authentication: Authentication
+    permissions: Permissions
     sys_topics: SysTopics | None
     bridges: BridgeClients
     listeners: Listeners
     drain: Drain
     admission: Admission
+    plugins: FrontPlugins | None
 
 
 class MqttFront:
@@ -89,13 +101,16 @@ class MqttFront:
         sessions: SessionPort | None = None,
         clock: Clock | None = None,
         shares_port: bool = False,
+        deciders: Sequence[Decider] = (),
     ) -> None:
         """Without `sessions` every session ends with its connection, and is known to this process only.
 
         With `shares_port` other processes may listen on the same port, and each gets some of the connections.
+        `deciders` are asked about topics before the rules are.
         """
         self._settings = settings
         self._shares_port = shares_port
+        self._deciders = deciders
         self._gateway = port
         self._session_port = sessions
         self._clock = clock if clock is not None else SystemClock()
@@ -124,6 +139,8 @@ class MqttFront:
         self._is_listening = False
         self._is_stopping = False
         self._all_gone: asyncio.Event = asyncio.Event()
+        # Publishes what plug-ins do; made with their first message.
+        self._plugin_device: Device | None = None
         # Made in `start`, which is the first to know the loop.
         self._parts: FrontEndParts | None = None
 
@@ -148,21 +165,37 @@ class MqttFront:
             )
             if self._session_port is not None and parts.durable is not None:
                 await self._session_port.start(SessionEvents(parts.durable, parts.drain))
+            if parts.plugins is not None:
+                await parts.plugins.start()
             parts.authentication.start()
+            parts.permissions.start(parts.sessions.rules_changed)
             self._routes.start(self._gateway.add_topics, parts.ingress.forget_routes)
             await parts.listeners.open()
             self._is_listening = True
         except BaseException:  # a start that waits for a broker may be cancelled
             parts.listeners.close()
             parts.authentication.stop()
+            parts.permissions.close()
             await self._stop_ports()
             raise
+        if parts.plugins is not None:
+            await parts.plugins.started()
         if parts.sys_topics is not None:
             parts.sys_topics.tick(self._clock.monotonic_s())
         self._ticker = loop.call_later(_TICK_S, self._tick)
 
     def _assembled(self, loop: asyncio.AbstractEventLoop) -> FrontEndParts:
         settings, port = self._settings, self._session_port
+        plugins = self._plugins_of(loop)
+        topics = None if plugins is None else plugins.topics
+        permissions = Permissions(
+            settings.permissions,
+            loop,
+            self._clock,
+            are_client_ids_proved=settings.authentication.client_ids != "any",
+            deciders=self._deciders if topics is None else (*self._deciders, topics),
+            audit=self._audit.record,
+        )
         sys_topics = None
         if settings.sys_interval_s:
             now_s = self._clock.monotonic_s()
@@ -171,8 +204,14 @@ class MqttFront:
             settings.bridge_clients, sys_topics, gateway_name=settings.gateway_name or socket.gethostname()
         )
         ingress = Ingress(
-            self._routes.router, self._gateway, loop, settings, rewrites=self._rewrites, bridges=bridges
+            self._routes.router,
+            self._gateway,
+            loop,
+            settings,
+            rewrites=self._rewrites,
+            guard=PublishGuard(permissions),
         )
+        ingress.bridges = bridges
         group = DeviceGroup(loop, ingress, self, now_s=self._clock.monotonic_s() + _TICK_S, clock=self._clock)
         ingress.group = group
         egress = Egress(group)
@@ -189,7 +228,14 @@ class MqttFront:
             settings,
             egress,
             self._gateway,
-            rewrites=self._rewrites,
+            rights=SessionRights(
+                permissions,
+                ingress,
+                loop,
+                self._clock,
+                rewrites=self._rewrites,
+                auto_subscriptions=self._auto_subscriptions,
+            ),
             sys_topics=sys_topics,
             at_brokers=at_brokers,
         )
@@ -208,8 +254,17 @@ class MqttFront:
         admission = Admission(
             drain, connections_max=settings.connections_max, server_reference=settings.server_reference
         )
-        events = AccessEvents(sessions.open, audit=self._audit.record)
-        authentication = open_authentication(settings, loop, self._clock, self._deadlines, events)
+        if plugins is not None:
+            subscriptions.subscribed = plugins.subscribed
+        events = AccessEvents(self._open_session, sessions.identity_renewed, self._audit.record)
+        authentication = open_authentication(
+            settings,
+            loop,
+            self._clock,
+            self._deadlines,
+            events,
+            None if plugins is None else plugins.link,
+        )
         return FrontEndParts(
             loop,
             ingress,
@@ -220,12 +275,37 @@ class MqttFront:
             subscriptions,
             sessions,
             authentication,
+            permissions,
             sys_topics,
             bridges,
             listeners,
             drain,
             admission,
+            plugins,
         )
+
+    def _plugins_of(self, loop: asyncio.AbstractEventLoop) -> FrontPlugins | None:
+        """Make the plug-ins of the settings, whose library is loaded only where there are some."""
+        if not self._settings.plugins.amqtt:
+            return None
+        from iotmq.mqtt_front.plugins.front_plugins import FrontPlugins
+
+        return FrontPlugins(self._settings, loop, self._publish_for_plugins, self._clock)
+
+    def _publish_for_plugins(self, message: packets.Will) -> None:
+        """Publish what a plug-in does, as a device of their own."""
+        if self._plugin_device is None:
+            self._plugin_device = Device(self.parts.group, self._connection_settings, Peer("plug-ins"))
+            self._plugin_device.client_id = "iotmq/plug-ins"
+            self._plugin_device.properties = encode_properties({MQTT_CLIENT_ID: "iotmq/plug-ins"})
+        self.parts.ingress.publish_will(self._plugin_device, message)
+
+    def _open_session(self, device: Device, connect: packets.Connect, client_id: str) -> None:
+        """A device may connect."""
+        parts = self.parts
+        parts.sessions.open(device, connect, client_id)
+        if parts.plugins is not None:
+            parts.plugins.opened(device, connect)
 
     def _drain_changed(self, is_draining: bool) -> None:
         if self._session_port is not None:
@@ -237,6 +317,7 @@ class MqttFront:
         if self._parts is not None:
             self._parts.listeners.close()
             self._parts.authentication.stop()
+            self._parts.permissions.close()
             self._parts.drain.stop()
             self._parts.admission.is_stopping = True
         if self._ticker is not None:
@@ -257,6 +338,8 @@ class MqttFront:
     async def _stop_ports(self) -> None:
         if self._parts is not None:
             await self._parts.authentication.wait_stopped()
+            if self._parts.plugins is not None:
+                await self._parts.plugins.stop()
         self._routes.stop()
         if self._parts is not None and self._parts.durable is not None:
             self._parts.durable.stop()
@@ -396,6 +479,8 @@ class MqttFront:
             self.parts.subscriptions.subscribe(device, event)
         else:
             self.parts.subscriptions.unsubscribe(device, event)
+            if self.parts.plugins is not None:
+                self.parts.plugins.unsubscribed(device, event)
 
     def device_lost(self, device: Device) -> None:
         """The transport is gone."""
@@ -420,6 +505,8 @@ class MqttFront:
         if self._parts is not None:
             self._parts.listeners.lost(device)
             self._parts.authentication.lost(device)
+            if self._parts.plugins is not None:
+                self._parts.plugins.lost(device)
             self._parts.admission.lost(device)
             self._parts.sessions.lost(device)
         if not self._connections:
@@ -482,6 +569,9 @@ class MqttFront:
             yield from parts.drain.metrics()
             yield from parts.bridges.metrics()
             yield from parts.authentication.metrics()
+            yield from parts.permissions.metrics()
+            if parts.plugins is not None:
+                yield from parts.plugins.metrics()
             yield from traffic_metrics(parts.ingress, parts.egress, parts.group)
             yield from topic_metrics(
                 parts.ingress, parts.subscriptions, self._rewrites, self._auto_subscriptions

@@ -9,6 +9,7 @@ from iotmq.mqtt.server.publish_sink cimport Publication
 cdef class BridgeRole:
     cdef readonly bytes prefix          # of its topics here; empty
     cdef readonly bint is_trusted       # its word for who published is taken
+    cdef bint is_mounted                # the message at hand has its prefix already: it has waited for an answer
     cdef bytes _mark                    # the property of everything that comes over it
     cdef ByteBuffer _topic              # of the message that is looked at, with the prefix
     cdef bytes _own                     # properties of what it publishes itself

@@ -60,7 +60,7 @@ cdef class BridgeRole:
     cdef int mount(self, Publication* publication) except -1:
         cdef Py_ssize_t at = 0
         cdef const uint8_t* found
-        if not self.prefix or _begins(publication.topic, publication.topic_size, _REPLY):
+        if not self.prefix or self.is_mounted or _begins(publication.topic, publication.topic_size, _REPLY):
             return 0
         if _begins(publication.topic, publication.topic_size, _DELAYED):
             # $delayed/SECONDS/TOPIC: the topic is what the prefix is for.

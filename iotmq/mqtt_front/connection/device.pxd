@@ -1,5 +1,6 @@
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
+from iotmq.mqtt.codec.byte_buffer cimport ByteBuffer
 from iotmq.mqtt.server.connection cimport ServerConnection
 from iotmq.mqtt.server.outbound cimport DeliveryOptions, OutboundMessage
 from iotmq.mqtt.server.publish_sink cimport PublishSink
@@ -66,9 +67,13 @@ cdef class DeviceSession:
     cdef int room_again(self) except -1
 
 
+cdef class DeviceLink:
+    cdef int take(self, ByteBuffer* output) except -1
+
+
 cdef class Device(ServerConnection):
     cdef readonly DeviceGroup group
-    cdef readonly object transport      # asyncio's or a WebSocketLink; None before connection_made and after connection_lost
+    cdef readonly object transport      # asyncio's, a SocketLink or a WebSocketLink; None before connection_made and after connection_lost
     cdef public object peer             # peer.Peer; None in tests that have no listener
     cdef str _client_id
     cdef bytes client_id_utf8           # set with client_id
@@ -88,6 +93,7 @@ cdef class Device(ServerConnection):
     cdef public DeviceSession session   # None for one that ends with the connection
     cdef public DeviceSession shares    # its part in shared subscriptions; None while it has none
     cdef object _room_callback          # what waits beside those two for room; None while nothing does
+    cdef public object rights           # what it may do (permissions.rights.Rights); None: everything
     cdef public uint64_t published_lanes    # those of the ingress it has published to, by place modulo 64
     cdef double _held_since_s           # when it was first not read because of an answer that is due; 0 while it is
     cdef list _unhandled                # events that wait for the next turn; None while there are none
@@ -104,7 +110,9 @@ cdef class Device(ServerConnection):
     cdef bint is_for_device(self, OutgoingMessage message, DeliveryOptions* delivery, uint8_t options,
             const uint32_t* identifiers, uint32_t identifiers_count) except -1
     cdef int wait_for_turn(self) except -1
+    cdef int wait_for_answer(self) except -1
     cdef int count_input(self, uint32_t size) except -1
+    cdef int received(self, uint32_t size) except -1
     cdef int after_read(self) except -1
     cdef int _after_input(self) except -1
     cdef int _count_unopened(self) except -1

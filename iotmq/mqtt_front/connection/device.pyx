@@ -3,7 +3,8 @@
 Operations: a read callback per readable device and loop turn, one write per device and turn. Goals: no copy
 between kernel and core; an idle device holds no buffer; a device that sends without pause cannot keep the
 others, or the subscribers, waiting. Plan: buffered asyncio protocols on uvloop that all read into one buffer,
-because the core uses up what it gets before it returns. A turn has a number of bytes to give: each device may
+because the core uses up what it gets before it returns, or SocketLinks (listen/sockets.pyx) that do the same
+without asyncio's calls. A turn has a number of bytes to give: each device may
 take its share, and one that has used it up is read again in the next turn, so that what was published can
 leave before more comes. CONNECT, SUBSCRIBE and the like, which cost a hundred times as much, have a number of
 their own per turn; a device with more of them is not read until they are done, nor is more of what was read
@@ -18,6 +19,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from iotmq.message.records.fields cimport FORMAT_OK, RecordParts
 from iotmq.message.records.record cimport parse_record
+from iotmq.mqtt.codec.byte_buffer cimport ByteBuffer
 from iotmq.mqtt.codec.packet_types cimport (
     NO_LOCAL, OPTIONS_QOS, RETAIN_AS_PUBLISHED,
     LEVEL_5,
@@ -51,6 +53,8 @@ cdef enum:
     EVENTS_PER_TURN = 2             # CONNECT and SUBSCRIBE, some 30 us each: a message takes three turns
     EVENTS_MAX = 8                  # of a device that are decoded and wait
     TURN_BYTES_MAX = 1024 * 1024
+    WAITS_FOR_TURN = 1              # bits of Device._waits_for_turn
+    WAITS_FOR_ANSWER = 2
 
 
 cdef class DeviceGroup:
@@ -113,7 +117,7 @@ cdef class DeviceGroup:
             put_off = self._put_off
             self._put_off = []
             for device in put_off:
-                device._waits_for_turn = False
+                device._waits_for_turn &= ~WAITS_FOR_TURN
                 if device.state == STATE_CONNECTED and device.transport is not None:
                     device.after_answer()
         if self._yielding:
@@ -262,6 +266,14 @@ cdef class DeviceSession:
         raise NotImplementedError("a DeviceSession overrides room_again")
 
 
+cdef class DeviceLink:
+    """Define the calls from a device to a transport that is compiled, too."""
+
+    cdef int take(self, ByteBuffer* output) except -1:
+        """Send the output, or keep it; leaves none of it."""
+        raise NotImplementedError("a DeviceLink overrides take")
+
+
 cdef class Device(ServerConnection):
     """One device's connection as an asyncio protocol; sessions are the handler's business."""
 
@@ -279,18 +291,36 @@ cdef class Device(ServerConnection):
         return self.group._view
 
     def buffer_updated(self, uint32_t size):
+        self.received(size)
+
+    cdef int received(self, uint32_t size) except -1:
+        """Take what was read into the group's buffer: so many bytes."""
         self.count_input(size)
         self.last_received_s = self.group.now_s
         self.receive(self.group._input_data, size)
-        self.after_read()
+        return self.after_read()
 
     cdef int wait_for_turn(self) except -1:
         """Leave what else has come undecoded until the next turn, and read nothing more: it costs too much."""
         if self.state == STATE_CONNECTED and not self._waits_for_turn and not self._is_over:
-            self._waits_for_turn = self._is_waiting_for_events = True
+            self._waits_for_turn = WAITS_FOR_TURN
+            self._is_waiting_for_events = True
             self.group._put_off.append(self)
             self.group.schedule_turn()
         return 0
+
+    cdef int wait_for_answer(self) except -1:
+        """Leave what else has come undecoded until `answer_came`: somebody is asked whether it may do the last."""
+        if self.state == STATE_CONNECTED and not self._is_over:
+            self._waits_for_turn |= WAITS_FOR_ANSWER
+            self._is_waiting_for_events = True
+        return 0
+
+    def answer_came(self):
+        """Go on after `wait_for_answer`, maybe of a connection that is over."""
+        self._waits_for_turn &= ~WAITS_FOR_ANSWER
+        if self.transport is not None:
+            self.after_answer()
 
     cdef int count_input(self, uint32_t size) except -1:
         """Bytes have come; they count for the device's share of the turn."""
@@ -592,7 +622,10 @@ cdef class Device(ServerConnection):
             return 0
         cdef bint had_room = self.has_output_room()
         self.group.sent_bytes += self.output.size
-        self.transport.write(self.data_to_send())
+        if isinstance(self.transport, DeviceLink):
+            (<DeviceLink>self.transport).take(&self.output)
+        else:
+            self.transport.write(self.data_to_send())
         if not had_room and self.state == STATE_CONNECTED and not self.is_write_paused:
             # The socket took all of it: nobody says `resume_writing`.
             self._room_again()

@@ -4,6 +4,7 @@ from iotmq.mqtt.codec.byte_buffer cimport ByteBuffer
 from iotmq.mqtt.server.publish_sink cimport Publication, PublishSink
 from iotmq.mqtt_front.connection.device cimport Device, DeviceGroup
 from iotmq.mqtt_front.publish.batch cimport Batch, BatchOwner, Waiter
+from iotmq.mqtt_front.publish.guard cimport PublishGuard
 from iotmq.mqtt_front.publish.targets cimport Ruling, Target, Targets
 
 
@@ -42,6 +43,7 @@ cdef class Ingress(PublishSink):
     cdef object _loop
     cdef public DeviceGroup group       # set once, by the front end that owns both
     cdef Targets _targets
+    cdef readonly PublishGuard guard    # of devices with rights; None where nobody has any
     cdef list _lanes
     cdef dict _lane_of                  # (broker topic, queue id, is stored, is delayed) -> place in _lanes
     cdef list _active                   # lanes with something to send at the end of the turn
@@ -62,7 +64,7 @@ cdef class Ingress(PublishSink):
     cdef readonly uint64_t retries
     cdef readonly uint64_t replies      # answers to requests of native clients
     cdef readonly uint64_t not_stored   # messages the broker refused for good
-    cdef readonly object bridges        # told what bridges say about themselves; None where there are none
+    cdef public object bridges          # told what bridges say about themselves; None where there are none
     cdef const uint8_t* _publisher      # of the message that is being added: properties of a device behind a bridge
     cdef Py_ssize_t _publisher_size
     cdef readonly uint64_t bridge_notifications  # of these, what goes nowhere

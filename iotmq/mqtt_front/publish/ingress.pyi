@@ -5,6 +5,7 @@ from typing import Protocol
 from iotmq.mqtt.codec.packets import Connect, Will
 from iotmq.mqtt.server.publish_sink import PublishSink
 from iotmq.mqtt_front.connection.device import Device, DeviceGroup
+from iotmq.mqtt_front.publish.guard import PublishGuard
 from iotmq.mqtt_front.publish.routes import Router
 from iotmq.mqtt_front.publish.targets import Targets
 from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
@@ -20,6 +21,8 @@ class Bridges(Protocol):
 
 class Ingress(PublishSink):
     group: DeviceGroup
+    guard: PublishGuard | None
+    bridges: Bridges | None
     def __init__(
         self,
         router: Router,
@@ -28,10 +31,8 @@ class Ingress(PublishSink):
         settings: MqttSettings,
         *,
         rewrites: TopicRewrites | None = None,
-        bridges: Bridges | None = None,
+        guard: PublishGuard | None = None,
     ) -> None: ...
-    @property
-    def bridges(self) -> Bridges | None: ...
     @property
     def messages(self) -> int: ...
     @property
@@ -55,6 +56,7 @@ class Ingress(PublishSink):
     @property
     def is_idle(self) -> bool: ...
     def encode_will(self, device: Device, will: Will) -> KeptWill | None: ...
+    def will_topic(self, device: Device, will: Will) -> tuple[str, bool]: ...
     def publish_will(self, device: Device, will: Will) -> None: ...
     def when_settled(self, device: Device, callback: Callable[[], None]) -> bool: ...
     def forget_routes(self) -> None: ...

@@ -14,13 +14,15 @@ from libc.stdlib cimport free
 from libc.string cimport memcmp, memcpy
 
 from iotmq.message.records.layout cimport ELEMENT_FIXED_BYTES, RECORD_FIXED_BYTES, put_u16, put_u32
+from iotmq.message.records.short_bytes cimport copy_short
 from iotmq.mqtt.codec.byte_buffer cimport append
 from iotmq.mqtt.codec.packet_types cimport LEVEL_5, STATE_CLOSED, STATE_CONNECTED
 from iotmq.mqtt.server.publish_sink cimport Publication, PublishSink
 from iotmq.mqtt_front.connection.device cimport CONGESTED_INGRESS, Device
 from iotmq.mqtt_front.connection.message_properties cimport append_record_properties
 from iotmq.mqtt_front.publish.batch cimport Batch, BatchOwner, Waiter
-from iotmq.mqtt_front.publish.targets cimport TARGET_REFUSED, TARGET_RESOLVED, Ruling, Target, Targets
+from iotmq.mqtt_front.publish.guard cimport PublishGuard
+from iotmq.mqtt_front.publish.targets cimport TARGET_REFUSED, TARGET_RESOLVED, Ruling, Target, Targets, topic_of
 
 import logging
 from collections import deque
@@ -220,7 +222,7 @@ cdef class Ingress(PublishSink):
     """The sink of all devices of a front end. `router` resolves topics, `port` is the way to the brokers.
 
     Topics that `rewrites` (TopicRewrites) has other names for are known by the device's own, so that a message
-    costs no more than any other.
+    costs no more than any other. `guard` decides about devices that have rights.
     """
 
     def __init__(
@@ -231,11 +233,11 @@ cdef class Ingress(PublishSink):
         settings not None,
         *,
         rewrites=None,
-        bridges=None,
+        PublishGuard guard=None,
     ):
         self._port = port
-        self.bridges = bridges
         self._loop = loop
+        self.guard = guard
         self._targets = Targets(router, TopicRewrites() if rewrites is None else rewrites, port, self._lane_at)
         self._lanes = []
         self._lane_of = {}
@@ -347,8 +349,11 @@ cdef class Ingress(PublishSink):
             target = self._targets.of_device(device, publication.topic, publication.topic_size)
             if target.kind == TARGET_REFUSED:
                 return self._refuse_rewritten(device, publication)
-            if target.kind != TARGET_RESOLVED:
-                return self._publish_ruled(target, device, publication)
+        if device.rights is not None:
+            if not self.guard.lets_pass(device, self._targets, target, publication):
+                return 0
+        if target.kind != TARGET_RESOLVED:
+            return self._publish_ruled(target, device, publication)
         self._own_properties.size = 0
         if publication.properties != NULL:
             append_record_properties(&self._own_properties, publication.properties)
@@ -400,6 +405,17 @@ cdef class Ingress(PublishSink):
         except MqttProtocolError as error:
             self.not_stored += 1
             _log.warning("will not stored", extra={"client": device.client_id, "detail": str(error)})
+
+    def will_topic(self, Device device not None, will not None):
+        """Return the topic of a device's will after rewriting, and whether it waits for a time.
+
+        Raises MqttProtocolError as `encode_will` does.
+        """
+        cdef bytes topic = will.topic.encode()
+        cdef Target* target = self._targets.of_device(device, topic, len(topic))
+        if target.kind == TARGET_REFUSED:
+            raise MqttProtocolError(TOPIC_NAME_INVALID, "the topic of the will cannot be rewritten")
+        return topic_of(target), bool(target.is_delayed)
 
     def encode_will(self, Device device not None, will not None):
         """A device's will as brokers keep it (ports.sessions.Will), None for one that its route drops.
@@ -489,16 +505,17 @@ cdef class Ingress(PublishSink):
         put_u32(at + 12, 0)
         put_u32(at + 16, <uint32_t>payload_size)
         at += 20
-        memcpy(at, payload, payload_size)
+        copy_short(at, payload, payload_size)
         at += payload_size
         put_u16(at, <uint32_t>properties_size)
         at += 2
-        memcpy(at, target.properties, target.properties_size)
+        copy_short(at, target.properties, target.properties_size)
         at += target.properties_size
-        memcpy(at, own, own_size)
+        copy_short(at, own, own_size)
         at += own_size
-        memcpy(at, _flag_properties[flags], _flag_properties_size[flags])
-        memcpy(at + _flag_properties_size[flags], self._own_properties.data, self._own_properties.size)
+        copy_short(at, _flag_properties[flags], _flag_properties_size[flags])
+        if self._own_properties.size:
+            memcpy(at + _flag_properties_size[flags], self._own_properties.data, self._own_properties.size)
         batch.size += size
         batch.count += 1
         device.published_lanes |= <uint64_t>1 << (target.lane & 63)
@@ -521,6 +538,8 @@ cdef class Ingress(PublishSink):
         """Hand on an answer to a request: it is for one client, now or never, so nothing is waited for."""
         name = decode_topic_name(topic)
         address = read_reply_topic(name)
+        if device.rights is not None and not self.guard.lets_answer_pass(device, name, publication):
+            return 0
         cdef Py_ssize_t size = publication.payload_size + RECORD_AND_TOPIC_BYTES + SPARE_BYTES
         if size + 2 * publication.topic_size > self._record_bytes_max:
             raise MqttProtocolError(

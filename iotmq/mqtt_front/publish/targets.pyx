@@ -67,6 +67,14 @@ def _check_publishable(str name):
         raise MqttProtocolError(TOPIC_NAME_INVALID, "an answer to a request is published at once")
 
 
+cdef str topic_of(const Target* target):
+    """Of those that messages are asked with it is known; else MQTT_TOPIC is the first of the properties."""
+    if target.asking != NULL:
+        return (<Asking>target.asking).name
+    cdef bytes properties = target.properties[:target.properties_size]
+    return properties.partition(b"\x02")[0].partition(b"\x01")[2].decode()
+
+
 cdef class Asking:
     """The part of a target that its messages are asked with."""
 
@@ -164,6 +172,7 @@ cdef class Targets:
         cdef Asking asking = Asking()
         asking.name = name
         asking.delay_s = delay_s
+        target.is_delayed = delay_s > 0
         route = self._router.plan(name, names)
         if isinstance(route, MessageRoutes):
             asking.routes = route
@@ -362,6 +371,7 @@ cdef class Targets:
         cdef Target target
         target.kind = kind
         target.lane = 0
+        target.is_delayed = False
         return self._remember(key, size, &target, b"", None)
 
     cdef Target* _remember(
@@ -385,6 +395,9 @@ cdef class Targets:
             raise MemoryError
         memcpy(target.properties, <const uint8_t*>properties, len(properties))
         target.properties_size = <uint32_t>len(properties)
+        target.is_delayed = found.is_delayed
+        self._last_id += 1
+        target.id = self._last_id
         self.topics.insert(key, size, target, value_bytes)
         if asking is not None:
             Py_INCREF(asking)

@@ -11,6 +11,8 @@ from iotmq import limits
 from iotmq.audit_log import MqttEvent
 from iotmq.mqtt_front.settings.authentication import AuthenticationSettings
 from iotmq.mqtt_front.settings.listeners import ListenerSettings, tcp_listener
+from iotmq.mqtt_front.settings.permissions import PermissionSettings
+from iotmq.mqtt_front.settings.plugins import PluginsSettings
 from iotmq.mqtt_front.settings.routes import RouteSettings
 from iotmq.mqtt_front.settings.topics import (
     AutoSubscriptionSettings,
@@ -58,6 +60,10 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     any host that reaches the port may then publish and subscribe."""
     authentication: AuthenticationSettings = AuthenticationSettings()
     """Which devices may connect, and how they authenticate."""
+    permissions: PermissionSettings = PermissionSettings()
+    """Which topics devices may publish and subscribe."""
+    plugins: PluginsSettings = PluginsSettings()
+    """Plug-ins that decide about devices and hear of them."""
     connections_max: Annotated[int, Meta(ge=1, le=10_000_000)] = limits.MQTT_CONNECTIONS_MAX
     """Connections of one front-end process; more are closed at once. The limit on open files must allow
     it."""

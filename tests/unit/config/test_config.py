@@ -18,6 +18,7 @@ from iotmq.config.setting_text import (
     secrets_of,
     settings_of,
     struct_of,
+    tagged_structs_of,
     toml_document,
 )
 from iotmq.errors import ConfigError
@@ -322,6 +323,27 @@ def test_secrets_in_lists_are_hidden_too() -> None:
     assert "hidden" not in text
 
 
+def test_secrets_with_names_are_hidden_and_may_be_elsewhere(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("hidden in a file")
+    file.chmod(0o600)
+    headers = {"authorization": {"file": str(file)}, "x-key": "hidden here"}
+    link = {"kind": "http", "name": "service", "url": "https://service.example.com/", "headers": headers}
+    table = {"mqtt": {"authentication": {"chain": [link]}}}
+    config = config_from_table(table)
+    (made,) = config.mqtt.authentication.chain
+    assert made.headers == {"authorization": "hidden in a file", "x-key": "hidden here"}  # type: ignore[union-attr]
+    assert "hidden" not in repr(config) + toml_document(config)
+    again = msgspec.msgpack.decode(msgspec.msgpack.encode(config, enc_hook=str), type=Config)
+    hide_secrets(again)
+    assert again == config
+    assert "hidden" not in repr(again)
+    assert [secret for _, _, secret in secrets_of(again)] == ["hidden in a file", "hidden here"]
+    headers["authorization"] = {"file": "/nowhere"}
+    with pytest.raises(ConfigError, match=r"headers is refused: /nowhere cannot be read"):
+        config_from_table(table)
+
+
 def test_secrets_stay_hidden_behind_every_way_a_config_takes() -> None:
     config = load_config(environment={variable(name): f"hidden-{name}" for name in SECRETS})
     again = msgspec.msgpack.decode(msgspec.msgpack.encode(config, enc_hook=str), type=Config)
@@ -446,6 +468,7 @@ def test_every_setting_has_a_meaning_and_a_valid_default() -> None:
             assert setting.description.endswith("."), f"{path}{setting.key} needs a description"
             if inner := struct_of(setting.type) or element_struct_of(setting.type):
                 structs.append((f"{path}{setting.key}.", inner))
+            structs += [(f"{path}{setting.key}.", one) for one in tagged_structs_of(setting.type).values()]
     assert config_from_table(msgspec.to_builtins(Config())) == Config()
 
 
@@ -491,7 +514,8 @@ def test_a_chain_of_tables_of_several_kinds_reads_back_without_its_secrets() -> 
     assert links[1]["headers"] == SECRET_SHOWN
     links[1]["headers"] = {"authorization": "Bearer of-mine"}
     assert config_from_table(table) == config
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=Config) == config, "as workers get it"
+    for_workers = msgspec.msgpack.encode(config, enc_hook=str)
+    assert msgspec.msgpack.decode(for_workers, type=Config) == config
 
 
 def test_a_wrong_value_in_a_chain_is_named_with_its_place_and_without_its_secret(tmp_path: Path) -> None:
