@@ -6,8 +6,8 @@ side.
 Messages of QoS 1 wait at the near side, whose process stands still (SIGSTOP) until the far side is there
 with a subscriber of the first and the last message. Then it goes on, and what counts is the time between
 these two. The near side is on one core, the far side on the other. All messages have one topic, and at
-iotmq one key: one queue, in order. Mosquitto's window is as wide as it can be (max_inflight_messages
-65535), because its own is 20.
+iotmq one key: one queue, in order. Both have a window of 1,000 messages (Mosquitto's own is 20). By MQTT 5
+Mosquitto's bridge sends a backlog past the receive maximum of the far side, so iotmq has the largest there.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _END: Final = "end"
 # Of one chunk that is written before its acknowledgements are read.
 _CHUNK: Final = 1_000
 _START_S: Final = 30.0
-_BACKLOG_S: Final = 300.0
+_BACKLOG_S: Final = 60.0
 
 
 class Measured(NamedTuple):
@@ -154,7 +154,8 @@ def measure(near: str, far: str, version: str, count: int) -> Measured:
         os.kill(pid, signal.SIGSTOP)
         try:
             start_far = _iotmq if far == "iotmq" else _mosquitto
-            stack.enter_context(start_far(directory / "far", far_core, far_port, ""))
+            config = "[mqtt]\nreceive_max = 65535\n" if far == "iotmq" else ""
+            stack.enter_context(start_far(directory / "far", far_core, far_port, config))
             subscriber = Client(far_port, "subscriber")
             subscriber.subscribe(_BEGIN)
             subscriber.subscribe(_END)
@@ -182,6 +183,7 @@ name = "far"
 address = "mqtt://127.0.0.1:{far_port}"
 version = "{version}"
 reconnect_max_s = 1.0
+in_flight_max = 1000
 [[bridges.send]]
 filter = "#"
 """
@@ -233,7 +235,7 @@ def _mosquitto(directory: Path, core: int, port: int, bridge: str) -> Iterator[i
     lines = (
         f"user {getpass.getuser()}",
         "max_queued_messages 0",
-        "max_inflight_messages 65535",
+        "max_inflight_messages 1000",
         "set_tcp_nodelay true",
         "log_type error",
         "allow_anonymous true",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
-from amqtt.contexts import BrokerContext  # type: ignore[import-untyped]
+from amqtt.broker import BrokerContext  # type: ignore[import-untyped]
 from amqtt.plugins.base import BasePlugin  # type: ignore[import-untyped]
 from amqtt.session import ApplicationMessage  # type: ignore[import-untyped]
 

@@ -5,7 +5,7 @@ of the connection core. Goals: no Python object per message; nothing counts as s
 it. Plan: once CONNACK has come, the two sides of a connection do the same, so what is received goes the way of
 a device's messages (`Ingress`), and what is sent that of messages for a device (`OutboundHalf`). Sent messages stand
 in a ring until they are acknowledged; the offset of their queue follows the oldest. What the topic of a message
-is at the other broker is remembered by topic. Measured in docs/explanation/performance.md (`benchmarks/mqtt_bridge.py`).
+is at the other broker is remembered by topic. Measured by `benchmarks/mqtt_bridge.py`.
 """
 
 cimport cython

@@ -134,7 +134,7 @@ def test_no_loop_through_a_mosquitto_between_two_gateways(tmp_path: Path) -> Non
             assert bodies(one) == bodies(two) == [*everything, "last"]
 
 
-@pytest.mark.parametrize("tuned", [(), ("cleansession true", "notifications false", "try_private false")])
+@pytest.mark.parametrize("tuned", [(), ("notifications false", "try_private false", "keepalive_interval 5")])
 def test_a_mosquitto_bridge_to_a_gateway_that_is_killed_loses_nothing(
     tmp_path: Path, tuned: tuple[str, ...]
 ) -> None:
