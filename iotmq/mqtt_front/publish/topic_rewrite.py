@@ -93,7 +93,7 @@ class TopicRewrites:
         """Return the filter that is meant by `topic_filter`, with prefixes left alone; None for none."""
         if not self._subscribe:
             return topic_filter
-        prefix, plain = _split_prefix(topic_filter)
+        prefix, plain = split_prefix(topic_filter)
         rule = _chosen(self._subscribe, plain)
         if rule is None:
             return topic_filter
@@ -129,7 +129,7 @@ def _chosen(rules: Iterable[_Rule], topic: str) -> _Rule | None:
     return next((rule for rule in rules if topics.matches(rule.filter, topic)), None)
 
 
-def _split_prefix(topic_filter: str) -> tuple[str, str]:
+def split_prefix(topic_filter: str) -> tuple[str, str]:
     """Split a shared or exclusive subscription into its prefix and its filter."""
     if topics.is_exclusive(topic_filter):
         plain = topic_filter.partition("/")[2]

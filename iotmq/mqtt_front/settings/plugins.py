@@ -33,9 +33,9 @@ class AmqttPluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     failures_max: Annotated[int, Meta(ge=0, le=1_000_000)] = 10
     """After so many failures and late answers in a row nobody is asked for pause_s, and all are refused. 0 =
     ask always."""
-    pause_s: Annotated[float, Meta(ge=0.1, le=3_600)] = 5.0
+    pause_s: Annotated[float, Meta(ge=0.1, le=3_600.0)] = 5.0
     """How long that is, in seconds; then one question tries."""
-    cache_s: Annotated[float, Meta(ge=0, le=86_400)] = 60.0
+    cache_s: Annotated[float, Meta(ge=0.0, le=86_400.0)] = 60.0
     """How long answers about topics hold, in seconds; 0 = ask every time."""
     guard: Literal["auto", "password", "none"] = "auto"
     """password: devices without user name and password are refused before the plug-in is asked. none: the

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from amqtt_plugins import Kind, Scripted
 
+from iotmq import limits
 from iotmq.errors import ConfigError
 from iotmq.mqtt_front.plugins.known_classes import KNOWN, OTHERS, known
 from iotmq.mqtt_front.plugins.loader import LoadedPlugin, load
@@ -112,3 +113,18 @@ def test_secret_options_are_options_that_are_not_shown() -> None:
     shown = toml_document(config_from_table(table))
     assert "xyzzy" not in shown
     assert re.search(r'class_path = "a\.B"', shown)
+
+
+def test_there_are_so_many_plugins() -> None:
+    from iotmq.config.config import config_from_table
+
+    def table(count: int) -> dict[str, Any]:
+        return {
+            "mqtt": {"plugins": {"amqtt": [{"class_path": "a.B", "name": f"p{n}"} for n in range(count)]}}
+        }
+
+    assert (
+        len(config_from_table(table(limits.MQTT_PLUGINS_MAX)).mqtt.plugins.amqtt) == limits.MQTT_PLUGINS_MAX
+    )
+    with pytest.raises(ConfigError, match=r"mqtt\.plugins\.amqtt"):
+        config_from_table(table(limits.MQTT_PLUGINS_MAX + 1))
