@@ -278,6 +278,16 @@ MQTT_REWRITE_PROGRAM_BYTES_MAX: Final = 1024 * 1024
 MQTT_REWRITE_PATTERN_CHARACTERS_MAX: Final = 1_024
 MQTT_REWRITES_MAX: Final = 256
 MQTT_AUTO_SUBSCRIPTIONS_MAX: Final = 64
+# Bridges to other brokers, the rules of one, its connections and the topics it reads; bytes of the names of
+# the gateways that a message has passed, past which it goes no further.
+BRIDGES_MAX: Final = 64
+BRIDGE_RULES_MAX: Final = 256
+BRIDGE_CONNECTIONS_MAX: Final = 64
+BRIDGE_BROKER_TOPICS_MAX: Final = 256
+BRIDGE_HOPS_BYTES_MAX: Final = 1_024
+MQTT_BRIDGE_CLIENTS_MAX: Final = 1_024
+# Bridges whose last word about themselves a front end keeps; those that are gone make room first.
+MQTT_BRIDGE_STATES_MAX: Final = 1_024
 # Routes, the conditions of one, the file of them, the payload that is read for fields of JSON (by default),
 # and one value that a placeholder stands for, when it is not of the topic.
 MQTT_ROUTES_MAX: Final = 10_000

@@ -38,6 +38,7 @@ from iotmq.mqtt_front.publish.ingress import Ingress
 from iotmq.mqtt_front.publish.route_file import RouteReloads
 from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
 from iotmq.mqtt_front.sessions.auto_subscriptions import AutoSubscriptions
+from iotmq.mqtt_front.sessions.bridge_clients import BridgeClients
 from iotmq.mqtt_front.sessions.drain import Drain
 from iotmq.mqtt_front.sessions.durable_egress import DurableEgress
 from iotmq.mqtt_front.sessions.session_events import SessionEvents
@@ -78,6 +79,7 @@ class FrontEndParts:
     authentication: Authentication
     permissions: Permissions
     sys_topics: SysTopics | None
+    bridges: BridgeClients
     listeners: Listeners
     drain: Drain
     admission: Admission
@@ -194,6 +196,13 @@ class MqttFront:
             deciders=self._deciders if topics is None else (*self._deciders, topics),
             audit=self._audit.record,
         )
+        sys_topics = None
+        if settings.sys_interval_s:
+            now_s = self._clock.monotonic_s()
+            sys_topics = SysTopics(self._totals, interval_s=settings.sys_interval_s, now_s=now_s)
+        bridges = BridgeClients(
+            settings.bridge_clients, sys_topics, gateway_name=settings.gateway_name or socket.gethostname()
+        )
         ingress = Ingress(
             self._routes.router,
             self._gateway,
@@ -202,6 +211,7 @@ class MqttFront:
             rewrites=self._rewrites,
             guard=PublishGuard(permissions),
         )
+        ingress.bridges = bridges
         group = DeviceGroup(loop, ingress, self, now_s=self._clock.monotonic_s() + _TICK_S, clock=self._clock)
         ingress.group = group
         egress = Egress(group)
@@ -214,10 +224,6 @@ class MqttFront:
                 RetainedEgress(port, loop, pace=pace),
                 SharedSubscriptions(group, port, credit=settings.shared_credit),
             )
-        sys_topics = None
-        if settings.sys_interval_s:
-            now_s = self._clock.monotonic_s()
-            sys_topics = SysTopics(self._totals, interval_s=settings.sys_interval_s, now_s=now_s)
         subscriptions = Subscriptions(
             settings,
             egress,
@@ -271,6 +277,7 @@ class MqttFront:
             authentication,
             permissions,
             sys_topics,
+            bridges,
             listeners,
             drain,
             admission,
@@ -560,6 +567,7 @@ class MqttFront:
             )
             yield from parts.listeners.metrics()
             yield from parts.drain.metrics()
+            yield from parts.bridges.metrics()
             yield from parts.authentication.metrics()
             yield from parts.permissions.metrics()
             if parts.plugins is not None:

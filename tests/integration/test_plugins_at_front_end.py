@@ -17,6 +17,7 @@ from fake_gateway import connect_packet
 
 from iotmq.errors import ConfigError
 from iotmq.mqtt.codec import packets
+from iotmq.mqtt.codec.properties import Properties
 from iotmq.mqtt_front.access.scram import make_verifier
 from iotmq.mqtt_front.plugins.host import PluginStartError
 
@@ -33,7 +34,11 @@ def told() -> Iterator[list[tuple[str, dict[str, Any]]]]:
 
 
 def plugins(*entries: dict[str, Any], **settings: Any) -> dict[str, Any]:
-    return {"plugins": {"amqtt": list(entries), **settings}}
+    """Whatever plug-ins have no opinion about is allowed."""
+    return {
+        "plugins": {"amqtt": list(entries), **settings},
+        "permissions": {"without_rules": "everything"},
+    }
 
 
 def scripted(**settings: Any) -> dict[str, Any]:
@@ -156,3 +161,44 @@ async def test_plugins_that_cannot_be_used_stop_the_start() -> None:
 async def test_a_plugin_that_nobody_asks_stops_the_start() -> None:
     """Whoever configured it believes that it decides."""
     assert "no link" in await refused(mqtt=plugins(scripted()))
+
+
+async def test_a_plugin_decides_about_topics() -> None:
+    """Of a filter with wildcards, all topics; amqtt itself would take a/#."""
+    acl = {
+        "class_path": "amqtt.plugins.topic_checking.TopicAccessControlListPlugin",
+        "options": {"publish-acl": {"pump": ["a/+"]}, "acl": {"pump": ["a/+"]}},
+    }
+    async with chained(LINK, mqtt=plugins(scripted(), acl)) as site:
+        gateway: Any = site.front._gateway
+        gateway.automatic = 0
+        packet = connect_packet("d", user_name="pump", password=b"yes", protocol_level=5)
+        device, code = await site.connect(packet)
+        assert code == 0
+        wanted = [("a/b", 1), ("a/+", 0), ("a/#", 1), ("#", 0), ("b", 0)]
+        device.send(packets.encode_subscribe(1, wanted, Properties()))
+        first, body = await device.packet()
+        assert first == packets.SUBACK << 4
+        assert list(body[-5:]) == [1, 0, 0x87, 0x87, 0x87]
+        for number, (topic, answer) in enumerate((("a/b", b""), ("b", b"\x87"), ("a/b", b"")), 1):
+            device.send(
+                packets.encode_publish(
+                    topic, b"x", qos=1, retain=False, packet_id=number, properties=Properties()
+                )
+            )
+            first, body = await device.packet()
+            assert first == packets.PUBACK << 4
+            assert body[2:3] == answer
+        assert [message.topic for handed in gateway.handed for message in handed.messages] == ["a/b"] * 2
+        assert site.number("iotmq_mqtt_plugin_topics_remembered") == 7
+
+
+async def test_a_topic_plugin_that_fails_allows_nothing() -> None:
+    topics = {"class_path": "amqtt_plugins.ScriptedTopics", "timeout_s": 0.1, "failures_max": 0}
+    async with chained(LINK, mqtt=plugins(scripted(), topics)) as site:
+        device, _ = await site.connect(connect_packet("d", user_name="pump", password=b"yes"))
+        wanted = ["yes/a", "no/a", "fail/a", "sleep/a", "impossible/a", "block/a"]
+        device.send(packets.encode_subscribe(1, [(topic, 0) for topic in wanted]))
+        first, body = await device.packet()
+        assert first == packets.SUBACK << 4
+        assert list(body[2:]) == [0] + [0x80] * 5

@@ -2,8 +2,9 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from iotmq.mqtt.codec.byte_buffer cimport ByteBuffer
 from iotmq.mqtt.server.connection cimport ServerConnection
-from iotmq.mqtt.server.outbound cimport DeliveryOptions
+from iotmq.mqtt.server.outbound cimport DeliveryOptions, OutboundMessage
 from iotmq.mqtt.server.publish_sink cimport PublishSink
+from iotmq.mqtt_front.connection.bridge_role cimport BridgeRole
 from iotmq.mqtt_front.connection.outgoing cimport OutgoingMessage
 
 
@@ -81,6 +82,7 @@ cdef class Device(ServerConnection):
     cdef public dict subscriptions      # filter -> options with the QoS granted; None while it has none
     cdef public uint32_t expiry_s       # how long its session outlives it; set when the session opens
     cdef public str user                # who it proved to be; shared between connections, None for anybody
+    cdef public BridgeRole bridge       # None for a connection that speaks for itself alone
     cdef public object identity         # what else is known of that (access.identity.Identity); None: nobody was asked
     cdef public double expires_s        # when its connection ends, as its token does; 0: never
     cdef public uint32_t watched_s      # second of the bucket of connection.deadlines that it is in

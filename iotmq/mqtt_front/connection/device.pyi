@@ -10,6 +10,7 @@ from iotmq.mqtt.codec.properties import Properties
 from iotmq.mqtt.server.connection import ServerConnection
 from iotmq.mqtt.server.connection_settings import ConnectionSettings
 from iotmq.mqtt.server.publish_sink import PublishSink
+from iotmq.mqtt_front.connection.bridge_role import BridgeRole
 from iotmq.mqtt_front.connection.peer import Peer
 
 class DeviceHandler(Protocol):
@@ -57,6 +58,7 @@ class Device(ServerConnection, asyncio.BufferedProtocol):
     properties: bytes | None
     subscriptions: dict[str, int] | None
     user: str | None
+    bridge: BridgeRole | None
     identity: Any
     rights: Any
     expires_s: float

@@ -30,7 +30,7 @@ from iotmq.mqtt.codec.packet_types cimport (
 )
 from iotmq.mqtt.server.connection cimport ServerConnection
 from iotmq.mqtt.server.connection_settings cimport ConnectionSettings
-from iotmq.mqtt.server.outbound cimport DeliveryOptions
+from iotmq.mqtt.server.outbound cimport DeliveryOptions, OutboundHalf, OutboundMessage
 from iotmq.mqtt.server.publish_sink cimport PublishSink
 from iotmq.mqtt_front.connection.outgoing cimport OutgoingMessage
 
@@ -561,6 +561,24 @@ cdef class Device(ServerConnection):
             self.group.too_large += 1
             return False
         return True
+
+    cdef int deliver(self, const OutboundMessage* message, const DeliveryOptions* options) except -1:
+        cdef OutboundMessage mounted
+        if self.bridge is None:
+            return OutboundHalf.deliver(self, message, options)
+        mounted = message[0]
+        self.bridge.unmount(&mounted)
+        return OutboundHalf.deliver(self, &mounted, options)
+
+    cdef uint16_t send_message(
+        self, const OutboundMessage* message, const DeliveryOptions* options, uint16_t packet_id
+    ) except? 0:
+        cdef OutboundMessage mounted
+        if self.bridge is None:
+            return OutboundHalf.send_message(self, message, options, packet_id)
+        mounted = message[0]
+        self.bridge.unmount(&mounted)
+        return OutboundHalf.send_message(self, &mounted, options, packet_id)
 
     cdef int released(self, uint16_t packet_id, object broker, bint is_known) except -1:
         """As of the core; the packet id of a session that is kept is released where the log has it first."""

@@ -27,7 +27,7 @@ class Decider(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in log lines and in what is said of a refusal."""
+        """Return the name that log lines and refusals have."""
 
     async def may(self, identity: Identity | None, client_id: str, action: str, topic: str) -> bool | None:
         """Whether a device may "publish" to a topic, or "subscribe" a filter; None: no opinion."""

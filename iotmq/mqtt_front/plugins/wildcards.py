@@ -9,10 +9,11 @@ nobody uses, which only a wildcard of theirs can match.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from iotmq.mqtt.topics.topics import matches, wildcard_shape
+from iotmq.mqtt_front.permissions.containment import all_allowed
 
 # How many levels stand for a `#`: none, as the level above it is matched, too; and more than the `+` that
 # somebody would write.
@@ -37,24 +38,13 @@ def probes_of(topic_filter: str) -> Iterator[str]:
 
 
 def is_contained(topic_filter: str, allowed: Iterable[str]) -> bool:
-    """Return whether one of the allowed filters contains all topics of this one."""
-    return any(_contains(each.split("/"), topic_filter.split("/")) for each in allowed)
+    """Return whether the allowed filters contain all topics of this one."""
+    return all_allowed(topic_filter.split("/"), [(each.split("/"), True) for each in allowed]).is_allowed
 
 
 def matches_any(topic_filter: str, topics: Iterable[str]) -> bool:
     """Return whether the filter is for one of these topics, too."""
     return any(matches(topic_filter, topic) for topic in topics)
-
-
-def _contains(allowed: Sequence[str], asked: Sequence[str]) -> bool:
-    if asked[0].startswith("$") and allowed[0] in ("+", "#"):  # [MQTT-4.7.2-1]
-        return False
-    for place, level in enumerate(allowed):
-        if level == "#":
-            return True
-        if place == len(asked) or asked[place] == "#" or level not in ("+", asked[place]):
-            return False
-    return len(allowed) == len(asked)
 
 
 def _unused() -> str:

@@ -9,34 +9,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from iotmq import limits
 from iotmq.errors import ConfigError
 from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt.reason_codes import TOPIC_FILTER_INVALID, TOPIC_NAME_INVALID
 from iotmq.mqtt.topics import topics
+from iotmq.mqtt_front.patterns import Pattern, compile_pattern
 from iotmq.mqtt_front.publish.device_names import DeviceNames, has_names, with_names
 from iotmq.mqtt_front.publish.refused_filters import refused_filter
 from iotmq.mqtt_front.settings.topics import RewriteSettings
 
 _GROUP: Final = re.compile(r"\$(\d{1,2})")
 _REFUSED: Final = refused_filter(TOPIC_FILTER_INVALID)
-
-
-class Found(Protocol):
-    """Where a pattern was found."""
-
-    def __getitem__(self, group: int) -> str | None: ...
-
-
-class Pattern(Protocol):
-    """A compiled regular expression."""
-
-    @property
-    def groups(self) -> int: ...
-    def search(self, text: str) -> Found | None: ...
-    def fullmatch(self, text: str) -> Found | None: ...
 
 
 class _Rule(NamedTuple):
@@ -107,7 +93,7 @@ class TopicRewrites:
         """Return the filter that is meant by `topic_filter`, with prefixes left alone; None for none."""
         if not self._subscribe:
             return topic_filter
-        prefix, plain = _split_prefix(topic_filter)
+        prefix, plain = split_prefix(topic_filter)
         rule = _chosen(self._subscribe, plain)
         if rule is None:
             return topic_filter
@@ -143,7 +129,7 @@ def _chosen(rules: Iterable[_Rule], topic: str) -> _Rule | None:
     return next((rule for rule in rules if topics.matches(rule.filter, topic)), None)
 
 
-def _split_prefix(topic_filter: str) -> tuple[str, str]:
+def split_prefix(topic_filter: str) -> tuple[str, str]:
     """Split a shared or exclusive subscription into its prefix and its filter."""
     if topics.is_exclusive(topic_filter):
         plain = topic_filter.partition("/")[2]
@@ -181,24 +167,3 @@ def _compiled(settings: RewriteSettings, where: str) -> _Rule:
             'action = "subscribe" it may have them'
         )
     return _Rule(settings.filter, pattern, _GROUP.split(settings.template), has_names(settings.template))
-
-
-def compile_pattern(pattern: str) -> Pattern:
-    """Compile a regular expression of RE2, whose time is linear in the text whatever a device sends.
-
-    Raises ValueError, which says what is wrong with it.
-    """
-    # Loaded by front ends with rewrites only.
-    import re2
-
-    options = re2.Options()
-    options.log_errors = False
-    options.max_mem = limits.MQTT_REWRITE_PROGRAM_BYTES_MAX
-    try:
-        compiled: Pattern = re2.compile(pattern, options)
-    except re2.error as error:
-        what = error.args[0]
-        raise ValueError(
-            f"not a regular expression of RE2: {what.decode() if isinstance(what, bytes) else what}"
-        ) from None
-    return compiled
