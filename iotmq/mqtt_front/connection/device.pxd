@@ -73,7 +73,7 @@ cdef class DeviceLink:
 
 cdef class Device(ServerConnection):
     cdef readonly DeviceGroup group
-    cdef readonly object transport      # asyncio's, a SocketLink or a WebSocketLink; None before connection_made and after connection_lost
+    cdef readonly object transport      # asyncio's, a SocketLink or a WebSocketLink; None before and after a connection
     cdef public object peer             # peer.Peer; None in tests that have no listener
     cdef str _client_id
     cdef bytes client_id_utf8           # set with client_id

@@ -25,6 +25,8 @@ cdef enum:
     # Blocks of a queue file: the first page, then doubled up to this step.
     ALLOCATION_FIRST_BYTES = 4096
     ALLOCATION_STEP_BYTES_MAX = 262144
+    # Pages of files that have more than this are made so many at a time.
+    READY_STEP_BYTES = 65536
     SECTOR_BYTES = 512
 
 # Record size in an entry that stands for an offset without a record.
@@ -120,12 +122,17 @@ cdef class Queue:
     cdef int aim(self) except -1:
         """Point write_at at the entry of `max_offset`, which gets its disk block here if it has none."""
         cdef Segment file
+        cdef int64_t at_bytes, end_bytes
         self.reserve(self.max_offset + 1)
         file = self.file_of(self.max_offset)
-        self.write_at = file.data + (self.max_offset * QUEUE_ENTRY_SIZE - file.start_position)
-        self.write_stop = file.data + min(
-            file.size_bytes, self.reserved_offset * QUEUE_ENTRY_SIZE - file.start_position
-        )
+        at_bytes = self.max_offset * QUEUE_ENTRY_SIZE - file.start_position
+        end_bytes = min(file.size_bytes, self.reserved_offset * QUEUE_ENTRY_SIZE - file.start_position)
+        if file.allocated_bytes > READY_STEP_BYTES:
+            # Much is written to it, and single page faults would cost more than the entries.
+            end_bytes = min(end_bytes, whole_steps(at_bytes + QUEUE_ENTRY_SIZE, READY_STEP_BYTES))
+            file.write_zeros(at_bytes, end_bytes)
+        self.write_at = file.data + at_bytes
+        self.write_stop = file.data + end_bytes
         return 0
 
     cdef int skip_to(self, int64_t offset) except -1:

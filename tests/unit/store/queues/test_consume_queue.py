@@ -309,3 +309,22 @@ def test_files_of_another_length_are_followed_by_files_of_the_new_one(tmp_path: 
     assert store.recovery.queues_from_position == store.appended_position, "no queue was filled again"
     assert bodies_of(store, "T", 0) == bodies
     store.close()
+
+
+@pytest.mark.parametrize("entries_per_file", [9_000, 300_000])
+def test_a_queue_that_much_is_written_to(tmp_path: Path, entries_per_file: int) -> None:
+    """Pages of its files are made many at a time, before the entries and never over them."""
+    bodies = [b"%d" % number for number in range(20_000)]
+    sizes = {"queue_file_entries": entries_per_file, "segment_bytes": 1 << 20}
+    at = 0
+    for some in (1, 3_000, 3_277, 1, 276, 13_445):
+        store = open_small(tmp_path, **sizes)
+        for start in range(at, at + some, 1_000):
+            put(store, "T", 0, *bodies[start : min(start + 1_000, at + some)])
+        at += some
+        assert store.check() == []
+        store.close()
+    assert at == len(bodies)
+    store = open_small(tmp_path, **sizes)
+    assert bodies_of(store, "T", 0) == bodies
+    store.close()
