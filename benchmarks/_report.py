@@ -171,7 +171,6 @@ ROWS: Final = (
     *_tls("full", "TLS 1.3, P-256"),
     *_tls("resumed", "the same, session resumed"),
     *_tls("client", "TLS 1.3, device with a certificate"),
-    *_tls("client_resumed", "the same device, session resumed"),
     Row(
         "an empty gateway, all in one process: memory",
         "60 MB",
