@@ -327,7 +327,7 @@ def test_blocks_have_a_language_and_those_without_hold_no_commands() -> None:
 
 
 def test_marks_are_known() -> None:
-    known = {"", "gateway", "stopped", *READY_BY}
+    known = {"", "gateway", "stopped", "routes file", *READY_BY}
     assert [
         block.place
         for block in BLOCKS
