@@ -11,7 +11,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.errno cimport EAGAIN, ECONNABORTED, EINTR, EMFILE, ENFILE, ENOBUFS, ENOMEM, EPERM, EPROTO, errno
 from libc.stdint cimport uint8_t, uint32_t
 from libc.stdlib cimport free
-from libc.string cimport strerror
+from libc.string cimport memcpy, strerror
 
 from iotmq.mqtt.codec.byte_buffer cimport ByteBuffer, append, release
 from iotmq.mqtt_front.connection.device cimport Device, DeviceLink
@@ -199,7 +199,7 @@ cdef class SocketLink(DeviceLink):
             release(output)
             return 0
         if self._unsent.size:
-            append(&self._unsent, output.data, output.size)
+            self._keep(output)
             release(output)
         else:
             sent = send(self._descriptor, output.data, output.size, MSG_NOSIGNAL)
@@ -256,6 +256,11 @@ cdef class SocketLink(DeviceLink):
         """Bytes the kernel has not taken yet."""
         return self._unsent.size - self._unsent.start
 
+    @property
+    def buffer_bytes(self):
+        """Memory held for these bytes."""
+        return self._unsent.capacity
+
     def get_extra_info(self, name, default=None):
         """Return the address for "peername" or "sockname", as asyncio's transports do."""
         if self._descriptor < 0 or name not in ("peername", "sockname"):
@@ -290,6 +295,16 @@ cdef class SocketLink(DeviceLink):
         elif errno != EAGAIN and errno != EINTR:
             self._fail()
         return 0
+
+    cdef int _keep(self, const ByteBuffer* output) except -1:
+        """Put output behind what is unsent, in the place of what was sent when there is at least as much of that."""
+        cdef ByteBuffer* unsent = &self._unsent
+        if unsent.start >= unsent.size - unsent.start:
+            # Never more is moved than was sent since the last time.
+            unsent.size -= unsent.start
+            memcpy(unsent.data, unsent.data + unsent.start, unsent.size)
+            unsent.start = 0
+        return append(unsent, output.data, output.size)
 
     cdef int _send_more(self) except -1:
         cdef ByteBuffer* unsent = &self._unsent

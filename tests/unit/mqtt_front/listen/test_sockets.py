@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from eventually import soon
@@ -18,6 +19,7 @@ from fake_gateway import RawClient, ScriptedGateway, connect_packet
 from iotmq.mqtt import reason_codes
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt_front.connection.device import Device
+from iotmq.mqtt_front.listen import listeners
 from iotmq.mqtt_front.listen.listeners import _listen_tcp
 from iotmq.mqtt_front.listen.sockets import SocketLink
 from iotmq.mqtt_front.server import MqttFront
@@ -186,6 +188,42 @@ async def test_a_slow_peer_is_written_to_again() -> None:
         await soon(lambda: not device.is_write_paused, "it may write again")
         peer.send(packets.PINGREQ_PACKET)
         assert await loop.sock_recv(peer, 100) == packets.PINGRESP_PACKET
+        peer.close()
+
+
+async def test_what_a_slow_peer_has_taken_holds_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is always something for it that waits; its buffer stays as small as that."""
+
+    def listen_with_little_room(*arguments: Any, **options: Any) -> socket.socket:
+        listener = _listen_tcp(*arguments, **options)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+        return listener
+
+    monkeypatch.setattr(listeners, "_listen_tcp", listen_with_little_room)
+    payload, total = bytes(8_000), 8 << 20
+    async with running() as front:
+        peer = socket.socket()
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        peer.connect(("127.0.0.1", front.port))
+        peer.setblocking(False)
+        peer.send(connect_packet("slow"))
+        device = await the_device(front)
+        transport = device.transport
+        assert isinstance(transport, SocketLink)
+        loop = asyncio.get_running_loop()
+        sent, received = 4, 0
+        while sent < total:
+            if device.is_write_paused:
+                received += len(await loop.sock_recv(peer, 4_096))
+                continue
+            assert device.deliver_message(b"t", payload, 0)
+            device.after_answer()
+            device.group.end_turn()
+            sent += 1 + 2 + 2 + 1 + len(payload)
+        assert transport.buffer_bytes <= 4 * 65_536
+        while received < sent:
+            received += len(await loop.sock_recv(peer, 65_536))
+        assert received == sent
         peer.close()
 
 
