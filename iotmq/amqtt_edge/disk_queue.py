@@ -7,7 +7,8 @@ of the machine.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -62,8 +63,7 @@ class DiskQueue:
 
     def put(self, messages: Sequence[Waiting]) -> None:
         """Add messages at the end, all in one transaction; their numbers are given here."""
-        self._database.execute("begin immediate")
-        try:
+        with self._transaction():
             for message in messages:
                 if self._make_room(message.size):
                     self._database.execute(
@@ -72,11 +72,20 @@ class DiskQueue:
                     )
                     self.count += 1
                     self.bytes += message.size
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All of what is done within, or nothing."""
+        self._database.execute("begin immediate")
+        try:
+            yield
+            self._database.execute("commit")
         except BaseException:
-            self._database.execute("rollback")
+            # An error may have ended the transaction already, such as a full disk.
+            if self._database.in_transaction:
+                self._database.execute("rollback")
             self._add_up()
             raise
-        self._database.execute("commit")
 
     def _add_up(self) -> None:
         self.count, self.bytes = self._database.execute(
@@ -110,13 +119,12 @@ class DiskQueue:
 
     def done(self, messages: Sequence[Waiting]) -> None:
         """Forget messages of `first`; those that made room meanwhile are passed over."""
-        self._database.execute("begin immediate")
-        for message in messages:
-            found = self._database.execute("delete from waiting where number = ?", (message.number,))
-            if found.rowcount:
-                self.count -= 1
-                self.bytes -= message.size
-        self._database.execute("commit")
+        with self._transaction():
+            for message in messages:
+                found = self._database.execute("delete from waiting where number = ?", (message.number,))
+                if found.rowcount:
+                    self.count -= 1
+                    self.bytes -= message.size
 
     def close(self) -> None:
         """Close the file."""

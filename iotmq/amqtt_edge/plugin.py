@@ -9,29 +9,39 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, TypeVar, cast
 
 from amqtt.broker import BrokerContext  # type: ignore[import-untyped]
 from amqtt.plugins.base import BasePlugin  # type: ignore[import-untyped]
 from amqtt.session import ApplicationMessage  # type: ignore[import-untyped]
 
 from iotmq.amqtt_edge.disk_queue import DiskQueue, Waiting
-from iotmq.errors import IotmqError
+from iotmq.errors import IotmqError, MessageRefusedError
 from iotmq.mqtt.codec.bridge_names import CLIENT_ID_PROPERTY, MESSAGE_PROPERTY
 from iotmq.mqtt.codec.properties import Properties
 from iotmq.mqtt.topics.topics import matches
 from iotmq.mqtt_client.address import parse_url
 from iotmq.mqtt_client.client import MqttClient
-from iotmq.mqtt_client.errors import ServerRefusedError
+from iotmq.mqtt_client.errors import PublishRefusedError
 from iotmq.mqtt_client.settings import MqttClientSettings, new_client_id
 from iotmq.mqtt_client.tls import TlsOptions
+
+_Given = TypeVar("_Given")
+_Found = TypeVar("_Found")
 
 _log: Final = logging.getLogger("iotmq.amqtt_edge")
 
 _MESSAGES_AT_ONCE: Final = 256
 _PAUSE_S: Final = 1.0
+# Messages that are in no file yet: while the file cannot be written, more are dropped.
+_ARRIVED_BYTES_MAX: Final = 16 * 1024 * 1024
+# A message is refused for good with these: not allowed, no such topic, too large, not the promised format,
+# and a retain flag or QoS that the centre does not have.
+_FINAL_CODES: Final = frozenset((0x87, 0x90, 0x95, 0x99, 0x9A, 0x9B))
 
 
 class ForwardPlugin(BasePlugin[BrokerContext]):  # type: ignore[misc]
@@ -69,6 +79,7 @@ class ForwardPlugin(BasePlugin[BrokerContext]):  # type: ignore[misc]
         self._queue: DiskQueue | None = None
         # What came since the last transaction.
         self._arrived: list[Waiting] = []
+        self._arrived_bytes = 0
         self._has_arrived = asyncio.Event()
         self._has_waiting = asyncio.Event()
         # Of the file: one thread at a time.
@@ -79,6 +90,8 @@ class ForwardPlugin(BasePlugin[BrokerContext]):  # type: ignore[misc]
         """Messages that the centre has acknowledged."""
         self.refused = 0
         """Messages that the centre has refused for good."""
+        self.dropped = 0
+        """Messages that came while the file could not be written, and for which there was no room."""
 
     @property
     def queue(self) -> DiskQueue:
@@ -109,9 +122,12 @@ class ForwardPlugin(BasePlugin[BrokerContext]):  # type: ignore[misc]
             return
         packet = message.publish_packet
         retain = bool(packet.retain_flag) if packet is not None else message.retain
-        self._arrived.append(
-            Waiting(0, message.topic, bytes(message.data), message.qos or 0, retain, client_id)
-        )
+        waiting = Waiting(0, message.topic, bytes(message.data), message.qos or 0, retain, client_id)
+        if self._arrived_bytes + waiting.size > _ARRIVED_BYTES_MAX:
+            self.dropped += 1
+            return
+        self._arrived.append(waiting)
+        self._arrived_bytes += waiting.size
         self._has_arrived.set()
 
     async def on_broker_pre_shutdown(self) -> None:
@@ -133,16 +149,23 @@ class ForwardPlugin(BasePlugin[BrokerContext]):  # type: ignore[misc]
             self._has_arrived.clear()
             try:
                 await asyncio.shield(self._write())
-            except OSError:
+            except (OSError, sqlite3.Error):
                 _log.exception("messages of amqtt cannot be written")
+                self._has_arrived.set()
                 await asyncio.sleep(_PAUSE_S)
 
     async def _write(self) -> None:
         async with self._lock:
-            arrived, self._arrived = self._arrived, []
-            if arrived:
+            if arrived := tuple(self._arrived):
                 await asyncio.to_thread(self.queue.put, arrived)
+                del self._arrived[: len(arrived)]
+                self._arrived_bytes -= sum(message.size for message in arrived)
                 self._has_waiting.set()
+
+    async def _in_file(self, call: Callable[[_Given], _Found], given: _Given) -> _Found:
+        """To be shielded: nobody else is at the file until the thread is done with it."""
+        async with self._lock:
+            return await asyncio.to_thread(call, given)
 
     async def _forward_forever(self) -> None:
         while True:
@@ -151,12 +174,13 @@ class ForwardPlugin(BasePlugin[BrokerContext]):  # type: ignore[misc]
                     await self._forward(client)
             except IotmqError as error:
                 _log.warning("the centre cannot be reached: %s", error)
+            except (OSError, sqlite3.Error):
+                _log.exception("messages of amqtt cannot be read")
             await asyncio.sleep(_PAUSE_S)
 
     async def _forward(self, client: MqttClient) -> None:
         while True:
-            async with self._lock:
-                messages = await asyncio.to_thread(self.queue.first, _MESSAGES_AT_ONCE)
+            messages = await asyncio.shield(self._in_file(self.queue.first, _MESSAGES_AT_ONCE))
             if not messages:
                 self._has_waiting.clear()
                 if not self.queue.count:
@@ -169,15 +193,14 @@ class ForwardPlugin(BasePlugin[BrokerContext]):  # type: ignore[misc]
             done = []
             failure: BaseException | None = None
             for message, answer in zip(messages, answers, strict=True):
-                if isinstance(answer, ServerRefusedError):
+                if _is_refused_for_good(answer):
                     self.refused += 1
-                    _log.warning("the centre refuses a message: %s", answer)
+                    _log.warning("a message cannot be forwarded: %s", answer)
                 elif isinstance(answer, BaseException):
                     failure = failure or answer
                     continue
                 done.append(message)
-            async with self._lock:
-                await asyncio.to_thread(self.queue.done, done)
+            await asyncio.shield(self._in_file(self.queue.done, done))
             self.forwarded += len(done)
             if failure is not None:
                 raise failure
@@ -210,6 +233,13 @@ class ForwardPlugin(BasePlugin[BrokerContext]):  # type: ignore[misc]
                 key_file=settings.tls_key_file,
             ),
         )
+
+
+def _is_refused_for_good(answer: BaseException | None) -> bool:
+    """Return whether a message would be refused again; the end of a connection says nothing of it."""
+    if isinstance(answer, PublishRefusedError):
+        return answer.code in _FINAL_CODES
+    return isinstance(answer, MessageRefusedError)
 
 
 def _told(text: str) -> None:

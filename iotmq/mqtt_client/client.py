@@ -53,7 +53,7 @@ from iotmq.mqtt.reason_codes import (
 )
 from iotmq.mqtt_client.address import Address, parse_references
 from iotmq.mqtt_client.connection import MqttConnection
-from iotmq.mqtt_client.errors import ServerRefusedError, error_of, is_final
+from iotmq.mqtt_client.errors import PublishRefusedError, ServerRefusedError, error_of, is_final
 from iotmq.mqtt_client.links import open_link
 from iotmq.mqtt_client.settings import Authenticator, MqttClientSettings
 from iotmq.mqtt_client.tls import tls_context
@@ -154,7 +154,7 @@ class MqttClient:
     ) -> None:
         """Publish a message; returns when the server has acknowledged it, with QoS 0 when it was written.
 
-        Raises MessageRefusedError or ServerRefusedError for a message that is refused here or there.
+        Raises MessageRefusedError or PublishRefusedError for a message that is refused here or there.
         """
         await self.room()
         raw_topic = topic.encode()
@@ -183,7 +183,7 @@ class MqttClient:
         finally:
             self._publishing.discard(done)
         if acknowledged.code:
-            raise ServerRefusedError(acknowledged.code, f"{topic}: {acknowledged.reason}")
+            raise PublishRefusedError(acknowledged.code, f"{topic}: {acknowledged.reason}")
 
     def send(self, message: OutgoingMessage) -> None:
         """Send without waiting, for callers that wait for `room` first.

@@ -21,6 +21,10 @@ class ServerRefusedError(IotmqError):
         self.code = code
 
 
+class PublishRefusedError(ServerRefusedError):
+    """The server refused this one message, by its acknowledgement."""
+
+
 def is_final(ending: Ending) -> bool:
     """Return whether connecting again would end the same way."""
     return ending.is_by_server and ending.code in _FINAL_CODES

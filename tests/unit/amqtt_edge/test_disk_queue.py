@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 from typing import Literal
 
@@ -83,4 +84,21 @@ def test_a_batch_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
         found.put([message(1), Waiting(0, "t", b"", 1 << 70, False, "d")])
     assert topics(found) == ["t/0"]
     assert (found.count, found.bytes) == (1, message(0).size)
+    found.close()
+
+
+def test_a_failure_within_a_transaction_changes_nothing(tmp_path: Path) -> None:
+    found = queue(tmp_path)
+    found.put([message(0), message(1)])
+    found._database.execute(
+        "create trigger fails before delete on waiting when old.topic = 't/1'"
+        " begin select raise(abort, 'no'); end"
+    )
+    with pytest.raises(sqlite3.Error):
+        found.done(found.first(2))
+    assert (topics(found), found.count) == (["t/0", "t/1"], 2)
+    found._database.execute("drop trigger fails")
+    found.put([message(2)])
+    found.done(found.first(2))
+    assert (topics(found), found.count) == (["t/2"], 1)
     found.close()
