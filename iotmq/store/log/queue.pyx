@@ -159,9 +159,12 @@ cdef class Queue:
         return 0
 
     def _fill_to(self, int64_t offset):
+        self.write_at = self.write_stop = NULL
         while self.max_offset < offset:
-            self.aim()
+            if self.write_stop - self.write_at < QUEUE_ENTRY_SIZE:
+                self.aim()
             put_filler(self.write_at)
+            self.write_at += QUEUE_ENTRY_SIZE
             self.max_offset += 1
         self.write_at = self.write_stop = NULL
 

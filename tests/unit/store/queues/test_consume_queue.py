@@ -158,6 +158,16 @@ def test_gap_inside_a_file_is_filled(tmp_path: Path) -> None:
     assert [queue.entry(offset)[1] for offset in range(6)] == [93] + [0x7FFFFFFF] * 4 + [93]  # type: ignore[index]
 
 
+def test_gaps_in_a_file_that_much_is_written_to(tmp_path: Path) -> None:
+    queues = queues_of(tmp_path, entries_per_file=9_000)
+    offsets = [*range(4_000), 8_499, 8_500, *range(9_100, 9_110)]
+    apply(queues, 0, "T", 0, *offsets)
+    queue = queues.queue("T", 0)
+    found = [offset for offset in range(9_110) if queue.entry(offset)[1] == 93]  # type: ignore[index]
+    assert found == offsets
+    assert all(queue.entry(offset)[1] in (93, 0x7FFFFFFF) for offset in range(9_110))  # type: ignore[index]
+
+
 def test_wide_gap_leaves_out_whole_files(tmp_path: Path) -> None:
     queues = queues_of(tmp_path)
     apply(queues, 0, "T", 0, 0, 5_000_003, 5_000_004)
