@@ -449,24 +449,33 @@ class Bridge:
 
     async def _look_for_queues(self) -> None:
         """Find the queues of the topics, now and when they change."""
+        # Topic -> when its queues were looked for before; None for those known from the beginning.
+        since: dict[str, int | None] = {}
+        before_ms: int | None = None
         while True:
+            now_ms = self._clock.now_ms()
             for topic in self._topics():
+                since_ms = since.setdefault(topic, before_ms)
                 try:
                     route = await self._client.routes.find_for_reading(topic, timeout_s=1.0)
                 except IotmqError as error:
                     _log.debug("a bridge waits for a topic", extra={"topic": topic, "detail": str(error)})
+                    since[topic] = now_ms if since_ms is None else since_ms
                     continue
                 for queue in route.readable:
                     if queue not in self._feeds:
-                        self._add_queue(queue)
+                        self._add_queue(queue, since_ms)
+                # A queue that the topic gets from now on is a new one.
+                since[topic] = now_ms
             for feed in self._feeds.values():
                 try:
                     await feed.look_at_end()
                 except IotmqError as error:
                     _log.debug("the end of a queue is not known", extra={"detail": str(error)})
+            before_ms = now_ms
             await asyncio.sleep(_ROUTES_S)
 
-    def _add_queue(self, queue: MessageQueue) -> None:
+    def _add_queue(self, queue: MessageQueue, since_ms: int | None) -> None:
         # A queue stays with its connection, so that its messages keep their order.
         way = self._ways[len(self._feeds) % len(self._ways)]
         feed = QueueFeed(
@@ -474,6 +483,7 @@ class Bridge:
             self.group_name,
             queue,
             begins_first=self.settings.begin == "first",
+            since_ms=since_ms,
             wake=partial(self._wake, way),
         )
         self._feeds[queue] = feed

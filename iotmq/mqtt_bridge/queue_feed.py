@@ -41,8 +41,10 @@ class QueueFeed:
         queue: MessageQueue,
         *,
         begins_first: bool,
+        since_ms: int | None = None,
         wake: Callable[[QueueFeed], None],
     ) -> None:
+        """`since_ms` is when a queue was not there yet that has come while the bridge ran."""
         self.queue = queue
         self.progress: Progress | None = None
         """None until the group's offset is known."""
@@ -53,6 +55,7 @@ class QueueFeed:
         self._client = client
         self._group = group
         self._begins_first = begins_first
+        self._since_ms = since_ms
         self._wake = wake
         pauses = PollBackoff(shortest_s=_POLL_S_MIN, longest_s=_POLL_S_MAX)
         subscription = parse_subscription(queue.topic, "*", client.clock.now_ms())
@@ -145,14 +148,22 @@ class QueueFeed:
         offset = await offsets.stored_offset(self._client, self._group, self.queue)
         self._committed = offset
         if offset is None:
-            ask = offsets.min_offset if self._begins_first else offsets.max_offset
-            offset = await ask(self._client, self.queue)
+            offset = await self._first_offset()
         await self.look_at_end()
         self._next_offset = offset
         queue = self.queue
         self.progress = Progress(f"{queue.topic}/{queue.broker_name}/{queue.queue_id}@", offset)
         # At once, so that a log that protects what is not consumed knows of the bridge.
         await self.commit()
+
+    async def _first_offset(self) -> int:
+        """Ask where a group that has never been here begins."""
+        if self._begins_first:
+            return await offsets.min_offset(self._client, self.queue)
+        if self._since_ms is None:
+            return await offsets.max_offset(self._client, self.queue)
+        # What was stored before the queue was found has come after the bridge.
+        return await offsets.offset_at_time(self._client, self.queue, self._since_ms)
 
     async def _pull_once(self) -> None:
         assert self.progress is not None

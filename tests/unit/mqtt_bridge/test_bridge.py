@@ -1,13 +1,21 @@
-"""A bridge: which message it gives up, and when its alarm is on."""
+"""A bridge: which message it gives up, where it begins to read, and when its alarm is on."""
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from manual_clock import ManualClock
 
+from iotmq.client.consuming import offsets
+from iotmq.client.transport.routes import MessageQueue
+from iotmq.errors import ClientError
+from iotmq.mqtt_bridge import bridge as bridges
 from iotmq.mqtt_bridge.bridge import Bridge, _Way
 from iotmq.mqtt_bridge.connection import BridgeCounts, RefusingSink
+from iotmq.mqtt_bridge.queue_feed import QueueFeed
 from iotmq.mqtt_bridge.settings import BridgeSettings, SendRuleSettings
 
 
@@ -74,6 +82,91 @@ def test_the_client_id_names_gateway_bridge_and_connection() -> None:
     bridge = bridge_of(connections=2)
     assert [_Way(bridge, number).client_id for number in range(2)] == ["g-b", "g-b-2"]
     assert _Way(bridge_of(client_id="x"), 1).client_id == "x-2"
+
+
+QUEUES = tuple(MessageQueue("mqtt", "broker-a", number) for number in range(3))
+
+
+class Feed:
+    """Takes the place of a QueueFeed that has found where to begin."""
+
+    def __init__(self, _client: object, _group: str, queue: MessageQueue, **options: Any) -> None:
+        self.found = (queue, options["since_ms"])
+
+    async def look_at_end(self) -> None:
+        pass
+
+
+async def test_queues_that_come_while_it_runs_have_a_time_to_begin_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is stored in a new topic before the bridge has found it is not left out."""
+    monkeypatch.setattr(bridges, "QueueFeed", Feed)
+    bridge = bridge_of(begin="last")
+    way = _Way(bridge, 0)
+    bridge._ways = [way]
+    began_ms = bridge._clock.now_ms()
+    looks = {"mqtt": [QUEUES[:1], QUEUES[:2], QUEUES[:2]], "late": [None, None, QUEUES[2:]]}
+    topics = list(looks)
+
+    async def find_for_reading(topic: str, *, timeout_s: float) -> object:
+        found = looks[topic].pop(0)
+        if found is None:
+            raise ClientError("no such topic")
+        return SimpleNamespace(readable=found)
+
+    async def next_look(_: float) -> None:
+        assert isinstance(bridge._clock, ManualClock)
+        bridge._clock.advance(5.0)
+        if not looks["late"]:
+            raise asyncio.CancelledError
+
+    routes = SimpleNamespace(find_for_reading=find_for_reading)
+    bridge._client = SimpleNamespace(routes=routes)  # type: ignore[assignment]
+    bridge._topics = lambda: topics
+    monkeypatch.setattr(asyncio, "sleep", next_look)
+    with pytest.raises(asyncio.CancelledError):
+        await bridge._look_for_queues()
+    assert [feed.found for feed in way.feeds] == [  # type: ignore[attr-defined]
+        (QUEUES[0], None),
+        (QUEUES[1], began_ms),
+        (QUEUES[2], began_ms),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("begins_first", "since_ms", "offset"),
+    [(True, None, 10), (True, 7, 10), (False, None, 30), (False, 7, 27)],
+)
+async def test_where_a_new_group_begins(
+    monkeypatch: pytest.MonkeyPatch, begins_first: bool, since_ms: int | None, offset: int
+) -> None:
+    async def first(*_: object) -> int:
+        return 10
+
+    async def last(*_: object) -> int:
+        return 30
+
+    async def at_time(_client: object, _queue: MessageQueue, timestamp_ms: int) -> int:
+        return 20 + timestamp_ms
+
+    monkeypatch.setattr(offsets, "min_offset", first)
+    monkeypatch.setattr(offsets, "max_offset", last)
+    monkeypatch.setattr(offsets, "offset_at_time", at_time)
+    settings = SimpleNamespace(reconnect_ms_min=1, reconnect_ms_max=1)
+    client = SimpleNamespace(clock=ManualClock(), settings=settings)
+    feed = QueueFeed(
+        client,  # type: ignore[arg-type]
+        "g",
+        QUEUES[0],
+        begins_first=begins_first,
+        since_ms=since_ms,
+        wake=lambda _: None,
+    )
+    try:
+        assert await feed._first_offset() == offset
+    finally:
+        await feed.stop()
 
 
 def test_no_alarm_without_a_limit() -> None:
