@@ -94,8 +94,16 @@ class LdapLink:
     # On its own loop
 
     async def _decide(self, asked: Credentials, password: str) -> Accepted | Denied | NotMine:
-        async with self._turns:
+        try:
+            # Who has asked has given up by then, and is not cancelled here.
+            async with asyncio.timeout(self._settings.timeout_s):
+                await self._turns.acquire()
+        except TimeoutError:
+            raise LinkFailedError("no connection to the directory was free in time") from None
+        try:
             return await self._look_up(asked, password)
+        finally:
+            self._turns.release()
 
     async def _look_up(self, asked: Credentials, password: str) -> Accepted | Denied | NotMine:
         settings = self._settings

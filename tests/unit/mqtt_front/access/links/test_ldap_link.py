@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import Any
 
 import pytest
+from eventually import soon
 
 from iotmq.errors import ConfigError
+from iotmq.mqtt_front.access.links import ldap
 from iotmq.mqtt_front.access.links.ldap import LdapLink, escaped
-from iotmq.mqtt_front.access.verdicts import NOT_MINE, Credentials, Denied
+from iotmq.mqtt_front.access.links.link import LinkFailedError
+from iotmq.mqtt_front.access.verdicts import NOT_MINE, Credentials, Denied, NotMine
 from iotmq.mqtt_front.settings.service_links import LdapLinkSettings
 
 pytest.importorskip("bonsai", reason="needs the headers of OpenLDAP: tools/setup.sh")
@@ -58,3 +63,27 @@ async def test_without_a_password_nobody_is_asked(user: str | None, password: by
 async def test_what_can_be_no_password_is_wrong(password: bytes) -> None:
     link = LdapLink(LdapLinkSettings(**GIVEN))
     assert isinstance(await link.decide(Credentials("c", "u", password, None, "tcp")), Denied)
+
+
+async def test_what_nobody_waits_for_any_more_is_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory that hangs leaves no line of old questions to go before those that come when it is back."""
+    link = LdapLink(LdapLinkSettings(**GIVEN, connections_max=1, timeout_s=0.05))
+    is_back = threading.Event()
+    looked_up: list[str] = []
+
+    async def look_up(_link: object, asked: Credentials, _password: str) -> NotMine:
+        looked_up.append(asked.client_id)
+        await asyncio.to_thread(is_back.wait)
+        return NOT_MINE
+
+    monkeypatch.setattr(ldap.LdapLink, "_look_up", look_up)
+    first = asyncio.ensure_future(link.decide(Credentials("first", "u", b"x", None, "tcp")))
+    await soon(lambda: bool(looked_up), "it hangs")
+    late = [link.decide(Credentials("late", "u", b"x", None, "tcp")) for _ in range(10)]
+    answers = await asyncio.gather(*late, return_exceptions=True)
+    assert {type(answer) for answer in answers} == {LinkFailedError}
+    is_back.set()
+    assert await link.decide(Credentials("new", "u", b"x", None, "tcp")) is NOT_MINE
+    assert await first is NOT_MINE
+    assert looked_up == ["first", "new"]
+    await link.close()
