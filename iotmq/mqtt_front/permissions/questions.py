@@ -100,10 +100,10 @@ class Questions:
         return bool(self._deciders)
 
     def ask(self, subject: Subject, action: str, topic: str, done: Callable[[Answer], None]) -> None:
-        """Have `done` called with the answer, now or later."""
+        """Have `done` called with the answer, in a later turn of the loop."""
         if len(self._running) >= limits.MQTT_PERMISSION_QUESTIONS_MAX:
             self.refused_count += 1
-            done(Answer(False, "too many questions"))
+            self._loop.call_soon(self._tell, done, Answer(False, "too many questions"))
             return
         self.asked_count += 1
         task = self._loop.create_task(self._ask(subject, action, topic, done))
@@ -131,6 +131,10 @@ class Questions:
             if is_allowed is not None:
                 answer = Answer(is_allowed is True, decider.name)
                 break
+        self._tell(done, answer)
+
+    @staticmethod
+    def _tell(done: Callable[[Answer], None], answer: Answer) -> None:
         with surviving("answers of plug-ins"):
             done(answer)
 

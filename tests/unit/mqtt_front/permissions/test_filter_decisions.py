@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 from fake_gateway import FakeLoop
 
+from iotmq import limits
 from iotmq.limits import MQTT_SUBSCRIPTIONS_PER_PACKET_MAX
 from iotmq.mqtt_front.permissions.decisions import Policy, RulesPolicy
 from iotmq.mqtt_front.permissions.filter_decisions import FilterDecisions, Wanted, use_of
+from iotmq.mqtt_front.permissions.questions import AskedPolicy, Questions
 from iotmq.mqtt_front.permissions.rights import Rights, RulesVersion
 from iotmq.mqtt_front.permissions.rule import SUBSCRIBE, Decision, Rule, Use
 from iotmq.mqtt_front.permissions.rule_set import clauses_of
@@ -57,6 +59,30 @@ def test_a_subscribe_with_as_many_filters_as_fit_is_decided_in_turns_and_in_orde
         bool(number % 3) for number in range(MQTT_SUBSCRIPTIONS_PER_PACKET_MAX)
     ]
     assert not loop.ready
+
+
+class AskedSource(Source):
+    def policy_of(self, subject: Subject) -> Policy:
+        return AskedPolicy(super().policy_of(subject))
+
+
+def test_as_many_filters_are_refused_when_nobody_can_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that is there at once does not come within the question."""
+    monkeypatch.setattr(limits, "MQTT_PERMISSION_QUESTIONS_MAX", 0)
+    loop: Any = FakeLoop()
+    decider: Any = object()
+    decisions = FilterDecisions(loop, Questions([decider], loop, timeout_s=1.0), RunningClock())
+    wanted = [Wanted(f"a/{number}", 0) for number in range(MQTT_SUBSCRIPTIONS_PER_PACKET_MAX)]
+    found: list[list[Decision | None]] = []
+    decisions.decide(Rights(AskedSource(), Subject("c"), RulesVersion()), wanted, found.append)
+    while not found:
+        assert loop.ready
+        loop.turn()
+    (decided,) = found
+    assert len(decided) == len(wanted)
+    assert {(each.is_allowed, each.rule) for each in decided if each is not None} == {
+        (False, "too many questions")
+    }
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,7 @@ async def test_so_many_questions_are_under_way_at_one_time() -> None:
         questions.ask(Subject("c"), "publish", f"y/{number}", answers.append)
     assert answers == []
     questions.ask(Subject("c"), "publish", "y", answers.append)
+    await soon(lambda: bool(answers), "an answer")
     assert [(answer.is_allowed, answer.name) for answer in answers] == [(False, "too many questions")]
     oracle.is_open.set()
     await soon(lambda: len(answers) == limits.MQTT_PERMISSION_QUESTIONS_MAX + 1, "all answers")
