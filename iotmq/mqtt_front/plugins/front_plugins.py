@@ -27,6 +27,8 @@ from iotmq.supervised import surviving
 
 # Messages of plug-ins that are published in one turn of the loop.
 _PUBLISHED_PER_TURN: Final = 64
+# Of a message that waits, beside its topic and payload.
+_EACH_BYTES: Final = 256
 
 
 class FrontPlugins:
@@ -121,7 +123,7 @@ class PluginMessages:
     def put(self, topic: str, payload: bytes, qos: int, is_retained: bool) -> None:
         """Publish a message, some time; from any thread. PluginRefusedError when too much waits."""
         with self._lock:
-            size = len(topic) + len(payload)
+            size = _EACH_BYTES + len(topic) + len(payload)
             if self._waiting_bytes + size > limits.MQTT_PLUGIN_MESSAGES_BYTES_MAX:
                 raise PluginRefusedError("too many messages of plug-ins wait to be published")
             self._waiting.append(Will(topic, payload, qos, is_retained))
@@ -134,7 +136,7 @@ class PluginMessages:
     def _publish_some(self) -> None:
         with self._lock:
             some = [self._waiting.popleft() for _ in range(min(_PUBLISHED_PER_TURN, len(self._waiting)))]
-            self._waiting_bytes -= sum(len(each.topic) + len(each.payload) for each in some)
+            self._waiting_bytes -= sum(_EACH_BYTES + len(each.topic) + len(each.payload) for each in some)
             self._is_scheduled = bool(self._waiting)
             if self._is_scheduled:
                 self._loop.call_soon(self._publish_some)

@@ -11,7 +11,7 @@ from eventually import until
 from iotmq import limits
 from iotmq.mqtt.codec.packets import Will
 from iotmq.mqtt_front.plugins.context import PluginRefusedError
-from iotmq.mqtt_front.plugins.front_plugins import PluginMessages
+from iotmq.mqtt_front.plugins.front_plugins import _EACH_BYTES, PluginMessages
 
 
 async def test_messages_of_other_threads_are_published_in_order() -> None:
@@ -33,9 +33,20 @@ async def test_messages_wait_up_to_their_maximum() -> None:
     size = limits.MQTT_PLUGIN_MESSAGE_BYTES_MAX
     count = limits.MQTT_PLUGIN_MESSAGES_BYTES_MAX // size
     for _ in range(count):
-        messages.put("a", bytes(size - 1), 0, True)
+        messages.put("a", bytes(size - 1 - _EACH_BYTES), 0, True)
     with pytest.raises(PluginRefusedError):
         messages.put("a", b"", 0, True)
     await until(lambda: len(published) == count)
     messages.put("a", b"", 0, True)
     await until(lambda: len(published) == count + 1)
+
+
+async def test_small_messages_count_what_holds_them() -> None:
+    messages = PluginMessages(asyncio.get_running_loop(), lambda _: None)
+    count = limits.MQTT_PLUGIN_MESSAGES_BYTES_MAX // (_EACH_BYTES + 1)
+    for _ in range(count):
+        messages.put("a", b"", 0, False)
+    with pytest.raises(PluginRefusedError):
+        messages.put("a", b"", 0, False)
+    await until(lambda: [metric.value for metric in messages.metrics()] == [count])
+    messages.put("a", b"", 0, False)
