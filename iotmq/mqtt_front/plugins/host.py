@@ -290,7 +290,7 @@ class PluginHost:
 
     def tell(self, event: str, words: Mapping[str, Any]) -> None:
         """Tell the plug-in something about a device, some time; it is dropped when too much waits."""
-        if event not in self.plugin.events or self._has_events is None:
+        if event not in self.plugin.events or self._has_events is None or self._is_stopping:
             return
         if len(self._events) >= limits.MQTT_PLUGIN_EVENTS_MAX:
             self._events_dropped_total += 1

@@ -183,3 +183,12 @@ async def test_events_wait_up_to_their_maximum(host_of: Any, monkeypatch: pytest
         host.tell("broker_client_subscribed", {"client_id": "c", "topic": "a", "qos": 0})
     assert numbers(host)["events_dropped_total"] == 1
     await soon(lambda: numbers(host)["events_total"] == 3, "the others are told")
+
+
+async def test_one_that_was_stopped_is_told_nothing(host_of: Any) -> None:
+    """A connection may end behind it, and that has to go on."""
+    host = await host_of("Listening")
+    await host.stop()
+    await soon(lambda: all(thread.loop.is_closed() for thread in host._threads), "it has ended")
+    host.tell("broker_client_unsubscribed", {"client_id": "c", "topic": "a"})
+    assert numbers(host)["events_total"] == 0
