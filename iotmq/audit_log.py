@@ -21,7 +21,7 @@ from iotmq.message.properties import KEYS, TAGS, UNIQ_KEY, encode_properties
 from iotmq.message.records.record import encode_batch
 from iotmq.metrics import Metric, samples, samples_by
 from iotmq.ports.gateway import AppendDone
-from iotmq.supervised import surviving
+from iotmq.supervised import FAILURES, surviving
 
 AUDIT_TOPIC: Final = "rmq_sys_iotmq_audit"
 """Where all records are."""
@@ -42,6 +42,7 @@ _INTERVAL_S: Final = 0.2
 _RETRY_S_MIN: Final = 0.5
 _RETRY_S_MAX: Final = 30.0
 _SUCCESS: Final = 0
+_FAILED: Final = 1
 # The code of a batch that will never be taken.
 _ILLEGAL: Final = 13
 # What a record is found by: the first of these that it has.
@@ -117,7 +118,13 @@ class AuditLog:
             self._take_batch()
         if self._batch_count:
             self._is_writing = True
-            self._write(self._batch, self._batch_count, is_repeat, self._written)
+            try:
+                self._write(self._batch, self._batch_count, is_repeat, self._written)
+            except Exception:
+                FAILURES.note("audit records")
+                if self._is_writing:
+                    # Nobody answers for it any more.
+                    self._written(_FAILED, "")
 
     def close(self) -> None:
         """Write what a last batch takes, and nothing by itself any more."""

@@ -21,6 +21,7 @@ class Log:
 
     def __init__(self, **options: Any) -> None:
         self.code: int | None = 0
+        self.fails = False
         self.batches: list[tuple[bytes, int, bool]] = []
         self.waiting: list[AppendDone] = []
         self.clock = ManualClock()
@@ -28,6 +29,9 @@ class Log:
         self.audit = AuditLog(self._write, self.clock, source="front-1", **options)
 
     def _write(self, elements: bytes, count: int, is_repeat: bool, done: AppendDone) -> None:
+        if self.fails:
+            self.fails = False
+            raise OSError("no")
         self.batches.append((elements, count, is_repeat))
         if self.code is None:
             self.waiting.append(done)
@@ -153,6 +157,17 @@ async def test_what_the_log_does_not_take_is_offered_again_and_one_batch_at_a_ti
     log.waiting.pop()(0, "")
     await soon(lambda: log.audit.recorded_count == 2, "both")
     assert [record["client"] for record in log.records()] == ["first", "second"]
+
+
+async def test_what_the_log_fails_at_is_offered_again() -> None:
+    log = Log()
+    log.fails = True
+    log.audit.record("refused", client="a")
+    await soon(lambda: not log.fails, "it has failed")
+    log.audit.record("refused", client="b")
+    await soon(lambda: log.audit.recorded_count == 2, "both are stored")
+    assert [is_repeat for *_, is_repeat in log.batches] == [True, False]
+    log.audit.check_invariants()
 
 
 async def test_what_the_log_will_never_take_is_counted_and_gone() -> None:
