@@ -519,6 +519,10 @@ class Bridge:
 
     def _look_after(self, way: _Way, connection: BridgeConnection, now_s: float) -> None:
         """Ask a silent broker whether it is there, and give it up when it does not say so."""
+        assert self._group is not None
+        if self._group.is_congested:
+            # It is us who do not read: its answer waits, and what was not stored would come once more.
+            way.pinged_s = None
         is_heard = way.pinged_s is not None and connection.last_received_s > way.pinged_s + _TICK_S
         if way.pinged_s is None or is_heard:
             way.pinged_s = None

@@ -169,6 +169,37 @@ async def test_where_a_new_group_begins(
         await feed.stop()
 
 
+class Silent:
+    """A connection on which nothing comes."""
+
+    keep_alive_s = 20
+    last_received_s = 0.0
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def ping(self) -> None:
+        self.said.append("ping")
+
+    def close(self, _: object) -> None:
+        self.said.append("close")
+
+    def abort(self) -> None:
+        self.said.append("abort")
+
+
+@pytest.mark.parametrize("is_congested", [False, True])
+def test_a_broker_is_not_silent_while_nothing_is_read(is_congested: bool) -> None:
+    """It is asked all the same, because it ends connections on which nobody says anything."""
+    bridge = bridge_of()
+    bridge._group = SimpleNamespace(is_congested=is_congested)  # type: ignore[assignment]
+    way, silent = _Way(bridge, 0), Silent()
+    for second in range(10, 35):
+        bridge._look_after(way, silent, float(second))  # type: ignore[arg-type]
+    ends = ["ping", "ping", "ping"] if is_congested else ["ping", "close", "abort"]
+    assert silent.said[:3] == ends
+
+
 def test_no_alarm_without_a_limit() -> None:
     assert bridge_of().not_ready_reason is None
     assert bridge_of(alarm_age_s=5).not_ready_reason is None
