@@ -154,7 +154,7 @@ class MqttClient:
     ) -> None:
         """Publish a message; returns when the server has acknowledged it, with QoS 0 when it was written.
 
-        Raises MessageRefusedError or PublishRefusedError for a message that is refused here or there.
+        Raises MessageRefusedError or ServerRefusedError for a message that is refused here or there.
         """
         await self.room()
         raw_topic = topic.encode()
