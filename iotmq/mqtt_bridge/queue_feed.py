@@ -196,6 +196,9 @@ class QueueFeed:
                 "messages were deleted before a bridge had sent them; store.protect_unconsumed keeps them",
                 extra={"queue": str(self.queue), "messages": lost, "first": min_offset},
             )
+        elif self._answers or self.progress.in_flight:
+            # First what was read before is acknowledged: its offsets are those of other messages from now on.
+            return
         else:
             # The queue is shorter than before: the log was replaced.
             _log.warning(

@@ -10,11 +10,12 @@ import pytest
 from manual_clock import ManualClock
 
 from iotmq.client.consuming import offsets
+from iotmq.client.consuming.pulls import PullStatus
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.errors import ClientError
 from iotmq.mqtt_bridge import bridge as bridges
 from iotmq.mqtt_bridge.bridge import Bridge, _Way
-from iotmq.mqtt_bridge.connection import BridgeCounts, RefusingSink
+from iotmq.mqtt_bridge.connection import BridgeCounts, Progress, RefusingSink
 from iotmq.mqtt_bridge.queue_feed import QueueFeed
 from iotmq.mqtt_bridge.settings import BridgeSettings, SendRuleSettings
 
@@ -134,6 +135,47 @@ async def test_queues_that_come_while_it_runs_have_a_time_to_begin_at(
     ]
 
 
+def feed_of(*, begins_first: bool = True, since_ms: int | None = None) -> QueueFeed:
+    settings = SimpleNamespace(reconnect_ms_min=1, reconnect_ms_max=1)
+    client = SimpleNamespace(clock=ManualClock(), settings=settings)
+    return QueueFeed(
+        client,  # type: ignore[arg-type]
+        "g",
+        QUEUES[0],
+        begins_first=begins_first,
+        since_ms=since_ms,
+        wake=lambda _: None,
+    )
+
+
+class Moved(Progress):
+    """Stands for a queue of which some messages are on their way."""
+
+    in_flight = 1
+
+
+async def test_a_queue_begins_anew_behind_what_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Acknowledgements of messages that the log has lost would count for those in their place."""
+
+    async def pull(offset: int) -> object:
+        return SimpleNamespace(status=PullStatus.OFFSET_MOVED, next_offset=5, min_offset=0, max_offset=5)
+
+    feed = feed_of()
+    await feed.stop()
+    monkeypatch.setattr(feed._pulls, "pull", pull)
+    feed.progress = progress = Moved("q@", 8)
+    feed._next_offset = 8
+    await feed._pull_once()
+    assert (progress.acked, feed._next_offset) == (8, 8)
+    monkeypatch.setattr(Moved, "in_flight", 0)
+    feed._answers.append((b"", 8))
+    await feed._pull_once()
+    assert (progress.acked, feed._next_offset) == (8, 8)
+    feed.sent_up_to(0)
+    await feed._pull_once()
+    assert (progress.acked, progress.sent, feed._next_offset) == (5, 5, 5)
+
+
 @pytest.mark.parametrize(
     ("begins_first", "since_ms", "offset"),
     [(True, None, 10), (True, 7, 10), (False, None, 30), (False, 7, 27)],
@@ -153,16 +195,7 @@ async def test_where_a_new_group_begins(
     monkeypatch.setattr(offsets, "min_offset", first)
     monkeypatch.setattr(offsets, "max_offset", last)
     monkeypatch.setattr(offsets, "offset_at_time", at_time)
-    settings = SimpleNamespace(reconnect_ms_min=1, reconnect_ms_max=1)
-    client = SimpleNamespace(clock=ManualClock(), settings=settings)
-    feed = QueueFeed(
-        client,  # type: ignore[arg-type]
-        "g",
-        QUEUES[0],
-        begins_first=begins_first,
-        since_ms=since_ms,
-        wake=lambda _: None,
-    )
+    feed = feed_of(begins_first=begins_first, since_ms=since_ms)
     try:
         assert await feed._first_offset() == offset
     finally:
