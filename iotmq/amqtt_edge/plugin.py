@@ -123,7 +123,7 @@ class ForwardPlugin(BasePlugin[BrokerContext]):  # type: ignore[misc]
         packet = message.publish_packet
         retain = bool(packet.retain_flag) if packet is not None else message.retain
         waiting = Waiting(0, message.topic, bytes(message.data), message.qos or 0, retain, client_id)
-        if self._arrived_bytes + waiting.size > _ARRIVED_BYTES_MAX:
+        if self._arrived and self._arrived_bytes + waiting.size > _ARRIVED_BYTES_MAX:
             self.dropped += 1
             return
         self._arrived.append(waiting)

@@ -134,3 +134,9 @@ async def test_what_is_in_no_file_is_bounded(tmp_path: Path) -> None:
     assert plugin._arrived_bytes <= edge._ARRIVED_BYTES_MAX
     assert len(plugin._arrived) == edge._ARRIVED_BYTES_MAX // size - 1
     assert plugin.dropped == 6
+
+
+async def test_one_message_may_be_larger_than_that(tmp_path: Path) -> None:
+    plugin = made(tmp_path)
+    await comes(plugin, "a", bytes(edge._ARRIVED_BYTES_MAX))
+    assert (len(plugin._arrived), plugin.dropped) == (1, 0)
