@@ -41,9 +41,12 @@ class Setting(NamedTuple):
 @cache
 def _texts_below_fields(struct: type[msgspec.Struct]) -> dict[str, str]:
     """Read from the source of a struct what stands as a string below each of its fields."""
+    texts: dict[str, str] = {}
+    for base in struct.__bases__:
+        if base is not msgspec.Struct and issubclass(base, msgspec.Struct):
+            texts |= _texts_below_fields(base)
     (found,) = ast.parse(inspect.getsource(struct)).body
     assert isinstance(found, ast.ClassDef)
-    texts = {}
     for field, below in pairwise(found.body):
         match field, below:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):

@@ -16,7 +16,7 @@ PACKAGE = ROOT / "iotmq"
 # first line may be used by all, and by each other.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset(
-        {"addresses", "backoff", "clock", "cycles", "errors", "files", "limits"}
+        {"addresses", "backoff", "clock", "cycles", "errors", "files", "hooks", "limits"}
         | {"log_format", "event_loop", "metrics", "service_manager", "setting_types"}
         | {"spelling", "supervised", "watched_file"}
     ),
@@ -244,10 +244,12 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "mqtt_front": (
         "settings",
+        "limiting",
         "connection",
         "publish",
         "deliver",
         "access",
+        "hooks",
         "sessions",
         "listen",
         "metrics",
@@ -299,7 +301,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "session_brokers",
         "session_gateway",
     ),
-    "ports": ("gateway", "sessions", "bodies", "session_pages"),
+    "ports": ("bans", "gateway", "sessions", "bodies", "session_pages"),
     "mqtt_client": (
         "address",
         "errors",
@@ -334,6 +336,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "produce_consume",
         "store",
         "salvage",
+        "bans",
         "sessions",
         "users",
         "replication",

@@ -5,23 +5,35 @@ from typing import Protocol
 from typing_extensions import Buffer
 
 from iotmq.clock import Clock
-from iotmq.mqtt.codec.packets import Event, Will
+from iotmq.hooks import Message
+from iotmq.mqtt.codec.packets import Event, Subscribe, Will
 from iotmq.mqtt.codec.properties import Properties
 from iotmq.mqtt.server.connection import ServerConnection
 from iotmq.mqtt.server.connection_settings import ConnectionSettings
 from iotmq.mqtt.server.publish_sink import PublishSink
 from iotmq.mqtt_front.connection.peer import Peer
+from iotmq.mqtt_front.limiting.buckets import DeviceLimits
 
 class DeviceHandler(Protocol):
     def device_connected(self, device: Device) -> None: ...
     def device_events(self, device: Device, events: Sequence[Event]) -> None: ...
     def device_lost(self, device: Device) -> None: ...
 
+class SessionEvents(Protocol):
+    def opened(self, device: Device, is_resumed: bool) -> None: ...
+    def subscribed(self, device: Device, event: Subscribe, codes: Sequence[int]) -> None: ...
+
 class DeviceGroup:
     now_s: float
+    hooks: SessionEvents | None
+    may_deliver: Callable[[Message], bool] | None
+    delivered: list[Message] | None
     dropped: int
     expired: int
     too_large: int
+    unfinished_bytes_max: int
+    packet_timeout_s: float
+    packet_bytes_per_s_min: float
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
@@ -37,6 +49,9 @@ class DeviceGroup:
     def paused_count(self) -> int: ...
     @property
     def unopened_bytes(self) -> int: ...
+    @property
+    def unfinished_bytes(self) -> int: ...
+    def slow_packets(self, now_s: float) -> list[Device]: ...
     @property
     def received_bytes(self) -> int: ...
     @property
@@ -70,6 +85,12 @@ class Device(ServerConnection, asyncio.BufferedProtocol):
     ) -> None: ...
     @property
     def is_held(self) -> bool: ...
+    @property
+    def address(self) -> str | None: ...
+    @property
+    def limits(self) -> DeviceLimits | None: ...
+    def limit(self, limits: DeviceLimits | None) -> None: ...
+    def tokens_came(self, is_output: bool) -> None: ...
     @property
     def group(self) -> DeviceGroup: ...
     @property

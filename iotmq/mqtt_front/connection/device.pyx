@@ -18,6 +18,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from iotmq.message.records.fields cimport FORMAT_OK, RecordParts
 from iotmq.message.records.record cimport parse_record
+from iotmq.mqtt.codec.framing cimport Packet
 from iotmq.mqtt.codec.packet_types cimport (
     NO_LOCAL, OPTIONS_QOS, RETAIN_AS_PUBLISHED,
     LEVEL_5,
@@ -31,11 +32,13 @@ from iotmq.mqtt.server.connection_settings cimport ConnectionSettings
 from iotmq.mqtt.server.outbound cimport DeliveryOptions
 from iotmq.mqtt.server.publish_sink cimport PublishSink
 from iotmq.mqtt_front.connection.outgoing cimport OutgoingMessage
+from iotmq.mqtt_front.limiting.buckets cimport BYTES_IN, BYTES_OUT, MESSAGES_IN, MESSAGES_OUT, DeviceLimits
 
 from collections import deque
 
 from iotmq import limits
 from iotmq.clock import SystemClock
+from iotmq.hooks import Message as HookMessage
 from iotmq.limits import MQTT_ANSWER_TIMEOUT_S
 from iotmq.mqtt import reason_codes
 from iotmq.mqtt.codec.properties import NO_PROPERTIES
@@ -51,6 +54,7 @@ cdef enum:
     EVENTS_PER_TURN = 2             # CONNECT and SUBSCRIBE, some 30 us each: a message takes three turns
     EVENTS_MAX = 8                  # of a device that are decoded and wait
     TURN_BYTES_MAX = 1024 * 1024
+    UNFINISHED_BYTES_MIN = 64 * 1024    # of a packet that has not come whole: less is not counted
 
 
 cdef class DeviceGroup:
@@ -71,6 +75,10 @@ cdef class DeviceGroup:
         self._yielding = []
         self._paused = set()
         self._waiting = deque()
+        self._unfinished = deque()
+        self.unfinished_bytes_max = limits.MQTT_UNFINISHED_BYTES_MAX
+        self.packet_timeout_s = limits.MQTT_PACKET_TIMEOUT_S
+        self.packet_bytes_per_s_min = limits.MQTT_PACKET_BYTES_PER_S_MIN
         self._events_left = EVENTS_PER_TURN
         self._turn_bytes = TURN_BYTES_MAX
         self._share_input(1)
@@ -212,6 +220,36 @@ cdef class DeviceGroup:
                 device.transport.pause_reading()
         return 0
 
+    cdef int watch_unfinished(self, Device device) except -1:
+        """A device has sent the beginning of a packet."""
+        device._unfinished_since_s = self.now_s
+        if not device._is_unfinished:
+            device._is_unfinished = True
+            self._unfinished.append(device)
+        return 0
+
+    def slow_packets(self, double now_s):
+        """Return the devices whose packet takes too long to come; called every second."""
+        cdef Device device
+        cdef list late = []
+        for _ in range(len(self._unfinished)):
+            device = self._unfinished.popleft()
+            if device.transport is None or not device._input.size or device.state != STATE_CONNECTED:
+                device._is_unfinished = False
+                device._unfinished_since_s = 0
+            elif not device._unfinished_since_s or device._is_paused or device._is_waiting_for_events:
+                # Another one has begun meanwhile, or it is us who do not read.
+                device._unfinished_since_s = now_s
+                self._unfinished.append(device)
+            elif now_s > (
+                device._unfinished_since_s + self.packet_timeout_s + device._input.size / self.packet_bytes_per_s_min
+            ):
+                device._is_unfinished = False
+                late.append(device)
+            else:
+                self._unfinished.append(device)
+        return late
+
     cpdef int congest(self, uint8_t cause) except -1:
         """Read nothing more from devices until `relieve` is called for each cause."""
         self._congested_by |= cause
@@ -276,7 +314,15 @@ cdef class Device(ServerConnection):
         self.group._handler.device_connected(self)
 
     def get_buffer(self, size_hint):
+        if self.limits is not None:
+            return self.group._views[self._view_index()]
         return self.group._view
+
+    cdef uint32_t read_bytes_max(self) except 0:
+        """Return how much may be read at once."""
+        if self.limits is not None:
+            return READ_BYTES_MIN << self._view_index()
+        return self.group._read_bytes
 
     def buffer_updated(self, uint32_t size):
         self.count_input(size)
@@ -302,7 +348,68 @@ cdef class Device(ServerConnection):
             group._active_count += 1
             group.schedule_turn()
         self._turn_bytes += size
+        if self.limits is not None:
+            self.limits.pacer.look()
+            if self.limits.take(BYTES_IN, size):
+                self._wait_for_tokens()
         return 0
+
+    cdef int _view_index(self) except -1:
+        """Return which of the group's views is filled: no larger than the limits on bytes allow, or the least."""
+        cdef int64_t most = min(self.limits.bytes_at_once(), <int64_t>self.group._read_bytes)
+        cdef int index = 0
+        while index + 1 < READ_SIZES and READ_BYTES_MIN << (index + 1) <= most:
+            index += 1
+        return index
+
+    cdef int _handle_publish(self, const Packet* packet) except -1:
+        if self.limits is not None and self.limits.take(MESSAGES_IN, 1):
+            self._wait_for_tokens()
+            if self._lacks_tokens:
+                # What else has come stays undecoded.
+                self._waits_for_turn = self._is_waiting_for_events = True
+        return ServerConnection._handle_publish(self, packet)
+
+    cdef int _wait_for_tokens(self) except -1:
+        """Read no more until there are tokens."""
+        if not self._lacks_tokens and not self._is_over and self.state != STATE_CLOSED:
+            self._lacks_tokens = True
+            self.limits.wait(MESSAGES_IN)
+        return 0
+
+    def tokens_came(self, bint is_output):
+        """Go on: the limits allow something again (limiting.buckets)."""
+        if is_output:
+            self.is_output_held = False
+            self.output_released()
+            if self.output.size:
+                self.group.touch(self)
+            self._room_again()
+        else:
+            self._lacks_tokens = self._waits_for_turn = False
+            if self.transport is not None:
+                self.after_answer()
+
+    def limit(self, DeviceLimits limits):
+        """Have a connection keep to these limits from now on; None for no limits."""
+        if self.limits is not None:
+            self.limits.close()
+        self.limits = limits
+        self.is_metered = limits is not None and limits.is_output_limited
+        if self._lacks_tokens or self.is_output_held:
+            # It waited in the former ones, and will again.
+            self.tokens_came(False)
+            self.tokens_came(True)
+
+    cdef int message_sent(self, uint32_t size) except -1:
+        self.limits.pacer.look()
+        if self.limits.take(MESSAGES_OUT, 1) | self.limits.take(BYTES_OUT, size) and not self.is_output_held:
+            self.is_output_held = True
+            self.limits.wait(MESSAGES_OUT)
+        return 0
+
+    cdef int message_withheld(self) except -1:
+        return self.limits.note_dropped()
 
     cdef int after_read(self) except -1:
         """Handle what was received, and read no more in this turn past the share."""
@@ -327,10 +434,28 @@ cdef class Device(ServerConnection):
             return self._count_unopened()
         return 0
 
+    cdef int _count_unfinished(self) except -1:
+        """Count a large packet that has not come whole, and close the device when that is too much for all."""
+        cdef DeviceGroup group = self.group
+        cdef uint32_t held = 0
+        if self.state == STATE_CONNECTED and self._input.size and not self._is_waiting_for_events:
+            held = self._input.capacity if self._input.capacity >= UNFINISHED_BYTES_MIN else 0
+        group.unfinished_bytes += held
+        group.unfinished_bytes -= self._unfinished_bytes
+        self._unfinished_bytes = held
+        if held and group.unfinished_bytes > group.unfinished_bytes_max:
+            self.close(reason_codes.QUOTA_EXCEEDED, "mqtt.device_limits.unfinished_bytes_max: too much of packets is not whole")
+            return self._count_unfinished()
+        return 0
+
     cdef int _after_input(self) except -1:
         self._receive_behind_events()
         if self.state != STATE_CONNECTED or self._unopened_bytes:
             self._count_unopened()
+        if self._unfinished_bytes or self._input.capacity >= UNFINISHED_BYTES_MIN:
+            self._count_unfinished()
+        if self._input.size and not self._unfinished_since_s and self.state == STATE_CONNECTED:
+            self.group.watch_unfinished(self)
         if self._events is not None or self._unhandled is not None:
             self.group.handle_events(self)
         if self._has_acknowledged:
@@ -352,7 +477,7 @@ cdef class Device(ServerConnection):
 
     cdef bint _is_held(self) noexcept:
         """Return whether what the device sends has to wait for its session, or for an answer to what it sent before."""
-        if self.state == STATE_OPENING or self._waits_for_turn:
+        if self.state == STATE_OPENING or self._waits_for_turn or self._lacks_tokens:
             return True
         if self.is_answer_due and self._is_waiting_for_events:
             if not self._held_since_s:
@@ -400,8 +525,14 @@ cdef class Device(ServerConnection):
         self.receive_eof()
         if self._unopened_bytes:
             self._count_unopened()
+        if self._unfinished_bytes:
+            self._count_unfinished()
         self.group.handle_events(self)
         self.group._handler.device_lost(self)
+        if self.limits is not None:
+            self.limits.close()
+            self.limits = None
+            self.is_metered = self._lacks_tokens = False
         if not self.has_session:
             # Brokers know how far they came; the device and they refer to each other, and nobody else to them.
             self.session = self.shares = None
@@ -430,6 +561,8 @@ cdef class Device(ServerConnection):
         if not self.open_session(session_present=session_present, properties=properties):
             # A will is one only when its CONNECT was accepted [MQTT-3.1.2-8].
             self.will = None
+        elif self.group.hooks is not None:
+            self.group.hooks.opened(self, bool(session_present))
         if self._unopened_bytes:
             self._count_unopened()
         if not self.group.is_congested:
@@ -442,6 +575,11 @@ cdef class Device(ServerConnection):
         if self.state == STATE_AUTHENTICATING:
             self.group._paused.discard(self)
             self._resume()
+
+    @property
+    def address(self):
+        """Return the IP address, as a proxy said it or that of the socket; None where there is none."""
+        return None if self.peer is None else self.peer.address_on(self.transport)
 
     @property
     def client_id(self):
@@ -477,6 +615,7 @@ cdef class Device(ServerConnection):
         if delivery.qos == 2 and self.session is not None:
             return self.session.send_beside_queues(message, &delivery, identifier)
         self.send_message(&message.view, &delivery, 0)
+        self.note_delivered(message, &delivery)
         self.group.touch(self)
         return True
 
@@ -523,7 +662,23 @@ cdef class Device(ServerConnection):
         if self._sent_bytes_max != 0xFFFFFFFF and not self.fits(&message.view, delivery):
             self.group.too_large += 1
             return False
-        return True
+        return self.group.may_deliver is None or self.group.may_deliver(self._hook_message(message, delivery))
+
+    cdef int note_delivered(self, OutgoingMessage message, const DeliveryOptions* delivery) except -1:
+        """A message was handed to the device: users' programs are told at the end of the turn."""
+        if self.group.delivered is not None:
+            self.group.delivered.append(self._hook_message(message, delivery))
+            self.group.schedule_turn()
+        return 0
+
+    cdef object _hook_message(self, OutgoingMessage message, const DeliveryOptions* delivery):
+        return HookMessage(
+            client_id=self._client_id,
+            topic=message.view.topic[:message.view.topic_size].decode("utf-8", "replace"),
+            payload=message.view.payload[:message.view.payload_size],
+            qos=delivery.qos,
+            is_retained=bool(delivery.is_retained),
+        )
 
     cdef int released(self, uint16_t packet_id, object broker, bint is_known) except -1:
         """As of the core; the packet id of a session that is kept is released where the log has it first."""

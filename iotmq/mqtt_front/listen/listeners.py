@@ -20,7 +20,8 @@ from iotmq.errors import ConfigError
 from iotmq.metrics import Metric, samples
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.connection.peer import Peer
-from iotmq.mqtt_front.listen.handshakes import Handshakes
+from iotmq.mqtt_front.limiting.limiter import Refusal
+from iotmq.mqtt_front.listen.handshakes import Enter, Handshakes
 from iotmq.mqtt_front.settings.listeners import ListenerSettings
 
 if TYPE_CHECKING:
@@ -42,15 +43,18 @@ class Listeners:
         *,
         is_shared: bool = False,
         has_room: Callable[[int], bool] = lambda _: True,
+        enter: Enter = lambda listener, address: None,
     ) -> None:
         """With `is_shared` other processes may listen on the same ports.
 
-        `has_room` says whether so many connections that are not MQTT yet may be open beside the devices.
+        `has_room` says whether so many connections that are not MQTT yet may be open beside the devices,
+        `enter` why one from an address may not be open.
         """
         self._settings = tuple(settings)
         self._make_device = make_device
         self._is_shared = is_shared
         self._has_room = has_room
+        self._enter = enter
         self._servers: list[asyncio.AbstractServer] = []
         # Of those where something comes before MQTT, by the listener's name.
         self._handshakes: dict[str, Handshakes] = {}
@@ -91,7 +95,7 @@ class Listeners:
             _refuse_slow_loop(loop, settings)
         if settings.is_encrypted or settings.proxy_protocol:
             self._handshakes[settings.name] = Handshakes(
-                settings, listener, protocol_for, has_room=self._has_room_for_one
+                settings, listener, protocol_for, has_room=self._has_room_for_one, enter=self._enter
             )
         elif settings.transport == "unix":
             self._servers.append(await loop.create_unix_server(make, sock=listener, backlog=_BACKLOG))
@@ -123,6 +127,12 @@ class Listeners:
     def arriving_count(self) -> int:
         """Connections that are open and no devices yet."""
         return sum(handshakes.count for handshakes in self._handshakes.values())
+
+    def refusal_of(self, device: Device, address: str | None) -> Refusal | None:
+        """Return why a new connection is to be closed; None also where that was decided before TLS."""
+        if device.peer.listener in self._handshakes:
+            return None
+        return self._enter(device.peer.listener, address)
 
     def connected(self, device: Device) -> None:
         """A connection of one of the listeners is open."""

@@ -12,6 +12,7 @@ from iotmq.ports.sessions import Will as KeptWill
 
 class Ingress(PublishSink):
     group: DeviceGroup
+    sheds: bool
     def __init__(
         self,
         router: Router,
@@ -21,6 +22,10 @@ class Ingress(PublishSink):
         *,
         rewrites: TopicRewrites | None = None,
     ) -> None: ...
+    @property
+    def shed(self) -> int: ...
+    @property
+    def waited_s(self) -> float: ...
     @property
     def messages(self) -> int: ...
     @property

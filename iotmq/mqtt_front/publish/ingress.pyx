@@ -133,6 +133,7 @@ cdef class Lane(BatchOwner):
         else:
             return 0
         self.under_way = batch
+        self.offered_s = self.ingress._loop.time()
         self.offer()
         return 0
 
@@ -254,6 +255,17 @@ cdef class Ingress(PublishSink):
         """Return whether nothing waits for the broker."""
         return self._pending_bytes == 0
 
+    @property
+    def waited_s(self):
+        """Return how long the oldest batch that a broker was handed has had no answer; 0 without one."""
+        cdef Lane lane
+        cdef double now_s = self._loop.time()
+        cdef double first_s = now_s
+        for lane in self._lanes:
+            if lane.under_way is not None:
+                first_s = min(first_s, lane.offered_s)
+        return now_s - first_s
+
     def forget_routes(self):
         """Resolve every topic anew: routes, numbers of queues or the brokers' limits changed."""
         self._targets.drop()
@@ -297,6 +309,9 @@ cdef class Ingress(PublishSink):
             if topic.startswith(_BRIDGE_PREFIX):
                 return self._pass_over_notification(<Device>connection, topic, publication)
             target = self._targets.resolve(publication.topic, publication.topic_size)
+        if self.sheds and not publication.qos:
+            self.shed += 1
+            return 0
         if target.kind != TARGET_RESOLVED:
             target = self._targets.of_device(<Device>connection, publication.topic, publication.topic_size)
             if target.kind == TARGET_REFUSED:

@@ -9,33 +9,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from iotmq import limits
 from iotmq.errors import ConfigError
 from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt.reason_codes import TOPIC_FILTER_INVALID, TOPIC_NAME_INVALID
 from iotmq.mqtt.topics import topics
+from iotmq.mqtt_front.limiting.patterns import Pattern, compile_pattern
 from iotmq.mqtt_front.publish.device_names import DeviceNames, has_names, with_names
 from iotmq.mqtt_front.publish.refused_filters import refused_filter
 from iotmq.mqtt_front.settings.topics import RewriteSettings
 
 _GROUP: Final = re.compile(r"\$(\d{1,2})")
 _REFUSED: Final = refused_filter(TOPIC_FILTER_INVALID)
-
-
-class Found(Protocol):
-    """Where a pattern was found."""
-
-    def __getitem__(self, group: int) -> str | None: ...
-
-
-class Pattern(Protocol):
-    """A compiled regular expression."""
-
-    @property
-    def groups(self) -> int: ...
-    def search(self, text: str) -> Found | None: ...
 
 
 class _Rule(NamedTuple):
@@ -104,7 +91,8 @@ class TopicRewrites:
 
     def subscribed(self, topic_filter: str, names: DeviceNames | None) -> str | None:
         """Return the filter that is meant by `topic_filter`, with prefixes left alone; None for none."""
-        if not self._subscribe:
+        if not self._subscribe or topic_filter[0] == "\0":
+            # Or refused already (refused_filters).
             return topic_filter
         prefix, plain = _split_prefix(topic_filter)
         rule = _chosen(self._subscribe, plain)
@@ -180,24 +168,3 @@ def _compiled(settings: RewriteSettings, where: str) -> _Rule:
             'action = "subscribe" it may have them'
         )
     return _Rule(settings.filter, pattern, _GROUP.split(settings.template), has_names(settings.template))
-
-
-def compile_pattern(pattern: str) -> Pattern:
-    """Compile a regular expression of RE2, whose time is linear in the text whatever a device sends.
-
-    Raises ValueError, which says what is wrong with it.
-    """
-    # Loaded by front ends with rewrites only.
-    import re2
-
-    options = re2.Options()
-    options.log_errors = False
-    options.max_mem = limits.MQTT_REWRITE_PROGRAM_BYTES_MAX
-    try:
-        compiled: Pattern = re2.compile(pattern, options)
-    except re2.error as error:
-        what = error.args[0]
-        raise ValueError(
-            f"not a regular expression of RE2: {what.decode() if isinstance(what, bytes) else what}"
-        ) from None
-    return compiled

@@ -20,7 +20,7 @@ from iotmq.mqtt.codec.subscription_options import (
     SEND_RETAINED_WHEN_NEW,
     SubscriptionOptions,
 )
-from iotmq.mqtt.topics.topics import is_exclusive, is_shared
+from iotmq.mqtt.topics.topics import is_exclusive, is_private, is_shared, without_prefix
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.deliver.egress import Egress
 from iotmq.mqtt_front.deliver.retained_egress import RetainedEgress
@@ -102,7 +102,7 @@ class Subscriptions:
     def subscribe(self, device: Device, event: packets.Subscribe) -> None:
         """Answer a SUBSCRIBE: at once, or when a broker has taken what is new."""
         named = self.rewrites.subscriptions(event.subscriptions, names_of(device))
-        self._decide(device, event._replace(subscriptions=tuple(map(_not_too_deep, named))))
+        self._decide(device, event._replace(subscriptions=tuple(map(_checked, named))))
 
     def subscribe_automatically(self, device: Device, wanted: Sequence[tuple[str, int]]) -> None:
         """Give an open session subscriptions that it has not asked for, and does not have yet."""
@@ -266,6 +266,8 @@ class Subscriptions:
     def _answer(self, device: Device, event: packets.Subscribe, codes: Sequence[int]) -> None:
         if event.packet_id != _UNASKED:
             device.send_suback(event.packet_id, codes, refusal_text(event.subscriptions))
+            if device.group.hooks is not None:
+                device.group.hooks.subscribed(device, event, codes)
             return
         self.auto_refused += sum(code >= reason_codes.SUBACK_FAILURE for code in codes)
 
@@ -475,9 +477,14 @@ class _Granted(NamedTuple):
             self.retained.pop(topic_filter, None)
 
 
-def _not_too_deep(subscription: tuple[str, int]) -> tuple[str, int]:
-    """Refuse a filter with wildcards that is too deep: every topic as deep would be compared with it."""
+def _checked(subscription: tuple[str, int]) -> tuple[str, int]:
+    """Refuse a filter of topics that are no device's, and one with wildcards that is too deep.
+
+    Every topic as deep would be compared with it.
+    """
     name, asked = subscription
+    if name.startswith("$") and is_private(without_prefix(name)):
+        return refused_filter(reason_codes.NOT_AUTHORIZED.v5_code, "the topics are the server's own"), asked
     if name.count("/") < MQTT_WILDCARD_LEVELS_MAX or ("+" not in name and "#" not in name):
         return subscription
     levels = name.split("/")

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from iotmq import limits
 from iotmq.mqtt_front.settings.authentication import AuthenticationSettings
+from iotmq.mqtt_front.settings.limiting import LimitSettings
 from iotmq.mqtt_front.settings.listeners import ListenerSettings, tcp_listener
 from iotmq.mqtt_front.settings.topics import AutoSubscriptionSettings, RewriteSettings
 from iotmq.setting_types import AccountKey, AccountSecret, AddressText, FileName, ListenHost, Port, TopicName
@@ -52,6 +53,8 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     any host that reaches the port may then publish and subscribe."""
     authentication: AuthenticationSettings = AuthenticationSettings()
     """Which devices may connect, and how they authenticate."""
+    device_limits: LimitSettings = LimitSettings()
+    """Limits on devices: rates and connections by client, user, address and listener, flapping, overload."""
     connections_max: Annotated[int, Meta(ge=1, le=10_000_000)] = limits.MQTT_CONNECTIONS_MAX
     """Connections of one front-end process; more are closed at once. The limit on open files must allow
     it."""
@@ -134,6 +137,14 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Routes in order; the first match decides."""
     rewrites: Annotated[tuple[RewriteSettings, ...], Meta(max_length=limits.MQTT_REWRITES_MAX)] = ()
     """Other names for topics and filters; the last rule whose filter matches decides."""
+    hooks: Annotated[
+        tuple[Annotated[str, Meta(pattern=r"^[^:]+:[^:]+$", max_length=255)], ...],
+        Meta(max_length=limits.MQTT_HOOKS_MAX),
+    ] = ()
+    """Classes of your own, MODULE:CLASS, derived from iotmq.hooks.Hooks, that decide and hear what devices
+    do; asked in this order."""
+    hook_timeout_s: Annotated[float, Meta(ge=0.01, le=60)] = 1.0
+    """How long a hook may take to decide, in seconds; a late one denies."""
     auto_subscriptions: Annotated[
         tuple[AutoSubscriptionSettings, ...], Meta(max_length=limits.MQTT_AUTO_SUBSCRIPTIONS_MAX)
     ] = ()
