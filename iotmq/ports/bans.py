@@ -18,7 +18,7 @@ from msgspec import Meta
 from iotmq import limits
 from iotmq.message.properties import MQTT_QOS, MQTT_RETAIN, MQTT_TOPIC, TIME_TO_LIVE_MS
 
-BANS_TOPIC: Final = "rmq_sys_mqtt_bans"
+BANS_TOPIC: Final = "iotmq_sys_bans"
 """The broker topic."""
 BANS_PREFIX: Final = "$iotmq/bans/"
 BANS_FILTER: Final = f"{BANS_PREFIX}#"

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from iotmq.client.admin.asking import Asking
-from iotmq.client.sending.producer import Producer, ProducerSettings
+from iotmq.client.sending.producer import Producer
 from iotmq.client.transport.calls import ask, master_addresses
 from iotmq.client.transport.message import Message
 from iotmq.client.transport.routes import MessageQueue
+from iotmq.client.transport.settings import ProducerSettings
 from iotmq.errors import ClientError, StoreError
 from iotmq.message.properties import MQTT_TOPIC, decode_properties
 from iotmq.message.records.record import decode_record

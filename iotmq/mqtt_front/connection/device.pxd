@@ -47,7 +47,7 @@ cdef class DeviceGroup:
     cdef bint _is_handling_scheduled
     cdef readonly uint64_t unopened_bytes   # held for devices that are not connected yet
     cdef public uint64_t unfinished_bytes_max
-    cdef readonly uint64_t unfinished_bytes # of packets of connected devices that have not come whole, if large
+    cdef readonly uint64_t unfinished_bytes  # of packets of connected devices that have not come whole, if large
     cdef object _unfinished             # deque of devices with the beginning of a packet
     cdef public double packet_timeout_s
     cdef public double packet_bytes_per_s_min

@@ -390,12 +390,12 @@ cdef class Device(ServerConnection):
             if self.transport is not None:
                 self.after_answer()
 
-    def limit(self, DeviceLimits limits):
+    def limit(self, DeviceLimits new):
         """Have a connection keep to these limits from now on; None for no limits."""
         if self.limits is not None:
             self.limits.close()
-        self.limits = limits
-        self.is_metered = limits is not None and limits.is_output_limited
+        self.limits = new
+        self.is_metered = new is not None and new.is_output_limited
         if self._lacks_tokens or self.is_output_held:
             # It waited in the former ones, and will again.
             self.tokens_came(False)
@@ -444,7 +444,7 @@ cdef class Device(ServerConnection):
         group.unfinished_bytes -= self._unfinished_bytes
         self._unfinished_bytes = held
         if held and group.unfinished_bytes > group.unfinished_bytes_max:
-            self.close(reason_codes.QUOTA_EXCEEDED, "mqtt.device_limits.unfinished_bytes_max: too much of packets is not whole")
+            self.close(reason_codes.QUOTA_EXCEEDED, "mqtt.device_limits.unfinished_bytes_max is reached")
             return self._count_unfinished()
         return 0
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from iotmq import limits
@@ -69,7 +69,7 @@ class HookCalls:
         self._thread = HookThread(loop) if self._programs else None
         self._questions: set[_Question] = set()
         self._calls: Counter[tuple[str, str]] = Counter()
-        self._seconds: Counter[tuple[str, str]] = Counter()
+        self._seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
         self._failed: Counter[tuple[str, str]] = Counter()
         self._late: Counter[tuple[str, str]] = Counter()
         self._denied: Counter[tuple[str, str]] = Counter()
@@ -260,7 +260,7 @@ class HookCalls:
     def metrics(self) -> Iterable[Metric]:
         if self._thread is None:
             return
-        tables = (
+        tables: tuple[tuple[str, str, Mapping[tuple[str, str], float]], ...] = (
             ("calls_total", "Calls of hooks that have ended.", self._calls),
             ("seconds_total", "Seconds that calls of hooks took.", self._seconds),
             ("failed_total", "Calls of hooks that raised an error, or returned nonsense.", self._failed),

@@ -33,7 +33,7 @@ cdef class Scope:
     cdef uint8_t _is_due_out
 
     cdef int64_t _missing_us(self, Pacer pacer, int first) except? -1
-    cdef int wait(self, DeviceLimits limits, Pacer pacer, int first) except -1
+    cdef int wait(self, DeviceLimits device, Pacer pacer, int first) except -1
     cdef int serve(self, Pacer pacer, int first) except -1
 
 

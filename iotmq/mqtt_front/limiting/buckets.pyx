@@ -10,7 +10,7 @@ wakes as many as it has tokens for, those that wait longest first, so that a flo
 A bucket's tokens are millionths, so that a rate per second is one per microsecond.
 """
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from collections import deque
@@ -110,19 +110,19 @@ cdef class Scope:
                 most_us = max(most_us, missing_us)
         return most_us
 
-    cdef int wait(self, DeviceLimits limits, Pacer pacer, int first) except -1:
-        """Have `limits` look again when there are tokens."""
+    cdef int wait(self, DeviceLimits device, Pacer pacer, int first) except -1:
+        """Have a device look again when there are tokens."""
         if first == MESSAGES_IN:
             if self._waiting_in is None:
                 self._waiting_in = deque()
-            self._waiting_in.append(limits)
+            self._waiting_in.append(device)
             if not self._is_due_in:
                 self._is_due_in = True
                 pacer._put(self, first, self._missing_us(pacer, first))
         else:
             if self._waiting_out is None:
                 self._waiting_out = deque()
-            self._waiting_out.append(limits)
+            self._waiting_out.append(device)
             if not self._is_due_out:
                 self._is_due_out = True
                 pacer._put(self, first, self._missing_us(pacer, first))
@@ -146,10 +146,10 @@ cdef class Scope:
         while room > 0 and tries > 0 and waiting:
             if messages.rate and messages.left < ONE or data.rate and data.left < ONE:
                 break
-            limits = waiting.popleft()
+            device = waiting.popleft()
             tries -= 1
             # Some have gone meanwhile, or lack tokens of another scope.
-            room -= (<DeviceLimits>limits).came(first)
+            room -= (<DeviceLimits>device).came(first)
         if waiting:
             return pacer._put(self, first, max(TICK_US, self._missing_us(pacer, first)))
         if first == MESSAGES_IN:

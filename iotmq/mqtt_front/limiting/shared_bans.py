@@ -149,7 +149,8 @@ class SharedBans:
         now_ms = self._clock.now_ms()
         self.bans.drop_over(now_ms)
         found: dict[tuple[BanKind, str], Ban] = {}
-        self._heard_meanwhile = heard = set()
+        heard: set[tuple[BanKind, str]] = set()
+        self._heard_meanwhile = heard
         try:
             after: str | None = None
             while True:

@@ -133,7 +133,7 @@ cdef class Lane(BatchOwner):
         else:
             return 0
         self.under_way = batch
-        self.offered_s = self.ingress._loop.time()
+        self.offered_s = self.ingress.group.clock.monotonic_s()
         self.offer()
         return 0
 
@@ -259,7 +259,7 @@ cdef class Ingress(PublishSink):
     def waited_s(self):
         """Return how long the oldest batch that a broker was handed has had no answer; 0 without one."""
         cdef Lane lane
-        cdef double now_s = self._loop.time()
+        cdef double now_s = self.group.clock.monotonic_s()
         cdef double first_s = now_s
         for lane in self._lanes:
             if lane.under_way is not None:

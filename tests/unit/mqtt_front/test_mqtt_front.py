@@ -848,8 +848,8 @@ async def test_metrics_and_readiness_include_the_way_to_the_brokers(site: Site) 
     site.gateway.not_ready_reason = "no broker"
     assert site.front.not_ready_reason == "no broker"
     assert site.number("scripted_gateway_batches") == 0
-    names = [metric.name for metric in site.front.metrics()]
-    assert len(names) == len(set(names))
+    named = [(metric.name, metric.labels) for metric in site.front.metrics()]
+    assert len(named) == len(set(named))
     for metric in site.front.metrics():
         assert metric.name.endswith("_total") == (metric.kind == "counter")
     await site.stop()

@@ -429,6 +429,7 @@ async def test_overload_refuses_devices_then_sheds_qos_0_and_says_so(
         # A broker that does not answer.
         client.send(publish(0, qos=1))
         (handed,) = await site.handed()
+        site.clock.advance(0.401)
         await until(lambda: parts.guard.overload.level == 1)
         assert "refuse_broker_latency_ms" in str(site.front.not_ready_reason)
         late = await site.dial()
@@ -443,6 +444,7 @@ async def test_overload_refuses_devices_then_sheds_qos_0_and_says_so(
         client.send(publish(1), publish(1, qos=1))
         await until(lambda: published(site) == 3)
 
+        site.clock.advance(0.8)
         await until(lambda: parts.guard.overload.level == 2)
         client.send(publish(2), publish(3, qos=1))
         await until(lambda: site.number("iotmq_mqtt_shed_published_total") == 1)

@@ -22,7 +22,8 @@ from iotmq.ports.bans import BANS_TOPIC, Ban, ban_topic
 
 @pytest.fixture(params=[False, True], ids=["local", "remote"])
 async def site(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[MqttSite]:
-    found = await open_site(tmp_path, *(("one", "two") if request.param else ("one",)), is_remote=request.param)
+    names = ("one", "two") if request.param else ("one",)
+    found = await open_site(tmp_path, *names, is_remote=request.param)
     try:
         yield found
     finally:
