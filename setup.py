@@ -77,6 +77,8 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.mqtt_front.hooks.hooked_sink", ".pyx", []),
     ("iotmq.mqtt_front.listen.websocket", ".pyx", []),
     ("iotmq.mqtt_front.publish.batch", ".pyx", []),
+    ("iotmq.mqtt_front.publish.checksum", ".pyx", []),
+    ("iotmq.mqtt_front.publish.route_rules", ".pyx", []),
     ("iotmq.mqtt_front.publish.targets", ".pyx", []),
     ("iotmq.mqtt_front.publish.ingress", ".pyx", []),
     ("iotmq.mqtt_front.connection.message_properties", ".pyx", []),

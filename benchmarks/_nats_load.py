@@ -115,7 +115,7 @@ class _Reader:
         if not data:
             raise ConnectionError("the server closed the connection")
         data = self.rest + data
-        count, end = _DELIVERED(data)
+        count, end = _DELIVERED(data, len(data))
         self.rest = data[end:]
         self.due -= count
         self.left -= count

@@ -12,6 +12,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from iotmq.remoting.codes import RequestCode, Serialize
@@ -22,10 +23,11 @@ _SIZE: Final = struct.Struct(">I")
 _RECEIVED_BYTES: Final = 1 << 20
 _NEXT_OFFSET: Final = b'"nextBeginOffset":"'
 _HEADER_BYTES: Final = 400
+_PULLS_IN_FLIGHT: Final = 8
 _OFFSET_DIGITS: Final = "999999999999"
 ANSWER_TIMEOUT_S: Final = 30.0
 BODY: Final = b"x" * 100
-STREAMS: Final = 4
+STREAMS: Final = 16
 """Queues of a topic, or streams where there are no queues."""
 
 
@@ -142,12 +144,15 @@ def in_turn(frames: Sequence[bytes]) -> Callable[[int, int], bytes]:
 class _Peer:
     """A connection with requests in flight, and the start of an answer that is not whole yet."""
 
-    __slots__ = ("rest", "socket")
+    __slots__ = ("buffer", "rest", "socket", "view")
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=ANSWER_TIMEOUT_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.rest = b""
+        # Memory that is used again: new pages for all that arrives would cost more than the rest.
+        self.buffer = bytearray(_RECEIVED_BYTES)
+        self.view = memoryview(self.buffer)
+        self.rest = 0
 
 
 def pipeline(
@@ -157,7 +162,7 @@ def pipeline(
     connections: int,
     in_flight: int,
     count: int,
-    answers: Callable[[bytes], tuple[int, int]] | None = None,
+    answers: Callable[[bytearray, int], tuple[int, int]] | None = None,
     opening: Callable[[int], bytes] | None = None,
 ) -> float:
     """Send `count` requests over `connections`, `in_flight` at a time over all; returns the seconds taken.
@@ -205,20 +210,20 @@ def pipeline(
             peer.socket.close()
 
 
-def _received(peer: _Peer, answers: Callable[[bytes], tuple[int, int]]) -> int:
+def _received(peer: _Peer, answers: Callable[[bytearray, int], tuple[int, int]]) -> int:
     """Receive once; how many answers are whole now."""
-    data = peer.socket.recv(_RECEIVED_BYTES)
-    if not data:
-        raise ConnectionError("the broker closed the connection")
-    if peer.rest:
-        data = peer.rest + data
-    count, end = answers(data)
-    peer.rest = data[end:]
+    received = peer.socket.recv_into(peer.view[peer.rest :])
+    if not received:
+        raise ConnectionError("the broker closed the connection, or an answer is too long")
+    size = peer.rest + received
+    count, end = answers(peer.buffer, size)
+    peer.rest = size - end
+    peer.buffer[: peer.rest] = peer.view[end:size]
     return count
 
 
-def _frames(data: bytes) -> tuple[int, int]:
-    at, count, size = 0, 0, len(data)
+def _frames(data: bytearray, size: int) -> tuple[int, int]:
+    at, count = 0, 0
     unpack = _SIZE.unpack_from
     while at + 4 <= size:
         end = at + 4 + unpack(data, at)[0]
@@ -229,44 +234,46 @@ def _frames(data: bytes) -> tuple[int, int]:
     return count, at
 
 
-def marked(mark: bytes) -> Callable[[bytes], tuple[int, int]]:
+def marked(mark: bytes) -> Callable[[bytes | bytearray, int], tuple[int, int]]:
     """Answers for `pipeline` that have this mark once each, and nowhere else."""
 
-    def answers(data: bytes) -> tuple[int, int]:
-        count = data.count(mark)
-        end = data.rindex(mark) + len(mark) if count else 0
+    def answers(data: bytes | bytearray, size: int) -> tuple[int, int]:
+        count = data.count(mark, 0, size)
+        end = data.rindex(mark, 0, size) + len(mark) if count else 0
         # The start of the next mark may be at the end.
-        return count, max(end, len(data) - len(mark) + 1)
+        return count, max(end, size - len(mark) + 1)
 
     return answers
 
 
 def pull_all(port: int, topic: str, *, queues: int, records_each: int, records: int, bytes_max: int) -> float:
-    """Read every queue to its end, one connection and one pull in flight each; returns the seconds taken."""
-    poll = select.epoll()
-    peers: dict[int, tuple[socket.socket, int]] = {}
-    buffer = bytearray(8 * _RECEIVED_BYTES)
-    view = memoryview(buffer)
+    """Read every queue to its end, over one connection each; returns the seconds taken.
 
-    # Only the offset changes, in as many digits each time.
-    parts = []
+    Some pulls of a connection are in flight, so that what arrives and leaves at once costs the load one call.
+    RocketMQ answers them in any order; each has to bring all of its records.
+    """
+    frames: list[list[bytes]] = []
+    expected: list[set[bytes]] = []
     for queue_id in range(queues):
+        # Only the offset changes, in as many digits each time.
         fields = pull_fields(topic, queue_id, 0, records, bytes_max)
         fields["queueOffset"] = _OFFSET_DIGITS
-        parts.append(frame(RequestCode.PULL_MESSAGE, fields).partition(_OFFSET_DIGITS.encode()))
-
-    def ask(peer: socket.socket, queue_id: int, offset: int) -> None:
-        before, _, behind = parts[queue_id]
-        peer.send(b"%s%012d%s" % (before, offset, behind))
-
+        before, _, behind = frame(RequestCode.PULL_MESSAGE, fields).partition(_OFFSET_DIGITS.encode())
+        offsets = range(0, records_each, records)
+        frames.append([b"%s%012d%s" % (before, offset, behind) for offset in offsets])
+        ends = [min(offset + records, records_each) for offset in offsets]
+        expected.append({b"%d" % end for end in ends})
+    poll = select.epoll()
+    peers: dict[int, tuple[_Peer, int]] = {}
+    answered = [0] * queues
     try:
         for queue_id in range(queues):
-            peer = socket.create_connection(("127.0.0.1", port), timeout=ANSWER_TIMEOUT_S)
-            peers[peer.fileno()] = (peer, queue_id)
-            poll.register(peer.fileno(), select.EPOLLIN)
+            peer = _Peer(port)
+            peers[peer.socket.fileno()] = peer, queue_id
+            poll.register(peer.socket.fileno(), select.EPOLLIN)
         began_s = time.perf_counter()
         for peer, queue_id in peers.values():
-            ask(peer, queue_id, 0)
+            peer.socket.sendall(b"".join(frames[queue_id][:_PULLS_IN_FLIGHT]))
         unfinished = queues
         while unfinished:
             ready = poll.poll(ANSWER_TIMEOUT_S)
@@ -274,28 +281,33 @@ def pull_all(port: int, topic: str, *, queues: int, records_each: int, records: 
                 raise TimeoutError("a pull was not answered")
             for descriptor, _ in ready:
                 peer, queue_id = peers[descriptor]
-                received = peer.recv_into(buffer)
-                if received < 8:
-                    raise ConnectionError("the broker closed the connection")
-                size = _SIZE.unpack_from(buffer)[0]
-                while received < size + 4:
-                    received += peer.recv_into(view[received:])
-                # The header comes first and is far shorter.
-                offset = _next_offset(buffer[:_HEADER_BYTES])
-                if offset < records_each:
-                    ask(peer, queue_id, offset)
-                else:
-                    unfinished -= 1
+                done = answered[queue_id]
+                answered[queue_id] += _received(peer, partial(_pulled, expected[queue_id]))
+                asked = done + _PULLS_IN_FLIGHT
+                more = frames[queue_id][asked : answered[queue_id] + _PULLS_IN_FLIGHT]
+                if more:
+                    peer.socket.sendall(b"".join(more))
+                unfinished -= answered[queue_id] == len(frames[queue_id])
         return time.perf_counter() - began_s
     finally:
         poll.close()
         for peer, _ in peers.values():
-            peer.close()
+            peer.socket.close()
 
 
-def _next_offset(header: bytearray) -> int:
-    begin = header.index(_NEXT_OFFSET) + len(_NEXT_OFFSET)
-    return int(header[begin : header.index(b'"', begin)])
+def _pulled(expected: set[bytes], data: bytearray, size: int) -> tuple[int, int]:
+    """As `_frames`; each answer's next offset is one of those expected, once. KeyError where it is not."""
+    at, count = 0, 0
+    while at + 4 <= size:
+        end = at + 4 + _SIZE.unpack_from(data, at)[0]
+        if end > size:
+            break
+        # The header comes first, and is far shorter.
+        begin = data.index(_NEXT_OFFSET, at, at + _HEADER_BYTES) + len(_NEXT_OFFSET)
+        expected.remove(bytes(data[begin : data.index(b'"', begin)]))
+        at = end
+        count += 1
+    return count, at
 
 
 def per_second(counts: Sequence[int], seconds: Sequence[float]) -> list[float]:

@@ -2,7 +2,7 @@
 
     .venv/bin/python -m benchmarks.broker_pull [--quick] [--rounds 5]
 
-Records of 100 bytes in 4 queues, read from the start to the end over 4 connections with one pull in flight
+Records of 100 bytes in 4 queues, read from the start to the end over 4 connections with 8 pulls in flight
 each: 32 per pull with the protocol's own bounds (500,000/s), and 1,024 per pull for who asks for more bytes
 (3,000,000/s). "scattered" is the same log with records of the queues taking turns, one by one: what
 producers leave that go round over queues with single sends.

@@ -187,7 +187,14 @@ class Process:
         from iotmq.registry.server import Registry
 
         settings = self._config.registry
-        registry = Registry(settings, directory=Path(self._config.data) / "registry", clock=self._clock)
+        accounts = None
+        if settings.acl_file:
+            from iotmq.broker.access.acl import AccessControl
+
+            accounts = AccessControl(Path(settings.acl_file), asked_by="registry.acl_file is set")
+        registry = Registry(
+            settings, directory=Path(self._config.data) / "registry", clock=self._clock, accounts=accounts
+        )
         await self._start("registry", registry)
         self._watch("registry", registry)
         self._listens("registry", settings.listen_host, registry.port)
@@ -466,6 +473,8 @@ def _remote_gateway(settings: MqttSettings) -> RemoteGateway:
         secret_key=settings.broker_secret_key,
         tls_enabled=settings.broker_tls_enabled,
         tls_ca_file=settings.broker_tls_ca_file,
+        tls_certificate_file=settings.broker_tls_certificate_file,
+        tls_key_file=settings.broker_tls_key_file,
     )
     return RemoteGateway(settings.registries, settings=connecting)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,6 +60,15 @@ def replace_private_file(path: Path, data: bytes, *, mode: int = 0o600) -> None:
             pass
 
     replace_file(path, data, private_mode=mode, written=keep_former)
+
+
+def is_open_to_others(path: Path) -> bool:
+    """Return whether others on this machine may read or change a file that holds secrets."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return bool(mode & (stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP))
 
 
 def make_directory(path: Path) -> None:

@@ -123,6 +123,7 @@ CONSUMER_FILTERS_MAX: Final = 10_000
 ACL_FILE_BYTES_MAX: Final = 1024 * 1024
 ACL_ACCOUNTS_MAX: Final = 10_000
 ACL_KEY_BYTES_MAX: Final = 1_024
+ACL_DEVICE_FILTERS_MAX: Final = 256
 ACL_ADDRESSES_REMEMBERED_MAX: Final = 4_096
 BROKERS_MAX: Final = 1_024
 # Topics of all brokers of a registry, each counted for each broker; as many of brokers that have left.
@@ -277,6 +278,13 @@ MQTT_REWRITE_PROGRAM_BYTES_MAX: Final = 1024 * 1024
 MQTT_REWRITE_PATTERN_CHARACTERS_MAX: Final = 1_024
 MQTT_REWRITES_MAX: Final = 256
 MQTT_AUTO_SUBSCRIPTIONS_MAX: Final = 64
+# Routes, the conditions of one, the file of them, the payload that is read for fields of JSON (by default),
+# and one value that a placeholder stands for, when it is not of the topic.
+MQTT_ROUTES_MAX: Final = 10_000
+MQTT_ROUTE_CONDITIONS_MAX: Final = 32
+MQTT_ROUTES_FILE_BYTES_MAX: Final = 16 * 1024 * 1024
+MQTT_ROUTE_JSON_BYTES_MAX: Final = 64 * 1024
+MQTT_ROUTE_VALUE_BYTES_MAX: Final = 1_024
 # Where devices are sent, as text, and how many a second when a front end is drained.
 MQTT_SERVER_REFERENCE_CHARACTERS_MAX: Final = 1_024
 DRAINED_PER_SECOND_MAX: Final = 10_000
@@ -307,6 +315,19 @@ MQTT_FAILING_ADDRESSES_MAX: Final = 16_384
 # Users who were right from an address and so have a count of failures of their own there; 150 bytes each.
 MQTT_PROVEN_USERS_MAX: Final = 131_072
 MQTT_UNDECIDED_BYTES_MAX: Final = 64 * 1024 * 1024
+# The authentication chain: links, bytes of the answers that one of them remembers, hashing by argon2id
+# (memory in KiB, rounds, lanes), an answer of a service and a set of keys by HTTP, keys of one link, what a
+# claim may be called, and names of groups and roles and attributes of one identity.
+MQTT_LINKS_MAX: Final = 32
+MQTT_ANSWERS_BYTES_MAX: Final = 64 * 1024 * 1024
+ARGON2_MEMORY_KIB_MAX: Final = 256 * 1024
+ARGON2_ROUNDS_MAX: Final = 32
+ARGON2_LANES_MAX: Final = 16
+MQTT_SERVICE_ANSWER_BYTES_MAX: Final = 64 * 1024
+MQTT_TOKEN_KEYS_BYTES_MAX: Final = 256 * 1024
+MQTT_TOKEN_KEYS_MAX: Final = 64
+MQTT_CLAIM_NAME_CHARACTERS_MAX: Final = 256
+MQTT_IDENTITY_NAMES_MAX: Final = 256
 # Before a CONNECT is accepted: one packet (client id, will, user name and password at their longest are
 # 230 KB), and what all connections of a front end hold together of packets and frames that have not come
 # whole, or of what came behind a CONNECT. Past it connections that wait for more of theirs are closed; a
@@ -388,3 +409,22 @@ MQTT_CLIENT_UNREAD_BYTES_MAX: Final = 4 * 1024 * 1024
 # What the service manager is told of this process's state, which may repeat words of a peer: systemd drops
 # datagrams above 4,096 bytes.
 SERVICE_STATUS_BYTES_MAX: Final = 1_024
+
+# A secret of the settings; of one that is elsewhere the name of the variable, the program with its arguments,
+# and how long that may take.
+SECRET_BYTES_MAX: Final = 64 * 1024
+SECRET_VARIABLE_BYTES_MAX: Final = 255
+SECRET_COMMAND_ARGUMENTS_MAX: Final = 64
+SECRET_COMMAND_S: Final = 10.0
+
+# Audit records of one process that wait to be stored, what one batch takes, and the text of one field.
+AUDIT_RECORDS_MAX: Final = 10_000
+AUDIT_BYTES_MAX: Final = 4 * 1024 * 1024
+AUDIT_BATCH_BYTES_MAX: Final = 256 * 1024
+AUDIT_TEXT_CHARACTERS_MAX: Final = 1_024
+AUDIT_RECORDS_PER_S_MAX: Final = 1_000
+
+# The HTTP port: connections at one time, tokens, and how long one has to be.
+HTTP_CONNECTIONS_MAX: Final = 256
+HTTP_TOKENS_MAX: Final = 64
+HTTP_TOKEN_CHARACTERS_MIN: Final = 16

@@ -15,6 +15,8 @@ TOPIC_NAME_PATTERN: Final = r"^[%|a-zA-Z0-9_-]+$"
 
 AddressText = Annotated[str, Meta(pattern=r"^(\[[^\]]+\]|[^:\s]+):\d{1,5}$")]
 AccountKey = Annotated[str, Meta(max_length=limits.ACL_KEY_BYTES_MAX)]
+SecretText = Annotated[str, Meta(extra={"is_secret": True})]
+"""A secret: in the settings it may be text, or say where it is (iotmq.secret_text)."""
 AccountSecret = Annotated[AccountKey, Meta(extra={"is_secret": True})]
 FileName = Annotated[str, Meta(max_length=limits.FILE_NAME_BYTES_MAX)]
 ListenHost = Annotated[

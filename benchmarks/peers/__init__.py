@@ -9,6 +9,7 @@ from benchmarks.peers.server import (
     exact_cpu_s,
     free_ports,
     memory_bytes,
+    standing_still,
 )
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "front_ends",
     "iotmq",
     "memory_bytes",
+    "standing_still",
     "started",
     "those_there",
 ]

@@ -10,6 +10,12 @@ from typing import Final
 from benchmarks.machine import RESULTS
 from benchmarks.peers.server import Server, free_ports, running
 
+_ROUTES: Final = """
+[[mqtt.routes]]
+filter = "devices/+/telemetry"
+topic = "telemetry"
+key = "{1}"
+"""
 _WEBSOCKET_LISTENER: Final = """
 [[mqtt.listeners]]
 name = "web"
@@ -27,12 +33,13 @@ def iotmq(
     data_parent: Path | None = None,
     data: Path | None = None,
     is_websocket: bool = False,
+    routes: str = _ROUTES,
 ) -> Iterator[Server]:
     """The all-in-one gateway with a durable log (async flush), in a data directory that goes with it.
 
     ``settings`` are further ``--set`` assignments, ``section.key`` to value. The directory lies in
     ``data_parent``, by default ``build/benchmarks``: a real disk, as a gateway has. ``data`` is a directory
-    that is there already, and stays. With `is_websocket` MQTT is in WebSockets at its port.
+    that is there already, and stays. With `is_websocket` MQTT is in WebSockets at its port. `routes` is TOML.
     """
     mqtt_port, broker_port, registry_port, http_port = free_ports(4)
     parent = data_parent or RESULTS
@@ -55,11 +62,7 @@ listen_port = {http_port}
 [mqtt]
 listen_port = {mqtt_port}
 tcp_enabled = {"false" if is_websocket else "true"}
-[[mqtt.routes]]
-filter = "devices/+/telemetry"
-topic = "telemetry"
-key = "{{1}}"
-{_WEBSOCKET_LISTENER.format(mqtt_port) if is_websocket else ""}"""
+{routes}{_WEBSOCKET_LISTENER.format(mqtt_port) if is_websocket else ""}"""
         )
         command = [
             sys.executable,

@@ -1,5 +1,6 @@
 """The peers on the side of devices: brokers that speak MQTT."""
 
+import getpass
 import sys
 from pathlib import Path
 from typing import Final
@@ -7,7 +8,7 @@ from typing import Final
 from benchmarks.peers.nats import NATS_SOURCE, nats_configuration
 from benchmarks.peers.peer import DURABLE, FAST, Launch, Peer, Place
 from benchmarks.peers.server import PeerError
-from benchmarks.peers.sources import Given, Installed, Jars, Wheel
+from benchmarks.peers.sources import DebianSource, Given, Installed, Jars, Wheel
 
 _SQLITE_PLUGIN: Final = "mosquitto_persist_sqlite.so"
 _HIVEMQ_MAIN: Final = Path(__file__).with_name("HiveMqEmbedded.java")
@@ -45,6 +46,8 @@ def _mosquitto(program: Path, place: Place, websocket: list[str], persistence: l
         f"listener {place.port} 127.0.0.1",
         *(websocket if place.is_websocket else []),
         "allow_anonymous true",
+        # Started by root it would become another user, who may not write here.
+        f"user {getpass.getuser()}",
         *(persistence if place.is_durable else ["persistence false"]),
         "max_queued_messages 0",
         "max_inflight_messages 0",
@@ -184,8 +187,18 @@ PEERS: Final = {
         MOSQUITTO,
         Peer(
             name="mosquitto-2.1",
-            title="Mosquitto 2.1",
-            source=Given("IOTMQ_PEER_MOSQUITTO_2_1", "Mosquitto 2.1", "mosquitto"),
+            title="Mosquitto 2.1.2",
+            source=DebianSource(
+                "main/m/mosquitto/mosquitto_2.1.2.orig.tar.gz",
+                "a8e37cc4c1d4141e56c5a8729c5fa36b1f0b1ca95378a12131d68f0509de122a",
+                ("TESTS", "DOCS", "CTRL_SHELL", "CLIENTS", "APPS", "HTTP_API", "LIB_CPP", "PLUGIN_EXAMPLES"),
+                {
+                    "cjson/cJSON.h": "libcjson-dev",
+                    "sqlite3.h": "libsqlite3-dev",
+                    "openssl/ssl.h": "libssl-dev",
+                },
+                "src/mosquitto",
+            ),
             launch=mosquitto_2_1_launch,
             settings={
                 FAST: "nothing on disk, no limits",

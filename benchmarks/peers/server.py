@@ -111,6 +111,19 @@ class Server:
                 self._process.wait()
 
 
+@contextlib.contextmanager
+def standing_still(pid: int) -> Iterator[None]:
+    """Stop a process and its children, so that what they do by themselves is not in another's measurement."""
+    family = _family(pid)
+    try:
+        for one in family:
+            os.kill(one, signal.SIGSTOP)
+        yield
+    finally:
+        for one in family:
+            os.kill(one, signal.SIGCONT)
+
+
 def free_ports(count: int) -> list[int]:
     """Different loopback ports that were free a moment ago."""
     with contextlib.ExitStack() as stack:

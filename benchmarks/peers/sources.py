@@ -1,9 +1,11 @@
 """Where peers come from: the system, package registries, or a path that somebody gives."""
 
+import hashlib
 import os
 import shutil
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from benchmarks.peers.server import PeerError
 FETCH_COMMAND: Final = "python -m benchmarks.peers"
 _FETCH_TIMEOUT_S: Final = 900.0
 _STAMP: Final = "complete"
+_ARCHIVE_BYTES_MAX: Final = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,50 @@ class Given:
             if place.is_file() and os.access(place, os.X_OK):
                 return place.resolve()
         raise PeerError(f"{self.variable} is {text}, and there is no program {self.program}")
+
+
+@dataclass(frozen=True, slots=True)
+class DebianSource:
+    """The source that a package of Debian is built from, built here by CMake."""
+
+    path: str
+    """In the pool of a mirror."""
+    sha256: str
+    left_out: tuple[str, ...]
+    """Of its options WITH_..."""
+    headers: Mapping[str, str]
+    """Headers it needs, and the packages that have them."""
+    program: str
+    """In the tree that was built."""
+
+    @property
+    def origin(self) -> str:
+        return f"Debian, source: `{Path(self.path).name}`"
+
+    def fetch(self, directory: Path) -> None:
+        if _is_complete(directory, self.sha256):
+            return
+        _needs("cmake", "CMake")
+        for header, package in self.headers.items():
+            if not Path("/usr/include", header).exists():
+                raise PeerError(f"{header} is not installed (Debian: apt install {package})")
+        archive = _emptied(directory) / Path(self.path).name
+        with urllib.request.urlopen(_debian_mirror() + "pool/" + self.path, timeout=60.0) as answer:
+            archive.write_bytes(answer.read(_ARCHIVE_BYTES_MAX))
+        found = hashlib.sha256(archive.read_bytes()).hexdigest()
+        if found != self.sha256:
+            raise PeerError(f"{archive.name} has the SHA-256 {found}, not {self.sha256}")
+        source = directory / "source"
+        source.mkdir()
+        _run(["tar", "-xf", str(archive), "--strip-components=1", "-C", str(source)])
+        build = str(directory / "build")
+        _run(["cmake", "-S", str(source), "-B", build, "-DCMAKE_BUILD_TYPE=Release",
+              *(f"-DWITH_{option}=OFF" for option in self.left_out)])  # fmt: skip
+        _run(["cmake", "--build", build, "--parallel", "2"])
+        (directory / _STAMP).write_text(self.sha256)
+
+    def find(self, directory: Path) -> Path:
+        return _found(directory, self.sha256) / "build" / self.program
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +221,17 @@ def _emptied(directory: Path) -> Path:
 def _needs(program: str, name: str) -> None:
     if shutil.which(program) is None:
         raise PeerError(f"{name} is not installed (no {program} in PATH)")
+
+
+def _debian_mirror() -> str:
+    """The address of the archive that this system's packages come from."""
+    _needs("apt-get", "APT")
+    command = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]
+    known = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60.0, check=False).stdout
+    for address in known.split():
+        if address.endswith("/debian/"):
+            return address
+    raise PeerError("APT knows no mirror of Debian: add one to its sources")
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:

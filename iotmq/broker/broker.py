@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from iotmq.broker.access.acl import Guard, open_access_control
+from iotmq.broker.access.audit import AuditedRequests, BrokerAudit
 from iotmq.broker.assemble.admin import AdminProcessors
 from iotmq.broker.assemble.mqtt import MqttProcessors
 from iotmq.broker.assemble.native import NativeProcessors
@@ -126,6 +127,7 @@ class Broker:
             write_out=parts.writer.write_out,
         )
         self._slave_refusals: SlaveRefusals | None = None
+        self._audit = BrokerAudit(parts)
         self._server = self._make_server()
         self._registration = RegistrationService(
             parts,
@@ -148,7 +150,7 @@ class Broker:
     def _make_server(self) -> Serving:
         settings = self.parts.settings
         announced = RepliesAfterRegistration(
-            self.requests,
+            AuditedRequests(self.requests, self._audit.record, has_accounts=self.access is not None),
             self.topics,
             when_told=self._when_told,
             when_saved=self._files.when_saved,
@@ -160,7 +162,14 @@ class Broker:
             handler = refusals = self._slave_refusals = SlaveRefusals(announced, handle_run)
             handle_run = refusals.handle_run
         if self.access is not None:
-            handler = guard = Guard(handler, handle_run, self.access, self._store, self.parts.cold_reads)
+            handler = guard = Guard(
+                handler,
+                handle_run,
+                self.access,
+                self._store,
+                self.parts.cold_reads,
+                record=self._audit.record,
+            )
             handle_run = guard.handle_run
         if self._role.make_server is not None:
             return self._role.make_server(handler, handle_run)
@@ -329,6 +338,7 @@ class Broker:
             return
         if not self._role.is_slave:
             self.mqtt.finish()
+        self._audit.close()
         self.writer.close()
         await end(self._work)
         await self._admin.finish_removals()
@@ -369,6 +379,7 @@ class Broker:
             self._admin,
             self._registration,
             self._files,
+            self._audit,
         ):
             yield from part.metrics()
         if self.access is not None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ssl
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from iotmq import limits
+from iotmq.audit_log import BrokerEvent
+from iotmq.remoting.signature import Credentials
 from iotmq.remoting.tls.files import (
     TLS_HANDSHAKE_S,
     TlsCertificateFile,
@@ -16,9 +19,13 @@ from iotmq.remoting.tls.files import (
     TlsHandshakeTimeout,
     TlsKeyFile,
     TlsMode,
+    client_tls,
 )
+from iotmq.secret_text import hide
 from iotmq.setting_types import (
     TOPIC_NAME_PATTERN,
+    AccountKey,
+    AccountSecret,
     AddressText,
     FileName,
     ListenHost,
@@ -177,6 +184,24 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Register by TLS; for registries that take nothing else."""
     registry_tls_ca_file: FileName = ""
     """PEM file with the roots of the registries' certificates; empty for the machine's own."""
+    registry_tls_certificate_file: FileName = ""
+    """PEM file with the broker's certificate, where registries ask for one; empty for none."""
+    registry_tls_key_file: FileName = ""
+    """PEM file with its key; empty when the certificate's file has it."""
+    registry_access_key: AccountKey = ""
+    """Account at registries with access control (registry.access), an administrator's; empty sends
+    registrations unsigned."""
+    registry_secret_key: AccountSecret = ""
+    """Secret of that account."""
+    audit_events: Annotated[tuple[BrokerEvent, ...], Meta(max_length=16)] = (
+        "administered",
+        "refused",
+        "denied",
+    )
+    """Events that become records of the topic rmq_sys_iotmq_audit; empty for none. administered: an operator
+    changed something; refused, denied: access control did not know an account, or it lacked a right."""
+    audit_records_per_s_max: Annotated[int, Meta(ge=1, le=1_000_000)] = limits.AUDIT_RECORDS_PER_S_MAX
+    """Audit records a second; further ones are dropped and counted."""
     acl_enabled: bool = False
     """Require an account with the right permission for every request. Clients must sign their requests; a
     send costs some 10 us instead of less than one."""
@@ -190,6 +215,26 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Value of MSG_REGION in send answers; clients copy it into traces."""
     is_tracing_allowed: bool = True
     """Value of TRACE_ON in send answers: clients with tracing send traces."""
+
+    def __post_init__(self) -> None:
+        hide(self, "registry_secret_key")
+
+    @property
+    def registry_credentials(self) -> Credentials | None:
+        """Return what signs requests to registries; None for unsigned ones."""
+        if not self.registry_access_key:
+            return None
+        return Credentials(self.registry_access_key, self.registry_secret_key)
+
+    def registry_tls(self) -> ssl.SSLContext | None:
+        """Make the TLS context for registries; None for plain ones. ConfigError for an unusable file."""
+        if not self.registry_tls_enabled:
+            return None
+        return client_tls(
+            ca_file=self.registry_tls_ca_file,
+            certificate_file=self.registry_tls_certificate_file,
+            key_file=self.registry_tls_key_file,
+        )
 
     @property
     def trace_on(self) -> str:

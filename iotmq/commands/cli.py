@@ -157,6 +157,11 @@ def _add_tools(commands: Commands) -> None:
 
         add_users_actions(command, add_config_options=_add_config_options, load=_load)
 
+    def fill_routes(command: argparse.ArgumentParser) -> None:
+        from iotmq.commands.routes import add_routes_actions
+
+        add_routes_actions(command, add_config_options=_add_config_options, load=_load)
+
     def fill_replication(command: argparse.ArgumentParser) -> None:
         from iotmq.commands.replication import add_replication_actions
 
@@ -185,6 +190,7 @@ def _add_tools(commands: Commands) -> None:
         fill_users,
         "Change the file of MQTT users. Front ends notice changes by themselves.",
     )
+    _add(commands, "routes", "try the routes of MQTT topics", fill_routes)
     _add(
         commands,
         "replication",

@@ -35,6 +35,20 @@ def add_connection_options(command: argparse.ArgumentParser) -> None:
         help="roots of the servers (the machine's)",
     )
     command.add_argument(
+        "--tls-cert",
+        dest="tls_certificate_file",
+        default="",
+        metavar="FILE.pem",
+        help="certificate of this client, where servers ask for one",
+    )
+    command.add_argument(
+        "--tls-key",
+        dest="tls_key_file",
+        default="",
+        metavar="FILE.pem",
+        help="its key, unless that file has it",
+    )
+    command.add_argument(
         "--tls-unverified", dest="is_unverified", action="store_true", help="accept any server certificate"
     )
 
@@ -51,5 +65,7 @@ def client_settings(options: argparse.Namespace, registries: tuple[str, ...]) ->
         secret_key=os.environ.get("IOTMQ_SECRET_KEY", ""),
         tls_enabled=options.has_tls,
         tls_ca_file=options.tls_ca_file,
+        tls_certificate_file=options.tls_certificate_file,
+        tls_key_file=options.tls_key_file,
         tls_is_verified=not options.is_unverified,
     )

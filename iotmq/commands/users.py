@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,7 +18,6 @@ from iotmq.errors import ConfigError
 
 if TYPE_CHECKING:
     from iotmq.config.config import Config
-    from iotmq.mqtt_front.access.scram import Verifier
     from iotmq.mqtt_front.access.users_file import Users
 
 _OK: Final = 0
@@ -41,10 +39,15 @@ def add_users_actions(
     )
     for action in (add, bulk):
         action.add_argument(
+            "--hash",
+            choices=("scram-sha-256", "argon2id"),
+            help="what is kept of a password (`mqtt.authentication.password_hash`)",
+        )
+        action.add_argument(
             "--iterations",
             type=int,
             metavar="N",
-            help="cost of a password guess (`mqtt.authentication.scram_iterations`)",
+            help="cost of a password guess, of scram-sha-256 (`mqtt.authentication.scram_iterations`)",
         )
     remove = actions.add_parser("remove", help="remove a user; connections that are open stay")
     listing = actions.add_parser("list", help="print the names, one a line")
@@ -90,42 +93,49 @@ def _command(
 
 
 def _add(options: argparse.Namespace, path: Path, config: Config) -> int:
-    from iotmq.mqtt_front.access import scram
-
-    iterations = _iterations(options, config)
+    make = _maker(options, config)
     name = _prepared_name(options.name)
     password = _password(options, is_new=True)
-    added = _put(path, {name: scram.make_verifier(password, iterations=iterations)})
+    added = _put(path, {name: make(password)})
     print(f"{name}: {'added' if added else 'has another password now'}", file=sys.stderr)
     return _OK
 
 
 def _import(options: argparse.Namespace, path: Path, config: Config) -> int:
-    from iotmq.mqtt_front.access import scram
-
-    iterations = _iterations(options, config)
+    make = _maker(options, config)
     passwords = _passwords(options.passwords)
     # Hashing lets other threads run.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        made = pool.map(partial(scram.make_verifier, iterations=iterations), passwords.values())
-        verifiers = dict(zip(passwords, made, strict=True))
-    added = _put(path, verifiers)
-    print(f"{added} users added, {len(verifiers) - added} have another password now", file=sys.stderr)
+        kept = dict(zip(passwords, pool.map(make, passwords.values()), strict=True))
+    added = _put(path, kept)
+    print(f"{added} users added, {len(kept) - added} have another password now", file=sys.stderr)
     return _OK
 
 
-def _put(path: Path, verifiers: Mapping[str, Verifier]) -> int:
+def _put(path: Path, kept: Mapping[str, str]) -> int:
     """Write users into the file; how many of them are new."""
     from iotmq.mqtt_front.access import users_file
 
     with users_file.changing(path):
         data = users_file.read_bytes(path) if path.exists() else b""
         users = users_file.parse_users(data)
-        changed = users_file.with_users(data, verifiers)
+        changed = users_file.with_users(data, kept)
         # What is written has to be read again.
         users_file.parse_users(changed)
         users_file.write_users(path, changed)
-    return sum(users.kept(name) is None for name in verifiers)
+    return sum(users.kept(name) is None for name in kept)
+
+
+def _maker(options: argparse.Namespace, config: Config) -> Callable[[bytes], str]:
+    """Return what makes of a password what is kept of it."""
+    from iotmq.mqtt_front.access import kept_passwords, scram
+
+    if (options.hash or config.mqtt.authentication.password_hash) == "argon2id":
+        if options.iterations is not None:
+            raise ConfigError("--iterations is for --hash scram-sha-256")
+        return kept_passwords.make_argon2
+    iterations = _iterations(options, config)
+    return lambda password: str(scram.make_verifier(password, iterations=iterations))
 
 
 def _iterations(options: argparse.Namespace, config: Config) -> int:
@@ -158,18 +168,19 @@ def _list(_options: argparse.Namespace, path: Path, _config: Config) -> int:
 
 
 def _check(options: argparse.Namespace, path: Path, _config: Config) -> int:
-    from iotmq.mqtt_front.access import scram, users_file
+    from iotmq.mqtt_front.access import users_file
+    from iotmq.mqtt_front.access.kept_passwords import is_password_of
 
     users = _read(path)
     problem = users_file.warn_when_open(path)
     if options.name is None:
         print(f"{len(users)} users; every line is right")
         return _OK if problem is None else _FAILED
-    verifier = users.verifier(_prepared_name(options.name))
-    if verifier is None:
+    kept = users.kept(_prepared_name(options.name))
+    if kept is None:
         print(f"there is no user {options.name[:64]!a}")
         return _FAILED
-    is_right = scram.is_password_of(verifier, _password(options, is_new=False))
+    is_right = is_password_of(kept, _password(options, is_new=False))
     print("the password is right" if is_right else "the password is wrong")
     return _OK if is_right else _FAILED
 

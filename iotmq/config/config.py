@@ -15,22 +15,25 @@ from iotmq import limits
 from iotmq.addresses import is_loopback
 from iotmq.broker.settings import BrokerSettings
 from iotmq.config.setting_text import (
-    SECRET_SHOWN,
     Setting,
     allowed_values,
     annotated_type,
     element_struct_of,
     settings_of,
     struct_of,
+    tag_field_of,
+    tagged_structs_of,
     toml_value,
 )
 from iotmq.console.settings import HttpSettings
 from iotmq.errors import ConfigError
 from iotmq.log_format import LogSettings
+from iotmq.mqtt_front.settings.authentication import NOBODY
 from iotmq.mqtt_front.settings.listeners import TCP_NAME, WORKER_PLACE, ListenerSettings
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.registry.settings import RegistrySettings
 from iotmq.replication.settings import ReplicationSettings
+from iotmq.secret_text import SECRET_SHOWN, Secret, read_secret
 from iotmq.spelling import did_you_mean
 from iotmq.store.settings import StoreSettings
 
@@ -39,6 +42,7 @@ CONFIG_FILE_BYTES_MAX: Final = 1024 * 1024
 REMOVED: Final = {"store.latest_enabled": "the last record of every MQTT topic is not kept any more"}
 logger = logging.getLogger(__name__)
 
+ON_COMMAND_LINE: Final = "--set"
 _VARIABLE: Final = re.compile(r"IOTMQ_(DATA|[A-Z0-9]+(?:_[A-Z0-9]+)*(?:__[A-Z0-9]+(?:_[A-Z0-9]+)*)+)")
 
 
@@ -85,11 +89,16 @@ def load_config(
         path, equals, text = assignment.partition("=")
         if not equals or not path.strip():
             raise ConfigError(f"--set {assignment}: the form is section.key=value")
-        _assign(table, origins, path.strip(), text, origin="--set")
+        _assign(table, origins, path.strip(), text, origin=ON_COMMAND_LINE)
     if data is not None:
         table["data"] = data
         origins["data"] = "--data"
     return config_from_table(table, origins)
+
+
+def is_variable_of_setting(name: str) -> bool:
+    """Return whether an environment variable is for a setting."""
+    return _VARIABLE.fullmatch(name) is not None
 
 
 def config_from_table(table: Mapping[str, Any], origins: Mapping[str, str] | None = None) -> Config:
@@ -161,21 +170,35 @@ def _assign(table: dict[str, Any], origins: dict[str, str], path: str, text: str
     for depth, section in enumerate(sections, 1):
         # For a section that is unknown as a whole.
         origins.setdefault(".".join(sections[:depth]), origin)
-        kind = _type_of(kind, section)
+        setting = _setting_of(kind, section)
+        kind = None if setting is None else setting.type
         inner = table.setdefault(section, {})
         if not isinstance(inner, dict):
             raise ConfigError(f"{path} ({origin}): {section} is not a section")
         table = inner
-    table[key] = _parse(text.strip(), _type_of(kind, key))
+    setting = _setting_of(kind, key)
+    value = _parse(text.strip(), None if setting is None else setting.type)
+    if setting is not None and setting.is_secret and (said := _table_in(text)) is not None:
+        value = said
+    table[key] = value
 
 
-def _type_of(kind: Any, key: str) -> Any:
-    """Return the type of a key of a struct type; None for keys that are unknown, which are refused later."""
+def _setting_of(kind: Any, key: str) -> Setting | None:
+    """Return a key of a struct type; None for keys that are unknown, which are refused later."""
     if struct := struct_of(kind):
         for setting in settings_of(struct):
             if setting.key == key:
-                return setting.type
+                return setting
     return None
+
+
+def _table_in(text: str) -> dict[str, Any] | None:
+    """Return the inline table that the text is, which says where a secret is; None for another text."""
+    try:
+        value = tomllib.loads(f"value = {text.strip()}")["value"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _parse(text: str, kind: Any) -> Any:
@@ -236,6 +259,8 @@ def _struct(
 
 
 def _value(setting: Setting, value: Any, path: str, origins: Mapping[str, str], problems: list[str]) -> Any:
+    if setting.is_secret:
+        return _secret(setting, value, path, origins, problems)
     if struct := struct_of(setting.type):
         return _struct(struct, value, path, origins, problems)
     if (element := element_struct_of(setting.type)) and isinstance(value, list):
@@ -246,14 +271,69 @@ def _value(setting: Setting, value: Any, path: str, origins: Mapping[str, str], 
         if None in read:
             return None
         value = read
+    if (tagged := tagged_structs_of(setting.type)) and isinstance(value, list):
+        read = [
+            _tagged_struct(tagged, inner, f"{path}[{index}]", origins, problems)
+            for index, inner in enumerate(value)
+        ]
+        if None in read:
+            return None
+        value = read
     try:
         return msgspec.convert(value, annotated_type(setting), strict=True)
     except msgspec.ValidationError:
-        shown = SECRET_SHOWN if setting.is_secret else toml_value(value)
+        shown = toml_value(value)
         if len(shown) > 200:
             shown = shown[:200] + "..."
         problems.append(f"{path} = {shown}{_at(path, origins)} is refused{_meaning(setting)}")
         return None
+
+
+def _tagged_struct(
+    structs: Mapping[str, type[msgspec.Struct]],
+    table: Any,
+    path: str,
+    origins: Mapping[str, str],
+    problems: list[str],
+) -> msgspec.Struct | None:
+    """Return the struct that `table` describes, of those that it says by its tag."""
+    (key,) = {tag_field_of(struct) for struct in structs.values()}
+    assert key is not None, "structs of a union have tags"
+    tag = table.get(key) if isinstance(table, Mapping) else None
+    if not isinstance(tag, str) or tag not in structs:
+        shown = "missing" if tag is None else f"{toml_value(tag)}, which is unknown"
+        known = ", ".join(map(toml_value, structs))
+        problems.append(f"{path}.{key}{_at(path, origins)} is {shown}\n    allowed: {known}")
+        return None
+    inner = {name: value for name, value in table.items() if name != key}
+    return _struct(structs[tag], inner, path, origins, problems)
+def _secret(setting: Setting, value: Any, path: str, origins: Mapping[str, str], problems: list[str]) -> Any:
+    at = _at(path, origins)
+    try:
+        if isinstance(value, Mapping):
+            value = read_secret(value)
+        elif value and _origin_of(path, origins) == ON_COMMAND_LINE:
+            raise ConfigError(
+                "everybody on this machine can read a command line. Say where the secret is instead: --set "
+                f'\'{path}={{file = "NAME"}}\', or {{env = "VARIABLE"}}, or {{command = ["PROGRAM"]}}'
+            )
+        elif isinstance(value, str) and len(value.encode()) > limits.SECRET_BYTES_MAX:
+            raise ConfigError(f"it has more than {limits.SECRET_BYTES_MAX} bytes")
+        read = msgspec.convert(value, annotated_type(setting), strict=True)
+    except ConfigError as error:
+        problems.append(f"{path}{at} is refused: {error}\n    meaning: {setting.description}")
+        return None
+    except msgspec.ValidationError:
+        problems.append(f"{path} = {SECRET_SHOWN}{at} is refused{_meaning(setting)}")
+        return None
+    return Secret(read) if isinstance(read, str) else read
+
+
+def _origin_of(path: str, origins: Mapping[str, str]) -> str | None:
+    """Return where a setting, or the nearest part around it that is known, was set."""
+    while path and path not in origins:
+        path = path[: max(path.rfind("."), path.rfind("["), 0)]
+    return origins.get(path)
 
 
 def _meaning(setting: Setting) -> str:
@@ -280,7 +360,9 @@ def _at(path: str, origins: Mapping[str, str]) -> str:
 def _contradictions(config: Config) -> Iterable[str]:
     """Find combinations of settings that are refused."""
     yield from _listener_contradictions(config.mqtt)
+    yield from _chain_contradictions(config.mqtt)
     yield from config.replication.problems()
+    yield from config.registry.problems()
     mode = config.replication.mode
     if mode == "elected" and not config.broker.listen_port:
         yield "broker.listen_port = 0 is refused: other members reach this one by replication.members"
@@ -297,8 +379,24 @@ def _contradictions(config: Config) -> Iterable[str]:
     for place, listener in _mqtt_places(config.mqtt):
         if listener.is_on_network:
             yield from _taken_twice(taken, place, listener)
+    yield from _http_contradictions(config.http)
     for section in ("registry", "broker", "http"):
         yield from _taken_twice(taken, section, getattr(config, section))
+
+
+def _http_contradictions(http: HttpSettings) -> Iterable[str]:
+    if http.tls_client_ca_file and not http.tls_certificate_file:
+        yield "http.tls_client_ca_file is refused: without http.tls_certificate_file nothing is encrypted"
+    if not is_loopback(http.listen_host) and not http.has_to_be_proved and not http.allow_open_remote:
+        yield (
+            f"http.listen_host = {toml_value(http.listen_host)} is refused: everybody who reaches this "
+            "address could read the metrics\n"
+            "    allowed: a loopback address; [[http.tokens]] or http.tls_client_ca_file, so that who asks "
+            "has to show a token or a certificate; or http.allow_open_remote = true where that is meant"
+        )
+    names = [token.name for token in http.tokens]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"http.tokens has the name {toml_value(name)} twice"
 
 
 class _Listening(Protocol):
@@ -329,6 +427,25 @@ def _mqtt_places(mqtt: MqttSettings) -> Iterable[tuple[str, ListenerSettings]]:
         yield "mqtt" if index < first else f"mqtt.listeners[{index - first}]", listener
 
 
+def _has_to_be_proved(mqtt: MqttSettings, listener: ListenerSettings) -> bool:
+    """Return whether a device has to prove there who it is."""
+    return mqtt.authentication.has_to_be_proved and listener.chain != (NOBODY,)
+
+
+def _chain_contradictions(mqtt: MqttSettings) -> Iterable[str]:
+    for problem in mqtt.authentication.problems:
+        yield f"mqtt.authentication.{problem} is refused"
+    names = {link.name for link in mqtt.authentication.chain}
+    for place, listener in _mqtt_places(mqtt):
+        chain = listener.chain or ()
+        unknown = [name for name in chain if name not in names] if chain != (NOBODY,) else []
+        if unknown:
+            yield (
+                f"{place}.chain = {toml_value(chain)} is refused: there is no link {unknown[0]}\n"
+                f"    allowed: {', '.join(sorted(names)) or 'nothing, without mqtt.authentication.chain'}"
+            )
+
+
 def _listener_contradictions(mqtt: MqttSettings) -> Iterable[str]:
     if not mqtt.tcp_enabled and not mqtt.listeners:
         yield "mqtt.tcp_enabled = false is refused: without mqtt.listeners no device could connect"
@@ -339,27 +456,27 @@ def _listener_contradictions(mqtt: MqttSettings) -> Iterable[str]:
             and not is_loopback(listener.listen_host)
             and not mqtt.allow_anonymous_remote
             and not listener.needs_client_certificate
-            and not mqtt.authentication.has_to_be_proved
+            and not _has_to_be_proved(mqtt, listener)
         ):
             yield (
                 f"{place}.listen_host = {toml_value(listener.listen_host)} is refused: anybody who reaches "
                 "this address could publish and subscribe without a name or password\n"
-                "    allowed: a loopback address; mqtt.authentication.users_file without allow_anonymous, so "
-                "that devices have to prove who they are; or mqtt.allow_anonymous_remote = true where that "
-                "is meant"
+                "    allowed: a loopback address; mqtt.authentication.users_file or a chain, without "
+                "allow_anonymous, so that devices have to prove who they are; or "
+                "mqtt.allow_anonymous_remote = true where that is meant"
             )
         if (
             listener.transport in ("ws", "wss")
             and is_loopback(listener.listen_host)
             and not listener.allowed_origins
             and not listener.needs_client_certificate
-            and not mqtt.authentication.has_to_be_proved
+            and not _has_to_be_proved(mqtt, listener)
         ):
             yield (
                 f"{place}.allowed_origins = [] is refused: any page in a browser of this machine could "
                 "publish and subscribe without a name or password\n"
                 '    allowed: the origins of your pages; ["*"] where all are meant; or '
-                "mqtt.authentication.users_file without allow_anonymous"
+                "mqtt.authentication.users_file or a chain, without allow_anonymous"
             )
         if place != "mqtt" and listener.name in names:
             yield (

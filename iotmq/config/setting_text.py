@@ -13,8 +13,9 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args, 
 import msgspec
 import tomli_w
 
-SECRET_SHOWN: Final = "********"
-"""Stands for a secret wherever settings are shown."""
+from iotmq.secret_text import SECRET_SHOWN, hide
+
+_UNIONS: Final = (Union, types.UnionType)
 _ARTICLES: Final = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 
 
@@ -40,13 +41,13 @@ class Setting(NamedTuple):
 
 @cache
 def _texts_below_fields(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """Read from the source of a struct what stands as a string below each of its fields."""
-    texts: dict[str, str] = {}
-    for base in struct.__bases__:
-        if base is not msgspec.Struct and issubclass(base, msgspec.Struct):
-            texts |= _texts_below_fields(base)
+    """Read from the source of a struct, and of those it extends, what stands as a string below each field."""
     (found,) = ast.parse(inspect.getsource(struct)).body
     assert isinstance(found, ast.ClassDef)
+    texts: dict[str, str] = {}
+    for base in struct.__bases__:
+        if base is not msgspec.Struct:
+            texts |= _texts_below_fields(base)
     for field, below in pairwise(found.body):
         match field, below:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
@@ -82,6 +83,20 @@ def element_struct_of(kind: Any) -> type[msgspec.Struct] | None:
     return None
 
 
+def tagged_structs_of(kind: Any) -> dict[str, type[msgspec.Struct]]:
+    """Return the structs that the elements of a list or tuple may be, by their tag; empty for other types."""
+    if get_origin(kind) not in (tuple, list):
+        return {}
+    element, _ = _split(get_args(kind)[0])
+    structs = [struct_of(part) for part in get_args(element)] if get_origin(element) in _UNIONS else []
+    return {str(struct.__struct_config__.tag): struct for struct in structs if struct is not None}
+
+
+def tag_field_of(struct: type[msgspec.Struct]) -> str | None:
+    """Return the key that says which one of several structs a table is; None when there is only this one."""
+    return struct.__struct_config__.tag_field
+
+
 def allowed_values(kind: Any, meta: msgspec.Meta | None = None) -> str:
     """In words, what a setting of this type may be."""
     meta = meta or msgspec.Meta()
@@ -90,7 +105,11 @@ def allowed_values(kind: Any, meta: msgspec.Meta | None = None) -> str:
         return allowed_values(*_split(kind))
     if origin is Literal:
         return _alternatives([toml_value(value) for value in get_args(kind)])
-    if origin in (Union, types.UnionType):
+    if tagged := tagged_structs_of(kind):
+        (key,) = {tag_field_of(struct) for struct in tagged.values()}
+        words = _alternatives([toml_value(tag) for tag in tagged])
+        return f"a list, each a table with {key} = {words}{_sizes(meta, 'of them')}"
+    if origin in _UNIONS:
         return _alternatives([allowed_values(part) for part in get_args(kind) if part is not type(None)])
     if origin in (tuple, list):
         return f"a list, each {allowed_values(get_args(kind)[0])}{_sizes(meta, 'of them')}"
@@ -99,7 +118,12 @@ def allowed_values(kind: Any, meta: msgspec.Meta | None = None) -> str:
     if struct := struct_of(kind):
         return "a table of " + ", ".join(setting.key for setting in settings_of(struct))
     if kind is str:
-        return "text" + _sizes(meta, "characters") + (f" matching `{meta.pattern}`" if meta.pattern else "")
+        is_secret = bool((meta.extra or {}).get("is_secret"))
+        return (
+            ("a secret" if is_secret else "text")
+            + _sizes(meta, "characters")
+            + (f" matching `{meta.pattern}`" if meta.pattern else "")
+        )
     return _ARTICLES.get(kind, getattr(kind, "__name__", str(kind))) + _range(meta)
 
 
@@ -112,7 +136,7 @@ def toml_value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(toml_value(element) for element in value) + "]"
     if isinstance(value, msgspec.Struct):
-        value = {name: getattr(value, name) for name in value.__struct_fields__}
+        value = _tag_of(value) | {name: getattr(value, name) for name in value.__struct_fields__}
     if isinstance(value, dict):
         given = {key: inner for key, inner in value.items() if inner is not None}
         pairs = (f"{_toml_key(key)} = {toml_value(inner)}" for key, inner in given.items())
@@ -131,11 +155,35 @@ def _shown(value: Any) -> Any:
     if isinstance(value, msgspec.Struct):
         names = zip(value.__struct_fields__, settings_of(type(value)), strict=True)
         given = ((setting, inner) for name, setting in names if (inner := getattr(value, name)) is not None)
-        return {
+        return _tag_of(value) | {
             setting.key: SECRET_SHOWN if setting.is_secret and inner else _shown(inner)
             for setting, inner in given
         }
     return [_shown(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def _tag_of(value: msgspec.Struct) -> dict[str, Any]:
+    """Return key and value that say which struct it is."""
+    key = tag_field_of(type(value))
+    return {} if key is None else {key: type(value).__struct_config__.tag}
+def secrets_of(value: Any) -> Iterator[tuple[msgspec.Struct, str, str]]:
+    """Yield every secret that is set in settings: whose it is, the field, and the secret."""
+    if isinstance(value, msgspec.Struct):
+        for name, setting in zip(value.__struct_fields__, settings_of(type(value)), strict=True):
+            inner = getattr(value, name)
+            if not setting.is_secret:
+                yield from secrets_of(inner)
+            elif inner:
+                yield value, name, inner
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from secrets_of(each)
+
+
+def hide_secrets(config: msgspec.Struct) -> None:
+    """Have the secrets of settings that came as bytes show themselves no more than those that were read."""
+    for owner, name, _ in secrets_of(config):
+        hide(owner, name)
 
 
 def reference(config_struct: type[msgspec.Struct]) -> str:
@@ -149,16 +197,21 @@ def reference(config_struct: type[msgspec.Struct]) -> str:
 
 
 def _section(
-    name: str, description: str, struct: type[msgspec.Struct], *, is_list: bool = False
+    name: str, description: str, struct: type[msgspec.Struct], *, is_list: bool = False, tag: str = ""
 ) -> list[str]:
     """Return the table of one section, and behind it those of the sections in it."""
     heading = f"[[{name}]]" if is_list else f"[{name}]"
+    if tag:
+        heading += f" {tag_field_of(struct)} = {toml_value(tag)}"
     lines = ["", f"### {heading}", "", description, "", *_table(_values_of(struct))]
     for inner in settings_of(struct):
         if section := struct_of(inner.type):
             lines += _section(f"{name}.{inner.key}", inner.description, section)
         elif element := element_struct_of(inner.type):
             lines += _section(f"{name}.{inner.key}", inner.description, element, is_list=True)
+        for tag, element in tagged_structs_of(inner.type).items():
+            text = " ".join((element.__doc__ or "").split())
+            lines += _section(f"{name}.{inner.key}", text, element, is_list=True, tag=tag)
     return lines
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import logging
+import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, NamedTuple, Protocol
@@ -11,10 +14,15 @@ from typing import Final, NamedTuple, Protocol
 import h11
 import msgspec
 
+from iotmq import limits
+from iotmq.addresses import is_loopback
 from iotmq.console.exposition import Exposition
 from iotmq.console.settings import HttpSettings
 from iotmq.metrics import Metric, MetricSource, samples
-from iotmq.supervised import end, surviving
+from iotmq.remoting.tls.accepting import Acceptor, Starting, listening_sockets
+from iotmq.remoting.tls.context import CertificateFiles, ContextSettings
+from iotmq.remoting.tls.files import ServerTls
+from iotmq.supervised import end, supervise, surviving
 
 logger = logging.getLogger("iotmq.http")
 
@@ -24,6 +32,7 @@ ReadinessCheck = Callable[[], str | None]
 _REASONS: Final = {
     200: "OK",
     400: "Bad Request",
+    401: "Unauthorized",
     404: "Not Found",
     405: "Method Not Allowed",
     431: "Request Header Fields Too Large",
@@ -33,6 +42,7 @@ _REASONS: Final = {
 # Who was refused may still be sending: closed at once, the connection could take the answer with it.
 _LINGER_S: Final = 1.0
 _LINGER_READ_BYTES: Final = 65_536
+_BACKLOG: Final = 128
 
 
 class Elsewhere(Protocol):
@@ -75,27 +85,45 @@ class HttpServer:
         self._checks: Mapping[str, ReadinessCheck] = {} if checks is None else checks
         self._elsewhere = elsewhere
         self._pages = {b"/metrics": self._metrics, b"/healthz": self._health, b"/readyz": self._readiness}
-        self._listener: asyncio.Server | None = None  # set while the role runs
+        self._tls = _tls(settings)
+        # Compared as digests, which take as long whatever is wrong.
+        self._tokens = tuple(_digest(each.token.encode()) for each in settings.tokens)
+        self._open_paths = frozenset(path.encode() for path in settings.open_paths)
+        # Both are set while the role runs.
+        self._acceptors: list[Acceptor] = []
+        self._reloads: asyncio.Task[None] | None = None
+        self._starting: Starting | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._bad_count = 0
         self._silent_count = 0
+        self._refused_count = 0
+        self._unauthorized_count = 0
+        self._failed_handshakes_count = 0
         self.port = settings.listen_port
 
     async def start(self) -> None:
         """Listen. Raises OSError when the address is taken."""
         settings = self._settings
-        self._listener = await asyncio.start_server(
-            self._connected, settings.listen_host, settings.listen_port, limit=settings.header_bytes_max
-        )
-        self.port = self._listener.sockets[0].getsockname()[1]
+        listening = await listening_sockets(settings.listen_host, settings.listen_port, backlog=_BACKLOG)
+        self._starting = Starting()
+        self._acceptors = [Acceptor(each, self._accepted) for each in listening]
+        if self._tls is not None:
+            self._reloads = supervise("reading of certificates", self._tls.reload_repeatedly)
+        elif settings.tokens and not is_loopback(settings.listen_host):
+            logger.warning("tokens come unencrypted: set http.tls_certificate_file")
+        self.port = listening[0].getsockname()[1]
 
     async def stop(self) -> None:
         """Close the listener and every connection."""
-        listener, self._listener = self._listener, None
-        if listener is not None:
-            listener.close()
-            await end(self._connections)
-            await listener.wait_closed()
+        for acceptor in self._acceptors:
+            acceptor.close()
+        self._acceptors = []
+        if self._reloads is not None:
+            self._reloads.cancel()
+            self._reloads = None
+        if self._starting is not None:
+            self._starting.cancel()
+        await end(self._connections)
 
     def metrics(self) -> Iterable[Metric]:
         """Report the metrics of this port itself."""
@@ -106,9 +134,41 @@ class HttpServer:
                 "Connections closed because no whole request came in http.request_timeout_s.",
                 self._silent_count,
             ),
+            (
+                "iotmq_http_unauthorized_total",
+                "Requests without a token of http.tokens.",
+                self._unauthorized_count,
+            ),
+            (
+                "iotmq_http_refused_connections_total",
+                "Connections closed because too many were open.",
+                self._refused_count,
+            ),
         )
+        if self._tls is not None:
+            text = "Connections whose handshake of TLS failed."
+            yield from samples(("iotmq_http_failed_handshakes_total", text, self._failed_handshakes_count))
+            yield from self._tls.metrics((), prefix="iotmq_http_tls")
 
     # Connections --------------------------------------------------------------------------------------
+
+    def _accepted(self, connection: socket.socket, _address: object) -> None:
+        assert self._starting is not None, "only a role that runs accepts"
+        if len(self._connections) + len(self._starting) >= limits.HTTP_CONNECTIONS_MAX:
+            self._refused_count += 1
+            connection.close()
+            return
+
+        def protocol() -> asyncio.StreamReaderProtocol:
+            reader = asyncio.StreamReader(limit=self._settings.header_bytes_max)
+            return asyncio.StreamReaderProtocol(reader, self._connected)
+
+        self._starting.start(connection, protocol, self._tls, self._started)
+
+    def _started(self, error: Exception | None) -> None:
+        if error is not None:
+            self._failed_handshakes_count += 1
+            logger.debug("connection not made: %s", error)
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         serving = asyncio.ensure_future(self._serve(reader, writer))
@@ -134,7 +194,10 @@ class HttpServer:
                     request = await self._request(protocol, reader)
                     if request is None:
                         return
-                    answer = await self._answer(request)
+                    if self._is_authorized(request):
+                        answer = await self._answer(request)
+                    else:
+                        answer = self._refused(writer)
                     writer.write(_encoded(protocol, answer, has_body=request.method != b"HEAD"))
                     await writer.drain()
                 if protocol.our_state is not h11.DONE:
@@ -170,6 +233,28 @@ class HttpServer:
 
     # Pages --------------------------------------------------------------------------------------------
 
+    def _is_authorized(self, request: h11.Request) -> bool:
+        """Return whether the request needs no token, or has one."""
+        if not self._tokens or request.target.partition(b"?")[0] in self._open_paths:
+            return True
+        given = [value for name, value in request.headers if name == b"authorization"]
+        scheme, _, token = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+        if scheme.lower() != b"bearer":
+            return False
+        digest = _digest(token.strip())
+        # All of them are looked at, so that the time does not tell which is nearly right.
+        return sum(hmac.compare_digest(digest, each) for each in self._tokens) > 0
+
+    def _refused(self, writer: asyncio.StreamWriter) -> _Answer:
+        self._unauthorized_count += 1
+        peer = writer.get_extra_info("peername")
+        logger.warning("request without a token", extra={"peer": peer[0] if peer else ""})
+        return _Answer(
+            b"a token of http.tokens is needed\n",
+            401,
+            headers=(("WWW-Authenticate", 'Bearer realm="iotmq"'),),
+        )
+
     async def _answer(self, request: h11.Request) -> _Answer:
         page = self._pages.get(request.target.partition(b"?")[0])
         if page is None:
@@ -201,6 +286,24 @@ class HttpServer:
         return _Answer(body, 200 if is_ready else 503, "application/json")
 
 
+def _tls(settings: HttpSettings) -> ServerTls | None:
+    """Load the certificate; None without one. ConfigError names a file that is no use."""
+    if not settings.tls_certificate_file:
+        return None
+    return ServerTls(
+        ContextSettings(
+            certificates=(CertificateFiles(settings.tls_certificate_file, settings.tls_key_file),),
+            client_ca_file=settings.tls_client_ca_file,
+            application_protocols=("http/1.1",),
+        ),
+        is_enforced=True,
+    )
+
+
+def _digest(token: bytes) -> bytes:
+    return hashlib.sha256(token).digest()
+
+
 def _encoded(protocol: h11.Connection, answer: _Answer, *, has_body: bool = True) -> bytes:
     headers = [
         ("Date", time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime())),
@@ -218,7 +321,9 @@ async def _linger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     """Read what still comes, for a moment, until the peer has the answer and closes."""
     try:
         async with asyncio.timeout(_LINGER_S):
-            writer.write_eof()
+            # TLS has no end of one direction.
+            if writer.can_write_eof():
+                writer.write_eof()
             while await reader.read(_LINGER_READ_BYTES):
                 pass
     except TimeoutError:

@@ -81,6 +81,7 @@ class RemoteGateway:
         self._filters: dict[int, str] = {}
         # Set by `start`.
         self._homes: FilterHomes | None = None
+        self._receiver: DeliveryReceiver | None = None
         # Names of brokers whose filters are where the queues of before had their homes.
         self._unplaced: set[str] = set()
         self._placing_due = asyncio.Event()
@@ -147,6 +148,7 @@ class RemoteGateway:
                     await asyncio.sleep(backoff.next_s())
         self._limits_changed = queues_changed
         self._homes = FilterHomes(route_of, self._queues)
+        self._receiver = receiver
         await self._follow_brokers(receiver)
         self._client.on_master_moved(self._master_moved)
         self._client.on_master_back(self._master_back)
@@ -155,6 +157,13 @@ class RemoteGateway:
             supervise("following of brokers", partial(self._refresh_forever, receiver, queues_changed)),
             supervise("placing of filters", self._place_forever),
         ]
+
+    async def add_topics(self, topics: Collection[str]) -> None:
+        found = {topic: await self._producer.queues(topic) for topic in topics if topic not in self._queues}
+        if found:
+            assert self._receiver is not None, "start() was not called"
+            self._queues.update(found)
+            await self._follow_brokers(self._receiver)
 
     async def stop(self) -> None:
         await end(self._tasks)
@@ -216,6 +225,20 @@ class RemoteGateway:
         ext = {name: "true" for name, is_asked in asked.items() if is_asked}
         publish = self._publish(RequestCode.PUBLISH_DELAYED, queue, ext, memoryview(elements), done)
         asyncio.ensure_future(publish)  # noqa: RUF006 - `done` ends it
+
+    def append_own(
+        self, topic: str, elements: Buffer, *, count: int, is_repeat: bool, done: AppendDone
+    ) -> None:
+        try:
+            sending = self._producer.send_encoded_batch_nowait(
+                topic, None, memoryview(elements), count, is_repeat=is_repeat
+            )
+        except MessageRefusedError as error:
+            done(ResponseCode.MESSAGE_ILLEGAL, str(error))
+        except IotmqError as error:
+            done(ResponseCode.SYSTEM_ERROR, str(error))
+        else:
+            sending.add_done_callback(lambda result: _report(result, done))
 
     def broker_of(self, topic: str, queue_id: int, *, is_delayed: bool) -> str:
         return self._places[topic, queue_id, is_delayed][0].broker_name

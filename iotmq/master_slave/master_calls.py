@@ -18,7 +18,6 @@ from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
 from iotmq.remoting.properties_text import parse_properties
 from iotmq.remoting.signature import Credentials
-from iotmq.remoting.tls.files import client_tls
 from iotmq.replication.settings import ReplicationSettings
 
 logger = logging.getLogger("iotmq.replication")
@@ -37,7 +36,7 @@ class MasterCalls:
 
     def __init__(self, settings: ReplicationSettings) -> None:
         """ConfigError for a file of certificates that cannot be used."""
-        self._tls = client_tls(ca_file=settings.tls_ca_file) if settings.tls_enabled else None
+        self._tls = settings.tls()
         self._credentials = (
             Credentials(settings.access_key, settings.secret_key) if settings.access_key else None
         )
@@ -125,11 +124,14 @@ class _ClusterInfo(msgspec.Struct, rename="camel"):
 
 async def find_master(settings: BrokerSettings) -> tuple[str, int] | None:
     """Return the native address of this broker name's master as registries know it; None when none does."""
-    tls = client_tls(ca_file=settings.registry_tls_ca_file) if settings.registry_tls_enabled else None
+    tls = settings.registry_tls()
     for registry in settings.registries:
         try:
             connection = await ClientConnection.connect(
-                *parse_address(registry), timeout_s=_TIMEOUT_S, tls=tls
+                *parse_address(registry),
+                timeout_s=_TIMEOUT_S,
+                credentials=settings.registry_credentials,
+                tls=tls,
             )
             try:
                 answer = await connection.request(

@@ -14,7 +14,6 @@ from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection, OnLost, OnRequest
 from iotmq.remoting.signature import Credentials, sign
-from iotmq.remoting.tls.files import client_tls
 from iotmq.replication.cluster_state import MemberAddress
 from iotmq.replication.settings import ReplicationSettings
 
@@ -30,7 +29,7 @@ class PeerConnector:
         self.introduction = introduction
         self.members: Mapping[int, tuple[str, int]] = settings.addresses
         """All members: those of the settings, until it is known which ones are recorded."""
-        self._tls = client_tls(ca_file=settings.tls_ca_file) if settings.tls_enabled else None
+        self._tls = settings.tls()
         self._credentials = (
             Credentials(settings.access_key, settings.secret_key) if settings.access_key else None
         )

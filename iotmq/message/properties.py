@@ -61,6 +61,11 @@ MQTT_CLIENT_ID: Final = "MQTT_CLIENT_ID"
 MQTT_RETAIN: Final = "MQTT_RETAIN"
 # The packet id, in decimal, of a message of QoS 2 whose session is kept.
 MQTT_PACKET_ID: Final = "MQTT_PACKET_ID"
+# Of a message that a route put aside: its MQTT topic (it has no MQTT_TOPIC, so that no device gets it), why,
+# and the name of the route.
+MQTT_QUARANTINED_TOPIC: Final = "MQTT_QUARANTINED_TOPIC"
+MQTT_QUARANTINE_REASON: Final = "MQTT_QUARANTINE_REASON"
+MQTT_QUARANTINE_ROUTE: Final = "MQTT_QUARANTINE_ROUTE"
 # What an MQTT 5 message has beside. Its message expiry interval is TIME_TO_LIVE_MS, and each user property
 # one with the prefix before its name, in order.
 MQTT_PAYLOAD_FORMAT: Final = "MQTT_PAYLOAD_FORMAT"

@@ -139,6 +139,7 @@ PAYLOAD_FORMAT_INVALID: Final = _reason(0x99)
 CONNECTION_RATE_EXCEEDED: Final = _reason(0x9F)
 USE_ANOTHER_SERVER: Final = _reason(0x9C)
 SERVER_MOVED: Final = _reason(0x9D)
+MAXIMUM_CONNECT_TIME: Final = _reason(0xA0)
 NOT_STORED: Final = _reason(0x80, "not_stored")
 # Of a connection that was to carry MQTT in a WebSocket: its request, or a rule of RFC 6455 or section 6.
 WEBSOCKET_REFUSED: Final = _reason(0x82, "websocket_refused")

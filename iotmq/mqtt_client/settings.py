@@ -58,7 +58,7 @@ class MqttClientSettings:
     """0 for no limit."""
     user_name: str | None = None
     """The user name in CONNECT."""
-    password: bytes | None = None
+    password: bytes | None = field(default=None, repr=False)
     """The password in CONNECT; before MQTT 5 it needs a user name."""
     authenticator: Callable[[], Authenticator] | None = None
     """Begins an enhanced authentication for each connection."""

@@ -91,6 +91,21 @@ def topic_metrics(
             ingress.rewrites_refused + rewrites.filters_refused,
         ),
         (
+            "iotmq_mqtt_route_dropped_total",
+            "Messages that their route drops.",
+            ingress.targets.route_dropped,
+        ),
+        (
+            "iotmq_mqtt_route_left_out_total",
+            "Messages that are not in the sample of their route.",
+            ingress.targets.left_out,
+        ),
+        (
+            "iotmq_mqtt_route_quarantined_total",
+            "Messages that their route put into quarantine; the log has some of them with the reason.",
+            ingress.targets.put_aside,
+        ),
+        (
             "iotmq_mqtt_auto_subscriptions_refused_total",
             "Subscriptions of mqtt.auto_subscriptions that a session did not get.",
             automatic.refused + subscriptions.auto_refused,

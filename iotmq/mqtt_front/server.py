@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,8 +17,8 @@ from iotmq.metrics import Metric, samples, samples_by
 from iotmq.mqtt import reason_codes
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.server.connection_settings import ConnectionSettings
-from iotmq.mqtt_front.access.authentication import Authentication, open_authentication
-from iotmq.mqtt_front.access.file_authenticator import FileAuthenticator
+from iotmq.mqtt_front.access.authentication import AccessEvents, Authentication, open_authentication
+from iotmq.mqtt_front.audit import Audit, facts_of
 from iotmq.mqtt_front.connection.deadlines import Deadlines
 from iotmq.mqtt_front.connection.device import Device, DeviceGroup
 from iotmq.mqtt_front.connection.replay_pace import PaceLimits
@@ -32,7 +33,7 @@ from iotmq.mqtt_front.listen.admission import Admission
 from iotmq.mqtt_front.listen.listeners import Listeners
 from iotmq.mqtt_front.metrics import durable_metrics, topic_metrics, traffic_metrics
 from iotmq.mqtt_front.publish.ingress import Ingress
-from iotmq.mqtt_front.publish.routes import Router
+from iotmq.mqtt_front.publish.route_file import RouteReloads
 from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
 from iotmq.mqtt_front.sessions.auto_subscriptions import AutoSubscriptions
 from iotmq.mqtt_front.sessions.drain import Drain
@@ -43,7 +44,6 @@ from iotmq.mqtt_front.sessions.shared_subscriptions import SharedSubscriptions
 from iotmq.mqtt_front.sessions.subscriptions import BrokerSessions, Subscriptions
 from iotmq.mqtt_front.settings.listeners import TCP_NAME
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
-from iotmq.ports.bans import BANS_TOPIC
 from iotmq.ports.gateway import GatewayPort
 from iotmq.ports.sessions import SessionPort
 from iotmq.supervised import surviving
@@ -93,7 +93,6 @@ class MqttFront:
         sessions: SessionPort | None = None,
         clock: Clock | None = None,
         shares_port: bool = False,
-        audit: Callable[..., None] = lambda event, **fields: None,
     ) -> None:
         """Without `sessions` every session ends with its connection, and is known to this process only.
 
@@ -101,11 +100,10 @@ class MqttFront:
         """
         self._settings = settings
         self._shares_port = shares_port
-        self._audit = audit
         self._gateway = port
         self._session_port = sessions
         self._clock = clock if clock is not None else SystemClock()
-        self._router = Router(settings.routes, default_topic=settings.default_topic)
+        self._routes = RouteReloads(settings)
         self._rewrites = TopicRewrites(settings.rewrites)
         self._auto_subscriptions = AutoSubscriptions(settings.auto_subscriptions)
         self._connection_settings = ConnectionSettings(
@@ -118,8 +116,9 @@ class MqttFront:
             topic_aliases_max=settings.topic_aliases_max,
             checks_payload_format=settings.payload_format_checked,
             connect_timeout_s=settings.connect_timeout_s,
-            authentication_methods=FileAuthenticator.methods if settings.authentication.users_file else (),
+            authentication_methods=settings.authentication.methods,
         )
+        self._audit = Audit(settings, port, self._clock, source=settings.name or socket.gethostname())
         self._connections = 0
         self._accepted_total = 0
         self._refused_total = 0
@@ -145,16 +144,16 @@ class MqttFront:
         loop = asyncio.get_running_loop()
         parts = self._parts = self._assembled(loop)
         try:
-            bans_topics = () if self._session_port is None else (BANS_TOPIC,)
             await self._gateway.start(
-                (*self._router.broker_topics, *bans_topics),
+                self._routes.router.broker_topics,
                 parts.egress,
                 parts.ingress.forget_routes,
-                route_of=self._router.route_of,
+                route_of=self._routes.router.route_of,
             )
             if self._session_port is not None and parts.durable is not None:
                 await self._session_port.start(SessionEvents(parts.durable, parts.drain))
             parts.authentication.start()
+            self._routes.start(self._gateway.add_topics, parts.ingress.forget_routes)
             await parts.guard.start(parts.egress)
             if parts.hooks is not None:
                 await parts.hooks.start()
@@ -174,7 +173,7 @@ class MqttFront:
 
     def _assembled(self, loop: asyncio.AbstractEventLoop) -> FrontEndParts:
         settings, port = self._settings, self._session_port
-        ingress = Ingress(self._router, self._gateway, loop, settings, rewrites=self._rewrites)
+        ingress = Ingress(self._routes.router, self._gateway, loop, settings, rewrites=self._rewrites)
         hooks = open_hooks(settings, loop, ingress)
         sink = hooks.sink if hooks is not None and hooks.sink is not None else ingress
         group = DeviceGroup(loop, sink, self, now_s=self._clock.monotonic_s() + _TICK_S, clock=self._clock)
@@ -206,25 +205,28 @@ class MqttFront:
         sessions = ConnectedSessions(
             settings, ingress, subscriptions, self._auto_subscriptions, self._deadlines, self._clock
         )
+        sessions.audit = self._audit.record
         listeners = Listeners(
             settings.all_listeners,
             partial(Device, group, self._connection_settings),
             is_shared=self._shares_port,
             has_room=self._has_room_beside,
             enter=self._refusal_at_door,
+            ticket_secret=settings.tls_ticket_secret,
         )
         drain = Drain(loop, sessions.devices, self._drain_changed, server_reference=settings.server_reference)
         admission = Admission(
             drain, connections_max=settings.connections_max, server_reference=settings.server_reference
         )
-        authentication = open_authentication(settings, loop, self._open_session, self._clock)
+        events = AccessEvents(self._open_session, audit=self._audit.record)
+        authentication = open_authentication(settings, loop, self._clock, self._deadlines, events)
         group.unfinished_bytes_max = settings.device_limits.unfinished_bytes_max
         group.packet_timeout_s = settings.device_limits.packet_timeout_s
         group.packet_bytes_per_s_min = settings.device_limits.packet_bytes_per_s_min
         guard = Guard(
             settings.device_limits,
             GuardedFront(
-                sessions.devices, lambda: ingress.waited_s, self._overload_changed, self._audit
+                sessions.devices, lambda: ingress.waited_s, self._overload_changed, self._audit.record
             ),
             BrokerPorts(self._gateway, port),
             loop,
@@ -279,9 +281,13 @@ class MqttFront:
                 await parts.hooks.stop()
             parts.ingress.close()
             parts.egress.close()
+        self._audit.close()
         await self._stop_ports()
 
     async def _stop_ports(self) -> None:
+        if self._parts is not None:
+            await self._parts.authentication.wait_stopped()
+        self._routes.stop()
         if self._parts is not None and self._parts.durable is not None:
             self._parts.durable.stop()
         if self._session_port is not None:
@@ -363,7 +369,9 @@ class MqttFront:
         if device.close_reason is not None:
             device.abort()  # it was told to go a while ago
             return
-        if device.is_held:
+        if device.client_id is not None and device.expires_s and device.expires_s <= now_s:
+            device.close(reason_codes.MAXIMUM_CONNECT_TIME, "the token by which it connected has ended")
+        elif device.is_held:
             device.close(reason_codes.SERVER_UNAVAILABLE, "no broker answers a SUBSCRIBE or UNSUBSCRIBE")
         elif device.client_id is not None:
             device.close(reason_codes.KEEP_ALIVE_TIMEOUT)
@@ -385,6 +393,7 @@ class MqttFront:
         if refusal is not None and (
             refusal.cause not in ("room", "overload") or not parts.admission.keep_past(device, refusal)
         ):
+            self._audit.record("refused", **facts_of(device), reason=refusal.detail)
             device.close(refusal.reason, refusal.detail)
             device.abort()
             return
@@ -405,21 +414,21 @@ class MqttFront:
     def _refusal_at_door(self, listener: str, address: str | None) -> Refusal | None:
         return self.parts.guard.refusal_at_door(listener, address)
 
-    def _open_session(self, device: Device, connect: packets.Connect) -> None:
+    def _open_session(self, device: Device, connect: packets.Connect, client_id: str) -> None:
         """A device may connect, as far as authentication goes."""
         if self.parts.hooks is not None:
-            go_on = partial(self._open_allowed, device, connect)
-            self.parts.hooks.sessions.after_authenticate(device, connect, go_on)
+            go_on = partial(self._open_allowed, device, connect, client_id)
+            self.parts.hooks.sessions.after_authenticate(device, client_id, go_on)
         else:
-            self._open_allowed(device, connect)
+            self._open_allowed(device, connect, client_id)
 
-    def _open_allowed(self, device: Device, connect: packets.Connect) -> None:
+    def _open_allowed(self, device: Device, connect: packets.Connect, client_id: str) -> None:
         parts = self.parts
-        refusal = parts.guard.opening(device, connect.client_id, _own_limits(device))
+        refusal = parts.guard.opening(device, client_id, _own_limits(device))
         if refusal is not None:
             device.refuse(refusal.reason, refusal.detail)
         else:
-            parts.sessions.open(device, connect)
+            parts.sessions.open(device, connect, client_id)
 
     def _has_room_beside(self, arriving_count: int) -> bool:
         return self._connections + arriving_count <= self._settings.connections_max
@@ -434,6 +443,8 @@ class MqttFront:
                     turned_away = parts.guard.refusal_of_connect(event, device)
                     refusal = turned_away and (turned_away.reason, turned_away.detail)
                 if refusal is not None:
+                    asked = {**facts_of(device), "client": event.client_id, "user": event.user_name}
+                    self._audit.record("refused", **asked, reason=refusal[0].name, detail=refusal[1])
                     device.refuse(*refusal)
                 elif parts.hooks is not None:
                     go_on = partial(parts.authentication.connect, device, event)
@@ -486,6 +497,10 @@ class MqttFront:
         reason = device.close_reason
         assert reason is not None, "a lost connection always has a reason"
         self._closed_total[reason.name] += 1
+        if device.client_id is not None:
+            self._audit.record(
+                "disconnected", **facts_of(device), reason=reason.name, detail=device.close_detail or None
+            )
         if reason.is_peer_fault:
             _log.warning(
                 "connection closed for bad input",
@@ -535,6 +550,8 @@ class MqttFront:
         """Connections, messages and bytes of this front end and of its way to the brokers."""
         parts = self._parts
         yield from self._gateway.metrics()
+        yield from self._routes.metrics()
+        yield from self._audit.metrics()
         yield from samples(
             ("iotmq_mqtt_connections", "Open MQTT connections.", self._connections),
             ("iotmq_mqtt_accepted_total", "MQTT connections accepted.", self._accepted_total),
@@ -578,5 +595,4 @@ class MqttFront:
 
 def _own_limits(device: Device) -> Mapping[str, int] | None:
     """Return the limits that came with the identity of a device."""
-    identity = getattr(device, "identity", None)
-    return None if identity is None else identity.limits
+    return None if device.identity is None else device.identity.limits

@@ -58,6 +58,12 @@ class GatewayPort(Protocol):
         before. `route_of` says where messages go as a rule.
         """
 
+    async def add_topics(self, topics: Collection[str]) -> None:
+        """Make sure that further broker topics exist, and learn their queues; those that are known stay.
+
+        Raises IotmqError when that cannot be done now.
+        """
+
     async def stop(self) -> None:
         """Give up the channel; batches that were not confirmed are reported as not stored."""
 
@@ -103,6 +109,14 @@ class GatewayPort(Protocol):
         done: AppendDone,
     ) -> None:
         """As `append`, but an element comes into its queue when the time its TIMER_DELAY_SEC says is over."""
+
+    def append_own(
+        self, topic: str, elements: Buffer, *, count: int, is_repeat: bool, done: AppendDone
+    ) -> None:
+        """Hand over messages for a topic that every broker has; one of them stores them.
+
+        As `append`, but what was not confirmed may be stored twice.
+        """
 
     def broker_of(self, topic: str, queue_id: int, *, is_delayed: bool) -> str:
         """Return the broker that has the last confirmed batch of this queue."""

@@ -20,6 +20,7 @@ from iotmq.limits import (
     REGISTRY_NAME_BYTES_MAX,
 )
 from iotmq.metrics import Metric, samples, samples_by
+from iotmq.registry.access import RegistryAccess, RegistryAccounts
 from iotmq.registry.changed_settings import ChangedSettingsFile, changed, setting_texts
 from iotmq.registry.kv import ORDER_TOPIC_NAMESPACE, KeyValueFile, KeyValues, check_texts
 from iotmq.registry.registration import Registration, decode_registration
@@ -46,6 +47,7 @@ logger = logging.getLogger("iotmq.registry")
 KV_FILE_NAME: Final = "kvConfig.json"
 SETTINGS_FILE_NAME: Final = "registrySettings.json"
 _FIRST_SCAN_S: Final = 5.0
+_ACCOUNTS_INTERVAL_S: Final = 1.0
 _CHANGES_WAITING_MAX: Final = 256
 _LISTS_WAITING_MAX: Final = 256
 _UNIT: Final = 1
@@ -64,10 +66,15 @@ class Registry:
     """
 
     def __init__(
-        self, settings: RegistrySettings, *, directory: Path | None = None, clock: Clock | None = None
+        self,
+        settings: RegistrySettings,
+        *,
+        directory: Path | None = None,
+        clock: Clock | None = None,
+        accounts: RegistryAccounts | None = None,
     ) -> None:
         """`directory` gets kvConfig.json and registrySettings.json; without one what they would hold lasts as
-        long as the process."""
+        long as the process. `accounts` are those of the settings' acl_file."""
         self._settings = settings
         self._clock: Clock = clock or SystemClock()
         self.watches = MasterWatches(lambda: self.routes.masters())
@@ -92,8 +99,10 @@ class Registry:
         self._registrations_count = 0
         self._topics_refused_count = 0
         self._brokers_lost = {"silent": 0, "disconnected": 0, "unregistered": 0}
+        self._accounts = accounts
+        self._access = None if settings.access == "open" else RegistryAccess(self, settings, accounts)
         self._server = RemotingServer(
-            self,
+            self._access or self,
             Listening(
                 host=settings.listen_host,
                 port=settings.listen_port,
@@ -102,7 +111,7 @@ class Registry:
                 name="registry",
             ),
             clock=self._clock,
-            tls=server_tls(settings),
+            tls=server_tls(settings, requires_client_certificate=settings.is_client_certificate_required),
         )
         self._handlers: dict[int, _Handle] = {
             RequestCode.PUT_KV_CONFIG: self._put_value,
@@ -148,6 +157,10 @@ class Registry:
             supervise("lists of topics", partial(self._apply, self._lists)),
             supervise("registrations", partial(self._apply, self._late)),
         ]
+        if self._accounts is not None:
+            self._changers.append(
+                supervise("accounts", partial(self._accounts.reload_repeatedly, _ACCOUNTS_INTERVAL_S))
+            )
         await self._server.start()
         self._scan_after(min(_FIRST_SCAN_S, self._settings.scan_interval_s))
 
@@ -168,6 +181,8 @@ class Registry:
 
     def metrics(self) -> Iterable[Metric]:
         yield from self._server.metrics()
+        if self._access is not None:
+            yield from self._access.metrics()
         text = "Topics of all brokers, each counted for each broker."
         yield from samples(
             ("brokers", "Registered brokers.", self.routes.broker_count),

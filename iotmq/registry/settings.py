@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -18,7 +18,7 @@ from iotmq.remoting.tls.files import (
     TlsKeyFile,
     TlsMode,
 )
-from iotmq.setting_types import ListenHost, NativePort
+from iotmq.setting_types import FileName, ListenHost, NativePort
 
 
 class RegistrySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,9 +40,44 @@ class RegistrySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     connection is closed leaves the routes at once."""
     connections_max: Annotated[int, Meta(ge=1, le=1_000_000)] = NATIVE_CONNECTIONS_MAX
     """Open connections, brokers and clients together; more are refused."""
+    access: Literal["open", "registrations", "everything"] = "open"
+    """Choose who has to prove who they are, by a certificate of tls_client_ca_file or the signature of an
+    account of acl_file: nobody; whoever registers a broker or changes something; or whoever asks anything.
+    Open, a stranger who reaches the port can register as a broker and get its traffic."""
+    acl_file: FileName = ""
+    """The file of accounts, as the brokers' own (broker.acl_file), and often the same one. Administrators may
+    register and change, every account may look up. It is read again when it changes. Empty: no account is a
+    proof."""
+    certificate_names: Annotated[
+        tuple[Annotated[str, Meta(min_length=1, max_length=255)], ...], Meta(max_length=256)
+    ] = ()
+    """Names of certificates (DNS or common name) that may register and change; empty: every certificate of
+    these roots may. Set it where clients have certificates of the same roots."""
     tls_mode: TlsMode = "permissive"
     tls_certificate_file: TlsCertificateFile = ""
     tls_key_file: TlsKeyFile = ""
     tls_client_ca_file: TlsClientCaFile = ""
     tls_handshake_timeout_s: TlsHandshakeTimeout = TLS_HANDSHAKE_S
     tls_handshakes_max: TlsHandshakesMax = limits.TLS_HANDSHAKES_MAX
+
+    @property
+    def is_client_certificate_required(self) -> bool:
+        """Return whether encrypted connections need a client certificate, where some are asked for."""
+        return self.access == "open" or (self.access == "everything" and not self.acl_file)
+
+    def problems(self) -> list[str]:
+        """Return what is wrong with settings that do not fit each other, a sentence for each."""
+        if self.access == "open":
+            return [
+                f"registry.{name} means nothing while registry.access is open"
+                for name in ("acl_file", "certificate_names")
+                if getattr(self, name)
+            ]
+        if not self.acl_file and not self.tls_client_ca_file:
+            return [
+                f"registry.access = {self.access} is refused: nobody could prove anything\n"
+                "    allowed: with registry.acl_file, registry.tls_client_ca_file, or both"
+            ]
+        if self.tls_client_ca_file and not self.tls_certificate_file:
+            return ["registry.tls_client_ca_file is refused: without a certificate nothing is encrypted"]
+        return []

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable, Iterable
-from typing import Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 
@@ -15,6 +14,7 @@ from iotmq.metrics import Metric
 from iotmq.remoting.channel import Channel
 from iotmq.remoting.command import Command
 from iotmq.remoting.frames.frame import Run
+from iotmq.remoting.tls.accepting import listening_sockets
 from iotmq.remoting.tls.files import ServerTls
 from iotmq.remoting.tls.first_byte import FirstByteListener
 from iotmq.remoting.traffic import Traffic
@@ -107,7 +107,7 @@ class RemotingServer:
             )
             self.port = self._server.sockets[0].getsockname()[1]
         else:
-            await self._listen_for_both(loop, self._tls)
+            await self._listen_for_both(self._tls)
         self._schedule_scan(loop)
 
     async def stop(self) -> None:
@@ -170,18 +170,12 @@ class RemotingServer:
 
         self._scan_timer = loop.call_later(self._listening.idle_s / 8, scan)
 
-    async def _listen_for_both(self, loop: asyncio.AbstractEventLoop, tls: ServerTls) -> None:
-        found = await loop.getaddrinfo(
-            self._listening.host, self._listening.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        port = self._listening.port
-        for family, _, _, _, address in dict.fromkeys(found):
-            listening = socket.create_server((str(address[0]), port), family=family, backlog=_BACKLOG)
+    async def _listen_for_both(self, tls: ServerTls) -> None:
+        for each in await listening_sockets(self._listening.host, self._listening.port, backlog=_BACKLOG):
             self._listeners.append(
-                FirstByteListener(listening, self._accept, tls, self._traffic, has_room=self._has_room_for)
+                FirstByteListener(each, self._accept, tls, self._traffic, has_room=self._has_room_for)
             )
-            # The first one's port is everybody's when a free one was asked for.
-            self.port = port = listening.getsockname()[1]
+            self.port = each.getsockname()[1]
         self._tls_reloads = supervise("reading of certificates", tls.reload_repeatedly)
 
     def _has_room_for(self, undecided_count: int) -> bool:
@@ -249,6 +243,11 @@ class ServerConnection(Channel):
         self._handle_run = handle_run
         self._opened = opened
         self._lost = lost
+
+    @property
+    def peer_certificate(self) -> dict[str, Any] | None:
+        """Return the client certificate that was verified, as ssl has it; None without one."""
+        return None if self._transport is None else self._transport.get_extra_info("peercert") or None
 
     def close(self, reason: str = "closed") -> None:
         """End the connection once everything sent so far is written."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import ssl
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -11,9 +12,11 @@ from msgspec import Meta
 from iotmq import limits
 from iotmq.addresses import address_text, parse_address
 from iotmq.errors import ConfigError
+from iotmq.remoting.tls.files import client_tls
 from iotmq.replication.cluster_state import MemberAddress, check_members
 from iotmq.replication.consensus.settings import EtcdSettings, KubernetesSettings
 from iotmq.replication.ports import MemberSettings
+from iotmq.secret_text import hide
 from iotmq.setting_types import AccountKey, AccountSecret, FileName
 
 _MEMBER_PATTERN: Final = r"^\d{1,3}=(\[[^\]]+\]|[^:\s]+):\d{1,5}$"
@@ -91,10 +94,27 @@ class ReplicationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     """Connect to the other members by TLS."""
     tls_ca_file: FileName = ""
     """PEM file with the roots of their certificates; empty for the machine's own."""
+    tls_certificate_file: FileName = ""
+    """PEM file with this member's certificate, where the others ask for one; empty for none."""
+    tls_key_file: FileName = ""
+    """PEM file with its key; empty when the certificate's file has it."""
     etcd: EtcdSettings = EtcdSettings()
     """The etcd cluster."""
     kubernetes: KubernetesSettings = KubernetesSettings()
     """The Kubernetes API."""
+
+    def __post_init__(self) -> None:
+        hide(self, "secret_key")
+
+    def tls(self) -> ssl.SSLContext | None:
+        """Make the TLS context for other members; None for plain ones. ConfigError for an unusable file."""
+        if not self.tls_enabled:
+            return None
+        return client_tls(
+            ca_file=self.tls_ca_file,
+            certificate_file=self.tls_certificate_file,
+            key_file=self.tls_key_file,
+        )
 
     @property
     def addresses(self) -> dict[int, tuple[str, int]]:

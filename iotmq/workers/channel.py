@@ -14,6 +14,7 @@ import msgspec
 
 from iotmq import limits
 from iotmq.config.config import Config
+from iotmq.config.setting_text import hide_secrets
 from iotmq.metrics import Metric
 
 
@@ -52,7 +53,8 @@ class Status(msgspec.Struct, frozen=True, tag=True, array_like=True):
 ToWorker: TypeAlias = Begin | Ask
 FromWorker: TypeAlias = Listening | Failed | Status
 
-_encode = msgspec.msgpack.Encoder().encode
+# Secrets go as the text they are: nobody else has an end of the socket.
+_encode = msgspec.msgpack.Encoder(enc_hook=str).encode
 _to_worker: Final[msgspec.msgpack.Decoder[ToWorker]] = msgspec.msgpack.Decoder(ToWorker)
 _from_worker: Final[msgspec.msgpack.Decoder[FromWorker]] = msgspec.msgpack.Decoder(FromWorker)
 
@@ -72,7 +74,12 @@ def status(ask_id: int, parts: Mapping[str, str | None], metrics: Iterable[Metri
 async def read_to_worker(reader: asyncio.StreamReader) -> ToWorker | None:
     """Read a message of the supervisor; None when it is gone."""
     body = await _body(reader)
-    return None if body is None else _to_worker.decode(body)
+    if body is None:
+        return None
+    message = _to_worker.decode(body)
+    if isinstance(message, Begin):
+        hide_secrets(message.config)
+    return message
 
 
 async def read_from_worker(reader: asyncio.StreamReader) -> FromWorker | None:

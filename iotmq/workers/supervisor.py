@@ -20,11 +20,13 @@ from typing import Final
 import msgspec
 
 from iotmq.backoff import Backoff
-from iotmq.config.config import Config
+from iotmq.config.config import Config, is_variable_of_setting
+from iotmq.config.setting_text import secrets_of
 from iotmq.metrics import Metric, samples
 from iotmq.mqtt_front.listen.listeners import cannot_listen, network_address
 from iotmq.mqtt_front.settings.listeners import WORKER_PLACE, ListenerSettings
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
+from iotmq.secret_text import Secret
 from iotmq.workers.channel import Ask, Begin, Failed, Listening, Status, frame, read_from_worker
 
 logger = logging.getLogger("iotmq.workers")
@@ -55,7 +57,7 @@ class WorkerSupervisor:
         """As server.MqttFront.addresses; known once `start` was called."""
 
     async def start(self) -> None:
-        mqtt = _with_secret(self._config.mqtt)
+        mqtt = _with_secrets(self._config.mqtt)
         base = mqtt.name or f"{socket.gethostname()}:{os.getpid()}"
         try:
             mqtt = self._hold_ports(mqtt)
@@ -273,6 +275,7 @@ class _Worker:
                     # Without -P a file in the working directory could stand for a module.
                     *(sys.executable, "-P", "-m", "iotmq.commands.mqtt_worker", str(self.number)),
                     stdin=theirs.fileno(),
+                    env=_without_secrets(os.environ, self._begin.config),
                 )
         except BaseException:
             ours.close()
@@ -330,12 +333,25 @@ def _of_worker(mqtt: MqttSettings, number: int) -> MqttSettings:
     return msgspec.structs.replace(mqtt, listeners=listeners)
 
 
-def _with_secret(mqtt: MqttSettings) -> MqttSettings:
-    """Workers pretend the same salts for names without a user; a device may ask one after the other."""
-    if mqtt.authentication.unknown_users_secret:
-        return mqtt
-    own = msgspec.structs.replace(mqtt.authentication, unknown_users_secret=secrets.token_hex(32))
-    return msgspec.structs.replace(mqtt, authentication=own)
+def _with_secrets(mqtt: MqttSettings) -> MqttSettings:
+    """Workers pretend the same salts for names without a user, and take each other's TLS sessions up again: a
+    device may come to one after the other."""
+    own = mqtt.authentication.unknown_users_secret or Secret(secrets.token_hex(32))
+    return msgspec.structs.replace(
+        mqtt,
+        authentication=msgspec.structs.replace(mqtt.authentication, unknown_users_secret=own),
+        tls_ticket_secret=mqtt.tls_ticket_secret or Secret(secrets.token_hex(32)),
+    )
+
+
+def _without_secrets(environment: Mapping[str, str], config: Config) -> dict[str, str]:
+    """Return the environment for a worker, which gets its secrets through its channel and not to be read."""
+    secrets_read = {text for _, _, text in secrets_of(config)}
+    return {
+        name: value
+        for name, value in environment.items()
+        if not (is_variable_of_setting(name) or value.rstrip("\r\n") in secrets_read)
+    }
 
 
 def hold_port(host: str, port: int) -> socket.socket:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from iotmq.client import (
     ReceivedMessage,
     SyncClient,
     SyncProducer,
+    TransactionProducer,
+    TransactionState,
 )
 from iotmq.errors import BrokerError, IotmqError, RouteNotFoundError
 from iotmq.front_port.gateway import RemoteGateway
@@ -142,6 +145,96 @@ async def test_no_request_of_many_in_one_write_gets_past(site: Site) -> None:
     assert {answer.code for answer in answers} == {ResponseCode.NO_PERMISSION}
     assert site.store.appended_position == site.store.min_position
     await connection.close()
+
+
+TO_DEVICES = """
+accounts:
+  - {accessKey: operator, secretKey: abcdefgh, admin: true}
+  - accessKey: producer
+    secretKey: 12345678
+    topicPerms: [T=PUB|SUB, DefaultCluster_REPLY_TOPIC=PUB]
+    groupPerms: [g=SUB]
+    mqttTopicPerms: [devices/+/commands=PUB]
+  - {accessKey: replier1, secretKey: 12345678, topicPerms: [T=SUB], groupPerms: [g=SUB]}
+"""
+
+
+def to_devices(topic: str, **fields: Any) -> Message:
+    return Message("T", b"x", properties={"MQTT_TOPIC": topic}, **fields)
+
+
+async def test_every_way_of_sending_needs_the_right_to_the_devices_topic(site: Site) -> None:
+    site.write(TO_DEVICES)
+    assert site.broker.access is not None
+    await site.broker.access.reload()
+    may, may_not = "devices/7/commands", "devices/7/reset"
+    async with IotmqClient(site.settings_with(**PRODUCER)) as client, Producer(client) as producer:
+        refused = pytest.raises(BrokerError, match=f"producer lacks PUB on MQTT topic '{may_not}'")
+        await producer.send(to_devices(may))
+        with refused:
+            await producer.send(to_devices(may_not))
+        await producer.send_batch([to_devices(may), to_devices(may)])
+        with refused:
+            await producer.send_batch([to_devices(may), to_devices(may_not)])
+        await producer.send(to_devices(may, delay_level=18))
+        with refused:
+            await producer.send(to_devices(may_not, delay_level=18))
+        in_a_minute_ms = int(time.time() * 1000) + 60_000
+        await producer.send(to_devices(may, deliver_at_ms=in_a_minute_ms))
+        with refused:
+            await producer.send(to_devices(may_not, deliver_at_ms=in_a_minute_ms))
+        async with TransactionProducer(
+            client, "transactions", lambda _: TransactionState.COMMIT
+        ) as transactions:
+            await (await transactions.begin(to_devices(may), check_after_s=60)).commit()
+            with refused:
+                await transactions.begin(to_devices(may_not), check_after_s=60)
+    # Two alone, two of a batch, one of a transaction; two wait for their time.
+    assert stored_in(site, "T") == 4
+
+
+def stored_in(site: Site, topic: str) -> int:
+    queues = (site.store.find_queue(topic, queue_id) for queue_id in range(2))
+    return sum(queue.max_offset for queue in queues if queue is not None)
+
+
+async def test_a_right_that_was_taken_away_keeps_a_prepared_message_from_devices(site: Site) -> None:
+    site.write(TO_DEVICES)
+    access = site.broker.access
+    assert access is not None
+    await access.reload()
+    async with (
+        IotmqClient(site.settings_with(**PRODUCER)) as client,
+        TransactionProducer(client, "transactions", lambda _: TransactionState.UNKNOWN) as transactions,
+    ):
+        prepared = await transactions.begin(to_devices("devices/7/commands"), check_after_s=60)
+        site.write(TO_DEVICES.replace("commands=PUB", "commands=DENY"))
+        await access.reload()
+        with pytest.raises(BrokerError, match="producer lacks PUB on MQTT topic 'devices/7/commands'"):
+            await prepared.commit()
+        assert stored_in(site, "T") == 0
+        site.write(TO_DEVICES)
+        await access.reload()
+        await prepared.commit()
+    assert stored_in(site, "T") == 1
+
+
+async def test_a_reply_needs_the_right_to_the_topic_of_replies(site: Site) -> None:
+    site.write(TO_DEVICES)
+    assert site.broker.access is not None
+    await site.broker.access.reload()
+    host, port = "127.0.0.1", site.broker.port
+    ext = {
+        **SEND,
+        "b": "DefaultCluster_REPLY_TOPIC",
+        "i": "REPLY_TO_CLIENT\x01nobody\x02CORRELATION_ID\x01c\x02",
+    }
+    for account, is_refused in (("replier1", True), ("producer", False)):
+        connection = await ClientConnection.connect(host, port, credentials=Credentials(account, "12345678"))
+        answer = await connection.request(Command.request(RequestCode.SEND_REPLY_MESSAGE_V2, ext, b"yes"))
+        # Whom it is for is not connected, which is found out behind the question whether it may be sent.
+        assert (answer.code == ResponseCode.NO_PERMISSION) is is_refused, answer
+        await connection.close()
 
 
 async def test_a_push_consumer_gets_what_its_account_may_read(site: Site) -> None:

@@ -26,7 +26,8 @@ from iotmq.message.properties import MQTT_TOPIC
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.codec.packets import Will
 from iotmq.mqtt_front.server import MqttFront
-from iotmq.mqtt_front.settings.mqtt import MqttSettings, RouteSettings
+from iotmq.mqtt_front.settings.mqtt import MqttSettings
+from iotmq.mqtt_front.settings.routes import RouteSettings
 from iotmq.ports.gateway import GatewayPort
 from iotmq.registry.server import Registry
 from iotmq.registry.settings import RegistrySettings

@@ -35,6 +35,11 @@ class Site:
         accounts.touch(0o600)
         accounts.write_text(FILE)
 
+        secret = directory / "secret"
+        secret.touch(0o600)
+        secret.write_text("abcdefgh\n")
+        self.front_secret = f'mqtt.broker_secret_key={{file = "{secret}"}}'
+
         def enforcing(role: str) -> list[str]:
             files = {"certificate_file": made.certificate, "key_file": made.key, "mode": "enforcing"}
             return [f"{role}.tls_{name}={value}" for name, value in files.items()]
@@ -96,7 +101,7 @@ def test_messages_are_sent_and_read_by_hand_with_an_account_and_tls(
 
 
 def test_a_front_end_with_its_account_serves_devices(site: Site) -> None:
-    with site.front("front", "mqtt.broker_access_key=front-end", "mqtt.broker_secret_key=abcdefgh") as front:
+    with site.front("front", "mqtt.broker_access_key=front-end", site.front_secret) as front:
         paho.mqtt.publish.multiple(
             [(f"devices/{number}", b"x", 1, False) for number in range(20)],
             hostname="127.0.0.1", port=front.mqtt_port, client_id="secured",
@@ -107,7 +112,7 @@ def test_a_front_end_with_its_account_serves_devices(site: Site) -> None:
 
 
 def test_a_front_end_without_an_administrators_account_is_not_ready(site: Site) -> None:
-    front = site.front("stranger", "mqtt.broker_access_key=somebody", "mqtt.broker_secret_key=abcdefgh")
+    front = site.front("stranger", "mqtt.broker_access_key=somebody", site.front_secret)
     front.launch()
     try:
         eventually(

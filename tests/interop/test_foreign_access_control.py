@@ -13,6 +13,7 @@ import pytest
 from cpp_process import cpp_process
 from eventually import eventually
 from gateway_process import ROOT, GatewayProcess
+from mqtt_listener import MqttListener
 from piped_client import ClientFailedError, PipedClient
 
 from iotmq.client import ClientSettings, Message, SyncAdmin, SyncClient, SyncProducer
@@ -26,6 +27,7 @@ accounts:
     secretKey: 12345678
     topicPerms: [Open=PUB|SUB, Sent=PUB, Closed=DENY]
     groupPerms: [foreign-push=SUB, foreign-send=SUB]
+    mqttTopicPerms: [devices/+/commands=PUB]
 """
 RIGHT, WRONG = ("device-account", "12345678"), ("device-account", "87654321")
 
@@ -113,6 +115,26 @@ def test_the_cpp_client_sends_with_the_right_keys_only(guarded: GatewayProcess, 
         cpp.call("send", group="unsigned", messages=messages("Sent", "unsigned"), connecting_s=1)
     with pytest.raises(ClientFailedError):
         cpp.call("send", group="right", messages=messages("Closed", "closed"), connecting_s=1)
+
+
+@has_cpp
+def test_the_cpp_client_reaches_the_devices_it_may(guarded: GatewayProcess, cpp: PipedClient) -> None:
+    def to(*topics: str) -> list[dict[str, Any]]:
+        return [{"topic": "Open", "body": "open", "properties": {"MQTT_TOPIC": topic}} for topic in topics]
+
+    cpp.call("producer", group="devices", keys=RIGHT)
+    with MqttListener(guarded.mqtt_port, "devices/#") as device:
+        before = refused(guarded, "permission")
+        with pytest.raises(ClientFailedError):
+            cpp.call("send", group="devices", messages=to("devices/7/reset"), connecting_s=1)
+        with pytest.raises(ClientFailedError):
+            cpp.call("send_batch", group="devices", messages=to("devices/7/commands", "devices/7/reset"))
+        assert refused(guarded, "permission") > before
+        cpp.call("send", group="devices", messages=to("devices/7/commands"))
+        assert device.next() == ("devices/7/commands", b"open")
+        cpp.call("send_batch", group="devices", messages=to("devices/8/commands", "devices/9/commands"))
+        assert {device.next()[0] for _ in range(2)} == {"devices/8/commands", "devices/9/commands"}
+        assert device.is_empty()
 
 
 @has_cpp

@@ -12,6 +12,7 @@ from certificates import make_certificate, make_root
 from eventually import eventually
 from gateway_process import GatewayProcess
 from java_process import JavaProcesses, java_marks, java_processes, mqadmin_of
+from mqtt_listener import MqttListener
 from piped_client import ClientFailedError, PipedClient
 
 from iotmq.client import ClientSettings, SyncAdmin, SyncClient
@@ -23,6 +24,7 @@ accounts:
     secretKey: 12345678
     topicPerms: [Open=PUB|SUB, Closed=DENY]
     groupPerms: [java-push=SUB]
+    mqttTopicPerms: [devices/+/commands=PUB]
 """
 RIGHT, WRONG = ("device-account", "12345678"), ("device-account", "87654321")
 OPERATOR = ("operator", "abcdefgh")
@@ -122,6 +124,20 @@ def test_other_keys_are_told_why_not(
     java.call("producer", group="java-other", account=account)
     with pytest.raises(ClientFailedError, match=words):
         java.call("send", group="java-other", topic=topic, messages=numbers(1))
+
+
+def test_devices_get_what_the_account_may_send_them(gateway: GatewayProcess, java: PipedClient) -> None:
+    def to(topic: str) -> list[dict[str, Any]]:
+        return [{"body": "open", "properties": {"MQTT_TOPIC": topic}}]
+
+    java.call("producer", group="java-devices", account=RIGHT)
+    with MqttListener(gateway.mqtt_port, "devices/#") as device:
+        with pytest.raises(ClientFailedError, match="lacks PUB on MQTT topic 'devices/7/reset'"):
+            java.call("send", group="java-devices", topic="Open", messages=to("devices/7/reset"))
+        sent = java.call("send", group="java-devices", topic="Open", messages=to("devices/7/commands"))
+        assert sent == ["SEND_OK"]
+        assert device.next() == ("devices/7/commands", b"open")
+        assert device.is_empty()
 
 
 def test_over_tls(gateway: GatewayProcess, java: PipedClient) -> None:

@@ -69,6 +69,18 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "COLUMN_BYTES_MAX",
         "tests/unit/message/test_columns.py::test_iter_columns_ends_before_bytes_max",
     ),
+    Bound(
+        "console.http: connections",
+        "HTTP_CONNECTIONS_MAX",
+        "each a request of http.header_bytes_max",
+        "tests/unit/console/test_console_access.py::test_so_many_connections_may_be_open",
+    ),
+    Bound(
+        "audit_log: records that wait to be stored",
+        "AUDIT_RECORDS_MAX",
+        "AUDIT_BYTES_MAX and a batch of AUDIT_BATCH_BYTES_MAX",
+        "tests/unit/test_audit_log.py::test_so_many_records_wait_and_further_ones_are_counted",
+    ),
     # A broker's tables.
     Bound(
         "broker.tables.topics: topics",
@@ -546,18 +558,29 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "::test_users_who_were_right_are_bounded_and_the_oldest_goes",
     ),
     Bound(
-        "mqtt_front.access.password_checks: passwords that wait for a thread",
-        "a fixed number of devices, not read meanwhile",
-        "items x MQTT_PASSWORD_BYTES_MAX",
+        "mqtt_front.access.pace: devices that wait for their turn at a link",
+        "a setting of the link, of devices that are not read meanwhile",
+        "MQTT_UNDECIDED_BYTES_MAX of all of them",
         "tests/unit/mqtt_front/access/test_mqtt_authentication.py"
         "::test_what_waits_for_a_thread_is_bounded_and_not_read",
     ),
     Bound(
-        "mqtt_front.access.password_checks: passwords that were right",
-        "a setting of the file of users",
-        "items x a hash and MQTT_USER_NAME_BYTES_MAX",
-        "tests/unit/mqtt_front/access/test_mqtt_authentication.py"
-        "::test_as_many_are_remembered_as_the_settings_say",
+        "mqtt_front.access.answers: answers of a link that are remembered",
+        "a setting of the link",
+        "MQTT_ANSWERS_BYTES_MAX of each kind",
+        "tests/unit/mqtt_front/access/test_answers.py::test_bytes_at_their_maximum_and_past_it",
+    ),
+    Bound(
+        "mqtt_front.access.links.token_keys: keys of a link",
+        "MQTT_TOKEN_KEYS_MAX of one set",
+        "MQTT_TOKEN_KEYS_BYTES_MAX of one set or file",
+        "tests/unit/mqtt_front/access/links/test_token_keys.py::test_a_set_at_its_maximum_and_past_it",
+    ),
+    Bound(
+        "mqtt_front.access.links.http: what a service answers",
+        "MQTT_IDENTITY_NAMES_MAX names of each kind",
+        "MQTT_SERVICE_ANSWER_BYTES_MAX",
+        "tests/unit/mqtt_front/access/links/test_http_link.py::test_an_answer_at_its_maximum_and_past_it",
     ),
     Bound(
         "mqtt_front.access.users_file: users",
@@ -609,6 +632,19 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "65,536 topics",
         "MQTT_TOPIC_CACHE_BYTES_MAX",
         "tests/unit/mqtt_front/publish/test_ingress.py::test_more_topics_than_the_cache_holds",
+    ),
+    Bound(
+        "mqtt_front.publish.targets: what routes ask of the messages of these topics",
+        "with the topics",
+        "MQTT_TOPIC_CACHE_BYTES_MAX, together with them",
+        "tests/unit/mqtt_front/publish/test_ingress_routes.py"
+        "::test_more_topics_with_questions_than_the_cache_holds",
+    ),
+    Bound(
+        "mqtt_front.publish.route_fields: a payload that is read as JSON",
+        "one, for the time of its message",
+        "mqtt.json_bytes_max",
+        "tests/unit/mqtt_front/publish/test_route_fields.py::test_a_payload_that_is_read_has_a_size",
     ),
     Bound(
         "mqtt.topics.topic_cache: topics of one cache",

@@ -64,7 +64,8 @@ class Handed:
             assert flag == 0
             properties = decode_properties(raw)
             self.raw_properties.append(raw)
-            self.messages.append(Message(properties[MQTT_TOPIC], payload, properties))
+            # What a route puts aside has no topic that devices could subscribe.
+            self.messages.append(Message(properties.get(MQTT_TOPIC, ""), payload, properties))
 
     @property
     def payloads(self) -> list[bytes]:
@@ -84,6 +85,8 @@ class ScriptedGateway:
         self.releases_at_once = True
         self.automatic: int | None = None
         self.handed: list[Handed] = []
+        self.own: list[tuple[str, bytes]] = []
+        """What `append_own` was given."""
         self.replies: list[tuple[str, str, str, bytes]] = []
         # What `attach` is answered with; None leaves it to the test, which finds it in `attaching`.
         self.takes_filters: bool | None = True
@@ -105,6 +108,9 @@ class ScriptedGateway:
         self.topics = tuple(topics)
         self.receiver = receiver
         self.queues_changed = queues_changed
+
+    async def add_topics(self, topics: Collection[str]) -> None:
+        self.topics = tuple(dict.fromkeys((*self.topics, *topics)))
 
     async def stop(self) -> None:
         self.stopped += 1
@@ -150,6 +156,13 @@ class ScriptedGateway:
                 is_delayed=True, has_packet_ids=has_packet_ids, is_repeat=is_repeat,
             )
         )  # fmt: skip
+        if self.automatic is not None:
+            done(self.automatic, "scripted")
+
+    def append_own(
+        self, topic: str, elements: Buffer, *, count: int, is_repeat: bool, done: AppendDone
+    ) -> None:
+        self.own.append((topic, bytes(elements)))
         if self.automatic is not None:
             done(self.automatic, "scripted")
 

@@ -14,7 +14,7 @@ from manual_clock import ManualClock
 
 from iotmq.config.config import config_from_table
 from iotmq.mqtt.codec import packets
-from iotmq.mqtt_front.access.file_authenticator import FileAuthenticator
+from iotmq.mqtt_front.access.links.users import UsersLink
 from iotmq.mqtt_front.access.scram import make_verifier
 from iotmq.mqtt_front.access.users_file import write_users
 from iotmq.mqtt_front.connection.device import Device
@@ -75,9 +75,11 @@ class Site:
         return list(self.front.parts.sessions.devices())
 
     @property
-    def authenticator(self) -> FileAuthenticator:
-        found = self.front.parts.authentication._authenticator
-        assert isinstance(found, FileAuthenticator)
+    def users(self) -> UsersLink:
+        chains = self.front.parts.authentication.chains
+        assert chains is not None
+        found = chains.places["users"].link
+        assert isinstance(found, UsersLink)
         return found
 
 

@@ -6,6 +6,7 @@ A comment in front of a block changes how it is treated:
 - `<!-- gateway -->`: settings that the gateway of this page has.
 - `<!-- background: subscribes -->` or `consumes`: runs until the page ends. The next block runs when it has
   subscribed, or has asked for messages; at the end the output that is shown is waited for.
+- `<!-- routes file -->`: the content of mqtt.routes_file.
 - `<!-- stopped -->`: runs after the gateway of the page has stopped.
 
 Every page has a gateway of its own on free ports. `iotmq`, `mosquitto_pub` and `mosquitto_sub` are stand-ins
@@ -26,12 +27,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import pytest
 from eventually import eventually
 from gateway_process import SMALL_STORE, GatewayProcess
 
 from iotmq.broker.access.accounts_file import parse_accounts
 from iotmq.config.config import load_config
+from iotmq.mqtt_front.publish.route_file import read_routes
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGES: Final = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -239,7 +242,7 @@ def is_shown(output: str, shown: str) -> bool:
 
 @contextmanager
 def page_run(page: Path, directory: Path) -> Iterator[PageRun]:
-    config = directory / "page.toml"
+    config = directory / "gateway.toml"
     config.write_text("\n".join(block.text for block in blocks_of(page) if block.mark == "gateway"))
     with GatewayProcess(directory / "data", config=config) as gateway, ExitStack() as ending:
         run = PageRun(directory, gateway)
@@ -269,15 +272,28 @@ def test_a_wrong_command_and_a_wrong_output_fail(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block", of_language("toml"), ids=lambda block: block.place)
-def test_settings_load(block: Block, tmp_path: Path) -> None:
+def test_settings_load(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = block.text.replace("/run/secrets", str(tmp_path))
+    # Where a page says that secrets are, they are.
+    for name in set(re.findall(rf'"({tmp_path}/[^"]+)"', text)):
+        Path(name).touch(0o600)
+        Path(name).write_text("a-secret-of-this-page")
+    for name in re.findall(r'env = "(\w+)"', text):
+        monkeypatch.setenv(name, "a-secret-of-this-page")
     config = tmp_path / "gateway.toml"
-    config.write_text(block.text)
-    load_config(config)
+    config.write_text(text)
+    if block.mark == "routes file":
+        assert read_routes(config)
+    else:
+        load_config(config)
 
 
 @pytest.mark.parametrize("block", of_language("yaml"), ids=lambda block: block.place)
-def test_accounts_load(block: Block) -> None:
-    assert parse_accounts(block.text.encode()).by_key
+def test_accounts_and_what_others_read_load(block: Block) -> None:
+    if "scrape_configs" in block.text:
+        assert msgspec.yaml.decode(block.text)["scrape_configs"]
+    else:
+        assert parse_accounts(block.text.encode()).by_key
 
 
 @pytest.mark.parametrize("block", of_language("json"), ids=lambda block: block.place)

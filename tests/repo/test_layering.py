@@ -17,11 +17,11 @@ PACKAGE = ROOT / "iotmq"
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset(
         {"addresses", "backoff", "clock", "cycles", "errors", "files", "hooks", "limits"}
-        | {"log_format", "event_loop", "metrics", "service_manager", "setting_types"}
+        | {"log_format", "event_loop", "metrics", "secret_text", "service_manager", "setting_types"}
         | {"spelling", "supervised", "watched_file"}
     ),
     frozenset({"message", "ports"}),
-    frozenset({"mqtt", "remoting"}),
+    frozenset({"audit_log", "mqtt", "remoting"}),
     # Asks etcd or Kubernetes; the rest of replication does no I/O.
     frozenset({"replication.consensus"}),
     frozenset({"client", "replication", "store"}),
@@ -246,6 +246,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "settings",
         "limiting",
         "connection",
+        "audit",
         "publish",
         "deliver",
         "access",
@@ -287,7 +288,16 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "replicated_broker",
     ),
     "replicated": ("member_file", "member_log", "member_store", "hot_copy", "incoming_copy"),
-    "registry": ("routes", "settings", "changed_settings", "kv", "registration", "watches", "server"),
+    "registry": (
+        "routes",
+        "settings",
+        "access",
+        "changed_settings",
+        "kv",
+        "registration",
+        "watches",
+        "server",
+    ),
     "front_port": (
         "kept_connection",
         "filter_homes",
@@ -339,6 +349,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "bans",
         "sessions",
         "users",
+        "routes",
         "replication",
         "loadtest",
         "mqtt_worker",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from benchmarks.mqtt_side_by_side import SCENARIOS, Pair
 from benchmarks.peers import __main__ as fetch
 from benchmarks.peers import mqtt, native
 from benchmarks.peers.server import free_port_beside
-from benchmarks.peers.sources import Given, GoProgram, Jars, Wheel, pom
+from benchmarks.peers.sources import DebianSource, Given, GoProgram, Jars, Wheel, pom
 
 EVERY = [*native.PEERS.values(), *mqtt.PEERS.values()]
 # What makes the difference in the files or the command of each.
@@ -124,6 +126,7 @@ def test_what_was_not_fetched_is_not_there_and_what_was_is_not_fetched_again(
         (Wheel("some==1"), "some==1"),
         (GoProgram("example.org/some", "v1", "some"), "example.org/some@v1"),
         (Jars(("a:b:1", "c:d:2")), "a:b:1\nc:d:2"),
+        (DebianSource("main/s/some_1.tar.gz", "0f" * 32, (), {}, "some"), "0f" * 32),
     ):
         directory = tmp_path / type(source).__name__
         with pytest.raises(peers.PeerError, match=f"python -m benchmarks.peers {directory.name}"):
@@ -247,10 +250,53 @@ def test_answers_are_counted_by_their_mark_however_they_arrive(size: int) -> Non
     counted, rest = 0, b""
     for at in range(0, len(stream), size):
         data = rest + stream[at : at + size]
-        count, end = answers(data)
+        count, end = answers(data, len(data))
         counted, rest = counted + count, data[end:]
     assert counted == 4
 
 
 def test_peers_are_fetched_below_build() -> None:
     assert machine.PEERS == machine.ROOT / "build" / "peers"
+
+
+def test_a_source_of_debian_is_only_built_when_it_is_the_one_that_was_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = tmp_path / "mirror" / "pool"
+    pool.mkdir(parents=True)
+    (pool / "some_1.orig.tar.gz").write_bytes(b"something else")
+    monkeypatch.setattr("benchmarks.peers.sources._needs", lambda program, name: None)
+    monkeypatch.setattr("benchmarks.peers.sources._debian_mirror", lambda: f"{tmp_path.as_uri()}/mirror/")
+    source = DebianSource("some_1.orig.tar.gz", "0f" * 32, (), {}, "some")
+    with pytest.raises(
+        peers.PeerError, match=r"some_1\.orig\.tar\.gz has the SHA-256 [0-9a-f]{64}, not 0f0f"
+    ):
+        source.fetch(tmp_path / "peer")
+    needs = DebianSource("some_1.orig.tar.gz", "0f" * 32, (), {"no/such.h": "some-dev"}, "some")
+    with pytest.raises(peers.PeerError, match=r"no/such\.h is not installed .*apt install some-dev"):
+        needs.fetch(tmp_path / "peer")
+
+
+def test_a_server_that_is_not_measured_stands_still_meanwhile() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        with peers.standing_still(child.pid):
+            assert os.WIFSTOPPED(os.waitpid(child.pid, os.WUNTRACED)[1])
+        assert os.WIFCONTINUED(os.waitpid(child.pid, os.WCONTINUED)[1])
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_answers_to_pulls_are_checked_by_their_next_offsets() -> None:
+    def answer(offset: int) -> bytes:
+        body = b'{"nextBeginOffset":"%d"}' % offset + b"x" * 10
+        return len(body).to_bytes(4, "big") + body
+
+    data = bytearray(answer(64) + answer(32) + answer(96)[:-1])
+    expected = {b"32", b"64", b"96"}
+    count, end = _wire_load._pulled(expected, data, len(data))
+    assert (count, end) == (2, len(answer(64) + answer(32)))
+    assert expected == {b"96"}
+    with pytest.raises(KeyError):
+        _wire_load._pulled(expected, data, len(data))

@@ -16,9 +16,15 @@ class Clock:
 
     def __init__(self) -> None:
         self.now_s = 0.0
+        self.waited_s = 0.0
+        self.asked = 0
 
     def thread_time(self) -> float:
+        self.asked += 1
         return self.now_s
+
+    def monotonic(self) -> float:
+        return 1_000.0 + self.now_s + self.waited_s
 
 
 @pytest.fixture
@@ -41,6 +47,21 @@ def test_no_step_begins_when_the_time_is_over(clock: Clock) -> None:
     assert part.take()
     clock.now_s += SLICE_S / 2
     assert not part.take()
+
+
+def test_time_in_which_others_had_the_processor_ends_no_slice(clock: Clock) -> None:
+    part = LoopSlice()
+    assert part.take()
+    clock.waited_s += 10 * SLICE_S
+    assert part.take()
+    clock.now_s += SLICE_S
+    assert not part.take()
+
+
+def test_the_processors_clock_is_not_asked_while_the_other_one_suffices(clock: Clock) -> None:
+    part = LoopSlice()
+    assert all(part.take() for _ in range(100))
+    assert clock.asked == 1
 
 
 def test_the_first_step_is_taken_however_late_it_is(clock: Clock) -> None:

@@ -10,6 +10,8 @@
         defaultGroupPerm: SUB
         topicPerms: [topicA=DENY, topicB=PUB|SUB]
         groupPerms: [groupA=SUB]
+        defaultMqttTopicPerm: DENY      # DENY or PUB: messages to devices, by the property MQTT_TOPIC
+        mqttTopicPerms: [devices/+/admin=DENY, devices/+/commands=PUB]    # the first that matches decides
 
 Keys that are not known here are kept when the broker writes the file; comments are not.
 """
@@ -28,11 +30,16 @@ from iotmq.broker.access.rules import DENY, PUB, SUB
 from iotmq.broker.tables.config_files import DataVersion
 from iotmq.broker.tables.topics import SCHEDULE_TOPIC
 from iotmq.errors import IotmqError
+from iotmq.message.properties import MQTT_TOPIC
+from iotmq.mqtt.topics.filters import FilterIndex
+from iotmq.mqtt.topics.topics import is_shared, is_valid_filter
 
 WHITE_ADDRESSES: Final = "globalWhiteRemoteAddresses"
 ACCOUNTS: Final = "accounts"
 DATA_VERSION: Final = "dataVersion"
 _KEY_CHARACTERS_MIN: Final = 7
+# Topics of devices whose rights are remembered, for each account that lists some.
+_DEVICE_TOPICS_CACHED: Final = 1_024
 _PERMISSIONS: Final = {"DENY": DENY, "PUB": PUB, "SUB": SUB, "PUB|SUB": PUB | SUB, "SUB|PUB": PUB | SUB}
 
 
@@ -54,12 +61,36 @@ class AccountDocument(msgspec.Struct, kw_only=True, rename="camel"):
     default_group_perm: str | None = None
     topic_perms: list[str] | None = None
     group_perms: list[str] | None = None
+    default_mqtt_topic_perm: str | None = None
+    mqtt_topic_perms: list[str] | None = None
 
 
 class AclDocument(msgspec.Struct, kw_only=True, rename="camel"):
     global_white_remote_addresses: list[str] | None = None
     accounts: list[AccountDocument] | None = None
     data_version: list[DataVersion] | None = None
+
+
+class DeviceRights:
+    """To which MQTT topics an account may send. The first filter that matches decides."""
+
+    __slots__ = ("_allows", "_default", "_filters")
+
+    def __init__(self, rules: Iterable[tuple[str, bool]], *, default: bool) -> None:
+        self._default = default
+        # By the number of its filter; most accounts have none.
+        self._allows: dict[int, bool] = {}
+        self._filters: FilterIndex | None = None
+        for topic_filter, is_allowed in rules:
+            filters = self._filters = self._filters or FilterIndex(cached_topics_max=_DEVICE_TOPICS_CACHED)
+            if topic_filter not in filters:
+                self._allows[filters.add(topic_filter)] = is_allowed
+
+    def allows(self, topic: str) -> bool:
+        """Return whether the account may send to devices under this topic."""
+        matching = () if self._filters is None else self._filters.match(topic)
+        # Ids are in the order of the file.
+        return self._allows[matching[0]] if matching else self._default
 
 
 class Account:
@@ -70,6 +101,7 @@ class Account:
         "address",
         "default_group_permission",
         "default_topic_permission",
+        "devices",
         "group_permissions",
         "is_admin",
         "secret_key",
@@ -86,6 +118,7 @@ class Account:
         self.default_group_permission = self._permission(document.default_group_perm, "defaultGroupPerm")
         self.topic_permissions = self._permissions(document.topic_perms or (), "topicPerms")
         self.group_permissions = self._permissions(document.group_perms or (), "groupPerms")
+        self.devices = self._device_rights(document)
 
     def permission(self, name: str, *, is_group: bool) -> int:
         """Return the account's permission for a topic or group; an administrator has all that are not listed.
@@ -99,6 +132,40 @@ class Account:
             listed = self.topic_permissions
             default = DENY if _is_internal(name) else self.default_topic_permission
         return listed.get(name, PUB | SUB if self.is_admin else default)
+
+    def _device_rights(self, document: AccountDocument) -> DeviceRights:
+        """Return the rights to speak to devices.
+
+        No default for topics has them: with it an account that may send to every topic of services would
+        command every device. The name MQTT_TOPIC among the topics is the default of older files.
+        """
+        word = document.default_mqtt_topic_perm
+        if word is not None:
+            default = self._device_permission(word, "defaultMqttTopicPerm")
+        else:
+            default = bool(self.topic_permissions.get(MQTT_TOPIC, PUB if self.is_admin else DENY) & PUB)
+        entries = document.mqtt_topic_perms or ()
+        if len(entries) > limits.ACL_DEVICE_FILTERS_MAX:
+            raise AclFileError(
+                f"account {self.access_key}: {len(entries)} filters in mqttTopicPerms; "
+                f"{limits.ACL_DEVICE_FILTERS_MAX} are the maximum"
+            )
+        rules: list[tuple[str, bool]] = []
+        for entry in entries:
+            topic_filter, _, word = entry.rpartition("=")
+            topic_filter = topic_filter.strip()
+            if not topic_filter or not is_valid_filter(topic_filter) or is_shared(topic_filter):
+                raise AclFileError(
+                    f"account {self.access_key}: {entry!r} in mqttTopicPerms is not FILTER=PUB or FILTER=DENY"
+                )
+            rules.append((topic_filter, self._device_permission(word, "mqttTopicPerms")))
+        return DeviceRights(rules, default=default)
+
+    def _device_permission(self, word: str, field: str) -> bool:
+        permission = self._permission(word, field)
+        if permission not in (PUB, DENY):
+            raise AclFileError(f"account {self.access_key}: {word!r} in {field} is none of PUB, DENY")
+        return permission == PUB
 
     def _permissions(self, entries: Iterable[str], field: str) -> dict[str, int]:
         permissions: dict[str, int] = {}

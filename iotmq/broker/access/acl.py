@@ -8,30 +8,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import stat
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
 
+from iotmq.audit_log import Record, no_audit
 from iotmq.broker.access import accounts_file
 from iotmq.broker.access.accounts_file import Account, Accounts, AclFileError
+from iotmq.broker.access.audit import record_refusal
 from iotmq.broker.access.rules import (
     ANY,
     DENY,
-    DEVICE_TOPICS,
     PUB,
     SUB,
     Need,
     RecordTopics,
     TopicAt,
+    device_topic,
     rule_of,
     topic_need,
 )
 from iotmq.broker.replies.cold_reads import ColdReads
 from iotmq.broker.replies.deferred_reply import DeferredReply
 from iotmq.broker.settings import BrokerSettings
-from iotmq.broker.tables.topics import TRACE_TOPIC, reply_topic
+from iotmq.broker.tables.topics import TRACE_TOPIC
 from iotmq.errors import ConfigError, RequestError
+from iotmq.files import is_open_to_others
+from iotmq.message.properties import MQTT_TOPIC
 from iotmq.message.records.record import decode_record, property_value
 from iotmq.metrics import Metric, samples, samples_by
 from iotmq.remoting.codes import ResponseCode
@@ -47,8 +50,16 @@ from iotmq.watched_file import WatchedFiles
 logger = logging.getLogger(__name__)
 
 _REASONS: Final = ("unsigned", "account", "signature", "admin", "permission")
-_DEVICE_HINT: Final = DEVICE_TOPICS.encode()
+_DEVICE_HINT: Final = MQTT_TOPIC.encode()
 _WORDS: Final = {PUB: "PUB", SUB: "SUB", ANY: "PUB or SUB"}
+
+
+class AccessRefusedError(RequestError):
+    """A request that access control refuses; `reason` as its metric calls it."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(ResponseCode.NO_PERMISSION, text)
+        self.reason = reason
 
 
 def open_access_control(
@@ -64,21 +75,31 @@ def open_access_control(
             return None
         record = decode_record(view)
         return RecordTopics(
-            record.topic, (property_value(record.properties, b"REAL_TOPIC") or b"").decode("utf-8", "replace")
+            record.topic,
+            (property_value(record.properties, b"REAL_TOPIC") or b"").decode("utf-8", "replace"),
+            device_topic(record.properties) or "",
         )
 
     return AccessControl(
         Path(settings.acl_file or default_file),
         topic_at=topic_at,
-        open_topics={TRACE_TOPIC, reply_topic(settings.cluster)},
+        open_topics={TRACE_TOPIC},
     )
 
 
 class AccessControl:
     """The accounts in force, and what was refused for want of them."""
 
-    def __init__(self, path: Path, *, topic_at: TopicAt, open_topics: Collection[str] = ()) -> None:
-        """`open_topics` take messages of every account: clients trace and answer without being asked.
+    def __init__(
+        self,
+        path: Path,
+        *,
+        topic_at: TopicAt = lambda position: None,
+        open_topics: Collection[str] = (),
+        asked_by: str = "broker.acl_enabled is on",
+    ) -> None:
+        """`open_topics` take messages of every account: clients trace without being asked.
+        `asked_by` says which setting wants the accounts.
 
         ConfigError when the file is missing or breaks a rule: nobody would be let in, or the wrong.
         """
@@ -90,7 +111,7 @@ class AccessControl:
             self._accounts = accounts_file.read_accounts(path)
         except FileNotFoundError:
             raise ConfigError(
-                f"broker.acl_enabled is on and {path} is not there: write it first (docs/how-to/accounts.md)"
+                f"{asked_by} and {path} is not there: write it first (docs/how-to/accounts.md)"
             ) from None
         except (OSError, AclFileError) as error:
             raise ConfigError(f"the accounts in {path} cannot be used: {error}") from error
@@ -126,7 +147,7 @@ class AccessControl:
                 raise self._refusal(
                     "permission",
                     f"account {account.access_key} lacks {_WORDS[need.permission]} on "
-                    f"{'group' if need.is_group else 'topic'} {need.name[:128]!a}",
+                    f"{need.kind} {need.name[:128]!a}",
                 )
 
     def is_allowed(self, data: bytes, at: int, address: str) -> bool:
@@ -179,11 +200,15 @@ class AccessControl:
         logger.info("%d accounts read from %s", len(self._accounts.by_key), self.path)
         self._warn_when_open()
 
+    @property
+    def accounts_count(self) -> int:
+        return len(self._accounts.by_key)
+
     def metrics(self) -> Iterable[Metric]:
         text = "Requests refused by access control."
         yield from samples_by("reason", "iotmq_broker_acl_refused_total", text, self.refused)
         yield from samples(
-            ("iotmq_broker_acl_accounts", "Accounts of access control.", len(self._accounts.by_key)),
+            ("iotmq_broker_acl_accounts", "Accounts of access control.", self.accounts_count),
             ("iotmq_broker_acl_reloads_total", "Times changed accounts were read.", self.reloads_count),
             (
                 "iotmq_broker_acl_failed_reloads_total",
@@ -209,6 +234,8 @@ class AccessControl:
         return account
 
     def _is_permitted(self, account: Account, need: Need) -> bool:
+        if need.is_device:
+            return account.devices.allows(need.name)
         if need.permission == PUB and need.name in self._open_topics:
             return True
         if need.name == "*" and not account.is_admin:
@@ -218,18 +245,14 @@ class AccessControl:
             return False
         return bool(owned & (PUB | SUB if need.permission == ANY else need.permission))
 
-    def _refusal(self, reason: str, text: str) -> RequestError:
+    def _refusal(self, reason: str, text: str) -> AccessRefusedError:
         self.refused[reason] += 1
         # The log itself stops floods.
         logger.warning("access refused", extra={"reason": reason, "detail": text})
-        return RequestError(ResponseCode.NO_PERMISSION, text)
+        return AccessRefusedError(reason, text)
 
     def _warn_when_open(self) -> None:
-        try:
-            mode = self.path.stat().st_mode
-        except OSError:
-            return
-        if mode & (stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP):
+        if is_open_to_others(self.path):
             logger.warning(
                 "%s holds secrets and others on this machine may read or change it: chmod 600 it", self.path
             )
@@ -245,14 +268,25 @@ class Guard:
         access: AccessControl,
         store: Store,
         cold_reads: ColdReads,
+        *,
+        record: Record = no_audit,
     ) -> None:
+        """`record` is told of refusals."""
         self._handler = handler
         self._handle_run = handle_run
         self._access = access
         self._store = store
         self._cold_reads = cold_reads
+        self._record = record
 
     def handle(self, connection: ServerConnection, request: Command) -> Command | None:
+        try:
+            return self._handle(connection, request)
+        except AccessRefusedError as error:
+            record_refusal(self._record, connection, request, reason=error.reason, detail=str(error))
+            raise
+
+    def _handle(self, connection: ServerConnection, request: Command) -> Command | None:
         account = self._access.authenticated(request, connection.peer[0])
         if account is None:
             return self._handler.handle(connection, request)
@@ -263,7 +297,11 @@ class Guard:
         answer = DeferredReply(connection, request)
 
         def read(_: memoryview | None) -> None:
-            self._access.check_permitted(account, request)
+            try:
+                self._access.check_permitted(account, request)
+            except AccessRefusedError as error:
+                record_refusal(self._record, connection, request, reason=error.reason, detail=str(error))
+                raise
             response = self._handler.handle(connection, request)
             if response is not None:
                 answer.answer(response)

@@ -25,8 +25,7 @@ from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 
-# The property that makes a record a message to devices is also the name under which accounts may set it.
-DEVICE_TOPICS: Final = MQTT_TOPIC
+_DEVICE_TOPIC: Final = MQTT_TOPIC.encode()
 
 DENY: Final = 1
 # Needed only: either of the next two will do.
@@ -40,6 +39,8 @@ class RecordTopics(NamedTuple):
 
     topic: str
     real_topic: str = ""
+    # The topic under which devices get it; empty when they do not.
+    device_topic: str = ""
 
 
 #: The topics of the record at a position of the log, None when there is none.
@@ -47,11 +48,17 @@ TopicAt: TypeAlias = Callable[[int], RecordTopics | None]
 
 
 class Need(NamedTuple):
-    """One permission on one topic or group."""
+    """One permission on one topic or group, or the right to send to devices under an MQTT topic."""
 
     name: str
     is_group: bool
     permission: int
+    is_device: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Return what the name is one of."""
+        return "MQTT topic" if self.is_device else "group" if self.is_group else "topic"
 
 
 class Rule(NamedTuple):
@@ -95,40 +102,47 @@ def _fields(
 
 
 def _sends(*, topic: str, properties: str, sys_flag: str, batch: str) -> Rule:
-    """PUB on the topic, and to speak to devices also on the name `MQTT_TOPIC`.
+    """PUB on the topic, and to send to devices also the right to their MQTT topic.
 
-    A record with that property is delivered to every device that subscribes it, whatever the record's topic:
-    PUB on one topic alone is no right to that.
+    A record with the property MQTT_TOPIC is delivered to every device that subscribes it, whatever the
+    record's topic: PUB on that alone is no right to it. Retries and dead letters, which keep the properties
+    of what a consumer got, reach no device.
     """
 
     def needs(request: Command, topic_at: TopicAt) -> Iterable[Need]:
-        yield topic_need(request.text(topic), PUB)
-        is_batch = request.code == RequestCode.SEND_BATCH_MESSAGE or request.boolean(batch)
-        if _names_devices(request.ext.get(properties, "").encode()) or (
-            is_batch and _has_devices(request.body_bytes(), request.integer(sys_flag, 0))
-        ):
-            yield Need(DEVICE_TOPICS, False, PUB)
+        need = topic_need(request.text(topic), PUB)
+        yield need
+        if need.is_group:
+            return
+        if (own := device_topic(request.ext.get(properties, "").encode("utf-8", "replace"))) is not None:
+            yield Need(own, False, PUB, is_device=True)
+        if request.code == RequestCode.SEND_BATCH_MESSAGE or request.boolean(batch):
+            for each in _device_topics(request.body_bytes(), request.integer(sys_flag, 0)):
+                yield Need(each, False, PUB, is_device=True)
 
     return Rule(needs)
 
 
-def _has_devices(batch: bytes, sys_flag: int) -> bool:
-    """Return whether an element of a batch has a topic of devices.
-
-    The send itself refuses what is no batch.
-    """
+def _device_topics(batch: bytes, sys_flag: int) -> set[str]:
+    """Return the MQTT topics in a batch. The send itself refuses what is no batch."""
     if sys_flag & COMPRESSED:
         batch = bytes(inflate_batch(batch, sys_flag)[0])
-    if DEVICE_TOPICS.encode() not in batch:
-        return False
+    if _DEVICE_TOPIC not in batch:
+        return set()
+    topics: set[str] = set()
     try:
-        return any(_names_devices(properties) for _, properties, _ in split_elements(batch))
+        for _, properties, _ in split_elements(batch):
+            if (topic := device_topic(properties)) is not None:
+                topics.add(topic)
     except MessageFormatError:
-        return False
+        return set()
+    return topics
 
 
-def _names_devices(properties: bytes) -> bool:
-    return property_value(properties, DEVICE_TOPICS.encode()) is not None
+def device_topic(properties: bytes) -> str | None:
+    """Return the MQTT topic of a record with these properties; None for one that no device gets."""
+    value = property_value(properties, _DEVICE_TOPIC)
+    return None if value is None else value.decode("utf-8", "replace")
 
 
 def _nothing(request: Command, topic_at: TopicAt) -> Iterable[Need]:
@@ -148,9 +162,13 @@ def _record(*groups: str) -> Rule:
 
 
 def _ends_transaction(request: Command, topic_at: TopicAt) -> Iterable[Need]:
-    """PUB on the topic that the prepared message is for; the handler refuses what is none."""
+    """Need for a committed message what sending it needs; the handler refuses what is none."""
     record = topic_at(request.integer("commitLogOffset", minimum=0))
-    return (topic_need(record.real_topic, PUB),) if record is not None and record.real_topic else ()
+    if record is None or not record.real_topic:
+        return
+    yield topic_need(record.real_topic, PUB)
+    if record.device_topic:
+        yield Need(record.device_topic, False, PUB, is_device=True)
 
 
 def _heartbeat(request: Command, topic_at: TopicAt) -> Iterable[Need]:
@@ -202,7 +220,6 @@ RULES: Final[dict[int, Rule]] = {
     RequestCode.SEND_MESSAGE: _SENDS,
     RequestCode.SEND_MESSAGE_V2: _SENDS_SHORT,
     RequestCode.SEND_BATCH_MESSAGE: _SENDS_SHORT,
-    # Whoever has an account may answer (acl.py): PUB is needed on topics other than that of replies.
     RequestCode.SEND_REPLY_MESSAGE: _SENDS,
     RequestCode.SEND_REPLY_MESSAGE_V2: _SENDS_SHORT,
     RequestCode.END_TRANSACTION: Rule(_ends_transaction, record_field="commitLogOffset"),

@@ -27,7 +27,6 @@ from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
-from iotmq.remoting.tls.files import client_tls
 from iotmq.supervised import end, supervise
 
 logger = logging.getLogger(__name__)
@@ -56,6 +55,7 @@ class RegistryLink:
         self._host, self._port = registry
         self._interval_s = settings.registration_interval_s
         self._timeout_s = settings.registration_timeout_s
+        self._credentials = settings.registry_credentials
         self._registration = registration
         self._unregistration = unregistration
         self._registered = registered
@@ -162,7 +162,12 @@ class RegistryLink:
         connection = self._connection
         if connection is None or connection.is_closed:
             connection = self._connection = await ClientConnection.connect(
-                self._host, self._port, on_lost=self._on_lost, timeout_s=self._timeout_s, tls=self._tls
+                self._host,
+                self._port,
+                on_lost=self._on_lost,
+                timeout_s=self._timeout_s,
+                credentials=self._credentials,
+                tls=self._tls,
             )
         response = await connection.request(await self._registration(), timeout_s=self._timeout_s)
         if response.code != ResponseCode.SUCCESS:
@@ -249,7 +254,7 @@ class Registration:
         self._telling: Telling | None = None
         # Set once a registry has taken a registration.
         self._first = asyncio.Event()
-        tls = client_tls(ca_file=settings.registry_tls_ca_file) if settings.registry_tls_enabled else None
+        tls = settings.registry_tls()
         self.links = [
             RegistryLink(
                 parse_address(address),

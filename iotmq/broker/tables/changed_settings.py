@@ -22,6 +22,7 @@ from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.tables.config_files import ConfigFile, DataVersion
 from iotmq.broker.tables.topics import TRACE_TOPIC
 from iotmq.errors import RefusedError, RequestError
+from iotmq.secret_text import SECRET_SHOWN, Secret
 from iotmq.store.settings import StoreSettings
 
 logger = logging.getLogger(__name__)
@@ -231,7 +232,8 @@ def _changed(settings: _Settings, wanted: Mapping[str, str], section: str) -> _S
     if not values:
         return settings
     try:
-        return msgspec.convert({**msgspec.to_builtins(settings), **values}, type(settings), strict=False)
+        fresh = msgspec.convert(values, type(settings), strict=False)
+        return msgspec.structs.replace(settings, **{key: getattr(fresh, key) for key in values})
     except (msgspec.ValidationError, ValueError) as error:
         problem = str(error)
         for key in values:
@@ -283,6 +285,8 @@ def _facts(broker: BrokerSettings, store: StoreSettings) -> dict[str, str]:
 
 
 def _text(value: object) -> str:
+    if isinstance(value, Secret):
+        return SECRET_SHOWN
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
+from iotmq.audit_log import AUDIT_TOPIC
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.tables.topics import (
     BENCHMARK_TOPIC,
@@ -79,5 +80,6 @@ def system_topics(
         topic(RECEIVED_TOPIC, 1),
         topic(BANS_TOPIC, 1),
         topic(TRACE_TOPIC, 1),
+        topic(AUDIT_TOPIC, 1),
         topic(TRANSACTION_CHECKS_MAX_TOPIC, 1),
     )

@@ -36,12 +36,21 @@ class AccessAdmin(Asking):
         default_group: str = "",
         topics: Mapping[str, str] | None = None,
         groups: Mapping[str, str] | None = None,
+        default_mqtt_topic: str = "",
+        mqtt_topics: Mapping[str, str] | None = None,
         broker_names: Collection[str] = (),
     ) -> list[str]:
-        """Make an account, or change what is given of one. Permissions are DENY, PUB, SUB or PUB|SUB."""
+        """Make an account, or change what is given of one. Permissions are DENY, PUB, SUB or PUB|SUB.
+
+        `mqtt_topics` are filters of the MQTT topics under which it may send to devices (PUB) or not (DENY);
+        the first that matches decides, and none leaves it to `default_mqtt_topic`.
+        """
         for name in (*(topics or ()), *(groups or ())):
             if "," in name or "=" in name:
                 raise ClientError(f"invalid topic or group {name!r}: a name has no , and no =")
+        for name in mqtt_topics or ():
+            if any(character in name for character in ",={}"):
+                raise ClientError(f"invalid filter {name!r}: here it has no , = {{ or }}")
         ext = {"accessKey": access_key}
         fields = {
             "secretKey": secret_key,
@@ -50,6 +59,8 @@ class AccessAdmin(Asking):
             "defaultGroupPerm": default_group,
             "topicPerms": _pairs(topics),
             "groupPerms": _pairs(groups),
+            "defaultMqttTopicPerm": default_mqtt_topic,
+            "mqttTopicPerms": _pairs(mqtt_topics),
         }
         ext.update({name: value for name, value in fields.items() if value})
         if is_admin is not None:

@@ -11,6 +11,7 @@ from msgspec import Meta
 from iotmq.limits import PULL_BYTES_MAX, PULL_RECORDS_MAX, RECORD_BYTES_MAX
 from iotmq.remoting.signature import Credentials
 from iotmq.remoting.tls.files import client_tls
+from iotmq.secret_text import hide
 from iotmq.setting_types import AccountKey, AccountSecret, FileName
 
 ConsumeFrom = Literal["last", "first", "timestamp"]
@@ -55,6 +56,9 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Milliseconds before the first new try of a lost connection."""
     reconnect_ms_max: Annotated[int, Meta(ge=1, le=600_000)] = 5_000
     """Longest pause between tries, in milliseconds; pauses double up to it, with jitter."""
+
+    def __post_init__(self) -> None:
+        hide(self, "secret_key")
 
     @property
     def credentials(self) -> Credentials | None:

@@ -34,6 +34,8 @@ async def put(session: Session, options: argparse.Namespace) -> Result:
         default_group=options.default_group or "",
         topics=dict(options.topics),
         groups=dict(options.groups),
+        default_mqtt_topic=options.default_mqtt_topic or "",
+        mqtt_topics=dict(options.mqtt_topics),
         broker_names=options.broker_names,
     )
     return Done(

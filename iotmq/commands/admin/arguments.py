@@ -88,6 +88,14 @@ def pair(text: str) -> tuple[str, str]:
     return name, value
 
 
+def device_access(text: str) -> tuple[str, str]:
+    """Parse ``FILTER=PERM`` with one of the permissions to send to devices."""
+    topic_filter, _, permission = text.rpartition("=")
+    if not topic_filter or permission not in ("DENY", "PUB"):
+        raise argparse.ArgumentTypeError(f"{text}: it is FILTER=PUB or FILTER=DENY")
+    return topic_filter, permission
+
+
 def access(text: str) -> tuple[str, str]:
     """Parse ``NAME=PERM`` with one of the permissions of access control."""
     name, permission = pair(text)

@@ -408,6 +408,19 @@ _WORDS: Final = (
             metavar="GROUP=PERM",
             help="DENY or SUB; may be repeated",
         ),
+        arg(
+            "--default-mqtt-topic", choices=("DENY", "PUB"), help="for messages to devices under other topics"
+        ),
+        arg(
+            "--mqtt-topic",
+            dest="mqtt_topics",
+            action="append",
+            default=[],
+            type=arguments.device_access,
+            metavar="FILTER=PERM",
+            help="PUB: it may send to devices under these MQTT topics, DENY: it may not; the first that "
+            "matches decides; may be repeated",
+        ),
         _BROKERS,
     ),
     word("acl delete", "access:delete", "delete an account", _ACCOUNT, _BROKERS),

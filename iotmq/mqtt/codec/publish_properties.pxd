@@ -25,6 +25,10 @@ cdef struct PublishProperties:
 cdef Py_ssize_t read_publish_properties(const uint8_t* body, Py_ssize_t size, PublishProperties* found) except -1
 
 
+# Those that are there as Python objects, by name: user properties are a tuple of pairs.
+cdef dict named_properties(const PublishProperties* found)
+
+
 cdef inline const uint8_t* next_user_property(const uint8_t* at, const uint8_t* end) noexcept nogil:
     """The next user property of checked properties, behind its identifier, from `at` on; NULL at the end."""
     cdef uint8_t identifier

@@ -158,12 +158,9 @@ cdef int _malformed(str text) except -1:
     raise MqttProtocolError(MALFORMED_PACKET, text)
 
 
-def decode_publish_properties(const uint8_t[::1] data not None):
-    """(bytes taken, properties by name) of what stands at the start of `data`; for tests and tools."""
-    cdef PublishProperties found
+cdef dict named_properties(const PublishProperties* found):
     cdef const uint8_t* at
     cdef const uint8_t* end
-    cdef Py_ssize_t taken = read_publish_properties(&data[0] if data.shape[0] else NULL, data.shape[0], &found)
     named = {}
     if found.topic_alias:
         named["topic_alias"] = found.topic_alias
@@ -177,6 +174,8 @@ def decode_publish_properties(const uint8_t[::1] data not None):
         named["response_topic"] = found.response_topic[:found.response_topic_size].decode()
     if found.correlation_data != NULL:
         named["correlation_data"] = found.correlation_data[:found.correlation_data_size]
+    if not found.user_count:
+        return named
     pairs = []
     end = found.raw + found.raw_size
     at = next_user_property(found.raw, end)
@@ -185,6 +184,12 @@ def decode_publish_properties(const uint8_t[::1] data not None):
         at += 2 + get_u16(at)
         pairs.append((name, at[2:2 + get_u16(at)].decode()))
         at = next_user_property(at + 2 + get_u16(at), end)
-    if pairs:
-        named["user_properties"] = tuple(pairs)
-    return taken, named
+    named["user_properties"] = tuple(pairs)
+    return named
+
+
+def decode_publish_properties(const uint8_t[::1] data not None):
+    """(bytes taken, properties by name) of what stands at the start of `data`; for tests and tools."""
+    cdef PublishProperties found
+    cdef Py_ssize_t taken = read_publish_properties(&data[0] if data.shape[0] else NULL, data.shape[0], &found)
+    return taken, named_properties(&found)

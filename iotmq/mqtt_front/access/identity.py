@@ -12,7 +12,7 @@ NO_ATTRIBUTES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """Who a device is, as a link of the authentication chain said; shared by its connections.
+    """The facts that a link of the authentication chain gave about a device; shared by its connections.
 
     A device that nobody asked has none (None at `Device.identity`).
     """
@@ -22,7 +22,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     roles: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
     attributes: Mapping[str, str] = NO_ATTRIBUTES
-    """What else is known, such as claims of a token and fields of a certificate; for rules and placeholders."""
+    """Further facts, such as claims of a token and fields of a certificate, for rules."""
     permissions: tuple[Mapping[str, object], ...] | None = None
     """Rules that came with the identity, in the order in which they are asked; None: it brought none."""
     limits: Mapping[str, int] | None = None

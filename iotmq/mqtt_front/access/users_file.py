@@ -2,9 +2,11 @@
 
     # comments and empty lines are allowed
     name:SCRAM-SHA-256$ITERATIONS:SALT$STOREDKEY:SERVERKEY
+    name:$argon2id$v=19$m=MEMORY,t=ROUNDS,p=LANES$SALT$HASH
 
-The second part is what PostgreSQL keeps of a password (RFC 5803), all of it in base64. A name is text in its
-SASLprep form, without control characters, and does not begin with # or begin or end with a space.
+The second part is what is kept of the password (kept_passwords): what PostgreSQL keeps (RFC 5803), or a hash
+of argon2id as its own tools write it. A name is text in its SASLprep form, without control characters, and
+does not begin with # or begin or end with a space.
 """
 
 from __future__ import annotations
@@ -25,12 +27,12 @@ from iotmq import limits
 from iotmq.errors import IotmqError
 from iotmq.files import replace_private_file
 from iotmq.mqtt.auth.saslprep import saslprep
-from iotmq.mqtt.auth.scram import METHOD
+from iotmq.mqtt_front.access.kept_passwords import ARGON2, FORMS, check_kept, cost_of
 from iotmq.mqtt_front.access.scram import Verifier, parse_verifier
 
 _log: Final = logging.getLogger("iotmq.mqtt")
 
-_MARK: Final = f":{METHOD}$"
+_MARKS: Final = tuple(f":{form}" for form in FORMS)
 _PROBLEMS_SHOWN_MAX: Final = 10
 # A server that reads again does so in a thread, and its loop gets the interpreter after so many lines, which
 # take some two milliseconds; left to itself a thread keeps it for five.
@@ -48,9 +50,12 @@ class Users:
     def __init__(self, kept: dict[str, str]) -> None:
         """`kept` has what is kept of each user's password, as text: that is half of the memory of objects."""
         self._kept = kept
-        counts = Counter(map(_iterations_text, kept.values()))
-        # What most users have, so that a name that is not there is not told by another number.
-        self.usual_iterations: int | None = int(counts.most_common(1)[0][0]) if counts else None
+        counts = Counter(map(cost_of, kept.values())).most_common()
+        # What most users have, so that a name that is not there is told by neither number nor time.
+        self.usual_cost: str | None = counts[0][0] if counts else None
+        self.usual_iterations: int | None = next(
+            (int(cost.partition("$")[2]) for cost, _ in counts if not cost.startswith(ARGON2)), None
+        )
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -64,9 +69,9 @@ class Users:
         return self._kept.get(name)
 
     def verifier(self, name: str) -> Verifier | None:
-        """Return the verifier in its parts."""
+        """Return the verifier in its parts; None without such a user, and for a hashed password."""
         kept = self._kept.get(name)
-        return None if kept is None else parse_verifier(kept)
+        return None if kept is None or kept.startswith(ARGON2) else parse_verifier(kept)
 
 
 def read_users(path: Path, *, former: Users | None = None) -> Users:
@@ -100,7 +105,7 @@ def parse_users(data: bytes, *, former: Users | None = None) -> Users:
             name, text = _parts(line)
             if former is None or former.kept(name) != text:
                 checked_name(name)
-                parse_verifier(text)
+                check_kept(text)
             if name in kept:
                 raise ValueError(f"user {name[:64]!a} is there twice")
             if len(kept) == limits.MQTT_USERS_MAX:
@@ -124,17 +129,18 @@ def checked_name(name: str) -> str:
         raise ValueError(f"a user name has 1 to {limits.MQTT_USER_NAME_BYTES_MAX} bytes")
     if name.startswith("#") or name != name.strip():
         raise ValueError("a user name does not begin with # and neither begins nor ends with a space")
-    if _MARK in name:
-        raise ValueError(f"a user name does not have {_MARK} in it")
+    for mark in _MARKS:
+        if mark in name:
+            raise ValueError(f"a user name does not have {mark} in it")
     prepared = saslprep(name)
     if prepared != name:
         raise ValueError(f"user name {name[:64]!a} is not in its SASLprep form, which is {prepared[:64]!a}")
     return name
 
 
-def with_users(data: bytes, verifiers: Mapping[str, Verifier]) -> bytes:
+def with_users(data: bytes, kept: Mapping[str, Verifier | str]) -> bytes:
     """Return the bytes of the file with these users, each in the place of one of its name or at the end."""
-    left = {checked_name(name): verifier for name, verifier in verifiers.items()}
+    left = {checked_name(name): str(text) for name, text in kept.items()}
     lines = data.splitlines(keepends=True)
     for at, line in enumerate(lines):
         name = _name_of(line)
@@ -142,7 +148,7 @@ def with_users(data: bytes, verifiers: Mapping[str, Verifier]) -> bytes:
             lines[at] = f"{name}:{left.pop(name)}\n".encode()
     if lines and left and not lines[-1].endswith(b"\n"):
         lines.append(b"\n")
-    lines += (f"{name}:{verifier}\n".encode() for name, verifier in left.items())
+    lines += (f"{name}:{text}\n".encode() for name, text in left.items())
     return b"".join(lines)
 
 
@@ -189,19 +195,17 @@ def warn_when_open(path: Path) -> str | None:
 
 def _name_of(line: bytes) -> str | None:
     """Return the user of a line; None for a comment and for a line without one."""
-    name, mark, _ = line.rpartition(_MARK.encode())
-    return None if not mark or line.startswith(b"#") else name.decode(errors="replace")
+    at = max(line.rfind(mark.encode()) for mark in _MARKS)
+    return None if at < 0 or line.startswith(b"#") else line[:at].decode(errors="replace")
 
 
 def _parts(line: str) -> tuple[str, str]:
-    name, mark, rest = line.rpartition(_MARK)
-    if not mark:
-        raise ValueError(f"it is not name{_MARK}ITERATIONS:SALT$STOREDKEY:SERVERKEY")
-    return name, mark[1:] + rest
-
-
-def _iterations_text(kept: str) -> str:
-    return kept[len(METHOD) + 1 : kept.index(":")]
+    at = max(line.rfind(mark) for mark in _MARKS)
+    if at < 0:
+        raise ValueError(
+            f"it is not name{_MARKS[0]}ITERATIONS:SALT$STOREDKEY:SERVERKEY or name{_MARKS[1]}..."
+        )
+    return line[:at], line[at + 1 :]
 
 
 def _said(error: ValueError) -> str:

@@ -4,7 +4,8 @@ Operations: watch a connection once when it comes, and find the late ones once a
 packet. Plan: a bucket per second; a connection sits in the bucket of the deadline it had when it was put
 there, and is asked for its present one only when that second comes. A bucket is at most `RECHECK_S` ahead,
 so that connections that ended are not kept in memory for the length of a long keep-alive. Connections
-that have not opened a session yet all have the same time for it, so a queue keeps them in order.
+that have not opened a session yet all have the same time for it, so a queue keeps them in order. A device
+whose deadline has come nearer is put into a bucket again; the one it knows counts.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Deadlines:
         self._connecting.append((deadline, device))
 
     def watch(self, device: Device, now_s: float) -> None:
-        """Look after a device from now on; once per session, and once when it was told to go."""
+        """Look after a device from now on: its session opens, it is told to go, its deadline changes."""
         self._put(device, device.next_deadline(), now_s)
 
     def late(self, now_s: float) -> list[Device]:
@@ -48,7 +49,7 @@ class Deadlines:
                 late.append(device)
         for second in range(self._next_s, math.floor(now_s) + 1):
             for device in self._buckets.pop(second, ()):
-                if device.transport is None:
+                if device.transport is None or device.watched_s != second:
                     continue
                 deadline = device.next_deadline()
                 if device.close_reason is not None or (deadline is not None and deadline <= now_s):
@@ -62,4 +63,6 @@ class Deadlines:
         latest = now_s + RECHECK_S
         at_s = latest if deadline is None else min(deadline, latest)
         second = max(math.ceil(at_s), self._next_s + 1)
-        self._buckets.setdefault(second, []).append(device)
+        if device.watched_s != second:
+            device.watched_s = second
+            self._buckets.setdefault(second, []).append(device)

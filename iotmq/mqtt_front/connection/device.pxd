@@ -88,6 +88,9 @@ cdef class Device(ServerConnection):
     cdef public dict subscriptions      # filter -> options with the QoS granted; None while it has none
     cdef public uint32_t expiry_s       # how long its session outlives it; set when the session opens
     cdef public str user                # who it proved to be; shared between connections, None for anybody
+    cdef public object identity         # what else is known of that (access.identity.Identity); None: nobody was asked
+    cdef public double expires_s        # when its connection ends, as its token does; 0: never
+    cdef public uint32_t watched_s      # second of the bucket of connection.deadlines that it is in
     cdef readonly DeviceLimits limits   # how much may pass; None without limits
     cdef public object will             # None when there is none, or it was dropped by DISCONNECT
     cdef public bint has_session        # the broker has given it one, in `epoch`, and was not told of its end

@@ -1,6 +1,6 @@
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from typing_extensions import Buffer
 
@@ -72,6 +72,9 @@ class Device(ServerConnection, asyncio.BufferedProtocol):
     properties: bytes | None
     subscriptions: dict[str, int] | None
     user: str | None
+    identity: Any
+    expires_s: float
+    watched_s: int
     will: Will | None
     has_session: bool
     epoch: int

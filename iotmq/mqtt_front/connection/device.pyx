@@ -492,10 +492,17 @@ cdef class Device(ServerConnection):
         return self._held_since_s != 0
 
     def next_deadline(self):
-        """As of the core, but while it is us who do not read, whose silence that is not, only that of an answer."""
+        """As of the core, but while it is us who do not read, whose silence that is not, only that of an answer.
+
+        A connection that ends with its token does so whatever it sends.
+        """
         if self._is_paused and not self.is_write_paused:
-            return self._held_since_s + ANSWER_TIMEOUT_S if self._held_since_s else None
-        return ServerConnection.next_deadline(self)
+            deadline = self._held_since_s + ANSWER_TIMEOUT_S if self._held_since_s else None
+        else:
+            deadline = ServerConnection.next_deadline(self)
+        if self.expires_s and self.state == STATE_CONNECTED and (deadline is None or self.expires_s < deadline):
+            return self.expires_s
+        return deadline
 
     def after_answer(self):
         """To be called when the handler answered outside of `device_events`."""

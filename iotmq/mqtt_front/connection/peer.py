@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import asyncio
@@ -26,6 +27,8 @@ class Peer:
     """The host that the device asked a proxy for."""
     proxy_id: str | None = None
     """The proxy's name for the connection, as in its own log."""
+    certificate: Mapping[str, Any] | None = None
+    """A client certificate that was verified, as ssl.SSLSocket.getpeercert() gives it, until the CONNECT."""
 
     @property
     def shown(self) -> dict[str, str]:

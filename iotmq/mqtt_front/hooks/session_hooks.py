@@ -37,13 +37,13 @@ class SessionHooks:
         )
         self._decide("before_connect", device, client, go_on)
 
-    def after_authenticate(self, device: Device, connect: Connect, go_on: Callable[[], None]) -> None:
+    def after_authenticate(self, device: Device, client_id: str, go_on: Callable[[], None]) -> None:
         """The device is known, and its session would open now."""
         if not self._calls.has("after_authenticate"):
             go_on()
             return
         client = Client(
-            client_id=connect.client_id,
+            client_id=client_id,
             user=device.user,
             address=device.address,
             listener=device.peer.listener,

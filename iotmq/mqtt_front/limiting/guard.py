@@ -149,7 +149,9 @@ class Guard:
         `own` are the limits that came with its identity.
         """
         if len(self.bans):
-            ban = self.bans.of_user(device.user, self._clock.now_ms())
+            now_ms = self._clock.now_ms()
+            # The client id may be another one than that of the CONNECT.
+            ban = self.bans.of_user(device.user, now_ms) or self.bans.of_client(client_id, now_ms)
             if ban is not None:
                 return self._refusal_of_ban(ban, address=device.address)
         return self.limiter.opening(device, client_id, own)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from iotmq import limits
 
@@ -19,7 +19,7 @@ class Pattern(Protocol):
     @property
     def groups(self) -> int: ...
     def search(self, text: str) -> Found | None: ...
-    def fullmatch(self, text: str) -> Any: ...
+    def fullmatch(self, text: str) -> Found | None: ...
 
 
 def compile_pattern(pattern: str) -> Pattern:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import zlib
 from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple, Protocol
@@ -221,17 +220,9 @@ class SharedBans:
         properties = dict(ban_properties(ban.kind, ban.value, expires_ms=expires_ms))
         properties[UNIQ_KEY] = self._keys.next()
         elements = encode_batch([(ban.body, encode_properties(properties), 0)])
-        count = self._ports.gateway.queue_count(BANS_TOPIC)
         with surviving("telling of bans"):
-            self._ports.gateway.append(
-                BANS_TOPIC,
-                zlib.crc32(ban.topic.encode()) % count,
-                elements,
-                count=1,
-                is_stored=True,
-                has_packet_ids=False,
-                is_repeat=False,
-                done=partial(self._told, ban, tries),
+            self._ports.gateway.append_own(
+                BANS_TOPIC, elements, count=1, is_repeat=tries > 0, done=partial(self._told, ban, tries)
             )
 
     def _told(self, ban: Ban, tries: int, code: int, remark: str) -> None:

@@ -69,6 +69,7 @@ class Handshakes:
         *,
         has_room: Callable[[], bool],
         enter: Enter,
+        ticket_secret: str = "",
     ) -> None:
         """`listener` is bound and listens; `has_room` says whether one more connection may be open.
 
@@ -84,7 +85,7 @@ class Handshakes:
         self._enter = enter
         self._trusted = settings.trusted_networks
         self._loop = asyncio.get_running_loop()
-        self._tls = listener_tls(settings)
+        self._tls = listener_tls(settings, ticket_secret=ticket_secret)
         self._reloads = (
             None if self._tls is None else supervise("reading of certificates", self._tls.reload_repeatedly)
         )
@@ -313,6 +314,7 @@ class Handshakes:
     def _hand_over(self, arrival: _Arrival, transport: asyncio.Transport) -> None:
         """There is a transport that is ready for MQTT."""
         settings, header = self._settings, arrival.header
+        shown: dict[str, Any] | None = None
         identity = header.certificate_name if settings.proxy_identity_trusted else None
         if self._tls is not None:
             encrypted: ssl.SSLObject = transport.get_extra_info("ssl_object")
@@ -325,12 +327,13 @@ class Handshakes:
                 transport.abort()
                 return
             identity = self._identity_of(certificate) or identity
-            # Nobody asks for more of it, and the transport would keep it as long as the connection.
+            shown = certificate.copy() or None
+            # The transport would keep it as long as the connection.
             certificate.clear()
             transport.set_write_buffer_limits(high=limits.TLS_BUFFER_BYTES)
             # Of uvloop's own: what comes from a device that is not read, before the kernel keeps it.
             transport.set_read_buffer_limits(high=limits.TLS_BUFFER_BYTES)  # type: ignore[attr-defined]
-        protocol = self._make(self._peer_of(header, identity))
+        protocol = self._make(self._peer_of(header, identity, shown))
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
 
@@ -351,8 +354,8 @@ class Handshakes:
         kind = self._settings.client_identity
         return certificate_identity(certificate, kind) if kind and certificate else None
 
-    def _peer_of(self, header: ProxyHeader, identity: str | None) -> Peer:
-        if header is NO_HEADER and identity is None:
+    def _peer_of(self, header: ProxyHeader, identity: str | None, shown: dict[str, Any] | None) -> Peer:
+        if header is NO_HEADER and identity is None and shown is None:
             return self._peer
         return Peer(
             self._settings.name,
@@ -361,6 +364,7 @@ class Handshakes:
             is_certificate_user=self._settings.client_identity_is_user and identity is not None,
             server_name=header.server_name,
             proxy_id=header.shown_id,
+            certificate=shown,
         )
 
 

@@ -44,8 +44,10 @@ class Listeners:
         is_shared: bool = False,
         has_room: Callable[[int], bool] = lambda _: True,
         enter: Enter = lambda listener, address: None,
+        ticket_secret: str = "",
     ) -> None:
-        """With `is_shared` other processes may listen on the same ports.
+        """With `is_shared` other processes may listen on the same ports; with the same `ticket_secret` each
+        resumes the TLS sessions of all.
 
         `has_room` says whether so many connections that are not MQTT yet may be open beside the devices,
         `enter` why one from an address may not be open.
@@ -55,6 +57,7 @@ class Listeners:
         self._is_shared = is_shared
         self._has_room = has_room
         self._enter = enter
+        self._ticket_secret = ticket_secret
         self._servers: list[asyncio.AbstractServer] = []
         # Of those where something comes before MQTT, by the listener's name.
         self._handshakes: dict[str, Handshakes] = {}
@@ -95,7 +98,12 @@ class Listeners:
             _refuse_slow_loop(loop, settings)
         if settings.is_encrypted or settings.proxy_protocol:
             self._handshakes[settings.name] = Handshakes(
-                settings, listener, protocol_for, has_room=self._has_room_for_one, enter=self._enter
+                settings,
+                listener,
+                protocol_for,
+                has_room=self._has_room_for_one,
+                enter=self._enter,
+                ticket_secret=self._ticket_secret,
             )
         elif settings.transport == "unix":
             self._servers.append(await loop.create_unix_server(make, sock=listener, backlog=_BACKLOG))

@@ -17,8 +17,11 @@ _VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3
 _ALTERNATIVE_NAMES: Final = {"san-dns": "DNS", "san-uri": "URI", "san-email": "email"}
 
 
-def listener_tls(settings: ListenerSettings) -> ServerTls | None:
-    """Load the TLS of an encrypted listener; None for others. ConfigError names an unusable file."""
+def listener_tls(settings: ListenerSettings, *, ticket_secret: str = "") -> ServerTls | None:
+    """Load the TLS of an encrypted listener; None for others. ConfigError names an unusable file.
+
+    Front ends with the same `ticket_secret` resume each other's sessions.
+    """
     if not settings.is_encrypted:
         return None
     return ServerTls(
@@ -37,6 +40,7 @@ def listener_tls(settings: ListenerSettings) -> ServerTls | None:
         is_enforced=True,
         handshake_timeout_s=settings.handshake_timeout_s,
         handshakes_max=settings.handshakes_max,
+        ticket_secret=ticket_secret,
     )
 
 

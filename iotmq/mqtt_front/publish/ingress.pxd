@@ -4,7 +4,7 @@ from iotmq.mqtt.codec.byte_buffer cimport ByteBuffer
 from iotmq.mqtt.server.publish_sink cimport Publication, PublishSink
 from iotmq.mqtt_front.connection.device cimport Device, DeviceGroup
 from iotmq.mqtt_front.publish.batch cimport Batch, BatchOwner, Waiter
-from iotmq.mqtt_front.publish.targets cimport Target, Targets
+from iotmq.mqtt_front.publish.targets cimport Ruling, Target, Targets
 
 
 cdef class Settling:
@@ -66,11 +66,9 @@ cdef class Ingress(PublishSink):
     cdef readonly uint64_t replies      # answers to requests of native clients
     cdef readonly uint64_t not_stored   # messages the broker refused for good
     cdef readonly uint64_t bridge_notifications  # messages of bridges about themselves, which go nowhere
-    cdef readonly uint64_t rewrites_refused     # messages whose topic has no name after rewriting
 
     cdef int _reply(self, Device device, bytes topic, const Publication* publication) except -1
-    cdef int _put_will_properties(self, object will) except -1
-    cdef Target* _will_target(self, Device device, bytes topic) except NULL
+    cdef int _publish_ruled(self, Target* target, Device device, const Publication* publication) except -1
     cdef int _pass_over_notification(self, Device device, bytes topic, const Publication* publication) except -1
     cdef int _refuse_rewritten(self, Device device, const Publication* publication) except -1
     cdef int add(self, Target* target, Device device, const uint8_t* payload, Py_ssize_t payload_size, int qos,

@@ -5,6 +5,7 @@ from iotmq.mqtt.codec.packets import Will
 from iotmq.mqtt.server.publish_sink import PublishSink
 from iotmq.mqtt_front.connection.device import Device, DeviceGroup
 from iotmq.mqtt_front.publish.routes import Router
+from iotmq.mqtt_front.publish.targets import Targets
 from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.ports.gateway import GatewayPort
@@ -42,6 +43,8 @@ class Ingress(PublishSink):
     def bridge_notifications(self) -> int: ...
     @property
     def rewrites_refused(self) -> int: ...
+    @property
+    def targets(self) -> Targets: ...
     @property
     def pending_bytes(self) -> int: ...
     @property

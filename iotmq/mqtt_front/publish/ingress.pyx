@@ -16,12 +16,11 @@ from libc.string cimport memcpy
 from iotmq.message.records.layout cimport ELEMENT_FIXED_BYTES, RECORD_FIXED_BYTES, put_u16, put_u32
 from iotmq.mqtt.codec.byte_buffer cimport append
 from iotmq.mqtt.codec.packet_types cimport LEVEL_5, STATE_CLOSED, STATE_CONNECTED
-from iotmq.mqtt.codec.publish_properties cimport PublishProperties, read_publish_properties
 from iotmq.mqtt.server.publish_sink cimport Publication, PublishSink
 from iotmq.mqtt_front.connection.device cimport CONGESTED_INGRESS, Device
 from iotmq.mqtt_front.connection.message_properties cimport append_record_properties
 from iotmq.mqtt_front.publish.batch cimport Batch, BatchOwner, Waiter
-from iotmq.mqtt_front.publish.targets cimport TARGET_REFUSED, TARGET_RESOLVED, Target, Targets
+from iotmq.mqtt_front.publish.targets cimport TARGET_REFUSED, TARGET_RESOLVED, Ruling, Target, Targets
 
 import logging
 from collections import deque
@@ -36,9 +35,15 @@ from iotmq.message.properties import (
     encode_properties,
 )
 from iotmq.message.records.record import encode_batch
-from iotmq.mqtt.codec.properties import encode_message_properties
 from iotmq.mqtt.errors import MqttProtocolError
-from iotmq.mqtt.reason_codes import NOT_AUTHORIZED, NOT_STORED, PACKET_TOO_LARGE, QUOTA_EXCEEDED, TOPIC_NAME_INVALID
+from iotmq.mqtt.reason_codes import (
+    NOT_AUTHORIZED,
+    NOT_STORED,
+    PACKET_TOO_LARGE,
+    PAYLOAD_FORMAT_INVALID,
+    QUOTA_EXCEEDED,
+    TOPIC_NAME_INVALID,
+)
 from iotmq.mqtt.topics.reply import REPLY_PREFIX, read_reply_topic
 from iotmq.mqtt.topics.topics import BRIDGE_PREFIX, decode_topic_name
 from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
@@ -251,6 +256,16 @@ cdef class Ingress(PublishSink):
         return self._pending_bytes
 
     @property
+    def rewrites_refused(self):
+        """Messages whose topic has no name after rewriting."""
+        return self._targets.rewrites_refused
+
+    @property
+    def targets(self):
+        """Return what counts the messages that routes keep from going where others go."""
+        return self._targets
+
+    @property
     def is_idle(self):
         """Return whether nothing waits for the broker."""
         return self._pending_bytes == 0
@@ -316,6 +331,8 @@ cdef class Ingress(PublishSink):
             target = self._targets.of_device(<Device>connection, publication.topic, publication.topic_size)
             if target.kind == TARGET_REFUSED:
                 return self._refuse_rewritten(<Device>connection, publication)
+            if target.kind != TARGET_RESOLVED:
+                return self._publish_ruled(target, <Device>connection, publication)
         self._own_properties.size = 0
         if publication.properties != NULL:
             append_record_properties(&self._own_properties, publication.properties)
@@ -325,6 +342,26 @@ cdef class Ingress(PublishSink):
             target, <Device>connection, publication.payload, publication.payload_size,
             publication.qos, publication.is_retained, publication.qos != 0, publication.sequence,
         )
+
+    cdef int _publish_ruled(self, Target* target, Device device, const Publication* publication) except -1:
+        """Publish a message by the rules of its route."""
+        cdef Ruling ruling
+        self._targets.rule(target, device, publication, &ruling)
+        if ruling.target == NULL:
+            if publication.qos:
+                device.acknowledge(publication.sequence, 1)
+            return 0
+        self._own_properties.size = 0
+        append_record_properties(&self._own_properties, &ruling.properties)
+        if publication.qos == 2 and device.session is not None and not ruling.is_put_aside:
+            self._mark(<Lane>self._lanes[ruling.target.lane], publication)
+        self.add(
+            ruling.target, device, publication.payload, publication.payload_size, ruling.qos, ruling.is_retained,
+            publication.qos != 0 and not ruling.is_refused, publication.sequence,
+        )
+        if ruling.is_refused:
+            device.refuse_published(publication.sequence, 1, PAYLOAD_FORMAT_INVALID.v5_code)
+        return 0
 
     cdef int _mark(self, Lane lane, const Publication* publication) except -1:
         """Add the packet id to a stored message of QoS 2 from a kept session, and have its batch say so."""
@@ -336,32 +373,13 @@ cdef class Ingress(PublishSink):
         append(&self._own_properties, <const uint8_t*>mark, len(mark))
         return 0
 
-    cdef int _put_will_properties(self, object will) except -1:
-        """Put a will's properties of MQTT 5 where `add` takes them from."""
-        cdef PublishProperties found
-        cdef bytes encoded = encode_message_properties(will.properties)
-        cdef const uint8_t* data = encoded
-        self._own_properties.size = 0
-        read_publish_properties(data, len(encoded), &found)
-        return append_record_properties(&self._own_properties, &found)
-
-    cdef Target* _will_target(self, Device device, bytes topic) except NULL:
-        """MqttProtocolError when what is published there has nowhere to go."""
-        cdef Target* target = self._targets.of_device(device, topic, len(topic))
-        if target.kind == TARGET_REFUSED:
-            self.rewrites_refused += 1
-            raise MqttProtocolError(TOPIC_NAME_INVALID, "the topic of the will cannot be rewritten")
-        return target
-
     def publish_will(self, Device device not None, will not None):
         """Store a device's will; nobody waits for it. A will that is past a limit is dropped and counted."""
-        cdef bytes topic = will.topic.encode()
         cdef bytes payload = will.payload
-        cdef Target* target
+        cdef Ruling ruling
         try:
-            target = self._will_target(device, topic)
-            self._put_will_properties(will)
-            self.add(target, device, payload, len(payload), will.qos, will.retain, False, 0)
+            self._targets.rule_will(device, will, &ruling, &self._own_properties)
+            self.add(ruling.target, device, payload, len(payload), ruling.qos, ruling.is_retained, False, 0)
         except MqttProtocolError as error:
             self.not_stored += 1
             _log.warning("will not stored", extra={"client": device.client_id, "detail": str(error)})
@@ -371,15 +389,14 @@ cdef class Ingress(PublishSink):
 
         Raises MqttProtocolError for one that could not be stored.
         """
-        cdef bytes topic = will.topic.encode()
-        cdef Target* target = self._will_target(device, topic)
-        cdef Lane lane = <Lane>self._lanes[target.lane]
+        cdef Ruling ruling
+        self._targets.rule_will(device, will, &ruling, &self._own_properties)
+        cdef Lane lane = <Lane>self._lanes[ruling.target.lane]
         cdef bytes properties = (
-            target.properties[:target.properties_size]
+            ruling.target.properties[:ruling.target.properties_size]
             + device.properties
-            + <bytes>_FLAG_PROPERTIES[will.qos * 2 + will.retain]
+            + <bytes>_FLAG_PROPERTIES[ruling.qos * 2 + ruling.is_retained]
         )
-        self._put_will_properties(will)
         if self._own_properties.size:
             properties += self._own_properties.data[:self._own_properties.size]
         if (
@@ -505,7 +522,7 @@ cdef class Ingress(PublishSink):
 
     cdef int _refuse_rewritten(self, Device device, const Publication* publication) except -1:
         """Refuse a message whose topic has no valid name after rewriting."""
-        self.rewrites_refused += 1
+        self._targets.rewrites_refused += 1
         if not publication.qos:
             return 0
         if device.protocol_level != LEVEL_5:

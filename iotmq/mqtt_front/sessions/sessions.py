@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
+from iotmq.audit_log import Record, no_audit
 from iotmq.clock import Clock
 from iotmq.message.properties import MQTT_CLIENT_ID, encode_properties
 from iotmq.mqtt import reason_codes
@@ -15,6 +16,7 @@ from iotmq.mqtt.codec import packets
 from iotmq.mqtt.codec.properties import Properties
 from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt.topics.topics import BRIDGE_PREFIX
+from iotmq.mqtt_front.audit import facts_of
 from iotmq.mqtt_front.connection.deadlines import Deadlines
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.publish.device_names import DeviceNames, names_of
@@ -60,10 +62,17 @@ class ConnectedSessions:
         self._durable = None if at_brokers is None else at_brokers.durable
         self._auto_subscriptions = auto_subscriptions
         # Templates of topics ask for the names of devices (device_names).
-        self._keeps_names = subscriptions.rewrites.has_names or auto_subscriptions.has_names
+        self._keeps_names = (
+            subscriptions.rewrites.has_names
+            or auto_subscriptions.has_names
+            or ingress.targets.asks_names
+            or bool(settings.routes_file)
+        )
         self._devices: dict[str, Device] = {}
         # Connections that have not opened a session yet, or lost theirs to another connection.
         self._without_session: set[Device] = set()
+        self.audit: Record = no_audit
+        """Told of devices that connect or are disconnected for others; a front end sets it."""
 
     def __len__(self) -> int:
         return len(self._devices)
@@ -77,12 +86,13 @@ class ConnectedSessions:
         """Add a connection whose CONNECT is to follow."""
         self._without_session.add(device)
 
-    def open(self, device: Device, connect: packets.Connect) -> None:
-        """Open or take over the session of a device whose CONNECT has come."""
-        client_id = connect.client_id or f"iotmq-{secrets.token_hex(8)}"
+    def open(self, device: Device, connect: packets.Connect, client_id: str) -> None:
+        """Open or take over the session of a device whose CONNECT has come; an empty id is for a new one."""
+        client_id = client_id or f"iotmq-{secrets.token_hex(8)}"
         former = self._devices.get(client_id)
         self._without_session.discard(device)
         if former is not None:  # [MQTT-3.1.4-2]
+            self.audit("kicked", **facts_of(former), reason="taken over")
             self._hang_up_former(former, reason_codes.SESSION_TAKEN_OVER)
         self._devices[client_id] = device
         device.client_id = client_id
@@ -102,6 +112,7 @@ class ConnectedSessions:
         if self._port is None:
             device.will = will
             device.open(session_present=False, properties=told)
+            self._connected(device)
             self._deadlines.watch(device, self._clock.monotonic_s())
             self._subscribe_automatically(device)
             return
@@ -169,6 +180,7 @@ class ConnectedSessions:
         if device is not None and device.has_session and device.epoch == epoch:
             del self._devices[client_id]
             _log.debug("session lost", extra={"client": client_id, "detail": reason})
+            self.audit("kicked", **facts_of(device), reason=reason)
             self._hang_up_former(device, reason_codes.SESSION_TAKEN_OVER)
 
     def _kept_will(self, device: Device, will: packets.Will | None) -> Will | None:
@@ -216,12 +228,16 @@ class ConnectedSessions:
             session = open_session(self._durable, device, client_id, opened)
             self._subscriptions.resume(device, opened.subscriptions)
         device.open(session_present=opened.is_present, properties=told)
+        self._connected(device)
         self._deadlines.watch(device, self._clock.monotonic_s())
         if session is not None:
             session.start(opened)
             self._subscriptions.resume_shared(device, opened.subscriptions)
         self._subscribe_automatically(device)
         device.after_answer()
+
+    def _connected(self, device: Device) -> None:
+        self.audit("connected", **facts_of(device))
 
     def _subscribe_automatically(self, device: Device) -> None:
         if self._auto_subscriptions and device.close_reason is None:

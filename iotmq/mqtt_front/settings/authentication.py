@@ -2,25 +2,55 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
 from iotmq import limits
-from iotmq.setting_types import FileName
+from iotmq.mqtt.auth.scram import METHOD as SCRAM_METHOD
+from iotmq.mqtt_front.settings.links import (
+    CertificateLinkSettings,
+    HttpLinkSettings,
+    JwtLinkSettings,
+    UsersLinkSettings,
+)
+from iotmq.setting_types import FileName, SecretText
+
+TOKEN_METHOD: Final = "iotmq-jwt"
+"""The authentication method by which devices of MQTT 5 show a token."""
+NOBODY: Final = "anonymous"
+"""The chain of a listener where nobody is asked who it is."""
+AnyLinkSettings = UsersLinkSettings | CertificateLinkSettings | JwtLinkSettings | HttpLinkSettings
 
 
 class AuthenticationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which devices may connect, and how they authenticate."""
 
     users_file: FileName = ""
-    """The file of users, which iotmq users writes: a line NAME:SCRAM-SHA-256$... for each. It is read again
-    when it changes, and holds secrets: no other user may read it. Empty: every device may connect."""
+    """The file of users, which iotmq users writes: a line NAME:SCRAM-SHA-256$... or NAME:$argon2id$...
+    for each. It is read again when it changes, and holds secrets: no other user may read it. Empty, without
+    a chain: every device may connect."""
+    chain: Annotated[tuple[AnyLinkSettings, ...], Meta(max_length=limits.MQTT_LINKS_MAX)] = ()
+    """Links that are asked one after the other until one allows or denies. At the end of the chain a device
+    is denied; so it is when a link fails or is late."""
     allow_anonymous: bool = False
-    """With a users_file: take devices that give neither a user name nor a method, too."""
+    """With a users_file or a chain: take devices that give neither a user name, a password nor a method, too,
+    when no link knows them."""
+    client_ids: Literal["any", "user", "prefix"] = "any"
+    """Which client ids a device may have: any; its user name only ("user"); or its user name, alone or with
+    client_id_separator and anything behind it ("prefix"). So nobody takes over the session of another. A
+    device that asks for none gets one that it may have."""
+    client_id_separator: Annotated[str, Meta(min_length=1, max_length=8)] = ":"
+    """With client_ids = "prefix": what stands behind the user name. User names that have it in them are
+    refused."""
     reload_interval_s: Annotated[float, Meta(ge=0.01, le=3_600)] = 5.0
     """How often the file is looked at for changes, in seconds."""
+    password_hash: Literal["scram-sha-256", "argon2id"] = "scram-sha-256"
+    """The form in which iotmq users keeps a password with these settings. A verifier of
+    SCRAM-SHA-256 is for passwords and exchanges; a hash of argon2id is for passwords alone, and each guess at
+    it takes 19 MiB and about 30 ms of a core."""
     scram_iterations: Annotated[int, Meta(ge=limits.SCRAM_ITERATIONS_MIN, le=limits.SCRAM_ITERATIONS_MAX)] = (
         limits.SCRAM_ITERATIONS_MIN
     )
@@ -41,11 +71,38 @@ class AuthenticationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_u
     """Failures of one address in a minute (of IPv6, of its /64); past that its devices are refused until the
     minute is over (0x9F, before MQTT 5 return code 3). Devices behind one NAT or proxy share an address, but
     a user whose password was right from there before is counted alone. 0 = no limit."""
-    unknown_users_secret: Annotated[str, Meta(max_length=1_024, extra={"is_secret": True})] = ""
+    unknown_users_secret: Annotated[SecretText, Meta(max_length=1_024)] = ""
     """Any text, the same at all front ends. SCRAM salts of unknown names are made of it, so that SCRAM does
     not tell which names exist. Empty: a new one for each start of iotmq, which workers share."""
 
     @property
     def has_to_be_proved(self) -> bool:
         """Return whether a device has to prove who it is."""
-        return bool(self.users_file) and not self.allow_anonymous
+        return bool(self.users_file or self.chain) and not self.allow_anonymous
+
+    @property
+    def methods(self) -> frozenset[str]:
+        """Return the authentication methods of MQTT 5 that some link takes."""
+        kinds = {type(link) for link in self.chain}
+        has_users = UsersLinkSettings in kinds or (bool(self.users_file) and not self.chain)
+        return frozenset(
+            method
+            for method, is_taken in ((SCRAM_METHOD, has_users), (TOKEN_METHOD, JwtLinkSettings in kinds))
+            if is_taken
+        )
+
+    @property
+    def problems(self) -> Iterator[str]:
+        """Yield what does not go together."""
+        names = [link.name for link in self.chain]
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            yield f"chain with two links of the name {name}"
+        if NOBODY in names:
+            yield f"chain with a link of the name {NOBODY}, by which listeners say that nobody is asked,"
+        of_file = [link for link in self.chain if isinstance(link, UsersLinkSettings) and not link.file]
+        if of_file and not self.users_file:
+            yield f"chain with the link {of_file[0].name}, which has no file while there is no users_file,"
+        if self.chain and self.users_file and not of_file:
+            yield "users_file beside a chain without a link of kind users that has no file of its own"
+        if self.client_ids != "any" and self.allow_anonymous:
+            yield f"client_ids = {self.client_ids} with allow_anonymous (who is nobody could have a user's),"

@@ -106,6 +106,9 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     )
     """Networks of the load balancers; connections from elsewhere are closed. Connections to a "unix" listener
     are always trusted."""
+    chain: Annotated[tuple[str, ...], Meta(max_length=limits.MQTT_LINKS_MAX)] | None = None
+    """Names of the links of [[mqtt.authentication.chain]] that are asked about devices of this listener, in
+    this order; none given: all of them. ["anonymous"]: nobody is asked."""
     proxy_identity_trusted: bool = False
     """Use the common name of a client certificate that the load balancer has verified as the device's
     identity, as client_identity does for our own."""
@@ -124,6 +127,8 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             raise ValueError("client_identity_is_user needs a client_identity or proxy_identity_trusted")
         if self.proxy_identity_trusted and not self.proxy_protocol:
             raise ValueError("proxy_identity_trusted means nothing without proxy_protocol")
+        if self.chain is not None and not self.chain:
+            raise ValueError('an empty chain lets nobody in; ["anonymous"] asks nobody')
         _ = self.trusted_networks
 
     @property

@@ -1,4 +1,4 @@
-"""Settings of the MQTT front end (sections `[mqtt]` and `[[mqtt.routes]]` of the configuration)."""
+"""Settings of the MQTT front end (section `[mqtt]` of the configuration)."""
 
 from __future__ import annotations
 
@@ -8,27 +8,22 @@ import msgspec
 from msgspec import Meta
 
 from iotmq import limits
+from iotmq.audit_log import MqttEvent
 from iotmq.mqtt_front.settings.authentication import AuthenticationSettings
 from iotmq.mqtt_front.settings.limiting import LimitSettings
 from iotmq.mqtt_front.settings.listeners import ListenerSettings, tcp_listener
+from iotmq.mqtt_front.settings.routes import RouteSettings
 from iotmq.mqtt_front.settings.topics import AutoSubscriptionSettings, RewriteSettings
-from iotmq.setting_types import AccountKey, AccountSecret, AddressText, FileName, ListenHost, Port, TopicName
-
-
-class RouteSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the messages of some MQTT topics go; the first route whose filter matches decides."""
-
-    filter: Annotated[str, Meta(min_length=1, max_length=limits.MQTT_TOPIC_BYTES_MAX)]
-    """MQTT topic filter, such as devices/+/telemetry."""
-    topic: TopicName
-    """Broker topic the messages are stored under."""
-    key: Annotated[str, Meta(max_length=1_024)] = "{topic}"
-    """Key of a message: text with {0}, {1}, ... for the levels of the MQTT topic and {topic} for all of it.
-    Messages of one key stay in one queue, in order."""
-    tags: Annotated[str, Meta(max_length=1_024)] = ""
-    """Tag of a message for native consumers' filters; levels as in key; empty = none."""
-    store: bool = True
-    """False: live subscribers get the message, the log does not; an acknowledgement promises nothing then."""
+from iotmq.setting_types import (
+    AccountKey,
+    AccountSecret,
+    AddressText,
+    FileName,
+    ListenHost,
+    Port,
+    SecretText,
+    TopicName,
+)
 
 
 class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,6 +43,10 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Processes of iotmq mqtt that share the MQTT port; the kernel spreads new connections over them. A core
     serves one. Each is called name-1, name-2 ... at the brokers; limits such as connections_max hold for
     each. iotmq serve has its front end in its one process."""
+    tls_ticket_secret: Annotated[SecretText, Meta(max_length=1_024)] = ""
+    """Any long text, the same at all front ends behind one address: a device resumes its TLS session at any
+    of them whose listener has the same settings and certificates. Empty: a new one for each start of iotmq,
+    which workers share."""
     allow_anonymous_remote: bool = False
     """Must be true when listen_host is not loopback and devices need not authenticate (mqtt.authentication):
     any host that reaches the port may then publish and subscribe."""
@@ -133,8 +132,35 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Connect to registries and brokers by TLS; all of them have to take it."""
     broker_tls_ca_file: FileName = ""
     """PEM file with the roots of their certificates; empty for the machine's own."""
-    routes: Annotated[tuple[RouteSettings, ...], Meta(max_length=10_000)] = ()
+    broker_tls_certificate_file: FileName = ""
+    """PEM file with the front end's certificate, where they ask for one; empty for none."""
+    broker_tls_key_file: FileName = ""
+    """PEM file with its key; empty when the certificate's file has it."""
+    audit_events: Annotated[tuple[MqttEvent, ...], Meta(max_length=16)] = (
+        "refused",
+        "denied",
+        "banned",
+        "revoked",
+    )
+    """Events that become records of the topic rmq_sys_iotmq_audit; empty for none. connected and disconnected
+    are one for each connection, kicked one for each that was taken over or that an operator ended."""
+    audit_records_per_s_max: Annotated[int, Meta(ge=1, le=1_000_000)] = limits.AUDIT_RECORDS_PER_S_MAX
+    """Audit records a second; further ones are dropped and counted, so that a hostile device does not fill
+    the log."""
+    routes: Annotated[tuple[RouteSettings, ...], Meta(max_length=limits.MQTT_ROUTES_MAX)] = ()
     """Routes in order; the first match decides."""
+    routes_file: FileName = ""
+    """A TOML file with the routes, as [[routes]], in place of mqtt.routes. It is read again when it changes;
+    connections stay open. A file with an error changes nothing, and says so in the log."""
+    routes_reload_interval_s: Annotated[float, Meta(ge=0.01, le=3_600)] = 5.0
+    """How often that file is looked at for changes, in seconds."""
+    quarantine_topic: TopicName = "mqtt-quarantine"
+    """Broker topic of payloads that a route puts aside, because a checksum is wrong or they are no JSON."""
+    json_bytes_max: Annotated[int, Meta(ge=1, le=limits.MQTT_PACKET_BYTES_MAX)] = (
+        limits.MQTT_ROUTE_JSON_BYTES_MAX
+    )
+    """Largest payload that is read for routes that ask for JSON fields, in bytes; a larger one counts as no
+    JSON."""
     rewrites: Annotated[tuple[RewriteSettings, ...], Meta(max_length=limits.MQTT_REWRITES_MAX)] = ()
     """Other names for topics and filters; the last rule whose filter matches decides."""
     hooks: Annotated[

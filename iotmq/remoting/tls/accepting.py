@@ -24,6 +24,25 @@ _PAUSE_S: Final = 1.0
 _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
+async def listening_sockets(host: str, port: int, *, backlog: int) -> list[socket.socket]:
+    """Return sockets that listen on every address of a host. OSError when one of them is taken.
+
+    The first one's port is everybody's when a free one is asked for.
+    """
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    listening: list[socket.socket] = []
+    try:
+        for family, _, _, _, address in dict.fromkeys(found):
+            listening.append(socket.create_server((str(address[0]), port), family=family, backlog=backlog))
+            port = listening[0].getsockname()[1]
+    except BaseException:
+        for each in listening:
+            each.close()
+        raise
+    return listening
+
+
 class Acceptor:
     """Accepts on a socket that listens, for those who look at connections before they are transports."""
 

@@ -88,15 +88,20 @@ class ServerTls:
         is_enforced: bool = False,
         handshake_timeout_s: float = TLS_HANDSHAKE_S,
         handshakes_max: int = limits.TLS_HANDSHAKES_MAX,
+        ticket_secret: str = "",
     ) -> None:
-        """Load the files; ConfigError names one that cannot be used."""
+        """Load the files; ConfigError names one that cannot be used.
+
+        Listeners with the same `ticket_secret`, settings and files resume each other's sessions.
+        """
         self._settings = settings
+        self._ticket_secret = ticket_secret
         self.is_enforced = is_enforced
         self.handshake_timeout_s = handshake_timeout_s
         self.handshakes_max = handshakes_max
         self._watched = WatchedFiles(*map(Path, settings.files))
         try:
-            self.context = server_context(settings)
+            self.context = self._load()
         except (OSError, ValueError) as error:
             raise ConfigError(f"the certificate cannot be used: {error}") from error
         # Seconds since 1970 when the first of the certificates expires; None when it cannot be told.
@@ -115,7 +120,7 @@ class ServerTls:
         if not await self._watched.have_changed():
             return
         try:
-            self.context = await asyncio.to_thread(server_context, self._settings)
+            self.context = await asyncio.to_thread(self._load)
         except (OSError, ValueError) as error:
             # A certificate and its key are two files: they may be half changed. The next look sees the rest.
             self.failed_reloads_count += 1
@@ -146,6 +151,15 @@ class ServerTls:
             prefix=prefix,
             labels=labels,
         )
+
+    def _load(self) -> ssl.SSLContext:
+        context = server_context(self._settings)
+        if self._ticket_secret:
+            # ctypes is for those who need it.
+            from iotmq.remoting.tls.tickets import share_tickets
+
+            share_tickets(context, self._settings, self._ticket_secret)
+        return context
 
     def _look_at_expiry(self) -> float | None:
         expires: list[float] = []
@@ -185,7 +199,7 @@ class TlsSettings(Protocol):
     def tls_handshakes_max(self) -> int: ...
 
 
-def server_tls(settings: TlsSettings) -> ServerTls | None:
+def server_tls(settings: TlsSettings, *, requires_client_certificate: bool = True) -> ServerTls | None:
     """Load TLS from the settings of a listener; None for plain connections only.
 
     ConfigError when a file is no use, or when encrypted connections are demanded without a certificate.
@@ -200,6 +214,7 @@ def server_tls(settings: TlsSettings) -> ServerTls | None:
         ContextSettings(
             certificates=(CertificateFiles(settings.tls_certificate_file, settings.tls_key_file),),
             client_ca_file=settings.tls_client_ca_file,
+            is_client_certificate_required=requires_client_certificate,
         ),
         is_enforced=settings.tls_mode == "enforcing",
         handshake_timeout_s=settings.tls_handshake_timeout_s,

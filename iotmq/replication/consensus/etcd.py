@@ -371,7 +371,7 @@ class _Nodes:
         return Request("POST", endpoint + path, headers, msgspec.json.encode(body))
 
     async def _authenticate(self, endpoint: str) -> str:
-        body = {"name": self._settings.user, "password": self._settings.password}
+        body = {"name": self._settings.user, "password": str(self._settings.password)}
         answer = await self._http.send(
             Request("POST", f"{endpoint}/v3/auth/authenticate", {}, msgspec.json.encode(body))
         )

@@ -7,7 +7,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from iotmq.setting_types import FileName
+from iotmq.setting_types import FileName, SecretText
 
 _EndpointText: TypeAlias = Annotated[
     str, Meta(pattern=r"^https?://(\[[^\]\s/]+\]|[^:@\s/\[\]]+):\d{1,5}$", max_length=512)
@@ -44,9 +44,7 @@ class EtcdSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "connection alone.",
         ),
     ] = ""
-    password: Annotated[
-        str, Meta(max_length=1_024, description="Password of that user.", extra={"is_secret": True})
-    ] = ""
+    password: Annotated[SecretText, Meta(max_length=1_024, description="Password of that user.")] = ""
     ca_file: Annotated[
         FileName,
         Meta(description="PEM file with the roots of the nodes' certificates; empty for the machine's own."),

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from iotmq import limits
 from iotmq.config.config import CONFIG_FILE_BYTES_MAX, Config, config_from_table, load_config
-from iotmq.config.setting_text import SECRET_SHOWN, element_struct_of, settings_of, struct_of, toml_document
+from iotmq.config.setting_text import (
+    SECRET_SHOWN,
+    element_struct_of,
+    hide_secrets,
+    secrets_of,
+    settings_of,
+    struct_of,
+    toml_document,
+)
 from iotmq.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -173,8 +183,9 @@ def test_an_unknown_key_of_a_route_is_refused(tmp_path: Path) -> None:
 
 def test_a_missing_key_of_a_route_is_named(tmp_path: Path) -> None:
     text = refusal('[[mqtt.routes]]\nfilter = "a"\n', tmp_path)
-    assert "mqtt.routes[0].topic is missing" in text
-    assert "meaning:" in text
+    assert "mqtt.routes[0]" in text
+    assert "a route has a topic, or drop = true" in text
+    assert "mqtt.routes[0].filter is missing" in refusal('[[mqtt.routes]]\ntopic = "T"\n', tmp_path)
 
 
 @pytest.mark.parametrize(("port", "is_taken"), [(0, True), (65_535, True), (65_536, False), (-1, False)])
@@ -266,18 +277,165 @@ def test_a_shown_config_reads_back_as_itself(tmp_path: Path) -> None:
     assert again == config
 
 
+def variable(name: str) -> str:
+    return "IOTMQ_" + name.upper().replace(".", "__")
+
+
+def secret_settings(struct: type[msgspec.Struct] = Config, path: str = "") -> Iterator[tuple[str, bool]]:
+    """The name of every secret, and whether it is in a list."""
+    for setting in settings_of(struct):
+        if setting.is_secret:
+            yield path + setting.key, False
+        elif inner := struct_of(setting.type):
+            yield from secret_settings(inner, f"{path}{setting.key}.")
+        elif inner := element_struct_of(setting.type):
+            for name, _ in secret_settings(inner, f"{path}{setting.key}."):
+                yield name, True
+
+
+SECRETS = [name for name, is_in_list in secret_settings() if not is_in_list]
+
+
 def test_secrets_are_neither_shown_nor_said() -> None:
-    secrets = ("mqtt.broker_secret_key", "mqtt.authentication.unknown_users_secret")
-    config = load_config(assignments=[f"{name}=hidden-{number}" for number, name in enumerate(secrets)])
+    assert {"mqtt.broker_secret_key", "replication.etcd.password", "mqtt.tls_ticket_secret"} <= set(SECRETS)
+    config = load_config(environment={variable(name): f"hidden-{name}" for name in SECRETS})
     shown = toml_document(config)
     assert "hidden" not in shown
-    assert shown.count(SECRET_SHOWN) == 2
+    assert "hidden" not in repr(config)
+    assert shown.count(SECRET_SHOWN) == len(SECRETS)
+    assert {secret for _, _, secret in secrets_of(config)} == {f"hidden-{name}" for name in SECRETS}
     # A secret that is not set is seen not to be.
     assert 'broker_secret_key = ""' in toml_document(Config())
-    for name in secrets:
-        text = refusal(assignments=[f"{name}={'hidden' * 1_000}"])
+    for name in SECRETS:
+        text = refusal(environment={variable(name): "hidden" * 20_000})
         assert name in text
         assert "hidden" not in text
+
+
+def test_secrets_in_lists_are_hidden_too() -> None:
+    token = {"name": "scraper", "token": "hidden-" * 5}
+    config = config_from_table({"http": {"tokens": [token]}})
+    assert config.http.tokens[0].token == token["token"]
+    assert "hidden" not in repr(config) + toml_document(config)
+    text = refusal(environment={"IOTMQ_HTTP__TOKENS": '[{name = "a b", token = "hidden-hidden-hidden"}]'})
+    assert "http.tokens[0].name" in text
+    assert "hidden" not in text
+
+
+def test_secrets_stay_hidden_behind_every_way_a_config_takes() -> None:
+    config = load_config(environment={variable(name): f"hidden-{name}" for name in SECRETS})
+    again = msgspec.msgpack.decode(msgspec.msgpack.encode(config, enc_hook=str), type=Config)
+    hide_secrets(again)
+    assert again == config
+    assert "hidden" not in repr(again)
+    assert "hidden" not in repr(msgspec.structs.replace(again.broker, name="other"))
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_no_secret_stands_on_a_command_line(name: str, tmp_path: Path) -> None:
+    text = refusal(assignments=[f"{name}=hidden"])
+    assert f"{name} (--set) is refused" in text
+    assert "everybody on this machine can read a command line" in text
+    assert "hidden" not in text
+    file = tmp_path / "secret"
+    file.write_text("hidden\n")
+    file.chmod(0o600)
+    config = load_config(assignments=[f'{name}={{file = "{file}"}}'])
+    assert [secret for _, _, secret in secrets_of(config)] == ["hidden"]
+    assert load_config(assignments=[f"{name}="]) == Config()
+
+
+def test_no_secret_of_a_list_stands_on_a_command_line() -> None:
+    assignment = 'http.tokens=[{name = "scraper", token = "hidden-hidden-hidden"}]'
+    text = refusal(assignments=[assignment])
+    assert "http.tokens[0].token is refused: everybody on this machine" in text
+    assert "hidden" not in text
+
+
+def test_a_secret_may_be_said_to_be_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "secret"
+    file.write_text("from a file\n")
+    file.chmod(0o600)
+    monkeypatch.setenv("ELSEWHERE", "from a variable")
+    text = f"""
+        [mqtt]
+        broker_secret_key = {{file = "{file}"}}
+        [broker]
+        registry_secret_key = {{env = "ELSEWHERE"}}
+        [replication]
+        secret_key = {{command = ["echo", "from a command"]}}
+    """
+    config = load_config(write(tmp_path, text))
+    assert config.mqtt.broker_secret_key == "from a file"
+    assert config.broker.registry_secret_key == "from a variable"
+    assert config.replication.secret_key == "from a command"
+    again = load_config(environment={"IOTMQ_MQTT__BROKER_SECRET_KEY": f'{{file = "{file}"}}'})
+    assert again.mqtt.broker_secret_key == "from a file"
+
+
+def test_a_place_where_no_secret_is_is_named_with_its_setting(tmp_path: Path) -> None:
+    text = refusal('[mqtt]\nbroker_secret_key = {file = "/nowhere"}\n', tmp_path)
+    assert "mqtt.broker_secret_key" in text
+    assert "line 2" in text
+    assert "/nowhere cannot be read: No such file or directory" in text
+    text = refusal('[mqtt]\nbroker_secret_key = {flie = "/nowhere"}\n', tmp_path)
+    assert '{file = "NAME"}' in text
+
+
+@pytest.mark.parametrize(
+    ("http", "words"),
+    [
+        ({"listen_host": "0.0.0.0"}, "everybody who reaches this address could read the metrics"),
+        ({"tls_client_ca_file": "x"}, "nothing is encrypted"),
+        ({"tokens": [{"name": "a", "token": "x" * 16}] * 2}, 'has the name "a" twice'),
+        (
+            {"tokens": [{"name": "a", "token": "x" * (limits.HTTP_TOKEN_CHARACTERS_MIN - 1)}]},
+            "tokens[0].token",
+        ),
+        (
+            {
+                "tokens": [
+                    {"name": f"a{number}", "token": "x" * 16} for number in range(limits.HTTP_TOKENS_MAX + 1)
+                ]
+            },
+            "http.tokens",
+        ),
+    ],
+)
+def test_http_settings_that_are_refused(http: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_from_table({"http": http})
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "http",
+    [
+        {"allow_open_remote": True},
+        {"tokens": [{"name": "a", "token": "x" * limits.HTTP_TOKEN_CHARACTERS_MIN}]},
+        {"tls_certificate_file": "x", "tls_client_ca_file": "y"},
+        {
+            "tokens": [{"name": f"a{number}", "token": "x" * 16} for number in range(limits.HTTP_TOKENS_MAX)],
+        },
+    ],
+)
+def test_http_beyond_loopback_has_to_be_proved_or_allowed(http: dict[str, object]) -> None:
+    assert config_from_table({"http": {"listen_host": "0.0.0.0", **http}})
+
+
+@pytest.mark.parametrize(
+    ("registry", "words"),
+    [
+        ({"access": "registrations"}, "nobody could prove anything"),
+        ({"acl_file": "x"}, "registry.acl_file means nothing"),
+        ({"certificate_names": ["x"]}, "registry.certificate_names means nothing"),
+        ({"access": "everything", "tls_client_ca_file": "x"}, "without a certificate nothing is encrypted"),
+    ],
+)
+def test_registry_settings_that_contradict_each_other(registry: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_from_table({"registry": registry})
+    assert words in str(caught.value)
 
 
 def test_every_setting_has_a_meaning_and_a_valid_default() -> None:

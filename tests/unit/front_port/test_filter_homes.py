@@ -5,7 +5,7 @@ from __future__ import annotations
 from iotmq.client.transport.routes import MessageQueue, queue_of_key
 from iotmq.front_port.filter_homes import FilterHomes
 from iotmq.mqtt_front.publish.routes import Router
-from iotmq.mqtt_front.settings.mqtt import RouteSettings
+from iotmq.mqtt_front.settings.routes import RouteSettings
 
 
 def test_the_home_is_the_broker_of_the_queue_of_the_key() -> None:

@@ -21,7 +21,7 @@ from iotmq.mqtt.codec import packets
 from iotmq.mqtt.codec.packets import Will
 from iotmq.mqtt_front import server
 from iotmq.mqtt_front.sessions.subscriptions import _Granted
-from iotmq.mqtt_front.settings.mqtt import RouteSettings
+from iotmq.mqtt_front.settings.routes import RouteSettings
 from iotmq.remoting.codes import ResponseCode
 from iotmq.supervised import FAILURES
 
@@ -848,8 +848,8 @@ async def test_metrics_and_readiness_include_the_way_to_the_brokers(site: Site) 
     site.gateway.not_ready_reason = "no broker"
     assert site.front.not_ready_reason == "no broker"
     assert site.number("scripted_gateway_batches") == 0
-    named = [(metric.name, metric.labels) for metric in site.front.metrics()]
-    assert len(named) == len(set(named))
+    names = [(metric.name, metric.labels) for metric in site.front.metrics()]
+    assert len(names) == len(set(names))
     for metric in site.front.metrics():
         assert metric.name.endswith("_total") == (metric.kind == "counter")
     await site.stop()

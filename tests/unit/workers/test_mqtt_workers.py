@@ -252,8 +252,32 @@ def number(workers: WorkerSupervisor, name: str) -> float:
 def test_workers_share_what_names_without_a_user_are_asked_with() -> None:
     """A device may reach one worker after the other; see mqtt_front.access.scram.UnknownUsers."""
     mqtt = config_from_table(table()).mqtt
-    secrets = {supervisor._with_secret(mqtt).authentication.unknown_users_secret for _ in range(2)}
-    assert len(secrets) == 2
-    assert "" not in secrets
-    given = config_from_table(table(authentication={"unknown_users_secret": "ours"})).mqtt
-    assert supervisor._with_secret(given) is given
+    made = [supervisor._with_secrets(mqtt) for _ in range(2)]
+    for secrets in (
+        {each.authentication.unknown_users_secret for each in made},
+        {each.tls_ticket_secret for each in made},
+    ):
+        assert len(secrets) == 2
+        assert "" not in secrets
+    assert not any(each.tls_ticket_secret in repr(each) for each in made)
+    given = config_from_table(
+        table(authentication={"unknown_users_secret": "ours"}, tls_ticket_secret="ours, too")
+    ).mqtt
+    assert supervisor._with_secrets(given) == given
+
+
+def test_what_a_worker_inherits_has_no_settings_and_no_secrets() -> None:
+    config = config_from_table(table(broker_secret_key="hidden"))
+    environment = {
+        "PATH": "/bin",
+        "ELSEWHERE": "hidden\n",
+        "IOTMQ_MQTT__BROKER_SECRET_KEY": "{file = 'x'}",
+        "IOTMQ_DATA": "data",
+        "IOTMQ_ACCESS_KEY": "not a setting",
+        "NEARLY": "hidden-not",
+        "EMPTY": "",
+    }
+    left = supervisor._without_secrets(environment, config)
+    assert left == {
+        "PATH": "/bin", "IOTMQ_ACCESS_KEY": "not a setting", "NEARLY": "hidden-not", "EMPTY": "",
+    }  # fmt: skip

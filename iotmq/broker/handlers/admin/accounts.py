@@ -70,12 +70,18 @@ class AclHandler(RequestProcessor):
         refused = ResponseCode.ACL_UPDATE_FAILED
         self._changeable(refused)
         account: dict[str, Any] = {"accessKey": request.text("accessKey")}
-        for field in ("secretKey", "whiteRemoteAddress", "defaultTopicPerm", "defaultGroupPerm"):
+        for field in (
+            "secretKey",
+            "whiteRemoteAddress",
+            "defaultTopicPerm",
+            "defaultGroupPerm",
+            "defaultMqttTopicPerm",
+        ):
             if request.ext.get(field):
                 account[field] = request.ext[field]
         if "admin" in request.ext:
             account["admin"] = request.boolean("admin")
-        for field in ("topicPerms", "groupPerms"):
+        for field in ("topicPerms", "groupPerms", "mqttTopicPerms"):
             if request.ext.get(field):
                 account[field] = _list(request.ext[field])
         now_ms = self._clock.now_ms()

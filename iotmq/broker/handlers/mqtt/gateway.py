@@ -77,6 +77,12 @@ class LocalGateway:
         *,
         route_of: RouteOf,
     ) -> None:
+        await self.add_topics(topics)
+        self._queues_changed = queues_changed
+        self._topics.add_listener(self._topic_changed)
+        self._channel = self._delivery.open_channel(receiver.deliver)
+
+    async def add_topics(self, topics: Collection[str]) -> None:
         """Make the topics; ConfigError for a name that takes no messages."""
         for topic in topics:
             try:
@@ -86,9 +92,6 @@ class LocalGateway:
             if not count:
                 raise ConfigError(f"mqtt.routes: broker topic {topic} does not take messages")
             self._queue_counts[topic] = count
-        self._queues_changed = queues_changed
-        self._topics.add_listener(self._topic_changed)
-        self._channel = self._delivery.open_channel(receiver.deliver)
 
     async def stop(self) -> None:
         self._queues_changed = _nothing
@@ -161,6 +164,20 @@ class LocalGateway:
             self._store_once(topic, elements, append, done)
         else:
             append(elements, done=partial(self._report, done))
+
+    def append_own(
+        self, topic: str, elements: Buffer, *, count: int, is_repeat: bool, done: AppendDone
+    ) -> None:
+        self._writer.append(
+            topic,
+            0,
+            elements,
+            born_timestamp_ms=self._clock.now_ms(),
+            born_host=self._host,
+            is_patient=True,
+            is_internal=True,
+            done=partial(self._report, done),
+        )
 
     def _store_once(self, topic: str, elements: Buffer, append: Append, done: AppendDone) -> None:
         # What is offered again was refused before: here nothing is uncertain.

@@ -99,8 +99,10 @@ def access(path: Path) -> AccessControl:
             9: RecordTopics("%RETRY%groupC"),
             10: RecordTopics("RMQ_SYS_TRANS_HALF_TOPIC", "topicA"),
             11: RecordTopics("RMQ_SYS_TRANS_HALF_TOPIC", "topicB"),
+            12: RecordTopics("RMQ_SYS_TRANS_HALF_TOPIC", "topicB", "a/b"),
+            13: RecordTopics("RMQ_SYS_TRANS_HALF_TOPIC", "topicC", "a/b"),
         }.get,
-        open_topics={"RMQ_SYS_TRACE_TOPIC", "C_REPLY_TOPIC"},
+        open_topics={"RMQ_SYS_TRACE_TOPIC"},
     )
 
 
@@ -190,13 +192,17 @@ def test_the_white_list_remembers_so_many_addresses(access: AccessControl) -> No
         (324, send("topicB"), ""),
         (324, send("topicC"), "PUB on topic 'topicC'"),
         (324, send("%RETRY%groupA"), "SUB on group 'groupA'"),
-        (324, send("C_REPLY_TOPIC"), ""),
-        (325, {"a": "p", "b": "C_REPLY_TOPIC"}, ""),
+        (324, send("C_REPLY_TOPIC"), "PUB on topic 'C_REPLY_TOPIC'"),
+        (325, {"a": "p", "b": "C_REPLY_TOPIC"}, "PUB on topic 'C_REPLY_TOPIC'"),
+        (325, {"a": "p", "b": "topicB"}, ""),
+        # Retries keep the properties of what was consumed, and no device gets them.
+        (310, {"a": "p", "b": "%RETRY%groupC", "i": TO_DEVICES}, ""),
+        (310, {"a": "p", "b": "%RETRY%groupA", "i": TO_DEVICES}, "SUB on group 'groupA'"),
         (325, {"a": "p", "b": "topicA"}, "PUB on topic 'topicA'"),
-        (10, {**send("topicB"), "properties": TO_DEVICES}, "PUB on topic 'MQTT_TOPIC'"),
-        (310, {"a": "p", "b": "topicB", "i": TO_DEVICES}, "PUB on topic 'MQTT_TOPIC'"),
-        (320, {"a": "p", "b": "topicB", "i": TO_DEVICES}, "PUB on topic 'MQTT_TOPIC'"),
-        (324, {**send("C_REPLY_TOPIC"), "properties": TO_DEVICES}, "PUB on topic 'MQTT_TOPIC'"),
+        (10, {**send("topicB"), "properties": TO_DEVICES}, "PUB on MQTT topic 'a/b'"),
+        (310, {"a": "p", "b": "topicB", "i": TO_DEVICES}, "PUB on MQTT topic 'a/b'"),
+        (320, {"a": "p", "b": "topicB", "i": TO_DEVICES}, "PUB on MQTT topic 'a/b'"),
+        (324, {**send("topicB"), "properties": TO_DEVICES}, "PUB on MQTT topic 'a/b'"),
         (11, pull("topicC", "groupC"), ""),
         (11, pull("topicC", "unlisted"), ""),
         (11, pull("topicC", "groupA"), "SUB on group 'groupA'"),
@@ -244,14 +250,112 @@ def test_an_element_of_a_batch_may_not_speak_to_devices_either(access: AccessCon
     packed = zlib.compress(loud)
     for code, fields in ((320, ext), (310, {**ext, "m": "true"})):
         wrapped = request_of(code, {**fields, "f": "1"}, packed, who="device1")
-        assert "PUB on topic 'MQTT_TOPIC'" in refusal(access, wrapped)
-        assert "PUB on topic 'MQTT_TOPIC'" in refusal(access, request_of(code, fields, loud, who="device1"))
+        assert "PUB on MQTT topic 'a/b'" in refusal(access, wrapped)
+        assert "PUB on MQTT topic 'a/b'" in refusal(access, request_of(code, fields, loud, who="device1"))
         check(access, request_of(code, {**fields, "b": "topicC"}, loud, who="gateway1"), NEAR)
 
 
 def test_administrators_and_accounts_that_are_told_so_may_speak_to_devices(access: AccessControl) -> None:
     for who in ("operator", "gateway1"):
         check(access, request_of(10, {**send("topicC"), "properties": TO_DEVICES}, who=who), NEAR)
+
+
+def device_rights(**fields: object) -> accounts_file.DeviceRights:
+    account = {"accessKey": "longenough", "secretKey": "abcdefgh", **fields}
+    return (
+        accounts_file.parse_accounts(json.dumps({"accounts": [account]}).encode())
+        .by_key["longenough"]
+        .devices
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_allowed"),
+    [
+        ({}, False),
+        # Who may send to all topics of services may not command all devices for that.
+        ({"defaultTopicPerm": "PUB|SUB"}, False),
+        ({"topicPerms": ["MQTT_TOPIC=PUB"]}, True),
+        ({"topicPerms": ["MQTT_TOPIC=PUB"], "defaultMqttTopicPerm": "DENY"}, False),
+        ({"defaultMqttTopicPerm": "PUB"}, True),
+        ({"admin": True}, True),
+        ({"admin": True, "topicPerms": ["MQTT_TOPIC=DENY"]}, False),
+        ({"admin": True, "defaultMqttTopicPerm": "DENY"}, False),
+        ({"mqttTopicPerms": ["devices/+/commands=PUB"]}, True),
+        ({"mqttTopicPerms": ["devices/7/#=DENY", "devices/+/commands=PUB"]}, False),
+        ({"mqttTopicPerms": ["devices/+/commands=PUB", "devices/7/#=DENY"]}, True),
+        ({"mqttTopicPerms": ["devices/+/commands=DENY", "devices/+/commands = PUB"]}, False),
+        ({"mqttTopicPerms": ["devices/+=PUB", "devices=PUB"]}, False),
+        ({"defaultMqttTopicPerm": "PUB", "mqttTopicPerms": ["devices/#=DENY"]}, False),
+        ({"admin": True, "mqttTopicPerms": ["#=DENY"]}, False),
+    ],
+)
+def test_the_right_to_speak_to_devices_has_filters_and_a_default(
+    fields: dict[str, object], is_allowed: bool
+) -> None:
+    assert device_rights(**fields).allows("devices/7/commands") is is_allowed
+
+
+def test_wildcards_of_the_right_to_speak_to_devices_do_not_reach_the_servers_own_topics() -> None:
+    rights = device_rights(mqttTopicPerms=["#=PUB"])
+    assert rights.allows("a")
+    assert not rights.allows("$SYS/broker/version")
+    # No device gets what is no topic name.
+    assert not rights.allows("a/#")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"mqttTopicPerms": ["devices"]}, "'devices' in mqttTopicPerms is not FILTER=PUB"),
+        ({"mqttTopicPerms": ["devices/#/x=PUB"]}, "is not FILTER=PUB"),
+        ({"mqttTopicPerms": ["$share/g/x=PUB"]}, "is not FILTER=PUB"),
+        ({"mqttTopicPerms": ["=PUB"]}, "is not FILTER=PUB"),
+        ({"mqttTopicPerms": ["devices=SUB"]}, "is none of PUB, DENY"),
+        ({"mqttTopicPerms": ["devices=PUB|SUB"]}, "is none of PUB, DENY"),
+        ({"defaultMqttTopicPerm": "SUB"}, "'SUB' in defaultMqttTopicPerm"),
+        (
+            {"mqttTopicPerms": [f"d/{number}=PUB" for number in range(limits.ACL_DEVICE_FILTERS_MAX + 1)]},
+            "are the maximum",
+        ),
+    ],
+)
+def test_rights_to_speak_to_devices_that_break_a_rule(fields: dict[str, object], words: str) -> None:
+    with pytest.raises(AclFileError) as caught:
+        device_rights(**fields)
+    assert words in str(caught.value)
+
+
+def test_so_many_filters_may_say_to_which_devices_an_account_speaks() -> None:
+    filters = [f"d/{number}=PUB" for number in range(limits.ACL_DEVICE_FILTERS_MAX)]
+    rights = device_rights(mqttTopicPerms=filters)
+    assert rights.allows(f"d/{limits.ACL_DEVICE_FILTERS_MAX - 1}")
+    assert not rights.allows(f"d/{limits.ACL_DEVICE_FILTERS_MAX}")
+
+
+def test_each_element_of_a_batch_needs_the_right_to_its_own_topic(path: Path) -> None:
+    path.write_text(
+        "accounts: [{accessKey: device1, secretKey: '12345678', topicPerms: [T=PUB], "
+        "mqttTopicPerms: ['devices/+/commands=PUB']}]"
+    )
+    access = AccessControl(path)
+
+    def batch(*topics: str, properties: str = "") -> Command:
+        elements = [(b"", f"MQTT_TOPIC\x01{topic}\x02".encode(), 0) for topic in topics]
+        ext = {"a": "p", "b": "T", "i": properties}
+        return request_of(320, ext, encode_batch(elements), who="device1")
+
+    check(access, batch("devices/1/commands", "devices/2/commands"), NEAR)
+    assert "MQTT topic 'devices/2/reset'" in refusal(access, batch("devices/1/commands", "devices/2/reset"))
+    # Those that stand beside the batch are its elements' as well.
+    shared = "MQTT_TOPIC\x01devices/3/reset\x02"
+    text = refusal(access, batch("devices/1/commands", properties=shared))
+    assert "MQTT topic 'devices/3/reset'" in text
+    # The last of several with one name is the one that devices get.
+    twice = "MQTT_TOPIC\x01devices/1/commands\x02MQTT_TOPIC\x01devices/1/reset\x02"
+    assert "devices/1/reset" in refusal(
+        access, request_of(310, {"a": "p", "b": "T", "i": twice}, who="device1")
+    )
 
 
 def beat(group: str, topic: str) -> bytes:
@@ -528,7 +632,11 @@ def test_a_transaction_is_ended_by_who_may_write_to_its_topic(access: AccessCont
     assert "lacks PUB on topic 'topicB'" in refusal(access, end(11, "reader99"))
     # What stands there is no prepared message, or nothing does: the handler says so.
     check(access, end(8, "reader99"), NEAR)
-    check(access, end(12, "reader99"), NEAR)
+    check(access, end(14, "reader99"), NEAR)
+    # What was prepared is for devices.
+    assert "lacks PUB on MQTT topic 'a/b'" in refusal(access, end(12, "device1"))
+    check(access, end(13, "gateway1"), NEAR)
+    check(access, end(12, "operator"), NEAR)
     with pytest.raises(RequestError, match="commitLogOffset"):
         check(access, request_of(RequestCode.END_TRANSACTION, {}, who="device1"), NEAR)
 

@@ -22,7 +22,8 @@ from iotmq.errors import ConfigError
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.codec.packets import Will
 from iotmq.mqtt.codec.properties import NO_PROPERTIES
-from iotmq.mqtt_front.access import file_authenticator, password_checks, users_file
+from iotmq.mqtt_front.access import users_file
+from iotmq.mqtt_front.access.links import users as users_link
 from iotmq.mqtt_front.access.scram import make_verifier
 from iotmq.mqtt_front.access.users_file import write_users
 from iotmq.mqtt_front.connection.device import Device
@@ -43,13 +44,13 @@ class Gate:
         return original(*args)
 
 
-original = password_checks.is_password_of
+original = users_link.is_password_of
 
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     gate = Gate()
-    monkeypatch.setattr(password_checks, "is_password_of", gate)
+    monkeypatch.setattr(users_link, "is_password_of", gate)
     yield gate
     gate.opened.set()
 
@@ -70,7 +71,7 @@ async def test_the_right_password_opens_a_session_and_it_is_known_whose(
     assert await client.packet() == (packets.PINGRESP << 4, b"")
     (device,) = site.devices
     assert device.user == "pump"
-    (name,) = (name for name in site.authenticator._users if name == "pump")
+    (name,) = (name for name in site.users._users if name == "pump")
     assert device.user is name, "one text for all connections of a user"
     assert site.number(WAY, how="password") == 1
 
@@ -123,7 +124,7 @@ async def test_a_password_that_was_right_is_not_hashed_again(site: Site) -> None
     assert await site.code("pump", b"pmup") == 0
     assert site.number("iotmq_mqtt_password_checks_total") == 2
     assert site.number(WAY, how="remembered") == 3
-    assert site.number("iotmq_mqtt_passwords_remembered") == 1
+    assert site.number("iotmq_mqtt_link_remembered") == 1
 
 
 async def test_as_many_are_remembered_as_the_settings_say(path: Path) -> None:
@@ -183,9 +184,7 @@ async def test_what_waits_for_a_thread_is_bounded_and_not_read(path: Path, gate:
             if number < 3:
                 waiting = max(0, number)
                 await soon(
-                    lambda waiting=waiting: (
-                        site.number("iotmq_mqtt_password_checks_waiting") == waiting and gate.count
-                    ),
+                    lambda waiting=waiting: site.number("iotmq_mqtt_link_waiting") == waiting and gate.count,
                     "it waits",
                 )
         assert (await clients[3].packet())[1] == b"\0\3"
@@ -203,7 +202,7 @@ async def test_a_connection_that_has_gone_is_not_looked_at(path: Path, gate: Gat
         clients = [await site.dial() for _ in range(3)]
         for number, client in enumerate(clients):
             client.send(connect_packet(f"d{number}", user_name="pump", password=b"wrong"))
-        await soon(lambda: site.number("iotmq_mqtt_password_checks_waiting") == 2, "they wait")
+        await soon(lambda: site.number("iotmq_mqtt_link_waiting") == 2, "they wait")
         for client in clients:
             client.abort()
         await soon(lambda: site.number("iotmq_mqtt_connections") <= 3, "the front end knows")
@@ -211,7 +210,7 @@ async def test_a_connection_that_has_gone_is_not_looked_at(path: Path, gate: Gat
         site.clock.advance(limits.MQTT_CONNECT_TIMEOUT_S + 1)
         await soon(lambda: site.number("iotmq_mqtt_connections") == 0, "they are gone")
         gate.opened.set()
-        await soon(lambda: site.number("iotmq_mqtt_password_checks_waiting") == 0, "nobody waits")
+        await soon(lambda: site.number("iotmq_mqtt_link_waiting") == 0, "nobody waits")
         assert await site.code("valve", b"evlav") == 0
         assert gate.count == 2
         assert site.number(REFUSED) == 0
@@ -246,7 +245,7 @@ async def test_other_devices_are_served_while_passwords_are_looked_at(path: Path
         clients = [await site.dial() for _ in range(8)]
         for number, client in enumerate(clients):
             client.send(connect_packet(f"d{number}", user_name="pump", password=b"pmup"))
-        await soon(lambda: site.number("iotmq_mqtt_password_checks_waiting") == 7, "they wait")
+        await soon(lambda: site.number("iotmq_mqtt_link_waiting") == 7, "they wait")
         await other.ping()
         gate.opened.set()
         for client in clients:
@@ -284,7 +283,7 @@ async def test_nothing_is_prepared_for_an_address_that_failed_too_often(
     async with running(path, failures_per_minute_max=1) as site:
         assert await site.code("pump", b"wrong") == 4
         looked_at: list[str] = []
-        monkeypatch.setattr(file_authenticator, "saslprep", lambda text, **_: looked_at.append(text) or text)
+        monkeypatch.setattr(users_link, "saslprep", lambda text, **_: looked_at.append(text) or text)
         assert await site.code("\ufdfa" * 100, b"wrong") == 3
         assert looked_at == []
 
@@ -336,7 +335,7 @@ async def test_changes_of_the_file_count_at_once_and_connections_stay(
     client = await RawClient.connect(site.front.port, "d", user_name="pump", password=b"pmup")
     other = make_verifier(b"other", iterations=4_096)
     write_users(path, f"pump:{other}\n".encode())
-    await site.authenticator.reload()
+    await site.users.reload()
     assert await site.code("pump", b"pmup") == 4
     assert await site.code("pump", b"other") == 0
     assert await site.code("valve", b"evlav") == 4
@@ -344,16 +343,16 @@ async def test_changes_of_the_file_count_at_once_and_connections_stay(
     assert site.number("iotmq_mqtt_users") == 1
     assert site.number("iotmq_mqtt_users_reloads_total") == 1
     write_users(path, f"{line_of('valve')}pump:broken\n".encode())
-    await site.authenticator.reload()
+    await site.users.reload()
     assert await site.code("pump", b"other") == 0
     assert site.number("iotmq_mqtt_users_failed_reloads_total") == 1
     assert any("line 2" in str(vars(record)) for record in caplog.records)
     await asyncio.to_thread(path.unlink)
-    await site.authenticator.reload()
+    await site.users.reload()
     assert await site.code("pump", b"other") == 0
     assert site.number("iotmq_mqtt_users_failed_reloads_total") == 2
     write_users(path, line_of("valve").encode())
-    await site.authenticator.reload()
+    await site.users.reload()
     assert await site.code("valve", b"evlav") == 0
     assert await site.code("pump", b"other") == 4
 
@@ -367,13 +366,13 @@ async def test_a_changed_file_that_cannot_be_read_for_a_moment_is_read_the_next_
     write_users(path, line_of("valve").encode())
     with monkeypatch.context() as patch:
         patch.setattr(users_file, "read_users", fail)
-        await site.authenticator.reload()
+        await site.users.reload()
     assert site.number("iotmq_mqtt_users_failed_reloads_total") == 1
     assert await site.code("pump", b"pmup") == 0
-    await site.authenticator.reload()
+    await site.users.reload()
     assert site.number("iotmq_mqtt_users_reloads_total") == 1
     assert await site.code("pump", b"pmup") == 4
-    await site.authenticator.reload()
+    await site.users.reload()
     assert site.number("iotmq_mqtt_users_reloads_total") == 1
 
 
@@ -399,7 +398,7 @@ async def test_a_user_who_is_removed_while_the_password_is_looked_at_is_none(pat
         client.send(connect_packet("d", user_name="pump", password=b"pmup"))
         await soon(lambda: gate.count, "it is looked at")
         write_users(path, line_of("valve").encode())
-        await site.authenticator.reload()
+        await site.users.reload()
         gate.opened.set()
         assert (await client.packet())[1] == b"\0\4"
 
@@ -433,7 +432,7 @@ def test_beyond_loopback_devices_have_to_prove_who_they_are(
     if is_taken:
         assert config_from_table(table).mqtt.authentication.has_to_be_proved
     else:
-        with pytest.raises(ConfigError, match=r"mqtt\.authentication\.users_file without allow_anonymous"):
+        with pytest.raises(ConfigError, match=r"mqtt\.authentication\.users_file or a chain, without"):
             config_from_table(table)
 
 

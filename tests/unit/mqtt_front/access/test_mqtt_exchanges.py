@@ -168,7 +168,7 @@ async def test_a_user_who_was_removed_cannot_authenticate_again(site: Site, path
     kind, _, properties = await answer(client)
     assert kind == packets.AUTH
     write_users(path, line_of("valve").encode())
-    await site.authenticator.reload()
+    await site.users.reload()
     client.send(auth(scram.final(properties["authentication_data"])))
     assert (await answer(client))[:2] == (packets.DISCONNECT, 0x87)
 

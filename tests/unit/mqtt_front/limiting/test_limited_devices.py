@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -478,9 +479,9 @@ async def test_overload_refuses_devices_then_sheds_qos_0_and_says_so(
 
 async def test_connections_of_a_user_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     async with limited(user=UserLimitSettings(connections_max=1)) as site:
-        monkeypatch.setattr(
-            site.front.parts.authentication, "_opens", opening_as("u", site.front.parts.authentication._opens)
-        )
+        events = site.front.parts.authentication._events
+        opens = opening_as("u", events.opens)
+        monkeypatch.setattr(site.front.parts.authentication, "_events", replace(events, opens=opens))
         first = await site.connect("a")
         client = await site.dial()
         client.send(connect_packet("b"))
@@ -490,9 +491,9 @@ async def test_connections_of_a_user_have_a_limit(monkeypatch: pytest.MonkeyPatc
 
 
 def opening_as(user: str, opens: Any) -> Any:
-    def open_session(device: Any, connect: Any) -> None:
+    def open_session(device: Any, connect: Any, client_id: str) -> None:
         device.user = user
-        opens(device, connect)
+        opens(device, connect, client_id)
 
     return open_session
 

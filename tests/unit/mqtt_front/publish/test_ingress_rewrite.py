@@ -16,7 +16,8 @@ from iotmq.mqtt_front.publish.device_names import DeviceNames
 from iotmq.mqtt_front.publish.ingress import Ingress
 from iotmq.mqtt_front.publish.routes import Router
 from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
-from iotmq.mqtt_front.settings.mqtt import MqttSettings, RouteSettings
+from iotmq.mqtt_front.settings.mqtt import MqttSettings
+from iotmq.mqtt_front.settings.routes import RouteSettings
 from iotmq.mqtt_front.settings.topics import RewriteSettings
 
 

@@ -1,12 +1,12 @@
-"""Authentication by a file of users: passwords at CONNECT, and SCRAM-SHA-256 where MQTT 5 has exchanges."""
+"""Users and passwords in a file: passwords at CONNECT, and SCRAM-SHA-256 where MQTT 5 has exchanges."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -15,27 +15,37 @@ from iotmq.errors import ConfigError
 from iotmq.metrics import Metric, samples
 from iotmq.mqtt.auth.saslprep import saslprep
 from iotmq.mqtt.auth.scram import METHOD
-from iotmq.mqtt.reason_codes import BAD_USER_NAME_OR_PASSWORD, NOT_AUTHORIZED, SERVER_BUSY
+from iotmq.mqtt.reason_codes import BAD_USER_NAME_OR_PASSWORD, NOT_AUTHORIZED
 from iotmq.mqtt_front.access import scram, users_file
-from iotmq.mqtt_front.access.password_checks import PasswordChecks
+from iotmq.mqtt_front.access.identity import Identity
+from iotmq.mqtt_front.access.kept_passwords import is_password_of, pretended
 from iotmq.mqtt_front.access.users_file import UsersFileError
-from iotmq.mqtt_front.access.verdicts import Accepted, Credentials, Denied, Question
+from iotmq.mqtt_front.access.verdicts import (
+    NEVER_MINE,
+    NOT_MINE,
+    Accepted,
+    Credentials,
+    Denied,
+    NotMine,
+    Question,
+)
 from iotmq.mqtt_front.settings.authentication import AuthenticationSettings
+from iotmq.mqtt_front.settings.links import UsersLinkSettings
 from iotmq.supervised import supervise
 from iotmq.watched_file import WatchedFiles
 
 _log: Final = logging.getLogger("iotmq.mqtt")
 
 
-class FileAuthenticator:
-    """Decides by the users in a file, which is read again when it changes. On the loop."""
+class UsersLink:
+    """Decides by the users in a file, which is read again when it changes."""
 
-    methods: Final = (METHOD,)
-
-    def __init__(self, settings: AuthenticationSettings, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, settings: UsersLinkSettings, common: AuthenticationSettings) -> None:
         """ConfigError when the file is missing or breaks a rule: nobody would be let in, or the wrong."""
-        self._settings = settings
-        self._path = Path(settings.users_file)
+        self.name = settings.name
+        self._settings = common
+        self._denies_unknown = settings.unknown_users == "deny"
+        self._path = Path(settings.file or common.users_file)
         self._watched = WatchedFiles(self._path)
         try:
             self._users = users_file.read_users(self._path)
@@ -47,66 +57,63 @@ class FileAuthenticator:
         except (OSError, UsersFileError) as error:
             raise ConfigError(f"the users in {self._path} cannot be used: {error}") from error
         users_file.warn_when_open(self._path)
-        self._unknown = scram.UnknownUsers(settings.unknown_users_secret.encode())
-        self._checks = PasswordChecks(
-            loop,
-            threads=settings.threads,
-            waiting_max=settings.waiting_max,
-            verified_max=settings.verified_max,
-        )
+        self._unknown = scram.UnknownUsers(common.unknown_users_secret.encode())
+        # The hash lets other threads run.
+        self._pool = ThreadPoolExecutor(common.threads, thread_name_prefix="iotmq-password")
         self._reloading: asyncio.Task[None] | None = None
+        self._checked_total = 0
         self.reloads_count = 0
         self.failed_reloads_count = 0
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Begin to look for changes of the file."""
         self._reloading = supervise("reading of users", self._reload_repeatedly)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Stop; nobody needs an answer any more."""
         if self._reloading is not None:
             self._reloading.cancel()
-        self._checks.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def known(self, asked: Credentials) -> Accepted | None:
-        """Return the answer when it costs no hashing, because the same password was right before."""
-        name = self._name(asked)
-        verifier = None if name is None else self._users.verifier(name)
-        if name is None or verifier is None or asked.password is None:
-            return None
-        return Accepted(sys.intern(name)) if self._checks.is_known(name, asked.password, verifier) else None
-
-    def authenticate(
-        self,
-        asked: Credentials,
-        *,
-        is_wanted: Callable[[], bool],
-        done: Callable[[Accepted | Denied], None],
-    ) -> None:
-        """Call `done` once, at once or later, unless `is_wanted` has become false.
-
-        An unknown name takes as long as a known one.
-        """
+    def told(self, asked: Credentials) -> bytes | None:
+        """Return name, password, and what is kept of it: a change of that makes it another question."""
+        if asked.user_name is None or asked.token is not None:
+            return b""
         name = self._name(asked)
         if name is None or asked.password is None:
-            done(Denied(BAD_USER_NAME_OR_PASSWORD, "credentials", "no name and password of a user's form"))
-            return
-        is_begun = self._checks.check(
-            name,
-            asked.password,
-            self.verifier_of(name),
-            is_wanted=is_wanted,
-            done=partial(self._checked, name, self._users.kept(name), done),
-        )
-        if not is_begun:
-            detail = f"mqtt.authentication.waiting_max is {self._settings.waiting_max}"
-            done(Denied(SERVER_BUSY, "busy", detail))
+            return None
+        kept = self._users.kept(name) or ""
+        return b"\0".join((name.encode(), kept.encode(), asked.password))
 
-    def exchange(self) -> Exchange:
-        """Begin an exchange by the one method there is."""
-        return Exchange(self)
+    async def decide(self, asked: Credentials) -> Accepted | Denied | NotMine:
+        """Decide by name and password; where unknown names are denied, they take as long as known ones."""
+        if asked.user_name is None or asked.token is not None:
+            return NEVER_MINE
+        name = self._name(asked)
+        if name is None or asked.password is None:
+            if not self._denies_unknown and (name is None or self._users.kept(name) is None):
+                return NOT_MINE
+            return Denied(BAD_USER_NAME_OR_PASSWORD, "credentials", "no name and password of a user's form")
+        kept = self._users.kept(name)
+        if kept is None and not self._denies_unknown:
+            return NOT_MINE
+        is_right = await asyncio.get_running_loop().run_in_executor(
+            self._pool, is_password_of, kept or self._pretended(name), asked.password
+        )
+        self._checked_total += 1
+        if kept is None:
+            return Denied(BAD_USER_NAME_OR_PASSWORD, "user", "there is no such user")
+        # The file may have changed meanwhile.
+        if is_right and self._users.kept(name) == kept:
+            return Accepted(Identity(user=sys.intern(name), decided_by=self.name))
+        return Denied(BAD_USER_NAME_OR_PASSWORD, "password", "the password is wrong")
+
+    def exchange(self, method: str) -> ScramStep | None:
+        """Begin an exchange; None for a method other than SCRAM-SHA-256."""
+        return ScramStep(self) if method == METHOD else None
 
     def metrics(self) -> Iterable[Metric]:
+        labels = (("link", self.name),)
         yield from samples(
             ("iotmq_mqtt_users", "Users who may connect with a password.", len(self._users)),
             ("iotmq_mqtt_users_reloads_total", "Times changed users were read.", self.reloads_count),
@@ -115,17 +122,8 @@ class FileAuthenticator:
                 "Times changed users could not be used.",
                 self.failed_reloads_count,
             ),
-            ("iotmq_mqtt_password_checks_total", "Passwords hashed.", self._checks.checked_total),
-            (
-                "iotmq_mqtt_password_checks_waiting",
-                "Devices that wait for their password to be hashed.",
-                self._checks.waiting_count,
-            ),
-            (
-                "iotmq_mqtt_passwords_remembered",
-                "Users whose last right password is known without hashing.",
-                self._checks.verified_count,
-            ),
+            ("iotmq_mqtt_password_checks_total", "Passwords hashed.", self._checked_total),
+            labels=labels,
         )
 
     # The file
@@ -157,7 +155,7 @@ class FileAuthenticator:
     # What an exchange asks
 
     def verifier_of(self, name: str) -> scram.Verifier:
-        """Return the verifier of a user's password, or a made-up one for an unknown name."""
+        """Return the verifier of a user's password, or a made-up one for a name that has none."""
         found = self._users.verifier(name)
         if found is not None:
             return found
@@ -166,6 +164,11 @@ class FileAuthenticator:
 
     def is_user(self, name: str) -> bool:
         return self._users.kept(name) is not None
+
+    def _pretended(self, name: str) -> str:
+        """Return what no password proves, of the cost that those of most users have."""
+        usual = self._users.usual_cost
+        return pretended(usual) if usual is not None else str(self.verifier_of(name))
 
     def _name(self, asked: Credentials) -> str | None:
         """Return the name to look for; None when no user could have it, or nobody the password."""
@@ -178,22 +181,11 @@ class FileAuthenticator:
         except ValueError:
             return None
 
-    def _checked(
-        self, name: str, kept: str | None, done: Callable[[Accepted | Denied], None], is_right: bool
-    ) -> None:
-        # The file may have changed meanwhile.
-        if is_right and kept is not None and self._users.kept(name) == kept:
-            done(Accepted(sys.intern(name)))
-        elif kept is None:
-            done(Denied(BAD_USER_NAME_OR_PASSWORD, "user", "there is no such user"))
-        else:
-            done(Denied(BAD_USER_NAME_OR_PASSWORD, "password", "the password is wrong"))
 
-
-class Exchange:
+class ScramStep:
     """One exchange by SCRAM-SHA-256. It begins with the client's message, for which it asks if it has to."""
 
-    def __init__(self, owner: FileAuthenticator) -> None:
+    def __init__(self, owner: UsersLink) -> None:
         self._owner = owner
         self._scram = scram.ScramExchange()
         self._is_asked = False
@@ -205,7 +197,8 @@ class Exchange:
                 final = self._scram.final(data or b"")
                 if not self._owner.is_user(self._scram.user):
                     raise scram.ScramError("there is no such user any more")
-                return Accepted(sys.intern(self._scram.user), final)
+                user = sys.intern(self._scram.user)
+                return Accepted(Identity(user=user, decided_by=self._owner.name), final)
             if data is None and not self._is_asked:
                 self._is_asked = True
                 return Question(None)

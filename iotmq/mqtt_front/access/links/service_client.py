@@ -1,0 +1,105 @@
+"""Ask an operator's service by HTTP, and take nothing from it that is not bounded.
+
+Redirects are not followed, certificates are verified, no cookie is kept and no proxy of the environment is
+used: where a question with passwords goes is what the settings say, and nothing else.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+import aiohttp
+
+from iotmq.errors import ConfigError
+from iotmq.mqtt_front.access.links.link import LinkFailedError
+
+_OK: Final = 200
+_HEADER_BYTES_MAX: Final = 8 * 1024
+_KEPT_ALIVE_S: Final = 15.0
+
+
+class ServiceAnswer(NamedTuple):
+    """Hold what a service has said."""
+
+    body: bytes
+    headers: Mapping[str, str]
+
+
+class ServiceClient:
+    """Connections to one service. Made before there is a loop; used on one."""
+
+    def __init__(self, link: str, url: str, *, ca_file: str, at_once_max: int) -> None:
+        """ConfigError when the roots of its certificate cannot be used."""
+        self._url = url
+        self._at_once_max = at_once_max
+        try:
+            self._tls = (
+                ssl.create_default_context(cafile=ca_file or None) if url.startswith("https:") else None
+            )
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"link {link}: {ca_file or 'the roots of this machine'}: {error}") from error
+        # Made on the loop by the first question.
+        self._session: aiohttp.ClientSession | None = None
+
+    async def ask(
+        self,
+        method: str,
+        *,
+        bytes_max: int,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> ServiceAnswer:
+        """Send one request. LinkFailedError unless it is answered with 200 and few enough bytes.
+
+        How long that may take is the caller's business.
+        """
+        session = self._opened()
+        try:
+            async with session.request(
+                method, self._url, data=body, headers=headers, allow_redirects=False
+            ) as answer:
+                if answer.status != _OK:
+                    raise LinkFailedError(f"the service answers with status {answer.status}")
+                content = await _bounded(answer.content, bytes_max)
+                return ServiceAnswer(content, answer.headers)
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            if isinstance(error, TimeoutError):
+                raise
+            raise LinkFailedError(f"{type(error).__name__}: {error}") from error
+
+    async def close(self) -> None:
+        """End the connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            connector = aiohttp.TCPConnector(
+                limit=self._at_once_max,
+                ssl=self._tls if self._tls is not None else True,
+                keepalive_timeout=_KEPT_ALIVE_S,
+            )
+            self._session = aiohttp.ClientSession(
+                connector=connector,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(total=None),
+                max_line_size=_HEADER_BYTES_MAX,
+                max_field_size=_HEADER_BYTES_MAX,
+                auto_decompress=False,
+                headers={"accept-encoding": "identity"},
+                trust_env=False,
+            )
+        return self._session
+
+
+async def _bounded(content: aiohttp.StreamReader, bytes_max: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    async for part in content.iter_any():
+        size += len(part)
+        if size > bytes_max:
+            raise LinkFailedError(f"the service answers with more than {bytes_max:,} bytes")
+        parts.append(part)
+    return b"".join(parts)

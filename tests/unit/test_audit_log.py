@@ -1,0 +1,187 @@
+"""Audit records on their way: what they say, their limits, and a log that does not take them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from eventually import soon
+from manual_clock import ManualClock
+
+from iotmq import audit_log, limits
+from iotmq.audit_log import AuditLog, no_audit
+from iotmq.broker.writing.single_message_batch import split_elements
+from iotmq.message.properties import decode_properties
+from iotmq.ports.gateway import AppendDone
+
+
+class Log:
+    """What was written, and how it is answered."""
+
+    def __init__(self, **options: Any) -> None:
+        self.code: int | None = 0
+        self.batches: list[tuple[bytes, int, bool]] = []
+        self.waiting: list[AppendDone] = []
+        self.clock = ManualClock()
+        options = {"events": ("refused", "kicked"), "per_second_max": 1_000_000} | options
+        self.audit = AuditLog(self._write, self.clock, source="front-1", **options)
+
+    def _write(self, elements: bytes, count: int, is_repeat: bool, done: AppendDone) -> None:
+        self.batches.append((elements, count, is_repeat))
+        if self.code is None:
+            self.waiting.append(done)
+        else:
+            done(self.code, "")
+
+    def records(self) -> list[dict[str, Any]]:
+        return [
+            msgspec.json.decode(body)
+            for elements, _, is_repeat in self.batches
+            if not is_repeat
+            for body, _, _ in split_elements(elements)
+        ]
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit_log, "_INTERVAL_S", 0.01)
+    monkeypatch.setattr(audit_log, "_RETRY_S_MIN", 0.01)
+    monkeypatch.setattr(audit_log, "_RETRY_S_MAX", 0.02)
+
+
+async def test_a_record_says_who_when_and_why_and_is_found_by_its_client() -> None:
+    log = Log()
+    log.audit.record("refused", client="pump-7", user=None, port=1883, reason="not_authorized")
+    assert not log.batches, "nobody waits for a record to be written"
+    await soon(lambda: log.batches, "a batch")
+    assert log.records() == [
+        {
+            "time_ms": log.clock.now_ms(),
+            "event": "refused",
+            "source": "front-1",
+            "client": "pump-7",
+            "port": 1883,
+            "reason": "not_authorized",
+        }
+    ]
+    ((_, properties, _),) = split_elements(log.batches[0][0])
+    found = decode_properties(properties)
+    assert len(found.pop("UNIQ_KEY")) == 32
+    assert found == {"TAGS": "refused", "KEYS": "pump-7"}
+
+
+async def test_events_that_are_not_asked_for_are_not_recorded() -> None:
+    log = Log()
+    log.audit.record("connected", client="pump-7")
+    log.audit.record("kicked", client="pump-7")
+    no_audit("kicked", client="pump-7")
+    await soon(lambda: log.batches, "a batch")
+    assert [record["event"] for record in log.records()] == ["kicked"]
+
+
+async def test_records_of_a_moment_are_one_batch() -> None:
+    log = Log()
+    for number in range(100):
+        log.audit.record("refused", client=f"c{number}")
+    await soon(lambda: log.batches, "a batch")
+    assert [count for _, count, _ in log.batches] == [100]
+    assert log.audit.recorded_count == 100
+
+
+async def test_what_peers_say_is_shortened_and_cannot_be_anything_but_text() -> None:
+    log = Log()
+    longest = "x" * limits.AUDIT_TEXT_CHARACTERS_MAX
+    for client in (longest, longest + "y", "\x01\x02 a", "\ud800", ""):
+        log.audit.record("refused", client=client)
+    await soon(lambda: log.batches, "a batch")
+    assert [record["client"] for record in log.records()] == [longest, longest, "\x01\x02 a", "?", ""]
+    keys = [
+        decode_properties(properties).get("KEYS") for _, properties, _ in split_elements(log.batches[0][0])
+    ]
+    assert keys == [longest, longest, None, "?", None]
+
+
+async def test_so_many_records_wait_and_further_ones_are_counted() -> None:
+    log = Log()
+    for number in range(limits.AUDIT_RECORDS_MAX + 3):
+        log.audit.record("refused", client=f"{number}")
+    log.audit.check_invariants()
+    assert log.audit.dropped == {"rate": 0, "room": 3, "refused": 0}
+    await soon(lambda: log.audit.recorded_count == limits.AUDIT_RECORDS_MAX, "all of them")
+    assert all(len(batch) < limits.AUDIT_BATCH_BYTES_MAX * 2 for batch, _, _ in log.batches)
+    log.audit.check_invariants()
+
+
+async def test_so_many_bytes_wait_and_further_ones_are_counted() -> None:
+    log = Log()
+    fields = {f"field{number}": "x" * limits.AUDIT_TEXT_CHARACTERS_MAX for number in range(8)}
+    count = 0
+    while not log.audit.dropped["room"]:
+        log.audit.record("refused", **fields)
+        count += 1
+    log.audit.check_invariants()
+    size = 8 * limits.AUDIT_TEXT_CHARACTERS_MAX
+    assert limits.AUDIT_BYTES_MAX // (size + 512) <= count - 1 <= limits.AUDIT_BYTES_MAX // size
+    await soon(lambda: log.audit.recorded_count == count - 1, "those there was room for")
+
+
+async def test_a_flood_is_cut_to_so_many_a_second() -> None:
+    log = Log(per_second_max=limits.AUDIT_RECORDS_PER_S_MAX)
+    for number in range(limits.AUDIT_RECORDS_PER_S_MAX + 5):
+        log.audit.record("refused", client=f"{number}")
+    assert log.audit.dropped["rate"] == 5
+    log.clock.advance(1.0)
+    log.audit.record("refused", client="later")
+    assert log.audit.dropped["rate"] == 5
+    await soon(lambda: log.audit.recorded_count == limits.AUDIT_RECORDS_PER_S_MAX + 1, "the others")
+
+
+async def test_what_the_log_does_not_take_is_offered_again_and_one_batch_at_a_time() -> None:
+    log = Log()
+    log.code = 14
+    log.audit.record("refused", client="first")
+    await soon(lambda: len(log.batches) >= 3, "repeats")
+    log.audit.record("refused", client="second")
+    assert {is_repeat for _, _, is_repeat in log.batches[1:]} == {True}
+    assert len({elements for elements, _, _ in log.batches}) == 1
+    log.code = None
+    await soon(lambda: log.waiting, "a batch under way")
+    log.audit.flush()
+    assert len(log.waiting) == 1
+    log.code = 0
+    log.waiting.pop()(0, "")
+    await soon(lambda: log.audit.recorded_count == 2, "both")
+    assert [record["client"] for record in log.records()] == ["first", "second"]
+
+
+async def test_what_the_log_will_never_take_is_counted_and_gone() -> None:
+    log = Log()
+    log.code = 13
+    log.audit.record("refused", client="a")
+    await soon(lambda: log.audit.dropped["refused"] == 1, "the end of it")
+    log.code = 0
+    log.audit.record("refused", client="b")
+    await soon(lambda: log.audit.recorded_count == 1, "the next one")
+
+
+async def test_the_last_ones_are_written_at_the_end_and_none_after_it() -> None:
+    log = Log()
+    log.audit.record("refused", client="a")
+    log.audit.close()
+    assert [record["client"] for record in log.records()] == ["a"]
+    log.audit.record("refused", client="b")
+    log.audit.close()
+    assert len(log.batches) == 1
+
+
+async def test_what_is_counted() -> None:
+    log = Log(per_second_max=1)
+    log.audit.record("refused", client="a")
+    log.audit.record("refused", client="b")
+    names = {(m.name, m.labels): m.value for m in log.audit.metrics("iotmq_mqtt")}
+    assert names["iotmq_mqtt_audit_waiting", ()] == 1
+    assert names["iotmq_mqtt_audit_dropped_total", (("reason", "rate"),)] == 1
+    log.audit.close()
+    names = {(m.name, m.labels): m.value for m in log.audit.metrics("iotmq_mqtt")}
+    assert names["iotmq_mqtt_audit_records_total", ()] == 1
