@@ -315,6 +315,21 @@ MQTT_FAILING_ADDRESSES_MAX: Final = 16_384
 # Users who were right from an address and so have a count of failures of their own there; 150 bytes each.
 MQTT_PROVEN_USERS_MAX: Final = 131_072
 MQTT_UNDECIDED_BYTES_MAX: Final = 64 * 1024 * 1024
+# Permissions of devices: the file of rules, its rules, topics and names of one, rules that come with an
+# identity, sets of rules that are shared by the devices they are for, refusing rules that are counted each.
+# How many steps the comparison of a filter with the rules may take, about a microsecond each. Where others
+# are asked: answers a connection remembers, questions under way, bytes of messages that wait for an answer.
+MQTT_PERMISSIONS_FILE_BYTES_MAX: Final = 4 * 1024 * 1024
+MQTT_PERMISSION_RULES_MAX: Final = 1_000
+MQTT_PERMISSION_TOPICS_MAX: Final = 64
+MQTT_PERMISSION_NAMES_MAX: Final = 10_000
+MQTT_IDENTITY_RULES_MAX: Final = 256
+MQTT_PERMISSION_SETS_MAX: Final = 1_024
+MQTT_REFUSING_RULES_MAX: Final = 4_096
+MQTT_PERMISSION_WORK_MAX: Final = 10_000
+MQTT_PERMISSION_ANSWERS_MAX: Final = 64
+MQTT_PERMISSION_QUESTIONS_MAX: Final = 4_096
+MQTT_PERMISSION_WAITING_BYTES_MAX: Final = 32 * 1024 * 1024
 # The authentication chain: links, bytes of the answers that one of them remembers, hashing by argon2id
 # (memory in KiB, rounds, lanes), an answer of a service and a set of keys by HTTP, keys of one link, what a
 # claim may be called, and names of groups and roles and attributes of one identity.

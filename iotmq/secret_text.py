@@ -39,11 +39,17 @@ class Secret(str):
         return repr(SECRET_SHOWN)
 
 
+def hidden(value: Any) -> Any:
+    """Return a secret, or a table of several, that does not show itself; anything else as it is."""
+    if isinstance(value, dict):
+        return {name: hidden(inner) for name, inner in value.items()}
+    return Secret(value) if isinstance(value, str) and value else value
+
+
 def hide(settings: msgspec.Struct, *names: str) -> None:
     """Have these fields not shown: for `__post_init__`, also of settings that do not change."""
     for name in names:
-        if text := getattr(settings, name):
-            msgspec.structs.force_setattr(settings, name, Secret(text))
+        msgspec.structs.force_setattr(settings, name, hidden(getattr(settings, name)))
 
 
 class _Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

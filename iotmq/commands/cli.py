@@ -157,6 +157,11 @@ def _add_tools(commands: Commands) -> None:
 
         add_users_actions(command, add_config_options=_add_config_options, load=_load)
 
+    def fill_access(command: argparse.ArgumentParser) -> None:
+        from iotmq.commands.access import add_access_actions
+
+        add_access_actions(command, add_config_options=_add_config_options, load=_load)
+
     def fill_routes(command: argparse.ArgumentParser) -> None:
         from iotmq.commands.routes import add_routes_actions
 
@@ -191,6 +196,13 @@ def _add_tools(commands: Commands) -> None:
         "Change the file of MQTT users. Front ends notice changes by themselves.",
     )
     _add(commands, "routes", "try the routes of MQTT topics", fill_routes)
+    _add(
+        commands,
+        "access",
+        "say what MQTT devices may do",
+        fill_access,
+        "Say what MQTT devices may do by the settings and the file of permissions.",
+    )
     _add(
         commands,
         "replication",

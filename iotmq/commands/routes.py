@@ -43,6 +43,7 @@ def add_routes_actions(
     test.add_argument("--correlation-data", metavar="TEXT", help="correlation data of MQTT 5")
     test.add_argument("--expiry", metavar="SECONDS", type=int, help="message expiry interval of MQTT 5")
     test.add_argument("--qos", type=int, choices=(0, 1, 2), default=0, help="QoS of the message (0)")
+    test.add_argument("--retain", action="store_true", help="the message has the retain flag")
     test.add_argument("--client-id", metavar="ID", default="", help="client id of the device")
     test.add_argument("--user", metavar="NAME", help="user name of the device")
     test.add_argument("--queues", metavar="N", type=int, help="queues of the broker topic "
@@ -101,7 +102,7 @@ def _test(options: argparse.Namespace, config: Config, router: Router) -> int:
         properties=_properties(options),
         json_bytes_max=config.mqtt.json_bytes_max,
     )
-    outcome = explain(router, message, qos=options.qos, queue_count=queues)
+    outcome = explain(router, message, qos=options.qos, queue_count=queues, is_retained=options.retain)
     if options.is_json:
         import msgspec
 

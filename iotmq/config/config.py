@@ -33,7 +33,7 @@ from iotmq.mqtt_front.settings.listeners import TCP_NAME, WORKER_PLACE, Listener
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.registry.settings import RegistrySettings
 from iotmq.replication.settings import ReplicationSettings
-from iotmq.secret_text import SECRET_SHOWN, Secret, read_secret
+from iotmq.secret_text import SECRET_SHOWN, hidden, read_secret
 from iotmq.spelling import did_you_mean
 from iotmq.store.settings import StoreSettings
 
@@ -307,18 +307,20 @@ def _tagged_struct(
         return None
     inner = {name: value for name, value in table.items() if name != key}
     return _struct(structs[tag], inner, path, origins, problems)
+
+
 def _secret(setting: Setting, value: Any, path: str, origins: Mapping[str, str], problems: list[str]) -> Any:
+    """Return the secret, or a table of several that have names."""
     at = _at(path, origins)
+    is_on_command_line = _origin_of(path, origins) == ON_COMMAND_LINE
     try:
-        if isinstance(value, Mapping):
-            value = read_secret(value)
-        elif value and _origin_of(path, origins) == ON_COMMAND_LINE:
-            raise ConfigError(
-                "everybody on this machine can read a command line. Say where the secret is instead: --set "
-                f'\'{path}={{file = "NAME"}}\', or {{env = "VARIABLE"}}, or {{command = ["PROGRAM"]}}'
-            )
-        elif isinstance(value, str) and len(value.encode()) > limits.SECRET_BYTES_MAX:
-            raise ConfigError(f"it has more than {limits.SECRET_BYTES_MAX} bytes")
+        if get_origin(setting.type) is dict and isinstance(value, Mapping):
+            value = {
+                name: _secret_text(inner, path, is_on_command_line=is_on_command_line)
+                for name, inner in value.items()
+            }
+        else:
+            value = _secret_text(value, path, is_on_command_line=is_on_command_line)
         read = msgspec.convert(value, annotated_type(setting), strict=True)
     except ConfigError as error:
         problems.append(f"{path}{at} is refused: {error}\n    meaning: {setting.description}")
@@ -326,7 +328,22 @@ def _secret(setting: Setting, value: Any, path: str, origins: Mapping[str, str],
     except msgspec.ValidationError:
         problems.append(f"{path} = {SECRET_SHOWN}{at} is refused{_meaning(setting)}")
         return None
-    return Secret(read) if isinstance(read, str) else read
+    return hidden(read)
+
+
+def _secret_text(value: Any, path: str, *, is_on_command_line: bool) -> Any:
+    """Return the text of a secret, as far as it is one. ConfigError for one that cannot be had."""
+    if isinstance(value, Mapping):
+        # As plain text: what it is converted to is another object.
+        return str(read_secret(value))
+    if value and is_on_command_line:
+        raise ConfigError(
+            "everybody on this machine can read a command line. Say where the secret is instead: --set "
+            f'\'{path}={{file = "NAME"}}\', or {{env = "VARIABLE"}}, or {{command = ["PROGRAM"]}}'
+        )
+    if isinstance(value, str) and len(value.encode()) > limits.SECRET_BYTES_MAX:
+        raise ConfigError(f"it has more than {limits.SECRET_BYTES_MAX} bytes")
+    return value
 
 
 def _origin_of(path: str, origins: Mapping[str, str]) -> str | None:

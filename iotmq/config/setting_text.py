@@ -166,6 +166,8 @@ def _tag_of(value: msgspec.Struct) -> dict[str, Any]:
     """Return key and value that say which struct it is."""
     key = tag_field_of(type(value))
     return {} if key is None else {key: type(value).__struct_config__.tag}
+
+
 def secrets_of(value: Any) -> Iterator[tuple[msgspec.Struct, str, str]]:
     """Yield every secret that is set in settings: whose it is, the field, and the secret."""
     if isinstance(value, msgspec.Struct):
@@ -173,8 +175,10 @@ def secrets_of(value: Any) -> Iterator[tuple[msgspec.Struct, str, str]]:
             inner = getattr(value, name)
             if not setting.is_secret:
                 yield from secrets_of(inner)
-            elif inner:
-                yield value, name, inner
+            else:
+                for text in inner.values() if isinstance(inner, dict) else (inner,):
+                    if text:
+                        yield value, name, text
     elif isinstance(value, list | tuple):
         for each in value:
             yield from secrets_of(each)

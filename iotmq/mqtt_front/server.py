@@ -32,6 +32,9 @@ from iotmq.mqtt_front.limiting.shared_bans import BrokerPorts
 from iotmq.mqtt_front.listen.admission import Admission
 from iotmq.mqtt_front.listen.listeners import Listeners
 from iotmq.mqtt_front.metrics import durable_metrics, topic_metrics, traffic_metrics
+from iotmq.mqtt_front.permissions.permissions import Permissions
+from iotmq.mqtt_front.permissions.questions import Decider
+from iotmq.mqtt_front.publish.guard import PublishGuard
 from iotmq.mqtt_front.publish.ingress import Ingress
 from iotmq.mqtt_front.publish.route_file import RouteReloads
 from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
@@ -39,6 +42,7 @@ from iotmq.mqtt_front.sessions.auto_subscriptions import AutoSubscriptions
 from iotmq.mqtt_front.sessions.drain import Drain
 from iotmq.mqtt_front.sessions.durable_egress import DurableEgress
 from iotmq.mqtt_front.sessions.session_events import SessionEvents
+from iotmq.mqtt_front.sessions.session_rights import SessionRights
 from iotmq.mqtt_front.sessions.sessions import ConnectedSessions
 from iotmq.mqtt_front.sessions.shared_subscriptions import SharedSubscriptions
 from iotmq.mqtt_front.sessions.subscriptions import BrokerSessions, Subscriptions
@@ -70,6 +74,7 @@ class FrontEndParts:
     subscriptions: Subscriptions
     sessions: ConnectedSessions
     authentication: Authentication
+    permissions: Permissions
     sys_topics: SysTopics | None
     listeners: Listeners
     drain: Drain
@@ -93,13 +98,16 @@ class MqttFront:
         sessions: SessionPort | None = None,
         clock: Clock | None = None,
         shares_port: bool = False,
+        deciders: Sequence[Decider] = (),
     ) -> None:
         """Without `sessions` every session ends with its connection, and is known to this process only.
 
         With `shares_port` other processes may listen on the same port, and each gets some of the connections.
+        `deciders` are asked about topics before the rules are.
         """
         self._settings = settings
         self._shares_port = shares_port
+        self._deciders = deciders
         self._gateway = port
         self._session_port = sessions
         self._clock = clock if clock is not None else SystemClock()
@@ -153,6 +161,7 @@ class MqttFront:
             if self._session_port is not None and parts.durable is not None:
                 await self._session_port.start(SessionEvents(parts.durable, parts.drain))
             parts.authentication.start()
+            parts.permissions.start(parts.sessions.rules_changed)
             self._routes.start(self._gateway.add_topics, parts.ingress.forget_routes)
             await parts.guard.start(parts.egress)
             if parts.hooks is not None:
@@ -162,6 +171,7 @@ class MqttFront:
         except BaseException:  # a start that waits for a broker may be cancelled
             parts.listeners.close()
             parts.authentication.stop()
+            parts.permissions.close()
             await parts.guard.stop()
             if parts.hooks is not None:
                 await parts.hooks.stop()
@@ -173,7 +183,22 @@ class MqttFront:
 
     def _assembled(self, loop: asyncio.AbstractEventLoop) -> FrontEndParts:
         settings, port = self._settings, self._session_port
-        ingress = Ingress(self._routes.router, self._gateway, loop, settings, rewrites=self._rewrites)
+        permissions = Permissions(
+            settings.permissions,
+            loop,
+            self._clock,
+            are_client_ids_proved=settings.authentication.client_ids != "any",
+            deciders=self._deciders,
+            audit=self._audit.record,
+        )
+        ingress = Ingress(
+            self._routes.router,
+            self._gateway,
+            loop,
+            settings,
+            rewrites=self._rewrites,
+            guard=PublishGuard(permissions),
+        )
         hooks = open_hooks(settings, loop, ingress)
         sink = hooks.sink if hooks is not None and hooks.sink is not None else ingress
         group = DeviceGroup(loop, sink, self, now_s=self._clock.monotonic_s() + _TICK_S, clock=self._clock)
@@ -198,7 +223,14 @@ class MqttFront:
             settings,
             egress,
             self._gateway,
-            rewrites=self._rewrites,
+            rights=SessionRights(
+                permissions,
+                ingress,
+                loop,
+                self._clock,
+                rewrites=self._rewrites,
+                auto_subscriptions=self._auto_subscriptions,
+            ),
             sys_topics=sys_topics,
             at_brokers=at_brokers,
         )
@@ -218,7 +250,7 @@ class MqttFront:
         admission = Admission(
             drain, connections_max=settings.connections_max, server_reference=settings.server_reference
         )
-        events = AccessEvents(self._open_session, audit=self._audit.record)
+        events = AccessEvents(self._open_session, sessions.identity_renewed, self._audit.record)
         authentication = open_authentication(settings, loop, self._clock, self._deadlines, events)
         group.unfinished_bytes_max = settings.device_limits.unfinished_bytes_max
         group.packet_timeout_s = settings.device_limits.packet_timeout_s
@@ -242,6 +274,7 @@ class MqttFront:
             subscriptions,
             sessions,
             authentication,
+            permissions,
             sys_topics,
             listeners,
             drain,
@@ -264,6 +297,7 @@ class MqttFront:
         if self._parts is not None:
             self._parts.listeners.close()
             self._parts.authentication.stop()
+            self._parts.permissions.close()
             self._parts.drain.stop()
             self._parts.admission.is_stopping = True
         if self._ticker is not None:
@@ -580,6 +614,7 @@ class MqttFront:
             yield from parts.listeners.metrics()
             yield from parts.drain.metrics()
             yield from parts.authentication.metrics()
+            yield from parts.permissions.metrics()
             yield from parts.guard.metrics()
             if parts.hooks is not None:
                 yield from parts.hooks.metrics()

@@ -489,3 +489,47 @@ async def test_a_front_end_that_waits_for_a_broker_can_be_stopped() -> None:
     assert starting.cancelled()
     await soon(lambda: asyncio.all_tasks() <= before, "nothing is left running")
     await registry.stop()
+
+
+FIRST_ROUTES = '[[routes]]\nfilter = "a/#"\ntopic = "First"\n'
+SECOND_ROUTES = FIRST_ROUTES.replace("First", "Second") + 'key = "{json:id}"\nwhen = ["{json:id} exists"]\n'
+
+
+@either
+async def test_messages_take_new_routes_to_new_topics_and_reach_subscribers(
+    tmp_path: Path, is_local: bool
+) -> None:
+    file = tmp_path / "routes.toml"
+    file.write_text(FIRST_ROUTES)
+    settings = {"routes_file": str(file), "routes_reload_interval_s": 0.02}
+    async with running(tmp_path / "store", is_local=is_local, **settings) as site:
+        front = await site.start_front()
+        publisher = await RawClient.connect(front.port, "publisher")
+        subscriber = await RawClient.connect(front.port, "subscriber")
+        await subscriber.subscribe(("a/#", 1))
+        publisher.send(publish(1, b"one", "a/1"))
+        assert await publisher.puback() == 1
+        assert (await subscriber.publish_received())[1] == b"one"
+
+        file.write_text("[[routes]]\nfilter = 1\n")
+        await soon(lambda: metric(front, "iotmq_mqtt_route_failed_reloads_total") == 1, "the error is seen")
+        publisher.send(publish(2, b"two", "a/1"))
+        assert await publisher.puback() == 2
+        assert (await subscriber.publish_received())[1] == b"two"
+
+        file.write_text(SECOND_ROUTES)
+        await soon(lambda: metric(front, "iotmq_mqtt_route_reloads_total") == 1, "the routes are read")
+        publisher.send(publish(3, b'{"id": "x"}', "a/1"), publish(4, b"{}", "a/1"))
+        assert [await publisher.puback() for _ in range(2)] == [3, 4]
+        received = {(await subscriber.publish_received())[1] for _ in range(2)}
+        assert received == {b'{"id": "x"}', b"{}"}
+        publisher.close()
+        subscriber.close()
+        assert [message.body for message in await site.stored("First", 2)] == [b"one", b"two"]
+        [message] = await site.stored("Second", 1)
+        assert message.keys == ["x"]
+        assert [message.body for message in await site.stored("mqtt", 1)] == [b"{}"]
+
+
+def metric(front: MqttFront, name: str) -> float:
+    return next(each.value for each in front.metrics() if each.name == name)

@@ -25,7 +25,7 @@ accounts:
   - {accessKey: operator, secretKey: abcdefgh, admin: true}
   - accessKey: device-account
     secretKey: 12345678
-    topicPerms: [Open=PUB|SUB, Sent=PUB, Closed=DENY]
+    topicPerms: [Open=PUB|SUB, Sent=PUB, Commands=PUB, Closed=DENY]
     groupPerms: [foreign-push=SUB, foreign-send=SUB]
     mqttTopicPerms: [devices/+/commands=PUB]
 """
@@ -50,7 +50,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess
     accounts.write_text(FILE)
     with GatewayProcess(data, "broker.acl_enabled=true") as running:
         with SyncClient(operator(running)) as client:
-            for topic in ("Open", "Sent", "Closed"):
+            for topic in ("Open", "Sent", "Commands", "Closed"):
                 SyncAdmin(client).create_topic(topic, queues=2)
         yield running
 
@@ -120,7 +120,9 @@ def test_the_cpp_client_sends_with_the_right_keys_only(guarded: GatewayProcess, 
 @has_cpp
 def test_the_cpp_client_reaches_the_devices_it_may(guarded: GatewayProcess, cpp: PipedClient) -> None:
     def to(*topics: str) -> list[dict[str, Any]]:
-        return [{"topic": "Open", "body": "open", "properties": {"MQTT_TOPIC": topic}} for topic in topics]
+        return [
+            {"topic": "Commands", "body": "open", "properties": {"MQTT_TOPIC": topic}} for topic in topics
+        ]
 
     cpp.call("producer", group="devices", keys=RIGHT)
     with MqttListener(guarded.mqtt_port, "devices/#") as device:

@@ -400,7 +400,12 @@ def own_listeners(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str
             listener["certificates"] = files
     socket_path = str(directory / "mqtt.sock")
     listeners.append({"name": "unix", "transport": "unix", "socket_path": socket_path})
-    settings = (f"mqtt.listeners={toml_value(listeners)}", f"mqtt.authentication.users_file={users}")
+    settings = (
+        f"mqtt.listeners={toml_value(listeners)}",
+        f"mqtt.authentication.users_file={users}",
+        # The commands are tried with all kinds of topics.
+        "mqtt.permissions.without_rules=everything",
+    )
     trust = ("--cafile", root.certificate)
     account = ("-u", "ann", "--password-file", str(directory / "secret"))
     with GatewayProcess(directory / "data", *settings) as gateway:

@@ -589,6 +589,53 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "tests/unit/mqtt_front/access/test_users_file.py::test_sizes",
     ),
     Bound(
+        "mqtt_front.permissions.rights: targets whose rights a connection knows",
+        "64 of 32 bytes, the last ones",
+        "items",
+        "tests/unit/mqtt_front/permissions/test_rights.py"
+        "::test_what_is_remembered_is_bounded_and_a_device_with_few_topics_needs_little",
+    ),
+    Bound(
+        "mqtt_front.permissions.rule_set: rules that devices share",
+        "MQTT_PERMISSION_SETS_MAX",
+        "MQTT_PERMISSIONS_FILE_BYTES_MAX",
+        "tests/unit/mqtt_front/permissions/test_rules_file.py"
+        "::test_devices_with_the_same_rules_share_what_is_known_of_them_and_that_is_bounded",
+    ),
+    Bound(
+        "mqtt_front.permissions.refusals: rules that refuse",
+        "MQTT_REFUSING_RULES_MAX",
+        "items x 64 characters of a name",
+        "tests/unit/mqtt_front/permissions/test_refusals.py"
+        "::test_so_many_rules_are_counted_each_and_all_others_as_one",
+    ),
+    Bound(
+        "mqtt_front.permissions.containment: steps of a comparison",
+        "MQTT_PERMISSION_WORK_MAX",
+        "items x rules",
+        "tests/unit/mqtt_front/permissions/test_containment.py"
+        "::test_the_work_of_a_decision_is_limited_and_past_it_the_filter_is_refused_and_that_is_said",
+    ),
+    Bound(
+        "mqtt_front.permissions.questions: questions under way",
+        "MQTT_PERMISSION_QUESTIONS_MAX, for mqtt.permissions.answer_timeout_s",
+        "items x MQTT_TOPIC_BYTES_MAX",
+        "tests/unit/mqtt_front/permissions/test_questions.py"
+        "::test_so_many_questions_are_under_way_at_one_time",
+    ),
+    Bound(
+        "mqtt_front.permissions.questions: answers of a connection",
+        "MQTT_PERMISSION_ANSWERS_MAX",
+        "items x MQTT_TOPIC_BYTES_MAX",
+        "tests/unit/mqtt_front/permissions/test_questions.py::test_so_many_answers_are_remembered",
+    ),
+    Bound(
+        "mqtt_front.publish.guard: messages that wait for an answer",
+        "as many as the bytes",
+        "MQTT_PERMISSION_WAITING_BYTES_MAX",
+        "tests/unit/mqtt_front/permissions/test_questions.py::test_a_message_past_what_may_wait_is_refused",
+    ),
+    Bound(
         "mqtt_front.sessions.subscriptions: filters of one session",
         "mqtt.subscriptions_max, MQTT_SUBSCRIPTIONS_PER_SESSION_MAX",
         "MQTT_FILTER_BYTES_PER_SESSION_MAX",

@@ -1,11 +1,9 @@
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from iotmq.mqtt.codec.framing cimport Packet
-from iotmq.mqtt.server.connection cimport ServerConnection
 from iotmq.mqtt.server.outbound cimport DeliveryOptions
 from iotmq.mqtt.server.publish_sink cimport PublishSink
+from iotmq.mqtt_front.connection.limited cimport LimitedConnection
 from iotmq.mqtt_front.connection.outgoing cimport OutgoingMessage
-from iotmq.mqtt_front.limiting.buckets cimport DeviceLimits
 
 
 # Whose work may pile up (DeviceGroup.congest).
@@ -77,7 +75,7 @@ cdef class DeviceSession:
     cdef int room_again(self) except -1
 
 
-cdef class Device(ServerConnection):
+cdef class Device(LimitedConnection):
     cdef readonly DeviceGroup group
     cdef readonly object transport      # asyncio's or a WebSocketLink; None before connection_made and after connection_lost
     cdef public object peer             # peer.Peer; None in tests that have no listener
@@ -91,7 +89,6 @@ cdef class Device(ServerConnection):
     cdef public object identity         # what else is known of that (access.identity.Identity); None: nobody was asked
     cdef public double expires_s        # when its connection ends, as its token does; 0: never
     cdef public uint32_t watched_s      # second of the bucket of connection.deadlines that it is in
-    cdef readonly DeviceLimits limits   # how much may pass; None without limits
     cdef public object will             # None when there is none, or it was dropped by DISCONNECT
     cdef public bint has_session        # the broker has given it one, in `epoch`, and was not told of its end
     cdef public int64_t epoch
@@ -99,6 +96,7 @@ cdef class Device(ServerConnection):
     cdef public DeviceSession session   # None for one that ends with the connection
     cdef public DeviceSession shares    # its part in shared subscriptions; None while it has none
     cdef object _room_callback          # what waits beside those two for room; None while nothing does
+    cdef public object rights           # what it may do (permissions.rights.Rights); None: everything
     cdef public uint64_t published_lanes    # those of the ingress it has published to, by place modulo 64
     cdef double _held_since_s           # when it was first not read because of an answer that is due; 0 while it is
     cdef list _unhandled                # events that wait for the next turn; None while there are none
@@ -112,7 +110,6 @@ cdef class Device(ServerConnection):
     cdef uint8_t _is_touched
     cdef uint8_t _is_waiting            # in the group's queue, because of _unhandled
     cdef uint8_t _is_paused             # reading stopped, for the rest of the turn or for longer
-    cdef uint8_t _lacks_tokens          # it is not read because of a limit
     cdef uint8_t _is_unfinished         # it stands in the group's queue of those
 
     cdef bint is_for_device(self, OutgoingMessage message, DeliveryOptions* delivery, uint8_t options,
@@ -120,13 +117,12 @@ cdef class Device(ServerConnection):
     cdef int note_delivered(self, OutgoingMessage message, const DeliveryOptions* delivery) except -1
     cdef object _hook_message(self, OutgoingMessage message, const DeliveryOptions* delivery)
     cdef int wait_for_turn(self) except -1
+    cdef int wait_for_answer(self) except -1
     cdef int count_input(self, uint32_t size) except -1
     cdef int after_read(self) except -1
     cdef int _after_input(self) except -1
     cdef int _count_unopened(self) except -1
     cdef int _count_unfinished(self) except -1
-    cdef int _wait_for_tokens(self) except -1
-    cdef int _view_index(self) except -1
     cdef uint32_t read_bytes_max(self) except 0
     cdef int room_comes(self) except -1
     cdef int _room_again(self) except -1

@@ -8,11 +8,10 @@ from iotmq.clock import Clock
 from iotmq.hooks import Message
 from iotmq.mqtt.codec.packets import Event, Subscribe, Will
 from iotmq.mqtt.codec.properties import Properties
-from iotmq.mqtt.server.connection import ServerConnection
 from iotmq.mqtt.server.connection_settings import ConnectionSettings
 from iotmq.mqtt.server.publish_sink import PublishSink
+from iotmq.mqtt_front.connection.limited import LimitedConnection
 from iotmq.mqtt_front.connection.peer import Peer
-from iotmq.mqtt_front.limiting.buckets import DeviceLimits
 
 class DeviceHandler(Protocol):
     def device_connected(self, device: Device) -> None: ...
@@ -66,13 +65,14 @@ class DeviceGroup:
 # For the type checker; at run time it has the methods, which is what uvloop looks at, and not the base.
 class DeviceSession: ...
 
-class Device(ServerConnection, asyncio.BufferedProtocol):
+class Device(LimitedConnection, asyncio.BufferedProtocol):
     client_id: str | None
     names: bytes | None
     properties: bytes | None
     subscriptions: dict[str, int] | None
     user: str | None
     identity: Any
+    rights: Any
     expires_s: float
     watched_s: int
     will: Will | None
@@ -91,10 +91,6 @@ class Device(ServerConnection, asyncio.BufferedProtocol):
     @property
     def address(self) -> str | None: ...
     @property
-    def limits(self) -> DeviceLimits | None: ...
-    def limit(self, new: DeviceLimits | None) -> None: ...
-    def tokens_came(self, is_output: bool) -> None: ...
-    @property
     def group(self) -> DeviceGroup: ...
     @property
     def transport(self) -> asyncio.Transport | None: ...
@@ -102,5 +98,6 @@ class Device(ServerConnection, asyncio.BufferedProtocol):
     def send_record(self, record: Buffer, options: int, *, is_retained: bool) -> bool | None: ...
     def call_when_room(self, callback: Callable[[], None]) -> None: ...
     def after_answer(self) -> None: ...
+    def answer_came(self) -> None: ...
     def finish(self) -> None: ...
     def abort(self) -> None: ...

@@ -18,7 +18,6 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from iotmq.message.records.fields cimport FORMAT_OK, RecordParts
 from iotmq.message.records.record cimport parse_record
-from iotmq.mqtt.codec.framing cimport Packet
 from iotmq.mqtt.codec.packet_types cimport (
     NO_LOCAL, OPTIONS_QOS, RETAIN_AS_PUBLISHED,
     LEVEL_5,
@@ -31,8 +30,8 @@ from iotmq.mqtt.server.connection cimport ServerConnection
 from iotmq.mqtt.server.connection_settings cimport ConnectionSettings
 from iotmq.mqtt.server.outbound cimport DeliveryOptions
 from iotmq.mqtt.server.publish_sink cimport PublishSink
+from iotmq.mqtt_front.connection.limited cimport LimitedConnection
 from iotmq.mqtt_front.connection.outgoing cimport OutgoingMessage
-from iotmq.mqtt_front.limiting.buckets cimport BYTES_IN, BYTES_OUT, MESSAGES_IN, MESSAGES_OUT, DeviceLimits
 
 from collections import deque
 
@@ -55,6 +54,8 @@ cdef enum:
     EVENTS_MAX = 8                  # of a device that are decoded and wait
     TURN_BYTES_MAX = 1024 * 1024
     UNFINISHED_BYTES_MIN = 64 * 1024    # of a packet that has not come whole: less is not counted
+    WAITS_FOR_TURN = 1              # bits of Device._waits_for_turn
+    WAITS_FOR_ANSWER = 2
 
 
 cdef class DeviceGroup:
@@ -121,7 +122,7 @@ cdef class DeviceGroup:
             put_off = self._put_off
             self._put_off = []
             for device in put_off:
-                device._waits_for_turn = False
+                device._waits_for_turn &= ~WAITS_FOR_TURN
                 if device.state == STATE_CONNECTED and device.transport is not None:
                     device.after_answer()
         if self._yielding:
@@ -300,7 +301,7 @@ cdef class DeviceSession:
         raise NotImplementedError("a DeviceSession overrides room_again")
 
 
-cdef class Device(ServerConnection):
+cdef class Device(LimitedConnection):
     """One device's connection as an asyncio protocol; sessions are the handler's business."""
 
     def __init__(self, DeviceGroup group not None, ConnectionSettings settings not None, peer=None):
@@ -315,13 +316,13 @@ cdef class Device(ServerConnection):
 
     def get_buffer(self, size_hint):
         if self.limits is not None:
-            return self.group._views[self._view_index()]
+            return self.group._views[self._view_index(READ_BYTES_MIN, self.group._read_bytes)]
         return self.group._view
 
     cdef uint32_t read_bytes_max(self) except 0:
         """Return how much may be read at once."""
         if self.limits is not None:
-            return READ_BYTES_MIN << self._view_index()
+            return READ_BYTES_MIN << self._view_index(READ_BYTES_MIN, self.group._read_bytes)
         return self.group._read_bytes
 
     def buffer_updated(self, uint32_t size):
@@ -333,10 +334,24 @@ cdef class Device(ServerConnection):
     cdef int wait_for_turn(self) except -1:
         """Leave what else has come undecoded until the next turn, and read nothing more: it costs too much."""
         if self.state == STATE_CONNECTED and not self._waits_for_turn and not self._is_over:
-            self._waits_for_turn = self._is_waiting_for_events = True
+            self._waits_for_turn = WAITS_FOR_TURN
+            self._is_waiting_for_events = True
             self.group._put_off.append(self)
             self.group.schedule_turn()
         return 0
+
+    cdef int wait_for_answer(self) except -1:
+        """Leave what else has come undecoded until `answer_came`: somebody is asked whether it may do the last."""
+        if self.state == STATE_CONNECTED and not self._is_over:
+            self._waits_for_turn |= WAITS_FOR_ANSWER
+            self._is_waiting_for_events = True
+        return 0
+
+    def answer_came(self):
+        """Go on after `wait_for_answer`, maybe of a connection that is over."""
+        self._waits_for_turn &= ~WAITS_FOR_ANSWER
+        if self.transport is not None:
+            self.after_answer()
 
     cdef int count_input(self, uint32_t size) except -1:
         """Bytes have come; they count for the device's share of the turn."""
@@ -349,67 +364,18 @@ cdef class Device(ServerConnection):
             group.schedule_turn()
         self._turn_bytes += size
         if self.limits is not None:
-            self.limits.pacer.look()
-            if self.limits.take(BYTES_IN, size):
-                self._wait_for_tokens()
+            self.take_bytes(size)
         return 0
 
-    cdef int _view_index(self) except -1:
-        """Return which of the group's views is filled: no larger than the limits on bytes allow, or the least."""
-        cdef int64_t most = min(self.limits.bytes_at_once(), <int64_t>self.group._read_bytes)
-        cdef int index = 0
-        while index + 1 < READ_SIZES and READ_BYTES_MIN << (index + 1) <= most:
-            index += 1
-        return index
-
-    cdef int _handle_publish(self, const Packet* packet) except -1:
-        if self.limits is not None and self.limits.take(MESSAGES_IN, 1):
-            self._wait_for_tokens()
-            if self._lacks_tokens:
-                # What else has come stays undecoded.
-                self._waits_for_turn = self._is_waiting_for_events = True
-        return ServerConnection._handle_publish(self, packet)
-
-    cdef int _wait_for_tokens(self) except -1:
-        """Read no more until there are tokens."""
-        if not self._lacks_tokens and not self._is_over and self.state != STATE_CLOSED:
-            self._lacks_tokens = True
-            self.limits.wait(MESSAGES_IN)
+    cdef int input_allowed(self) except -1:
+        if self.transport is not None:
+            self.after_answer()
         return 0
 
-    def tokens_came(self, bint is_output):
-        """Go on: the limits allow something again (limiting.buckets)."""
-        if is_output:
-            self.is_output_held = False
-            self.output_released()
-            if self.output.size:
-                self.group.touch(self)
-            self._room_again()
-        else:
-            self._lacks_tokens = self._waits_for_turn = False
-            if self.transport is not None:
-                self.after_answer()
-
-    def limit(self, DeviceLimits new):
-        """Have a connection keep to these limits from now on; None for no limits."""
-        if self.limits is not None:
-            self.limits.close()
-        self.limits = new
-        self.is_metered = new is not None and new.is_output_limited
-        if self._lacks_tokens or self.is_output_held:
-            # It waited in the former ones, and will again.
-            self.tokens_came(False)
-            self.tokens_came(True)
-
-    cdef int message_sent(self, uint32_t size) except -1:
-        self.limits.pacer.look()
-        if self.limits.take(MESSAGES_OUT, 1) | self.limits.take(BYTES_OUT, size) and not self.is_output_held:
-            self.is_output_held = True
-            self.limits.wait(MESSAGES_OUT)
-        return 0
-
-    cdef int message_withheld(self) except -1:
-        return self.limits.note_dropped()
+    cdef int output_allowed(self) except -1:
+        if self.output.size:
+            self.group.touch(self)
+        return self._room_again()
 
     cdef int after_read(self) except -1:
         """Handle what was received, and read no more in this turn past the share."""
@@ -536,10 +502,7 @@ cdef class Device(ServerConnection):
             self._count_unfinished()
         self.group.handle_events(self)
         self.group._handler.device_lost(self)
-        if self.limits is not None:
-            self.limits.close()
-            self.limits = None
-            self.is_metered = self._lacks_tokens = False
+        self.end_limits()
         if not self.has_session:
             # Brokers know how far they came; the device and they refer to each other, and nobody else to them.
             self.session = self.shares = None

@@ -4,6 +4,7 @@ from iotmq.mqtt.codec.byte_buffer cimport ByteBuffer
 from iotmq.mqtt.server.publish_sink cimport Publication, PublishSink
 from iotmq.mqtt_front.connection.device cimport Device, DeviceGroup
 from iotmq.mqtt_front.publish.batch cimport Batch, BatchOwner, Waiter
+from iotmq.mqtt_front.publish.guard cimport PublishGuard
 from iotmq.mqtt_front.publish.targets cimport Ruling, Target, Targets
 
 
@@ -43,6 +44,7 @@ cdef class Ingress(PublishSink):
     cdef object _loop
     cdef public DeviceGroup group       # set once, by the front end that owns both
     cdef Targets _targets
+    cdef readonly PublishGuard guard    # of devices with rights; None where nobody has any
     cdef list _lanes
     cdef dict _lane_of                  # (broker topic, queue id, is stored, is delayed) -> place in _lanes
     cdef list _active                   # lanes with something to send at the end of the turn

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from iotmq.mqtt.codec.packets import Will
 from iotmq.mqtt.server.publish_sink import PublishSink
 from iotmq.mqtt_front.connection.device import Device, DeviceGroup
+from iotmq.mqtt_front.publish.guard import PublishGuard
 from iotmq.mqtt_front.publish.routes import Router
 from iotmq.mqtt_front.publish.targets import Targets
 from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
@@ -14,6 +15,7 @@ from iotmq.ports.sessions import Will as KeptWill
 class Ingress(PublishSink):
     group: DeviceGroup
     sheds: bool
+    guard: PublishGuard | None
     def __init__(
         self,
         router: Router,
@@ -22,6 +24,7 @@ class Ingress(PublishSink):
         settings: MqttSettings,
         *,
         rewrites: TopicRewrites | None = None,
+        guard: PublishGuard | None = None,
     ) -> None: ...
     @property
     def shed(self) -> int: ...
@@ -49,7 +52,8 @@ class Ingress(PublishSink):
     def pending_bytes(self) -> int: ...
     @property
     def is_idle(self) -> bool: ...
-    def encode_will(self, device: Device, will: Will) -> KeptWill: ...
+    def encode_will(self, device: Device, will: Will) -> KeptWill | None: ...
+    def will_topic(self, device: Device, will: Will) -> tuple[str, bool]: ...
     def publish_will(self, device: Device, will: Will) -> None: ...
     def when_settled(self, device: Device, callback: Callable[[], None]) -> bool: ...
     def forget_routes(self) -> None: ...

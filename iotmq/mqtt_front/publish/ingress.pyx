@@ -20,7 +20,8 @@ from iotmq.mqtt.server.publish_sink cimport Publication, PublishSink
 from iotmq.mqtt_front.connection.device cimport CONGESTED_INGRESS, Device
 from iotmq.mqtt_front.connection.message_properties cimport append_record_properties
 from iotmq.mqtt_front.publish.batch cimport Batch, BatchOwner, Waiter
-from iotmq.mqtt_front.publish.targets cimport TARGET_REFUSED, TARGET_RESOLVED, Ruling, Target, Targets
+from iotmq.mqtt_front.publish.guard cimport PublishGuard
+from iotmq.mqtt_front.publish.targets cimport TARGET_REFUSED, TARGET_RESOLVED, Ruling, Target, Targets, topic_of
 
 import logging
 from collections import deque
@@ -220,7 +221,7 @@ cdef class Ingress(PublishSink):
     """The sink of all devices of a front end. `router` resolves topics, `port` is the way to the brokers.
 
     Topics that `rewrites` (TopicRewrites) has other names for are known by the device's own, so that a message
-    costs no more than any other.
+    costs no more than any other. `guard` decides about devices that have rights.
     """
 
     def __init__(
@@ -231,9 +232,11 @@ cdef class Ingress(PublishSink):
         settings not None,
         *,
         rewrites=None,
+        PublishGuard guard=None,
     ):
         self._port = port
         self._loop = loop
+        self.guard = guard
         self._targets = Targets(router, TopicRewrites() if rewrites is None else rewrites, port, self._lane_at)
         self._lanes = []
         self._lane_of = {}
@@ -273,13 +276,9 @@ cdef class Ingress(PublishSink):
     @property
     def waited_s(self):
         """Return how long the oldest batch that a broker was handed has had no answer; 0 without one."""
-        cdef Lane lane
-        cdef double now_s = self.group.clock.monotonic_s()
-        cdef double first_s = now_s
-        for lane in self._lanes:
-            if lane.under_way is not None:
-                first_s = min(first_s, lane.offered_s)
-        return now_s - first_s
+        now_s = self.group.clock.monotonic_s()
+        offered = [(<Lane>lane).offered_s for lane in self._lanes if (<Lane>lane).under_way is not None]
+        return now_s - min(offered, default=now_s)
 
     def forget_routes(self):
         """Resolve every topic anew: routes, numbers of queues or the brokers' limits changed."""
@@ -331,8 +330,11 @@ cdef class Ingress(PublishSink):
             target = self._targets.of_device(<Device>connection, publication.topic, publication.topic_size)
             if target.kind == TARGET_REFUSED:
                 return self._refuse_rewritten(<Device>connection, publication)
-            if target.kind != TARGET_RESOLVED:
-                return self._publish_ruled(target, <Device>connection, publication)
+        if (<Device>connection).rights is not None:
+            if not self.guard.lets_pass(<Device>connection, self._targets, target, publication):
+                return 0
+        if target.kind != TARGET_RESOLVED:
+            return self._publish_ruled(target, <Device>connection, publication)
         self._own_properties.size = 0
         if publication.properties != NULL:
             append_record_properties(&self._own_properties, publication.properties)
@@ -379,18 +381,32 @@ cdef class Ingress(PublishSink):
         cdef Ruling ruling
         try:
             self._targets.rule_will(device, will, &ruling, &self._own_properties)
-            self.add(ruling.target, device, payload, len(payload), ruling.qos, ruling.is_retained, False, 0)
+            if ruling.target != NULL:
+                self.add(ruling.target, device, payload, len(payload), ruling.qos, ruling.is_retained, False, 0)
         except MqttProtocolError as error:
             self.not_stored += 1
             _log.warning("will not stored", extra={"client": device.client_id, "detail": str(error)})
 
+    def will_topic(self, Device device not None, will not None):
+        """Return the topic of a device's will after rewriting, and whether it waits for a time.
+
+        Raises MqttProtocolError as `encode_will` does.
+        """
+        cdef bytes topic = will.topic.encode()
+        cdef Target* target = self._targets.of_device(device, topic, len(topic))
+        if target.kind == TARGET_REFUSED:
+            raise MqttProtocolError(TOPIC_NAME_INVALID, "the topic of the will cannot be rewritten")
+        return topic_of(target), bool(target.is_delayed)
+
     def encode_will(self, Device device not None, will not None):
-        """A device's will as brokers keep it (ports.sessions.Will).
+        """A device's will as brokers keep it (ports.sessions.Will), None for one that its route drops.
 
         Raises MqttProtocolError for one that could not be stored.
         """
         cdef Ruling ruling
         self._targets.rule_will(device, will, &ruling, &self._own_properties)
+        if ruling.target == NULL:
+            return None
         cdef Lane lane = <Lane>self._lanes[ruling.target.lane]
         cdef bytes properties = (
             ruling.target.properties[:ruling.target.properties_size]
@@ -498,6 +514,8 @@ cdef class Ingress(PublishSink):
         """Hand on an answer to a request: it is for one client, now or never, so nothing is waited for."""
         name = decode_topic_name(topic)
         address = read_reply_topic(name)
+        if device.rights is not None and not self.guard.lets_answer_pass(device, name, publication):
+            return 0
         cdef Py_ssize_t size = publication.payload_size + RECORD_AND_TOPIC_BYTES + SPARE_BYTES
         if size + 2 * publication.topic_size > self._record_bytes_max:
             raise MqttProtocolError(

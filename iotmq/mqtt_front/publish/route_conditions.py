@@ -10,14 +10,17 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from iotmq.errors import ConfigError
 from iotmq.mqtt_front.publish.route_fields import Placeholder, RoutedMessage, Value, placeholder
 
 _CONDITION: Final = re.compile(r"\s*\{([^{}]+)\}\s*(==|=|!=|<=|>=|<|>|exists\b|missing\b)\s*(.*?)\s*", re.S)
 _NUMBER: Final = re.compile(r"[+-]?(\d{1,300})(\.\d{1,300})?([eE][+-]?\d{1,3})?")
-_ORDER: Final[dict[str, Callable[[float, float], bool]]] = {
+_NUMBERS: Final = frozenset({int, float})
+_OPERATORS: Final[dict[str, Callable[[Any, Any], bool]]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
     "<": operator.lt,
     "<=": operator.le,
     ">": operator.gt,
@@ -85,28 +88,21 @@ def _presence(source: Placeholder, *, is_there: bool) -> Callable[[RoutedMessage
 
 def _comparison(sign: str, constant: Value, *, is_text: bool) -> Callable[[Value], bool]:
     """Return the test of a value; `is_text`: the values are texts, which may be numbers."""
+    compare = _OPERATORS[sign]
+    # A value of another kind is different.
+    of_others = sign == "!="
+    kinds = _NUMBERS if type(constant) in _NUMBERS else frozenset({type(constant)})
 
-    def alike(value: Value) -> Value:
-        """The value as one of the constant's kind, None when it is of another."""
-        if isinstance(constant, bool):
-            return value if isinstance(value, bool) else None
-        if isinstance(constant, str):
-            return value if isinstance(value, str) else None
-        if is_text:
-            return _number(value) if isinstance(value, str) else None
-        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    def meets(value: Value) -> bool:
+        if type(value) in kinds:
+            return compare(value, constant)
+        return of_others and value is not None
 
-    if sign == "=":
-        return lambda value: value is not None and alike(value) == constant
-    if sign == "!=":
-        return lambda value: value is not None and alike(value) != constant
-    compare = _ORDER[sign]
+    def meets_as_number(value: Value) -> bool:
+        number = _number(value) if isinstance(value, str) else None
+        return meets(value if number is None else number)
 
-    def is_ordered(value: Value) -> bool:
-        own = alike(value)
-        return own is not None and compare(own, constant)  # type: ignore[arg-type]  # alike() made them so
-
-    return is_ordered
+    return meets_as_number if is_text and kinds is _NUMBERS else meets
 
 
 def contradiction(conditions: Iterable[Condition]) -> str | None:

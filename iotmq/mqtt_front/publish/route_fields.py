@@ -172,7 +172,7 @@ def _json_reader(steps: list[str]) -> Callable[[RoutedMessage], Value]:
     ]
 
     def read(message: RoutedMessage) -> Value:
-        value = message.json
+        value = message.json if message._json is _UNREAD else message._json
         for name, index in path:
             if isinstance(value, dict):
                 value = value.get(name)
@@ -196,20 +196,19 @@ def text_of(value: Value) -> str:
             return ""
     else:
         return ""
-    if (
-        len(text) > limits.MQTT_ROUTE_VALUE_BYTES_MAX
-        or len(text.encode()) > limits.MQTT_ROUTE_VALUE_BYTES_MAX
-    ):
+    size = len(text) if text.isascii() else len(text.encode())
+    if size > limits.MQTT_ROUTE_VALUE_BYTES_MAX:
         return ""
-    return text.translate(_REPLACED)
+    return text if text.isprintable() else text.translate(_REPLACED)
 
 
 class Template:
     """A text with placeholders. ConfigError, which begins with `where`, for one that no record can have."""
 
-    __slots__ = ("_parts", "_whole", "placeholders")
+    __slots__ = ("_parts", "_whole", "placeholders", "text")
 
     def __init__(self, text: str, where: str) -> None:
+        self.text = text
         where = f"{where} = {text!r}"
         if not _SEPARATORS.isdisjoint(text):
             raise ConfigError(f"{where}: \\x01 and \\x02 separate the properties of a record")
@@ -225,6 +224,8 @@ class Template:
         """Return the text for a message; a placeholder without a value leaves nothing."""
         if self._whole is not None:
             return _text(self._whole, message)
+        if not self.placeholders:
+            return self.text
         return "".join([part if isinstance(part, str) else _text(part, message) for part in self._parts])
 
 

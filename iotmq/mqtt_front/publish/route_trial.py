@@ -35,7 +35,9 @@ class Outcome:
     """Found to be right beside conditions: a checksum, JSON, a sample."""
 
 
-def explain(router: Router, message: RoutedMessage, *, qos: int, queue_count: int) -> Outcome:
+def explain(
+    router: Router, message: RoutedMessage, *, qos: int, queue_count: int, is_retained: bool = False
+) -> Outcome:
     """Say what becomes of a message, and why; `queue_count` queues are taken for its broker topic."""
     expiry = message.properties.get("message_expiry_s")
     outcome = Outcome(message.topic, qos=qos, expiry_s=expiry if isinstance(expiry, int) else None)
@@ -46,7 +48,8 @@ def explain(router: Router, message: RoutedMessage, *, qos: int, queue_count: in
             put_aside = route.put_aside(message)
             failing = None if put_aside else _failing(message, *route.json_conditions)
         if failing is None:
-            _decide(outcome, route, route.target(message, put_aside=put_aside), message)
+            target = route.target(message, put_aside=put_aside)
+            _decide(outcome, target, message, route=route, is_deletion=is_retained and not message.payload)
             break
         outcome.passed_over.append(
             f"{route.label}: {failing.text} is not met, it is {_shown(failing, message)}"
@@ -67,7 +70,9 @@ def _shown(failing: Condition, message: RoutedMessage) -> str:
     return repr(text_of(value)) if isinstance(value, str) else text_of(value) or "a list or an object"
 
 
-def _decide(outcome: Outcome, route: Route, target: Target, message: RoutedMessage) -> None:
+def _decide(
+    outcome: Outcome, target: Target, message: RoutedMessage, *, route: Route, is_deletion: bool
+) -> None:
     outcome.route, outcome.filter = route.label, route.filter
     outcome.key, outcome.tags, outcome.properties = target.key, target.tags, dict(target.properties)
     outcome.goes_to, outcome.is_stored = target.topic, target.is_stored
@@ -77,10 +82,10 @@ def _decide(outcome: Outcome, route: Route, target: Target, message: RoutedMessa
     if rules.is_dropped:
         outcome.why = "the route drops its messages"
         return
-    wrong = target.put_aside
-    if route.settings.invalid_json == "quarantine" and not wrong:
+    wrong = "" if is_deletion else target.put_aside
+    if route.settings.invalid_json == "quarantine" and not wrong and not is_deletion:
         outcome.checks.append("the payload is JSON")
-    if rules.checksum is not None and not wrong:
+    if rules.checksum is not None and not wrong and not is_deletion:
         wrong = rules.checksum.wrong_in(message.payload)
         if not wrong:
             outcome.checks.append(f"the checksum {rules.checksum.name} is right")

@@ -174,7 +174,7 @@ class MessageRoutes:
         """Return the target of a message; what it is not asked for may be left out."""
         message = self._message.with_content(payload, properties)
         for route in self._routes:
-            if not _all_met(route.property_conditions, message):
+            if route.property_conditions and not _all_met(route.property_conditions, message):
                 continue
             put_aside = route.put_aside(message)
             if put_aside or _all_met(route.json_conditions, message):

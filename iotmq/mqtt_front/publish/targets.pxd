@@ -22,6 +22,8 @@ cdef struct Target:
     uint8_t* properties         # MQTT_TOPIC, KEYS and TAGS of its records, owned
     uint32_t properties_size
     uint32_t lane               # place of the lane, as `lane_at` gave it
+    uint64_t id                 # of no other target, now or later
+    bint is_delayed             # its messages wait for a time of their own
     void* asking                # an owned reference to its Asking; NULL unless TARGET_RULED or TARGET_BY_MESSAGE
 
 
@@ -45,6 +47,10 @@ cdef class Asking:
     cdef str put_aside          # why; empty for what is not
 
 
+# The MQTT topic of a target, after rewriting.
+cdef str topic_of(const Target* target)
+
+
 cdef class Targets:
     cdef TopicCache topics              # values are Target*
     cdef object _router
@@ -53,6 +59,7 @@ cdef class Targets:
     cdef object _lane_at
     cdef ByteBuffer _personal_topic     # a device's names and the topic that is looked for
     cdef int _new_topics_left           # that this turn has room for
+    cdef uint64_t _last_id              # of a target
     cdef Target _single                 # of the message at hand, with the next two; `_single_asking` may be None
     cdef bytes _single_properties
     cdef Asking _single_asking

@@ -39,7 +39,7 @@ from iotmq.message.properties import (
 )
 from iotmq.mqtt.codec.properties import encode_message_properties
 from iotmq.mqtt.errors import MqttProtocolError
-from iotmq.mqtt.reason_codes import NOT_AUTHORIZED, TOPIC_NAME_INVALID
+from iotmq.mqtt.reason_codes import TOPIC_NAME_INVALID
 from iotmq.mqtt.topics.delayed import split_delayed
 from iotmq.mqtt.topics.reply import REPLY_PREFIX
 from iotmq.mqtt.topics.topics import PRIVATE_PREFIX, SYS_PREFIX, decode_topic_name
@@ -67,6 +67,14 @@ def _check_publishable(str name):
     if name.startswith(REPLY_PREFIX):
         # Of a will, or behind a delay or another name: who asked would not wait for it.
         raise MqttProtocolError(TOPIC_NAME_INVALID, "an answer to a request is published at once")
+
+
+cdef str topic_of(const Target* target):
+    """Of those that messages are asked with it is known; else MQTT_TOPIC is the first of the properties."""
+    if target.asking != NULL:
+        return (<Asking>target.asking).name
+    cdef bytes properties = target.properties[:target.properties_size]
+    return properties.partition(b"\x02")[0].partition(b"\x01")[2].decode()
 
 
 cdef class Asking:
@@ -166,6 +174,7 @@ cdef class Targets:
         cdef Asking asking = Asking()
         asking.name = name
         asking.delay_s = delay_s
+        target.is_delayed = delay_s > 0
         route = self._router.plan(name, names)
         if isinstance(route, MessageRoutes):
             asking.routes = route
@@ -231,7 +240,10 @@ cdef class Targets:
             ruling.target = NULL
             return 0
         wrong = asking.put_aside
-        if (
+        if publication.is_retained and not publication.payload_size:
+            # Deletes a retained message (3.3.1.3), and has no content that could be wrong.
+            wrong = ""
+        elif (
             not wrong and rules.checksum is not None
             and rules.checksum.check(publication.payload, publication.payload_size, &has, &gives) != FRAME_RIGHT
         ):
@@ -253,7 +265,7 @@ cdef class Targets:
     cdef int rule_will(self, Device device, object will, Ruling* ruling, ByteBuffer* own) except -1:
         """Say what becomes of a will; `own` is then the properties that only this message has.
 
-        MqttProtocolError when what is published there has nowhere to go.
+        MqttProtocolError when its topic has no name.
         """
         cdef PublishProperties found
         cdef Publication publication
@@ -278,8 +290,6 @@ cdef class Targets:
             ruling.is_retained = publication.is_retained
         else:
             self.rule(target, device, &publication, ruling)
-        if ruling.target == NULL:
-            raise MqttProtocolError(NOT_AUTHORIZED, "the route of its topic drops the will")
         own.size = 0
         return append_record_properties(own, &ruling.properties)
 
@@ -363,6 +373,7 @@ cdef class Targets:
         cdef Target target
         target.kind = kind
         target.lane = 0
+        target.is_delayed = False
         return self._remember(key, size, &target, b"", None)
 
     cdef Target* _remember(
@@ -386,6 +397,9 @@ cdef class Targets:
             raise MemoryError
         memcpy(target.properties, <const uint8_t*>properties, len(properties))
         target.properties_size = <uint32_t>len(properties)
+        target.is_delayed = found.is_delayed
+        self._last_id += 1
+        target.id = self._last_id
         self.topics.insert(key, size, target, value_bytes)
         if asking is not None:
             Py_INCREF(asking)

@@ -94,8 +94,11 @@ cdef class DurableSession(KeptSession):
 
     # From the handler
 
-    def start(self, opened):
-        """The CONNECT is answered: go on with what was in flight, then with what came meanwhile."""
+    def start(self, opened, lost=()):
+        """The CONNECT is answered: go on with what was in flight, then with what came meanwhile.
+
+        Nothing is sent for the filters `lost`, which the session is about to lose.
+        """
         cdef QueueSubscription subscription
         self.add(opened.subscriptions, is_resumed=True)
         by_id = self._by_id() if opened.in_flight else {}
@@ -110,6 +113,8 @@ cdef class DurableSession(KeptSession):
             elif subscription is not None:
                 # Taken by the device, and passed over when the queue is read.
                 self._add_flight(subscription, flight.position, flight.packet_id, 2, FLIGHT_RELEASED)
+        if lost:
+            self.remove(lost)
         self.room_again()
         self.egress.group.touch(self.device)
 

@@ -61,6 +61,7 @@ class ConnectedSessions:
         self._port = None if at_brokers is None else at_brokers.port
         self._durable = None if at_brokers is None else at_brokers.durable
         self._auto_subscriptions = auto_subscriptions
+        self._rights = subscriptions.rights
         # Templates of topics ask for the names of devices (device_names).
         self._keeps_names = (
             subscriptions.rewrites.has_names
@@ -87,14 +88,11 @@ class ConnectedSessions:
         self._without_session.add(device)
 
     def open(self, device: Device, connect: packets.Connect, client_id: str) -> None:
-        """Open or take over the session of a device whose CONNECT has come; an empty id is for a new one."""
+        """Open or take over the session of a device whose CONNECT has come; an empty id is for a new one.
+
+        A device that may not have its will is refused.
+        """
         client_id = client_id or f"iotmq-{secrets.token_hex(8)}"
-        former = self._devices.get(client_id)
-        self._without_session.discard(device)
-        if former is not None:  # [MQTT-3.1.4-2]
-            self.audit("kicked", **facts_of(former), reason="taken over")
-            self._hang_up_former(former, reason_codes.SESSION_TAKEN_OVER)
-        self._devices[client_id] = device
         device.client_id = client_id
         device.properties = encode_properties({MQTT_CLIENT_ID: client_id})
         if self._keeps_names:
@@ -103,6 +101,26 @@ class ConnectedSessions:
         if will is not None and will.topic.startswith(BRIDGE_PREFIX):
             # A bridge's word that it is gone goes nowhere (publish/ingress.pyx).
             will = None
+        device.rights = self._rights.permissions.rights_of(device)
+        self._rights.will(device, will, partial(self._will_decided, device, connect, will))
+
+    def _will_decided(
+        self, device: Device, connect: packets.Connect, will: packets.Will | None, is_allowed: bool
+    ) -> None:
+        if is_allowed:
+            self._open(device, connect, will)
+        else:
+            device.refuse(reason_codes.NOT_AUTHORIZED, "it may not have this will")
+
+    def _open(self, device: Device, connect: packets.Connect, will: packets.Will | None) -> None:
+        client_id = device.client_id
+        assert client_id is not None
+        former = self._devices.get(client_id)
+        self._without_session.discard(device)
+        if former is not None:  # [MQTT-3.1.4-2]
+            self.audit("kicked", **facts_of(former), reason="taken over")
+            self._hang_up_former(former, reason_codes.SESSION_TAKEN_OVER)
+        self._devices[client_id] = device
         keep_alive_s_max = self._settings.keep_alive_s_max
         if keep_alive_s_max and not 0 < connect.keep_alive_s <= keep_alive_s_max:
             device.keep_alive_s = keep_alive_s_max
@@ -154,11 +172,19 @@ class ConnectedSessions:
             return device.expiry_s
         return _LAST_EXPIRY_S
 
+    def identity_renewed(self, device: Device) -> None:
+        """Apply the rights of the identity that a connected device has from now on."""
+        self._rights.renewed(device, self._subscriptions.withdraw)
+
+    def rules_changed(self) -> None:
+        """Have what connected devices have subscribed compared with the permissions of now."""
+        self._rights.rules_changed(self._devices.values(), self._subscriptions.withdraw)
+
     def lost(self, device: Device) -> None:
         """End a connection: its will is due unless dropped, and a session that is not kept ends."""
         if not self._is_will_delayed(device):
             will, device.will = device.will, None
-            if will is not None:
+            if will is not None and self._rights.allows_still(device, will):
                 self._ingress.publish_will(device, will)
         self._subscriptions.drop_all(device)
         self._without_session.discard(device)
@@ -220,19 +246,41 @@ class ConnectedSessions:
             )
             return
         device.epoch = opened.epoch
-        device.will = will
         device.has_session = True
-        session = None
-        if is_kept:
-            assert self._durable is not None
-            session = open_session(self._durable, device, client_id, opened)
+        if not is_kept:
+            self._go_on(device, told, will, opened, None, [])
+            return
+        assert self._durable is not None
+        session = open_session(self._durable, device, client_id, opened)
+        held = [(entry.topic_filter, entry.options) for entry in opened.subscriptions]
+        self._rights.lost(device, held, partial(self._go_on, device, told, will, opened, session))
+
+    def _go_on(
+        self,
+        device: Device,
+        told: Properties,
+        will: packets.Will | None,
+        opened: OpenedSession,
+        session: DurableSession | None,
+        lost: list[str],
+    ) -> None:
+        """Accept a CONNECT when the session is known, and which of its subscriptions are `lost` by rules."""
+        if device.close_reason is not None:
+            return
+        device.will = will
+        if session is not None:
             self._subscriptions.resume(device, opened.subscriptions)
         device.open(session_present=opened.is_present, properties=told)
         self._connected(device)
         self._deadlines.watch(device, self._clock.monotonic_s())
         if session is not None:
-            session.start(opened)
-            self._subscriptions.resume_shared(device, opened.subscriptions)
+            session.start(opened, lost)
+            self._subscriptions.withdraw(device, lost)
+            gone = set(lost)
+            self._subscriptions.resume_shared(
+                device, [entry for entry in opened.subscriptions if entry.topic_filter not in gone]
+            )
+            self._rights.check_again(device, self._subscriptions.withdraw)
         self._subscribe_automatically(device)
         device.after_answer()
 

@@ -9,7 +9,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from iotmq.limits import MQTT_SHARES_PER_SESSION_MAX, MQTT_WILDCARD_LEVELS_MAX
+from iotmq.limits import (
+    MQTT_SHARES_PER_SESSION_MAX,
+    MQTT_SUBSCRIPTIONS_PER_PACKET_MAX,
+    MQTT_WILDCARD_LEVELS_MAX,
+)
 from iotmq.mqtt import reason_codes
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.codec.subscription_options import (
@@ -27,11 +31,11 @@ from iotmq.mqtt_front.deliver.retained_egress import RetainedEgress
 from iotmq.mqtt_front.deliver.sys_topics import SysTopics
 from iotmq.mqtt_front.publish.device_names import names_of
 from iotmq.mqtt_front.publish.refused_filters import refusal_text, refusals, refused_filter
-from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
 from iotmq.mqtt_front.sessions.durable import DurableSession
 from iotmq.mqtt_front.sessions.durable_egress import DurableEgress
 from iotmq.mqtt_front.sessions.exclusive import ExclusiveSubscriptions, plain_filters
 from iotmq.mqtt_front.sessions.filter_shapes import FilterShapes
+from iotmq.mqtt_front.sessions.session_rights import SessionRights
 from iotmq.mqtt_front.sessions.shared_subscriptions import SharedSubscriptions
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.ports.gateway import GatewayPort
@@ -75,7 +79,7 @@ class Subscriptions:
         egress: Egress,
         gateway: GatewayPort,
         *,
-        rewrites: TopicRewrites,
+        rights: SessionRights,
         sys_topics: SysTopics | None,
         at_brokers: BrokerSessions | None,
     ) -> None:
@@ -88,7 +92,8 @@ class Subscriptions:
         self._retained = None if at_brokers is None else at_brokers.retained
         self._shared = None if at_brokers is None else at_brokers.shared
         self._sys_topics = sys_topics
-        self.rewrites = rewrites
+        self.rights = rights
+        self.rewrites = rights.rewrites
         self.exclusive = ExclusiveSubscriptions(self._port, is_enabled=settings.exclusive_subscriptions)
         self.shapes = FilterShapes()
         self.auto_refused = 0
@@ -102,7 +107,8 @@ class Subscriptions:
     def subscribe(self, device: Device, event: packets.Subscribe) -> None:
         """Answer a SUBSCRIBE: at once, or when a broker has taken what is new."""
         named = self.rewrites.subscriptions(event.subscriptions, names_of(device))
-        self._decide(device, event._replace(subscriptions=tuple(map(_checked, named))))
+        event = event._replace(subscriptions=tuple(map(_checked, named)))
+        self.rights.subscribe(device, event, partial(self._decide, device))
 
     def subscribe_automatically(self, device: Device, wanted: Sequence[tuple[str, int]]) -> None:
         """Give an open session subscriptions that it has not asked for, and does not have yet."""
@@ -264,6 +270,7 @@ class Subscriptions:
         return granted
 
     def _answer(self, device: Device, event: packets.Subscribe, codes: Sequence[int]) -> None:
+        self.rights.check_again(device, self.withdraw)
         if event.packet_id != _UNASKED:
             device.send_suback(event.packet_id, codes, refusal_text(event.subscriptions))
             if device.group.hooks is not None:
@@ -279,7 +286,15 @@ class Subscriptions:
     def unsubscribe(self, device: Device, event: packets.Unsubscribe) -> None:
         """Answer an UNSUBSCRIBE, as `subscribe` does."""
         named = self.rewrites.unsubscriptions(event.filters, names_of(device), device.subscriptions or {})
-        event = event._replace(filters=plain_filters(named, device.subscriptions or {}))
+        self._unsubscribe(device, event._replace(filters=plain_filters(named, device.subscriptions or {})))
+
+    def withdraw(self, device: Device, filters: Sequence[str]) -> None:
+        """Take subscriptions from a session, which is not told; filters as the session has them."""
+        for start in range(0, len(filters), MQTT_SUBSCRIPTIONS_PER_PACKET_MAX):
+            some = filters[start : start + MQTT_SUBSCRIPTIONS_PER_PACKET_MAX]
+            self._unsubscribe(device, packets.Unsubscribe(_UNASKED, tuple(some)))
+
+    def _unsubscribe(self, device: Device, event: packets.Unsubscribe) -> None:
         if self._shared is not None:
             self._shared.unsubscribe(device, event.filters)
         if self._retained is not None:
@@ -293,7 +308,8 @@ class Subscriptions:
         self._drop(device, [name for name in event.filters if name in (device.subscriptions or {})])
         if self._sys_topics is not None:
             self._sys_topics.unsubscribe(device, event.filters)
-        device.send_unsuback(event.packet_id, codes)  # also when nothing was subscribed [MQTT-3.10.4-5]
+        if event.packet_id != _UNASKED:
+            device.send_unsuback(event.packet_id, codes)  # also when nothing was subscribed [MQTT-3.10.4-5]
 
     def resume(self, device: Device, found: Iterable[SessionSubscription]) -> None:
         """Take the filters of a kept session that is the device's now."""

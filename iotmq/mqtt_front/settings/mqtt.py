@@ -12,6 +12,7 @@ from iotmq.audit_log import MqttEvent
 from iotmq.mqtt_front.settings.authentication import AuthenticationSettings
 from iotmq.mqtt_front.settings.limiting import LimitSettings
 from iotmq.mqtt_front.settings.listeners import ListenerSettings, tcp_listener
+from iotmq.mqtt_front.settings.permissions import PermissionSettings
 from iotmq.mqtt_front.settings.routes import RouteSettings
 from iotmq.mqtt_front.settings.topics import AutoSubscriptionSettings, RewriteSettings
 from iotmq.setting_types import (
@@ -52,6 +53,8 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     any host that reaches the port may then publish and subscribe."""
     authentication: AuthenticationSettings = AuthenticationSettings()
     """Which devices may connect, and how they authenticate."""
+    permissions: PermissionSettings = PermissionSettings()
+    """Which topics devices may publish and subscribe."""
     device_limits: LimitSettings = LimitSettings()
     """Limits on devices: rates and connections by client, user, address and listener, flapping, overload."""
     connections_max: Annotated[int, Meta(ge=1, le=10_000_000)] = limits.MQTT_CONNECTIONS_MAX

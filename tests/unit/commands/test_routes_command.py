@@ -107,6 +107,7 @@ def test_checks_and_what_goes_on(capsys: pytest.CaptureFixture[str], config: Pat
     bad = shown(capsys, config, "meters/1", "--hex", "020300000002c40b")
     assert "the checksum modbus of the frame is 0x0BC4" in bad["put aside"]
     assert bad["goes to"].startswith("mqtt-quarantine, ")
+    assert shown(capsys, config, "meters/1", "", "--retain")["goes to"].startswith("meters, ")
 
 
 def test_what_goes_nowhere(capsys: pytest.CaptureFixture[str], config: Path) -> None:

@@ -322,6 +322,27 @@ def test_secrets_in_lists_are_hidden_too() -> None:
     assert "hidden" not in text
 
 
+def test_secrets_with_names_are_hidden_and_may_be_elsewhere(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("hidden in a file")
+    file.chmod(0o600)
+    headers = {"authorization": {"file": str(file)}, "x-key": "hidden here"}
+    link = {"kind": "http", "name": "service", "url": "https://service.example.com/", "headers": headers}
+    table = {"mqtt": {"authentication": {"chain": [link]}}}
+    config = config_from_table(table)
+    (made,) = config.mqtt.authentication.chain
+    assert made.headers == {"authorization": "hidden in a file", "x-key": "hidden here"}  # type: ignore[union-attr]
+    assert "hidden" not in repr(config) + toml_document(config)
+    again = msgspec.msgpack.decode(msgspec.msgpack.encode(config, enc_hook=str), type=Config)
+    hide_secrets(again)
+    assert again == config
+    assert "hidden" not in repr(again)
+    assert [secret for _, _, secret in secrets_of(again)] == ["hidden in a file", "hidden here"]
+    headers["authorization"] = {"file": "/nowhere"}
+    with pytest.raises(ConfigError, match=r"headers is refused: /nowhere cannot be read"):
+        config_from_table(table)
+
+
 def test_secrets_stay_hidden_behind_every_way_a_config_takes() -> None:
     config = load_config(environment={variable(name): f"hidden-{name}" for name in SECRETS})
     again = msgspec.msgpack.decode(msgspec.msgpack.encode(config, enc_hook=str), type=Config)
@@ -457,3 +478,53 @@ def test_a_setting_that_is_gone_is_told_and_not_refused(
     assert load_config(file) == load_config()
     (message,) = caplog.messages
     assert message.startswith(f"store.latest_enabled ({file} line 2) has no effect: ")
+
+
+def test_secrets_by_name_are_read_and_hidden_each(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("Bearer of-mine\n")
+    (tmp_path / "key").chmod(0o600)
+    link = {"kind": "http", "name": "own", "url": "http://127.0.0.1:1/"}
+    named = {"authorization": {"file": str(tmp_path / "key")}, "x-tenant": "hidden"}
+    config = config_from_table({"mqtt": {"authentication": {"chain": [{**link, "headers": named}]}}})
+    assert [text for _, _, text in secrets_of(config)] == ["Bearer of-mine", "hidden"]
+    hide_secrets(config)
+    assert [text for _, _, text in secrets_of(config)] == ["Bearer of-mine", "hidden"]
+    assert "of-mine" not in repr(config)
+    assert "hidden" not in repr(config)
+    for wrong in ({f"h{number}": "x" for number in range(17)}, {"authorization": 1}, "Bearer of-mine"):
+        with pytest.raises(ConfigError, match=r"chain\[0\]\.headers") as caught:
+            config_from_table({"mqtt": {"authentication": {"chain": [{**link, "headers": wrong}]}}})
+        assert "of-mine" not in str(caught.value)
+
+
+def test_a_chain_of_tables_of_several_kinds_reads_back_without_its_secrets() -> None:
+    chain = [
+        {"kind": "users", "name": "users", "file": "x", "when_certificate": False},
+        {"kind": "http", "name": "own", "url": "https://a/b", "headers": {"authorization": "Bearer of-mine"}},
+        {"kind": "certificate", "name": "certificates", "attributes": {"site": "{l}"}},
+    ]
+    config = config_from_table({"mqtt": {"authentication": {"chain": chain}}})
+    shown = toml_document(config)
+    assert "of-mine" not in shown
+    table = tomllib.loads(shown)
+    links = table["mqtt"]["authentication"]["chain"]
+    assert [link["kind"] for link in links] == ["users", "http", "certificate"]
+    assert links[1]["headers"] == SECRET_SHOWN
+    links[1]["headers"] = {"authorization": "Bearer of-mine"}
+    assert config_from_table(table) == config
+    for_workers = msgspec.msgpack.encode(config, enc_hook=str)
+    assert msgspec.msgpack.decode(for_workers, type=Config) == config
+
+
+def test_a_wrong_value_in_a_chain_is_named_with_its_place_and_without_its_secret(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text(
+        '[[mqtt.authentication.chain]]\nkind = "http"\nname = "own"\nurl = "https://a"\n'
+        'headers = ["of-mine"]\ntimeout_s = 0\n'
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_config(file)
+    text = str(caught.value)
+    assert "mqtt.authentication.chain[0].timeout_s = 0" in text
+    assert "line 6" in text
+    assert "of-mine" not in text

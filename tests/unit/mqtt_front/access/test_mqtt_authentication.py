@@ -294,7 +294,7 @@ async def test_what_is_kept_of_devices_nobody_knows_yet_is_bounded(
     """Wills and the like of devices that may never prove anything, waiting for a thread or in an exchange."""
     async with running(path, threads=1) as site:
         undecided = site.front.parts.authentication._undecided
-        will = Will("t", b"x" * 50_000, 0, False)
+        will = Will("pump/gone", b"x" * 50_000, 0, False)
         client, scram = await site.dial(), ScramClient("pump", "pmup")
         client.send(scram_connect(scram, will=will._replace(properties=NO_PROPERTIES)))
         question = await answer(client)

@@ -76,7 +76,7 @@ async def test_methods_that_are_not_there(site: Site) -> None:
 async def test_a_will_of_a_device_that_proves_nothing_is_none(path: Path) -> None:
     async with running(path) as site:
         site.gateway.automatic = 0
-        will = Will("gone", b"", 0, False)
+        will = Will("pump/gone", b"", 0, False)
         client, scram = await site.dial(), ScramClient("pump", "wrong")
         client.send(scram_connect(scram, will=will._replace(properties=NO_PROPERTIES)))
         assert (await prove(client, scram))[:2] == (packets.CONNACK, 0x87)

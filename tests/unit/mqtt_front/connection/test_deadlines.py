@@ -137,3 +137,35 @@ def test_a_connect_in_pieces_is_read_to_its_end_while_publishers_are_held_back(f
     receive(device, packet[5:])
     assert not transport.is_reading
     assert front.group.paused_count == 1
+
+
+def test_a_connection_ends_with_its_token_whatever_it_sends(front: Front, deadlines: Deadlines) -> None:
+    device, _ = front.connect(keep_alive_s=0)
+    device.expires_s = START_S + 90.5
+    deadlines.watch(device, START_S)
+    for seconds in range(1, 91):
+        receive(device, packets.PINGREQ_PACKET)
+        assert late_at(deadlines, front, START_S + seconds) == []
+    assert late_at(deadlines, front, START_S + 91) == [(START_S + 91, device)]
+
+
+def test_also_while_it_is_us_who_do_not_read(front: Front, deadlines: Deadlines) -> None:
+    device, _ = front.connect(keep_alive_s=10)
+    device.expires_s = START_S + 20
+    deadlines.watch(device, START_S)
+    front.group.congest(1)
+    receive(device, packets.PINGREQ_PACKET)
+    assert late_at(deadlines, front, START_S + 19.9) == []
+    assert late_at(deadlines, front, START_S + 20) == [(START_S + 20, device)]
+
+
+def test_a_deadline_that_comes_nearer_or_goes_further(front: Front, deadlines: Deadlines) -> None:
+    """A device stands in several buckets then; the last one counts, and it is late once."""
+    device, _ = front.connect(keep_alive_s=0)
+    for ahead_s in (50, 20, 40, 5, 30):
+        device.expires_s = START_S + ahead_s
+        deadlines.watch(device, START_S)
+    assert late_at(deadlines, front, *(START_S + seconds for seconds in range(1, 30))) == []
+    assert late_at(deadlines, front, START_S + 30) == [(START_S + 30, device)]
+    assert late_at(deadlines, front, *(START_S + seconds for seconds in range(31, 200))) == []
+    assert not deadlines._buckets

@@ -90,6 +90,7 @@ def test_a_will_has_its_properties(site: Site) -> None:
     site.front.loop.run()
     assert site.gateway.handed[-1].messages[-1].properties["MQTT_CONTENT_TYPE"] == "t"
     kept = site.ingress.encode_will(device, will)
+    assert kept is not None
     assert kept.delay_s == 9
     assert b"MQTT_CONTENT_TYPE\x01t\x02" in kept.elements
     plain = packets.encode_publish("a", b"x", properties=NO_PROPERTIES)

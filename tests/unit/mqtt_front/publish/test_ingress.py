@@ -735,6 +735,7 @@ def test_a_will_that_waits() -> None:
     bench = Bench()
     device, _ = bench.connect("gone")
     will = bench.ingress.encode_will(device, Will("$delayed/5/w", b"bye", 1, False))
+    assert will is not None
     assert (will.topic, will.is_stored, will.is_delayed) == ("mqtt", True, True)
     assert b"TIMER_DELAY_SEC\x015\x02" in will.elements
     bench.ingress.publish_will(device, Will("$delayed/5/w", b"bye", 1, False))

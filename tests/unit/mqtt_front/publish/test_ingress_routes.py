@@ -130,7 +130,7 @@ def test_a_device_whose_names_were_not_kept_has_those_it_proved() -> None:
 def test_a_frame_with_a_wrong_checksum_goes_into_quarantine(level: int) -> None:
     bench = Bench(CHECKED)
     device, out = bench.connect(level=level)
-    for number, payload in enumerate((MODBUS, BAD, b"", MODBUS), start=1):
+    for number, payload in enumerate((MODBUS, BAD, b"x", MODBUS), start=1):
         receive(device, publish("meters/7", payload, qos=1, number=number, retain=True, is_older=level == 4))
     good, bad = [], []
     for topic, message in bench.stored():
@@ -139,7 +139,7 @@ def test_a_frame_with_a_wrong_checksum_goes_into_quarantine(level: int) -> None:
     assert all(message.properties["MQTT_RETAIN"] == "1" for _, message in good)
     assert [(topic, message.payload) for topic, message in bad] == [
         ("mqtt-quarantine", BAD),
-        ("mqtt-quarantine", b""),
+        ("mqtt-quarantine", b"x"),
     ]
     properties = bad[0][1].properties
     assert "checksum modbus" in properties.pop("MQTT_QUARANTINE_REASON")
@@ -152,6 +152,14 @@ def test_a_frame_with_a_wrong_checksum_goes_into_quarantine(level: int) -> None:
     }, "no MQTT_TOPIC and not retained: no device gets it"
     assert [(packet_id, code) for _, packet_id, code in answers(out)] == [(1, 0), (2, 0), (3, 0), (4, 0)]
     assert bench.ingress.targets.put_aside == 2
+
+
+def test_the_deletion_of_a_retained_message_has_nothing_to_be_checked() -> None:
+    bench = Bench(CHECKED, {"filter": "json", "topic": "Json", "invalid_json": "quarantine"})
+    device, _ = bench.connect()
+    receive(device, publish("meters/7", b"", retain=True) + publish("json", b"", retain=True))
+    receive(device, publish("meters/7", b"") + publish("json", b""))
+    assert [topic for topic, _ in bench.stored()] == ["Meters", "Json", "mqtt-quarantine", "mqtt-quarantine"]
 
 
 def test_a_device_of_mqtt_5_hears_that_its_payload_is_not_valid() -> None:
@@ -277,15 +285,19 @@ def test_wills_take_the_routes_of_messages() -> None:
     )
     device, _ = bench.connect()
     kept = bench.ingress.encode_will(device, Will("w", b'{"id": "7"}', 1, True))
+    assert kept is not None
     assert kept.topic == "W"
     assert b"KEYS\x017\x02" in kept.elements
     assert b"MQTT_QOS\x010\x02" in kept.elements
     assert b"MSG_TTL_MS\x017000\x02" in kept.elements
-    assert bench.ingress.encode_will(device, Will("meters/1", BAD, 1, True)).topic == "mqtt-quarantine"
+    bad = bench.ingress.encode_will(device, Will("meters/1", BAD, 1, True))
+    assert bad is not None
+    assert bad.topic == "mqtt-quarantine"
+    assert bench.ingress.encode_will(device, Will("drop/1", b"", 1, True)) is None
     bench.ingress.publish_will(device, Will("meters/1", MODBUS, 1, False))
     bench.ingress.publish_will(device, Will("drop/1", b"", 1, False))
     assert [topic for topic, _ in bench.stored()] == ["Meters"]
-    assert bench.ingress.not_stored == 1
+    assert (bench.ingress.not_stored, bench.ingress.targets.route_dropped) == (0, 2)
 
 
 def test_other_routes_are_in_use_when_the_former_ones_are_forgotten() -> None:

@@ -1,0 +1,6 @@
+from iotmq.mqtt_front.permissions.permissions import Permissions
+
+class PublishGuard:
+    def __init__(self, permissions: Permissions) -> None: ...
+    @property
+    def waiting_bytes(self) -> int: ...

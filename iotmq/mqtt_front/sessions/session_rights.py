@@ -1,0 +1,235 @@
+"""Apply rules to sessions: to wills, filters of a SUBSCRIBE, and what a session subscribed before.
+
+A right is needed for what is really subscribed or published: the filter or topic after `mqtt.rewrites`,
+without `$share/GROUP/`, `$exclusive/` and `$delayed/SECONDS/`. Filters of `mqtt.auto_subscriptions` are the
+operator's and need none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Final
+
+from iotmq.clock import Clock
+from iotmq.mqtt.codec import packets
+from iotmq.mqtt.codec.subscription_options import QOS
+from iotmq.mqtt.errors import MqttProtocolError
+from iotmq.mqtt.reason_codes import NOT_AUTHORIZED
+from iotmq.mqtt_front.connection.device import Device
+from iotmq.mqtt_front.permissions.filter_decisions import Wanted
+from iotmq.mqtt_front.permissions.permissions import Permissions
+from iotmq.mqtt_front.permissions.questions import Answer, AskedPolicy
+from iotmq.mqtt_front.permissions.rule import PUBLISH, Decision, Use
+from iotmq.mqtt_front.publish.device_names import names_of
+from iotmq.mqtt_front.publish.ingress import Ingress
+from iotmq.mqtt_front.publish.refused_filters import refused_filter
+from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
+from iotmq.mqtt_front.sessions.auto_subscriptions import AutoSubscriptions
+from iotmq.ports.sessions import EXCLUSIVE
+from iotmq.supervised import surviving
+
+# How long connections are gone through in one turn of the loop when rules have changed.
+_TURN_S: Final = 0.002
+
+Withdraw = Callable[[Device, list[str]], None]
+
+
+class SessionRights:
+    """Asks the permissions of a front end about its sessions."""
+
+    def __init__(
+        self,
+        permissions: Permissions,
+        ingress: Ingress,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        *,
+        rewrites: TopicRewrites,
+        auto_subscriptions: AutoSubscriptions,
+    ) -> None:
+        self.permissions: Final = permissions
+        self.rewrites: Final = rewrites
+        self.auto_subscriptions: Final = auto_subscriptions
+        self._ingress = ingress
+        self._loop = loop
+        self._clock = clock
+        # Those whose subscriptions are compared with changed rules.
+        self._checking: Iterator[Device] | None = None
+
+    # Wills
+
+    def will(self, device: Device, will: packets.Will | None, done: Callable[[bool], None]) -> None:
+        """Call `done`, at once or later, with whether the device may have this will."""
+        asked = None if will is None or device.rights is None else self._will_use(device, will)
+        if asked is None:
+            done(True)
+            return
+        topic, use = asked
+        policy = device.rights.policy
+        if isinstance(policy, AskedPolicy) and not policy.is_known(PUBLISH, topic):
+            told = partial(self._answered_will, device, policy, asked, done)
+            self.permissions.questions.ask(device.rights.subject, "publish", topic, told)
+            return
+        self._decide_will(device, policy.may_publish(topic, use), topic, done)
+
+    def allows_still(self, device: Device, will: packets.Will) -> bool:
+        """Return whether a will that was allowed at the CONNECT is allowed by the rules of today."""
+        asked = None if device.rights is None else self._will_use(device, will)
+        if asked is None:
+            return True
+        policy = device.rights.policy
+        if isinstance(policy, AskedPolicy) and not policy.is_known(PUBLISH, asked[0]):
+            # They said yes at the CONNECT, and nobody waits for another answer at the end of a connection.
+            return True
+        decision: Decision = policy.may_publish(*asked)
+        if not decision.is_allowed:
+            self.permissions.refusals.note(device.rights.subject, "will", asked[0], rule=decision.rule)
+        return decision.is_allowed
+
+    def _will_use(self, device: Device, will: packets.Will) -> tuple[str, Use] | None:
+        try:
+            topic, is_delayed = self._ingress.will_topic(device, will)
+        except MqttProtocolError:
+            # It is not stored, which the log says then.
+            return None
+        return topic, Use(
+            PUBLISH,
+            qos=will.qos,
+            is_retained=will.retain,
+            is_will=True,
+            is_delayed=is_delayed,
+            payload_bytes=len(will.payload),
+        )
+
+    def _answered_will(
+        self,
+        device: Device,
+        policy: AskedPolicy,
+        asked: tuple[str, Use],
+        done: Callable[[bool], None],
+        answer: Answer,
+    ) -> None:
+        policy.tell(PUBLISH, asked[0], answer)
+        if device.close_reason is None:
+            self._decide_will(device, policy.may_publish(*asked), asked[0], done)
+            device.after_answer()
+
+    def _decide_will(
+        self, device: Device, decision: Decision, topic: str, done: Callable[[bool], None]
+    ) -> None:
+        if not decision.is_allowed:
+            self.permissions.refusals.note(device.rights.subject, "will", topic, rule=decision.rule)
+        done(decision.is_allowed)
+
+    # SUBSCRIBE
+
+    def subscribe(
+        self, device: Device, event: packets.Subscribe, done: Callable[[packets.Subscribe], None]
+    ) -> None:
+        """Call `done`, at once or later, with the filters that a device may not subscribe refused."""
+        if device.rights is None:
+            done(event)
+            return
+        device.rights.note_decided()
+        wanted = [Wanted(name, options) for name, options in event.subscriptions]
+        is_later = False
+
+        def decided(found: list[Decision | None]) -> None:
+            if device.close_reason is not None:
+                return
+            granted = tuple(map(partial(self._granted, device), wanted, found))
+            done(event._replace(subscriptions=granted))
+            if is_later:
+                device.after_answer()
+
+        self.permissions.filters.decide(device.rights, wanted, decided)
+        is_later = True
+
+    def _granted(self, device: Device, wanted: Wanted, decision: Decision | None) -> tuple[str, int]:
+        name, options, _ = wanted
+        if decision is None:
+            return name, options
+        if decision.is_allowed:
+            return name, options & ~QOS | min(options & QOS, decision.qos)
+        self.permissions.refusals.note(
+            device.rights.subject, "subscribe", name, rule=decision.rule, detail=decision.detail
+        )
+        return refused_filter(NOT_AUTHORIZED.v5_code), options
+
+    # What a session has already
+
+    def lost(
+        self, device: Device, held: Iterable[tuple[str, int]], done: Callable[[list[str]], None]
+    ) -> None:
+        """Call `done`, at once or later, with the filters that a session has and may not have any more."""
+        wanted = [Wanted(name, options, bool(options & EXCLUSIVE)) for name, options in dict(held).items()]
+        if device.rights is not None and wanted:
+            automatic = {name for name, _ in self.auto_subscriptions.of(names_of(device))}
+            wanted = [entry for entry in wanted if entry.topic_filter not in automatic]
+        if device.rights is None or not wanted:
+            done([])
+            return
+        device.rights.note_decided()
+
+        def decided(found: Sequence[Decision | None]) -> None:
+            lost = []
+            for entry, decision in zip(wanted, found, strict=True):
+                if decision is None or (decision.is_allowed and entry.options & QOS <= decision.qos):
+                    continue
+                lost.append(entry.topic_filter)
+                self.permissions.refusals.note(
+                    device.rights.subject,
+                    "revoked",
+                    entry.topic_filter,
+                    rule=decision.rule,
+                    detail=decision.detail,
+                )
+            done(lost)
+
+        self.permissions.filters.decide(device.rights, wanted, decided)
+
+    def check(self, device: Device, withdraw: Withdraw) -> None:
+        """Take from a connected device the subscriptions that it may not have any more."""
+        if device.rights is None or device.close_reason is not None or not device.subscriptions:
+            return
+
+        def decided(filters: list[str]) -> None:
+            if not filters or device.close_reason is not None:
+                return
+            withdraw(device, filters)
+            if self.permissions.settings.on_revocation == "disconnect":
+                device.close(NOT_AUTHORIZED, "a subscription is not allowed any more")
+                device.finish()
+
+        self.lost(device, device.subscriptions.items(), decided)
+
+    def renewed(self, device: Device, withdraw: Withdraw) -> None:
+        """A connected device has another identity of the same user, which may bring other rules."""
+        device.rights = self.permissions.renewed(device)
+        self.check(device, withdraw)
+
+    def check_again(self, device: Device, withdraw: Withdraw) -> None:
+        """Check what a device has if rules have changed since it was decided that it may have it."""
+        if device.rights is not None and device.rights.is_outdated:
+            self._loop.call_soon(self.check, device, withdraw)
+
+    def rules_changed(self, devices: Iterable[Device], withdraw: Withdraw) -> None:
+        """Compare what connected devices have subscribed with the rules, some in each turn of the loop."""
+        is_running = self._checking is not None
+        self._checking = iter(deque(devices))
+        if not is_running:
+            self._loop.call_soon(self._check_some, withdraw)
+
+    def _check_some(self, withdraw: Withdraw) -> None:
+        end_s = self._clock.monotonic_s() + _TURN_S
+        assert self._checking is not None
+        for device in self._checking:
+            with surviving("comparing subscriptions with rules"):
+                self.check(device, withdraw)
+            if self._clock.monotonic_s() >= end_s:
+                self._loop.call_soon(self._check_some, withdraw)
+                return
+        self._checking = None
