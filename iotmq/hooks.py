@@ -22,7 +22,7 @@ import msgspec
 
 
 class Deny(msgspec.Struct, frozen=True):
-    """What a method returns that says no; `reason` goes to the log, and to devices of MQTT 5."""
+    """Say no, as the answer of a method; `reason` goes to the log, and to devices of MQTT 5."""
 
     reason: str = ""
 
@@ -33,7 +33,7 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
     client_id: str
     """Empty before the session opens, if the device wants one from the server."""
     user: str | None = None
-    """Who it proved to be; in `before_connect`, who it says it is."""
+    """The user it proved to be; in `before_connect`, the one it says it is."""
     address: str | None = None
     listener: str = ""
 
@@ -59,7 +59,7 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
 
 _Result = TypeVar("_Result")
 MayWait: TypeAlias = Awaitable[_Result] | _Result
-"""What a method returns: the value, or, of a coroutine, something to wait for."""
+"""The result of a method: the value, or, of a coroutine, something to wait for."""
 Answer: TypeAlias = MayWait[Deny | None]
 """None lets it pass."""
 Answers: TypeAlias = MayWait[Sequence[Deny | None] | None]

@@ -7,7 +7,7 @@ from typing import Final
 
 from iotmq.commands.admin import arguments
 from iotmq.commands.admin.command import AddOption, Run, add_actions, arg, word
-from iotmq.ports.bans import KINDS
+from iotmq.mqtt.bans import KINDS
 
 _KIND: Final = arg("kind", choices=KINDS, metavar="KIND", help=", ".join(KINDS))
 _VALUE: Final = arg(

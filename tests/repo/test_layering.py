@@ -234,6 +234,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "blocking",
     ),
     "mqtt": (
+        "bans",
         "reason_codes",
         "errors",
         "topics",
@@ -312,7 +313,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "session_brokers",
         "session_gateway",
     ),
-    "ports": ("bans", "gateway", "sessions", "bodies", "session_pages"),
+    "ports": ("gateway", "sessions", "bodies", "session_pages"),
     "mqtt_client": (
         "address",
         "errors",

@@ -15,7 +15,7 @@ from iotmq.mqtt.topics.filters cimport is_topic
 
 from iotmq.message.properties import MQTT_RETAIN
 from iotmq.mqtt.topics.topics import PRIVATE_PREFIX
-from iotmq.ports.bans import BANS_TOPIC
+from iotmq.mqtt.bans import BANS_TOPIC
 
 cdef bytes _RETAIN = MQTT_RETAIN.encode()
 cdef const char* _retain_key = _RETAIN

@@ -25,7 +25,7 @@ from iotmq.broker.tables.topics import (
     TopicTable,
 )
 from iotmq.errors import RefusedError
-from iotmq.ports.bans import BANS_TOPIC
+from iotmq.mqtt.bans import BANS_TOPIC
 from iotmq.replicated.member_log import EPOCH_TOPIC
 
 

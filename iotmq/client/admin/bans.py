@@ -13,7 +13,7 @@ from iotmq.client.transport.settings import ProducerSettings
 from iotmq.errors import ClientError, StoreError
 from iotmq.message.properties import MQTT_TOPIC, decode_properties
 from iotmq.message.records.record import decode_record
-from iotmq.ports.bans import BANS_FILTER, BANS_TOPIC, Ban, BanKind, ban_properties, decode_ban
+from iotmq.mqtt.bans import BANS_FILTER, BANS_TOPIC, Ban, BanKind, ban_properties, decode_ban
 from iotmq.remoting.codes import RequestCode
 
 _GROUP: Final = "iotmq_bans"

@@ -10,7 +10,7 @@ from iotmq.commands.admin.output import Done, Result, Table
 from iotmq.commands.admin.session import Session
 from iotmq.errors import ClientError
 from iotmq.limits import MQTT_BAN_REASON_CHARACTERS_MAX
-from iotmq.ports.bans import Ban, BanKind, normal_value
+from iotmq.mqtt.bans import Ban, BanKind, normal_value
 
 
 async def list_bans(session: Session, options: argparse.Namespace) -> Result:

@@ -17,7 +17,7 @@ REASON_CHARACTERS_MAX: Final = 256
 
 
 class SessionHooks:
-    """What a front end calls. Each question goes on at once when no program has its method."""
+    """Ask and tell for a front end. Each question goes on at once when no program has its method."""
 
     def __init__(self, calls: HookCalls) -> None:
         self._calls = calls

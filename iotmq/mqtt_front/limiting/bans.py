@@ -14,9 +14,9 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import Final
 
 from iotmq import limits
+from iotmq.mqtt.bans import KINDS, Ban, BanKind
 from iotmq.mqtt_front.limiting.addresses import parsed
 from iotmq.mqtt_front.limiting.patterns import Pattern, compile_pattern
-from iotmq.ports.bans import KINDS, Ban, BanKind
 
 _EXACT: Final[tuple[BanKind, ...]] = ("client", "user", "address")
 _MAXIMA: Final[dict[BanKind, int]] = {
@@ -30,7 +30,7 @@ class Bans:
     """The bans a front end knows. Times are milliseconds since 1970."""
 
     def __init__(self) -> None:
-        # By kind and value, as `ports.bans.normal_value` writes it.
+        # By kind and value, as `mqtt.bans.normal_value` writes it.
         self._bans: dict[BanKind, dict[str, Ban]] = {kind: {} for kind in KINDS}
         # (4 or 6, length of the prefix) -> its bits as a number -> the ban.
         self._networks: dict[tuple[int, int], dict[int, Ban]] = {}

@@ -55,7 +55,7 @@ cdef inline int64_t _least(const Bucket* bucket) noexcept:
 
 
 cdef class Scope:
-    """What some connections share: those of a client, a user, an address or a listener.
+    """Hold what some connections share: those of a client, a user, an address or a listener.
 
     `rates` has for each kind (tokens a second, burst); 0 a second is no limit, a burst of 0 that of a second.
     """

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, Protocol
 from iotmq.clock import Clock, SystemClock
 from iotmq.event_loop import LoopSlice
 from iotmq.metrics import Metric, samples, samples_by
+from iotmq.mqtt.bans import KINDS, Ban
 from iotmq.mqtt.codec.packets import Connect
 from iotmq.mqtt.reason_codes import ADMINISTRATIVE_ACTION, BANNED, SERVER_BUSY, Reason
 from iotmq.mqtt_front.limiting.bans import Bans
@@ -23,7 +24,6 @@ from iotmq.mqtt_front.limiting.limiter import LimitedDevice, Limiter, Refusal
 from iotmq.mqtt_front.limiting.overload import Overload
 from iotmq.mqtt_front.limiting.shared_bans import BrokerPorts, Hearing, SharedBans
 from iotmq.mqtt_front.settings.limiting import LimitSettings
-from iotmq.ports.bans import KINDS, Ban
 from iotmq.supervised import surviving
 
 _log: Final = logging.getLogger("iotmq.mqtt")
@@ -41,7 +41,7 @@ class GuardedDevice(LimitedDevice, Protocol):
 
 
 class GuardedFront(NamedTuple):
-    """What a guard needs of its front end."""
+    """Hold what a guard needs of its front end."""
 
     devices: Callable[[], Iterable[GuardedDevice]]
     """Every connection."""

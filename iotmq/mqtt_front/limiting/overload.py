@@ -34,7 +34,7 @@ LEVELS: Final = ("none", "refuses connections", "sheds QoS 0")
 
 
 class Measured(NamedTuple):
-    """What a measurement found; a setting is `LEVEL_` and the name of a field."""
+    """Hold what a measurement found; a setting is `LEVEL_` and the name of a field."""
 
     loop_lag_ms: float
     memory_bytes: int

@@ -13,8 +13,7 @@ from iotmq.errors import StoreError
 from iotmq.message.message_ids import UniqueKeys
 from iotmq.message.properties import MQTT_TOPIC, UNIQ_KEY, decode_properties, encode_properties
 from iotmq.message.records.record import decode_record, encode_batch
-from iotmq.mqtt_front.limiting.bans import Bans
-from iotmq.ports.bans import (
+from iotmq.mqtt.bans import (
     BANS_FILTER,
     BANS_TOPIC,
     Ban,
@@ -23,6 +22,7 @@ from iotmq.ports.bans import (
     ban_properties,
     decode_ban,
 )
+from iotmq.mqtt_front.limiting.bans import Bans
 from iotmq.ports.gateway import GatewayPort
 from iotmq.ports.sessions import Refused, RetainedRead, RetainedRecords, SessionPort
 from iotmq.supervised import end, supervise, surviving
@@ -40,7 +40,7 @@ _PAGE_BYTES_MAX: Final = 256 * 1024
 
 
 class Hearing(Protocol):
-    """What hears the records of a filter (deliver.egress)."""
+    """Hear the records of a filter (deliver.egress)."""
 
     def listen(self, topic_filter: str, heard: Callable[[bytes, bytes, bytes], None]) -> int: ...
 

@@ -25,7 +25,7 @@ class WindowCounts(Generic[_Name]):
         return count if now_s - began_s < self._window_s else 0
 
     def add(self, name: _Name, now_s: float) -> int:
-        """It happened; return how often within the window."""
+        """Count one more; return how often within the window."""
         began_s, count = self._counts.get(name, (now_s, 0))
         if now_s - began_s >= self._window_s:
             del self._counts[name]

@@ -8,8 +8,7 @@ from ipaddress import ip_address, ip_network
 import pytest
 
 from iotmq import limits
-from iotmq.mqtt_front.limiting.bans import Bans
-from iotmq.ports.bans import (
+from iotmq.mqtt.bans import (
     BANS_PREFIX,
     KINDS,
     Ban,
@@ -19,6 +18,7 @@ from iotmq.ports.bans import (
     decode_ban,
     normal_value,
 )
+from iotmq.mqtt_front.limiting.bans import Bans
 
 
 def ban(kind: BanKind, value: str, **fields: int) -> Ban:

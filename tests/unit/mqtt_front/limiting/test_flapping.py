@@ -6,9 +6,9 @@ import pytest
 from manual_clock import ManualClock
 
 from iotmq import limits
+from iotmq.mqtt.bans import Ban, normal_value
 from iotmq.mqtt_front.limiting.flapping import Flapping
 from iotmq.mqtt_front.settings.limiting import FlappingSettings
-from iotmq.ports.bans import Ban, normal_value
 
 
 def bench(**settings: int) -> tuple[Flapping, ManualClock, list[Ban]]:

@@ -17,6 +17,7 @@ from fake_gateway import RawClient, connect_packet
 from front_site import Site, running, tick_quickly
 
 from iotmq import limits
+from iotmq.mqtt.bans import Ban
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.reason_codes import reason_text
 from iotmq.mqtt_front.settings.limiting import (
@@ -27,7 +28,6 @@ from iotmq.mqtt_front.settings.limiting import (
     RateSettings,
     UserLimitSettings,
 )
-from iotmq.ports.bans import Ban
 
 
 @pytest.fixture(autouse=True)

@@ -15,9 +15,9 @@ from iotmq.client.sending.producer import Producer, ProducerSettings
 from iotmq.client.transport.client import ClientSettings, IotmqClient
 from iotmq.client.transport.message import Message
 from iotmq.message.properties import MQTT_RETAIN, MQTT_TOPIC
+from iotmq.mqtt.bans import BANS_TOPIC, Ban, ban_topic
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt_front.limiting import shared_bans
-from iotmq.ports.bans import BANS_TOPIC, Ban, ban_topic
 
 
 @pytest.fixture(params=[False, True], ids=["local", "remote"])

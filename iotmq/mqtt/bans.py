@@ -28,7 +28,7 @@ KINDS: Final[tuple[BanKind, ...]] = get_args(BanKind)
 
 
 class Ban(msgspec.Struct, frozen=True, kw_only=True):
-    """Who may not connect, until when, and why."""
+    """Say who may not connect, until when, and why."""
 
     kind: BanKind
     value: Annotated[str, Meta(min_length=1, max_length=limits.MQTT_USER_NAME_BYTES_MAX)]
@@ -38,7 +38,7 @@ class Ban(msgspec.Struct, frozen=True, kw_only=True):
     """When it ends, in milliseconds since 1970; 0: never."""
     reason: Annotated[str, Meta(max_length=limits.MQTT_BAN_REASON_CHARACTERS_MAX)] = ""
     by: Annotated[str, Meta(max_length=limits.MQTT_BAN_REASON_CHARACTERS_MAX)] = ""
-    """What made it: an operator, or a setting."""
+    """The maker: an operator, or a setting."""
     made_ms: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
 
     @property
