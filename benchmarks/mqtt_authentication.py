@@ -1,33 +1,31 @@
-"""Authenticated connects a second of one front end: without authentication, by password, by token, by HTTP.
+"""Authenticated connects a second of a gateway: by password, by token, and without authentication.
 
     .venv/bin/python -m benchmarks.mqtt_authentication [--seconds 5] [--devices 2000] [--quick]
 
-A front end with brokers that cost nothing runs on one core, and devices on another: each connects, waits for
-its CONNACK, and leaves; 200 do so at a time. *remembered* is what a fleet that was here before costs, *first*
-what it costs when nothing is remembered (`cached_max = 0`; of passwords only a few, because each takes
-milliseconds).
-What counts is the processor time of the front end, all its threads together.
+A gateway in one process runs on one core, and devices on another: each connects with a clean session, waits
+for its CONNACK, and leaves; 200 do so at a time. *remembered* is what a fleet costs that was here before,
+*first* what it costs when nothing is remembered (`cached_max = 0`; of passwords only a few, because each
+takes milliseconds). What counts is the processor time of the gateway, all its threads together, with the
+opening and the end of the session.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import multiprocessing
 import os
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
 import uvloop
 
-from benchmarks import machine
+from benchmarks import machine, peers
+from iotmq.config.setting_text import toml_value
 
 AT_ONCE: Final = 200
 GOAL_PER_S: Final = 5_000
@@ -39,7 +37,8 @@ class Case:
     """One way to authenticate."""
 
     name: str
-    authentication: dict[str, Any]
+    link: dict[str, Any]
+    """Settings of the one link of the chain; empty: nobody is asked."""
     credentials: Credentials
     has_goal: bool = False
     devices: int | None = None
@@ -75,18 +74,12 @@ def cases(directory: Path, devices: int) -> list[Case]:
         return f"user-{number}", tokens[number]
 
     def users(name: str, **settings: Any) -> dict[str, Any]:
-        link = {
-            "kind": "users",
-            "name": "users",
-            "file": str(directory / name),
-            "waiting_max": 100_000,
-            **settings,
-        }
-        return {"chain": [link]}
+        return {"kind": "users", "name": "users", "file": str(directory / name), **settings}
 
     def by_token(**settings: Any) -> dict[str, Any]:
-        link = {"kind": "jwt", "name": "tokens", "algorithms": ["ES256"], **settings}
-        return {"chain": [link | {"key_files": [str(directory / "key.pem")], "cache_s": 3_600.0}]}
+        keys = [str(directory / "key.pem")]
+        fixed = {"algorithms": ["ES256"], "key_files": keys, "cache_s": 3_600.0}
+        return {"kind": "jwt", "name": "tokens", **fixed, **settings}
 
     return [
         Case("nobody is asked", {}, lambda number: (None, None)),
@@ -97,58 +90,6 @@ def cases(directory: Path, devices: int) -> list[Case]:
         Case("password, SCRAM verifier, first", users("scram", cached_max=0), password, devices=few),
         Case("password, argon2id, first", users("argon2", cached_max=0), password, devices=few),
     ]
-
-
-def run_front(table: dict[str, Any], core: int, channel: Connection) -> None:
-    """The front end, until the other side closes; processor seconds whenever it is asked."""
-    os.sched_setaffinity(0, {core})
-    uvloop.run(serve(table, channel))
-
-
-async def serve(table: dict[str, Any], channel: Connection) -> None:
-    sys.path.insert(0, str(machine.ROOT / "tests" / "oracles"))
-    from fake_gateway import ScriptedGateway
-
-    from iotmq.config.config import config_from_table
-    from iotmq.mqtt_front.server import MqttFront
-
-    front = MqttFront(config_from_table({"mqtt": {"listen_port": 0, **table}}).mqtt, ScriptedGateway())
-    await front.start()
-    channel.send(front.port)
-    loop, over = asyncio.get_running_loop(), asyncio.Event()
-
-    def asked() -> None:
-        try:
-            channel.recv()
-            channel.send(time.process_time())
-        except EOFError:
-            over.set()
-            loop.remove_reader(channel.fileno())
-
-    loop.add_reader(channel.fileno(), asked)
-    await over.wait()
-    await front.stop()
-
-
-@asynccontextmanager
-async def front_end(case: Case, core: int) -> AsyncIterator[tuple[int, Callable[[], float]]]:
-    """Its port, and a function that tells its processor time so far."""
-    context = multiprocessing.get_context("spawn")
-    own, other = context.Pipe()
-    table = {"authentication": case.authentication} if case.authentication else {}
-    process = context.Process(target=run_front, args=(table, core, other))
-    process.start()
-    other.close()
-
-    def cpu_s() -> float:
-        own.send(None)
-        return float(own.recv())
-
-    try:
-        yield await asyncio.to_thread(own.recv), cpu_s
-    finally:
-        own.close()
-        await asyncio.to_thread(process.join, 10)
 
 
 async def come_and_go(port: int, packet: bytes) -> None:
@@ -171,16 +112,18 @@ async def connect_all(port: int, packets: list[bytes], count: int) -> None:
     await asyncio.gather(*(some() for _ in range(min(AT_ONCE, len(packets)))))
 
 
-async def measure(case: Case, devices: int, seconds: float, core: int) -> dict[str, float]:
+def measure(case: Case, devices: int, seconds: float, core: int) -> dict[str, float]:
     devices = case.devices or devices
     packets = [connect_with(f"device-{number}", *case.credentials(number)) for number in range(devices)]
-    async with front_end(case, core) as (port, cpu_s):
-        await connect_all(port, packets, devices)
-        before_s, began, count = cpu_s(), time.monotonic(), 0
+    lines = [f"{key} = {toml_value(value)}\n" for key, value in case.link.items()]
+    settings = "".join(["[[mqtt.authentication.chain]]\n", *lines]) if lines else ""
+    with peers.iotmq(core=core, routes=settings) as server:
+        uvloop.run(connect_all(server.port, packets, devices))
+        before_s, began, count = server.exact_cpu_s(), time.monotonic(), 0
         while time.monotonic() - began < seconds:
-            await connect_all(port, packets, devices)
+            uvloop.run(connect_all(server.port, packets, devices))
             count += devices
-        taken_s, used_s = time.monotonic() - began, cpu_s() - before_s
+        taken_s, used_s = time.monotonic() - began, server.exact_cpu_s() - before_s
     return {"per_s": count / taken_s, "per_core_s": count / used_s, "us": used_s / count * 1e6}
 
 
@@ -205,7 +148,7 @@ def main() -> int:
     is_reached = True
     with tempfile.TemporaryDirectory() as directory:
         for case in cases(Path(directory), options.devices):
-            found = results[case.name] = uvloop.run(measure(case, options.devices, seconds, server_core))
+            found = results[case.name] = measure(case, options.devices, seconds, server_core)
             goal = f" (goal {GOAL_PER_S:,})" if case.has_goal else ""
             is_reached &= not case.has_goal or found["per_core_s"] >= GOAL_PER_S
             print(

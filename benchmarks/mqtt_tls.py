@@ -11,7 +11,6 @@ device by TCP asks for a PINGRESP every two milliseconds while others shake hand
 from __future__ import annotations
 
 import argparse
-import getpass
 import socket
 import ssl
 import subprocess
@@ -35,8 +34,8 @@ GOAL_PER_S: Final = 1_000
 _BASE_CONNECTIONS: Final = 100
 _AT_A_TIME: Final = 16
 _TIMEOUT_S: Final = 30.0
-#: Without TLS, with a full handshake, with one that resumes, with one where the device has a certificate.
-KINDS: Final = ("plain", "full", "resumed", "client")
+#: Without TLS, with a full handshake, with one that resumes, with ones where the device has a certificate.
+KINDS: Final = ("plain", "full", "resumed", "client", "client_resumed")
 _PING_INTERVAL_S: Final = 0.002
 _FLOOD_S: Final = 4.0
 
@@ -86,8 +85,6 @@ def mosquitto(core: int, files: Files, *, asks: bool = False) -> Iterator[tuple[
     """Mosquitto and its port for TLS, likewise."""
     (port,) = peers.free_ports(1)
     more = [
-        # As another user it could not read the key.
-        f"user {getpass.getuser()}",
         f"listener {port} 127.0.0.1",
         f"certfile {files.certificate}",
         f"keyfile {files.key}",
@@ -164,7 +161,7 @@ def measure(
     for name in KINDS:
         context = ssl.create_default_context(cafile=files.certificate)
         context.load_cert_chain(*files)
-        with start(core, files, asks=name == "client") as (server, port):
+        with start(core, files, asks=name.startswith("client")) as (server, port):
             connect: Connect
             if name == "plain":
                 port, connect = server.port, connect_plain

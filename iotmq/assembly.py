@@ -32,6 +32,7 @@ from iotmq.supervised import FAILURES
 # What a role needs is imported when it starts: half of what a process costs at first are modules.
 if TYPE_CHECKING:
     from iotmq.broker.broker import Broker
+    from iotmq.client.transport.settings import ClientSettings
     from iotmq.front_port.gateway import RemoteGateway
     from iotmq.master_slave.master import MasterBroker
     from iotmq.master_slave.slave import SlaveBroker
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("iotmq")
 
-RoleName = Literal["serve", "registry", "broker", "mqtt"]
+RoleName = Literal["serve", "registry", "broker", "mqtt", "bridges"]
 
 # Listeners and connections have this long to end, all together; the log is closed after that and to the
 # end, because cutting it short would be a crash. In all a stop takes less than two seconds.
@@ -124,6 +125,8 @@ class Process:
                 await self._start_mqtt_workers(self._workers)
             elif self._role in ("serve", "mqtt"):
                 await self._start_mqtt_front(broker)
+            if self._config.bridges and self._role in ("serve", "bridges"):
+                await self._start_bridges(broker)
         except BaseException:
             await self.stop()
             raise
@@ -282,6 +285,30 @@ class Process:
         await self._start("mqtt", front)
         self._watch("mqtt", front)
         self._listens_for_mqtt(front.addresses)
+
+    async def _start_bridges(self, broker: Broker | None) -> None:
+        from iotmq.mqtt_bridge.bridges import Bridges
+
+        if self._is_member:
+            raise StartError(
+                "bridges: a member of a replicated broker has none, or each would send; start "
+                "`iotmq bridges run` once"
+            )
+        settings = self._config.mqtt
+        client = _client_settings(settings)
+        if self._role == "serve":
+            own = (_reachable(self.addresses["registry"]),)
+            client = msgspec.structs.replace(client, registries=own)
+            settings = msgspec.structs.replace(settings, registries=own)
+        bridges = Bridges(
+            self._config.bridges,
+            settings,
+            client=client,
+            port=lambda: _remote_gateway(settings) if broker is None else broker.local_gateway(),
+            clock=self._clock,
+        )
+        await self._start("bridges", bridges)
+        self._watch("bridges", bridges)
 
     async def _start_mqtt_workers(self, workers: WorkerSupervisor) -> None:
         self._watch("mqtt", workers)
@@ -464,11 +491,12 @@ def _workers(config: Config) -> WorkerSupervisor:
     return WorkerSupervisor(config)
 
 
-def _remote_gateway(settings: MqttSettings) -> RemoteGateway:
+def _client_settings(settings: MqttSettings) -> ClientSettings:
+    """Settings of a client of the brokers that a front end uses."""
     from iotmq.client.transport.settings import ClientSettings
-    from iotmq.front_port.gateway import RemoteGateway
 
-    connecting = ClientSettings(
+    return ClientSettings(
+        registries=settings.registries,
         access_key=settings.broker_access_key,
         secret_key=settings.broker_secret_key,
         tls_enabled=settings.broker_tls_enabled,
@@ -476,7 +504,12 @@ def _remote_gateway(settings: MqttSettings) -> RemoteGateway:
         tls_certificate_file=settings.broker_tls_certificate_file,
         tls_key_file=settings.broker_tls_key_file,
     )
-    return RemoteGateway(settings.registries, settings=connecting)
+
+
+def _remote_gateway(settings: MqttSettings) -> RemoteGateway:
+    from iotmq.front_port.gateway import RemoteGateway
+
+    return RemoteGateway(settings.registries, settings=_client_settings(settings))
 
 
 def _front_end_name() -> str:

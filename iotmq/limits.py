@@ -278,6 +278,16 @@ MQTT_REWRITE_PROGRAM_BYTES_MAX: Final = 1024 * 1024
 MQTT_REWRITE_PATTERN_CHARACTERS_MAX: Final = 1_024
 MQTT_REWRITES_MAX: Final = 256
 MQTT_AUTO_SUBSCRIPTIONS_MAX: Final = 64
+# Bridges to other brokers, the rules of one, its connections and the topics it reads; bytes of the names of
+# the gateways that a message has passed, past which it goes no further.
+BRIDGES_MAX: Final = 64
+BRIDGE_RULES_MAX: Final = 256
+BRIDGE_CONNECTIONS_MAX: Final = 64
+BRIDGE_BROKER_TOPICS_MAX: Final = 256
+BRIDGE_HOPS_BYTES_MAX: Final = 1_024
+MQTT_BRIDGE_CLIENTS_MAX: Final = 1_024
+# Bridges whose last word about themselves a front end keeps; those that are gone make room first.
+MQTT_BRIDGE_STATES_MAX: Final = 1_024
 # Routes, the conditions of one, the file of them, the payload that is read for fields of JSON (by default),
 # and one value that a placeholder stands for, when it is not of the topic.
 MQTT_ROUTES_MAX: Final = 10_000
@@ -311,6 +321,23 @@ SASLPREP_CHARACTERS_MAX: Final = 1_024
 SCRAM_ITERATIONS_MIN: Final = 4_096
 SCRAM_ITERATIONS_MAX: Final = 1_000_000
 SCRAM_SALT_BYTES_MAX: Final = 64
+# Hashes of passwords that come from elsewhere say themselves what they cost. The most is a second of a core.
+PASSWORD_HASH_CHARACTERS_MAX: Final = 1_024
+BCRYPT_COST_MAX: Final = 14
+PBKDF2_ITERATIONS_MAX: Final = 2_000_000
+# What a service says of one device: rows or entries of permissions, groups and roles, attributes, and the
+# text of all of it.
+LOOKED_UP_PERMISSIONS_MAX: Final = 1_024
+LOOKED_UP_NAMES_MAX: Final = 256
+LOOKED_UP_ATTRIBUTES_MAX: Final = 128
+LOOKED_UP_BYTES_MAX: Final = 256 * 1024
+# Plug-ins of amqtt: how many, events that wait for one, a message that one publishes, all that wait to be
+# published, and answers about topics that are remembered.
+MQTT_PLUGINS_MAX: Final = 32
+MQTT_PLUGIN_EVENTS_MAX: Final = 4_096
+MQTT_PLUGIN_MESSAGE_BYTES_MAX: Final = 1024 * 1024
+MQTT_PLUGIN_MESSAGES_BYTES_MAX: Final = 4 * 1024 * 1024
+MQTT_PLUGIN_ANSWERS_BYTES_MAX: Final = 16 * 1024 * 1024
 MQTT_FAILING_ADDRESSES_MAX: Final = 16_384
 # Users who were right from an address and so have a count of failures of their own there; 150 bytes each.
 MQTT_PROVEN_USERS_MAX: Final = 131_072

@@ -162,6 +162,11 @@ def _add_tools(commands: Commands) -> None:
 
         add_access_actions(command, add_config_options=_add_config_options, load=_load)
 
+    def fill_bridges(command: argparse.ArgumentParser) -> None:
+        from iotmq.commands.bridges import add_bridges_actions
+
+        add_bridges_actions(command, add_config_options=_add_config_options, load=_load, run=_run_role)
+
     def fill_routes(command: argparse.ArgumentParser) -> None:
         from iotmq.commands.routes import add_routes_actions
 
@@ -195,6 +200,7 @@ def _add_tools(commands: Commands) -> None:
         fill_users,
         "Change the file of MQTT users. Front ends notice changes by themselves.",
     )
+    _add(commands, "bridges", "run bridges to other MQTT brokers, and show how they are doing", fill_bridges)
     _add(commands, "routes", "try the routes of MQTT topics", fill_routes)
     _add(
         commands,

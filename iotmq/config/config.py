@@ -28,6 +28,7 @@ from iotmq.config.setting_text import (
 from iotmq.console.settings import HttpSettings
 from iotmq.errors import ConfigError
 from iotmq.log_format import LogSettings
+from iotmq.mqtt_bridge.settings import BridgeSettings
 from iotmq.mqtt_front.settings.authentication import NOBODY
 from iotmq.mqtt_front.settings.listeners import TCP_NAME, WORKER_PLACE, ListenerSettings
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
@@ -60,6 +61,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Where brokers announce themselves and clients ask."""
     mqtt: MqttSettings = MqttSettings()
     """The MQTT listeners, their limits and the routes."""
+    bridges: Annotated[tuple[BridgeSettings, ...], msgspec.Meta(max_length=limits.BRIDGES_MAX)] = ()
+    """Other MQTT brokers that get messages of the log, or whose messages come here."""
     replication: ReplicationSettings = ReplicationSettings()
     """Several brokers with one name, of which one is master at a time."""
     http: HttpSettings = HttpSettings()

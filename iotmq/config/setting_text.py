@@ -197,6 +197,8 @@ def reference(config_struct: type[msgspec.Struct]) -> str:
     for setting in settings_of(config_struct):
         if struct := struct_of(setting.type):
             lines += _section(setting.key, setting.description, struct)
+        elif element := element_struct_of(setting.type):
+            lines += _section(setting.key, setting.description, element, is_list=True)
     return "\n".join(lines) + "\n"
 
 

@@ -59,6 +59,8 @@ MQTT_TOPIC: Final = "MQTT_TOPIC"
 MQTT_QOS: Final = "MQTT_QOS"
 MQTT_CLIENT_ID: Final = "MQTT_CLIENT_ID"
 MQTT_RETAIN: Final = "MQTT_RETAIN"
+# The client id of the bridge that a message has come over, behind MQTT_CLIENT_ID.
+MQTT_BRIDGE: Final = "MQTT_BRIDGE"
 # The packet id, in decimal, of a message of QoS 2 whose session is kept.
 MQTT_PACKET_ID: Final = "MQTT_PACKET_ID"
 # Of a message that a route put aside: its MQTT topic (it has no MQTT_TOPIC, so that no device gets it), why,

@@ -21,13 +21,18 @@ class Link(Protocol):
     def resume_reading(self) -> None: ...
 
 
-async def open_link(address: Address, receiver: asyncio.Protocol, context: ssl.SSLContext | None) -> Link:
+async def open_link(
+    address: Address,
+    receiver: asyncio.Protocol | asyncio.BufferedProtocol,
+    context: ssl.SSLContext | None,
+) -> Link:
     """Connect; `receiver` is the protocol of the transport. OSError when the server cannot be reached."""
     loop = asyncio.get_running_loop()
     if address.scheme in ("ws", "wss"):
         # Only now: the library takes a moment to import.
         from iotmq.mqtt_client.websocket_link import open_websocket
 
+        assert isinstance(receiver, asyncio.Protocol)
         return await open_websocket(address, receiver, context)
     if address.scheme == "unix":
         transport, _ = await loop.create_unix_connection(lambda: receiver, address.path)

@@ -82,7 +82,8 @@ def topic_metrics(
     yield from samples(
         (
             "iotmq_mqtt_bridge_notifications_total",
-            "Messages of bridges that they are connected, below $SYS/broker/connection/; they go nowhere.",
+            "Messages below $SYS/broker/connection/ that are not the state of the bridge they come from; "
+            "they go nowhere.",
             ingress.bridge_notifications,
         ),
         (

@@ -9,10 +9,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from iotmq.addresses import parse_address
 from iotmq.clock import Clock, SystemClock
 from iotmq.event_loop import happens_within
+from iotmq.message.properties import MQTT_CLIENT_ID, encode_properties
 from iotmq.metrics import Metric, samples, samples_by
 from iotmq.mqtt import reason_codes
 from iotmq.mqtt.codec import packets
@@ -21,6 +23,7 @@ from iotmq.mqtt_front.access.authentication import AccessEvents, Authentication,
 from iotmq.mqtt_front.audit import Audit, facts_of
 from iotmq.mqtt_front.connection.deadlines import Deadlines
 from iotmq.mqtt_front.connection.device import Device, DeviceGroup
+from iotmq.mqtt_front.connection.peer import Peer
 from iotmq.mqtt_front.connection.replay_pace import PaceLimits
 from iotmq.mqtt_front.deliver.egress import Egress
 from iotmq.mqtt_front.deliver.retained_egress import RetainedEgress
@@ -39,6 +42,7 @@ from iotmq.mqtt_front.publish.ingress import Ingress
 from iotmq.mqtt_front.publish.route_file import RouteReloads
 from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
 from iotmq.mqtt_front.sessions.auto_subscriptions import AutoSubscriptions
+from iotmq.mqtt_front.sessions.bridge_clients import BridgeClients
 from iotmq.mqtt_front.sessions.drain import Drain
 from iotmq.mqtt_front.sessions.durable_egress import DurableEgress
 from iotmq.mqtt_front.sessions.session_events import SessionEvents
@@ -51,6 +55,9 @@ from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.ports.gateway import GatewayPort
 from iotmq.ports.sessions import SessionPort
 from iotmq.supervised import surviving
+
+if TYPE_CHECKING:
+    from iotmq.mqtt_front.plugins.front_plugins import FrontPlugins
 
 _log = logging.getLogger("iotmq.mqtt")
 
@@ -76,9 +83,11 @@ class FrontEndParts:
     authentication: Authentication
     permissions: Permissions
     sys_topics: SysTopics | None
+    bridges: BridgeClients
     listeners: Listeners
     drain: Drain
     admission: Admission
+    plugins: FrontPlugins | None
     guard: Guard
     hooks: HookParts | None
 
@@ -136,6 +145,8 @@ class MqttFront:
         self._is_listening = False
         self._is_stopping = False
         self._all_gone: asyncio.Event = asyncio.Event()
+        # Publishes what plug-ins do; made with their first message.
+        self._plugin_device: Device | None = None
         # Made in `start`, which is the first to know the loop.
         self._parts: FrontEndParts | None = None
 
@@ -160,6 +171,8 @@ class MqttFront:
             )
             if self._session_port is not None and parts.durable is not None:
                 await self._session_port.start(SessionEvents(parts.durable, parts.drain))
+            if parts.plugins is not None:
+                await parts.plugins.start()
             parts.authentication.start()
             parts.permissions.start(parts.sessions.rules_changed)
             self._routes.start(self._gateway.add_topics, parts.ingress.forget_routes)
@@ -177,19 +190,30 @@ class MqttFront:
                 await parts.hooks.stop()
             await self._stop_ports()
             raise
+        if parts.plugins is not None:
+            await parts.plugins.started()
         if parts.sys_topics is not None:
             parts.sys_topics.tick(self._clock.monotonic_s())
         self._ticker = loop.call_later(_TICK_S, self._tick)
 
     def _assembled(self, loop: asyncio.AbstractEventLoop) -> FrontEndParts:
         settings, port = self._settings, self._session_port
+        plugins = self._plugins_of(loop)
+        topics = None if plugins is None else plugins.topics
         permissions = Permissions(
             settings.permissions,
             loop,
             self._clock,
             are_client_ids_proved=settings.authentication.client_ids != "any",
-            deciders=self._deciders,
+            deciders=self._deciders if topics is None else (*self._deciders, topics),
             audit=self._audit.record,
+        )
+        sys_topics = None
+        if settings.sys_interval_s:
+            now_s = self._clock.monotonic_s()
+            sys_topics = SysTopics(self._totals, interval_s=settings.sys_interval_s, now_s=now_s)
+        bridges = BridgeClients(
+            settings.bridge_clients, sys_topics, gateway_name=settings.gateway_name or socket.gethostname()
         )
         ingress = Ingress(
             self._routes.router,
@@ -199,6 +223,7 @@ class MqttFront:
             rewrites=self._rewrites,
             guard=PublishGuard(permissions),
         )
+        ingress.bridges = bridges
         hooks = open_hooks(settings, loop, ingress)
         sink = hooks.sink if hooks is not None and hooks.sink is not None else ingress
         group = DeviceGroup(loop, sink, self, now_s=self._clock.monotonic_s() + _TICK_S, clock=self._clock)
@@ -215,10 +240,6 @@ class MqttFront:
                 RetainedEgress(port, loop, pace=pace),
                 SharedSubscriptions(group, port, credit=settings.shared_credit),
             )
-        sys_topics = None
-        if settings.sys_interval_s:
-            now_s = self._clock.monotonic_s()
-            sys_topics = SysTopics(self._totals, interval_s=settings.sys_interval_s, now_s=now_s)
         subscriptions = Subscriptions(
             settings,
             egress,
@@ -250,8 +271,17 @@ class MqttFront:
         admission = Admission(
             drain, connections_max=settings.connections_max, server_reference=settings.server_reference
         )
+        if plugins is not None:
+            subscriptions.subscribed = plugins.subscribed
         events = AccessEvents(self._open_session, sessions.identity_renewed, self._audit.record)
-        authentication = open_authentication(settings, loop, self._clock, self._deadlines, events)
+        authentication = open_authentication(
+            settings,
+            loop,
+            self._clock,
+            self._deadlines,
+            events,
+            None if plugins is None else plugins.link,
+        )
         group.unfinished_bytes_max = settings.device_limits.unfinished_bytes_max
         group.packet_timeout_s = settings.device_limits.packet_timeout_s
         group.packet_bytes_per_s_min = settings.device_limits.packet_bytes_per_s_min
@@ -276,12 +306,30 @@ class MqttFront:
             authentication,
             permissions,
             sys_topics,
+            bridges,
             listeners,
             drain,
             admission,
+            plugins,
             guard,
             hooks,
         )
+
+    def _plugins_of(self, loop: asyncio.AbstractEventLoop) -> FrontPlugins | None:
+        """Make the plug-ins of the settings, whose library is loaded only where there are some."""
+        if not self._settings.plugins.amqtt:
+            return None
+        from iotmq.mqtt_front.plugins.front_plugins import FrontPlugins
+
+        return FrontPlugins(self._settings, loop, self._publish_for_plugins, self._clock)
+
+    def _publish_for_plugins(self, message: packets.Will) -> None:
+        """Publish what a plug-in does, as a device of their own."""
+        if self._plugin_device is None:
+            self._plugin_device = Device(self.parts.group, self._connection_settings, Peer("plug-ins"))
+            self._plugin_device.client_id = "iotmq/plug-ins"
+            self._plugin_device.properties = encode_properties({MQTT_CLIENT_ID: "iotmq/plug-ins"})
+        self.parts.ingress.publish_will(self._plugin_device, message)
 
     def _overload_changed(self, level: int) -> None:
         parts = self.parts
@@ -321,6 +369,8 @@ class MqttFront:
     async def _stop_ports(self) -> None:
         if self._parts is not None:
             await self._parts.authentication.wait_stopped()
+            if self._parts.plugins is not None:
+                await self._parts.plugins.stop()
         self._routes.stop()
         if self._parts is not None and self._parts.durable is not None:
             self._parts.durable.stop()
@@ -463,6 +513,8 @@ class MqttFront:
             device.refuse(refusal.reason, refusal.detail)
         else:
             parts.sessions.open(device, connect, client_id)
+            if parts.plugins is not None:
+                parts.plugins.opened(device, connect)
 
     def _has_room_beside(self, arriving_count: int) -> bool:
         return self._connections + arriving_count <= self._settings.connections_max
@@ -524,6 +576,8 @@ class MqttFront:
         else:
             subscriptions.unsubscribe(device, event)
             hooks.sessions.unsubscribed(device, event)
+            if self.parts.plugins is not None:
+                self.parts.plugins.unsubscribed(device, event)
 
     def device_lost(self, device: Device) -> None:
         """The transport is gone."""
@@ -548,6 +602,8 @@ class MqttFront:
         if self._parts is not None:
             self._parts.listeners.lost(device)
             self._parts.authentication.lost(device)
+            if self._parts.plugins is not None:
+                self._parts.plugins.lost(device)
             self._parts.admission.lost(device)
             self._parts.guard.lost(device)
             if self._parts.hooks is not None:
@@ -613,11 +669,14 @@ class MqttFront:
             )
             yield from parts.listeners.metrics()
             yield from parts.drain.metrics()
+            yield from parts.bridges.metrics()
             yield from parts.authentication.metrics()
             yield from parts.permissions.metrics()
             yield from parts.guard.metrics()
             if parts.hooks is not None:
                 yield from parts.hooks.metrics()
+            if parts.plugins is not None:
+                yield from parts.plugins.metrics()
             yield from traffic_metrics(parts.ingress, parts.egress, parts.group)
             yield from topic_metrics(
                 parts.ingress, parts.subscriptions, self._rewrites, self._auto_subscriptions

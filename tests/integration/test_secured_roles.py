@@ -8,7 +8,7 @@ from pathlib import Path
 
 import paho.mqtt.publish
 import pytest
-from certificates import make_certificate, make_root
+from certificates import Certificate, make_certificate, make_root
 from eventually import eventually
 from gateway_process import GatewayProcess
 
@@ -124,3 +124,61 @@ def test_a_front_end_without_an_administrators_account_is_not_ready(site: Site) 
         assert "mqtt" in text
     finally:
         front.kill()
+
+
+def test_everybody_shows_a_certificate_to_a_registry_that_asks_for_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = make_root(tmp_path)
+    server = make_certificate(tmp_path, root)
+    broker_shows = make_certificate(tmp_path, root, "the-broker")
+    client_shows = make_certificate(tmp_path, root, "a-client")
+
+    def shown(prefix: str, made: Certificate) -> list[str]:
+        files = {"ca_file": root.certificate, "certificate_file": made.certificate, "key_file": made.key}
+        return [f"{prefix}_enabled=true", *(f"{prefix}_{name}={value}" for name, value in files.items())]
+
+    registry = GatewayProcess(
+        tmp_path / "registry",
+        "registry.access=everything",
+        'registry.certificate_names=["the-broker"]',
+        f"registry.tls_certificate_file={server.certificate}",
+        f"registry.tls_key_file={server.key}",
+        f"registry.tls_client_ca_file={root.certificate}",
+        role="registry",
+    )
+    broker = GatewayProcess(
+        tmp_path / "broker",
+        f"broker.registries={registry.registry}",
+        f"broker.tls_certificate_file={server.certificate}",
+        f"broker.tls_key_file={server.key}",
+        *shown("broker.registry_tls", broker_shows),
+        role="broker",
+    )
+    front = GatewayProcess(
+        tmp_path / "front",
+        f"mqtt.registries={registry.registry}",
+        "mqtt.workers=2",
+        *shown("mqtt.broker_tls", client_shows),
+        role="mqtt",
+    )
+    with registry, broker, front:
+        paho.mqtt.publish.single("a", b"x", qos=1, hostname="127.0.0.1", port=front.mqtt_port)
+        asked = (
+            "admin",
+            "cluster",
+            "list",
+            "--registry",
+            registry.registry,
+            "--tls",
+            "--tls-ca",
+            root.certificate,
+        )
+        own = ("--tls-cert", client_shows.certificate, "--tls-key", client_shows.key)
+        assert main((*asked, *own)) == 0
+        assert "broker-a" in capsys.readouterr().out
+        assert main(asked) == 1
+        # A client's certificate is no broker's.
+        order = ("admin", "kv", "put", "namespace", "key", "value", "--registry", registry.registry)
+        assert main((*order, "--tls", "--tls-ca", root.certificate, *own)) == 1
+        assert "registry.certificate_names" in capsys.readouterr().err

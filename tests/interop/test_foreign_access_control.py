@@ -197,3 +197,38 @@ def test_ali_ons_with_wrong_keys_gets_nothing(guarded: GatewayProcess, ons: Pipe
 
 def test_nothing_refused_was_stored(guarded: GatewayProcess) -> None:
     assert end_offsets(guarded, "Closed") == 0
+
+
+@has_cpp
+def test_the_cpp_client_signs_what_it_asks_a_registry(tmp_path: Path) -> None:
+    accounts = tmp_path / "data" / "config" / "plain_acl.yml"
+    accounts.parent.mkdir(parents=True)
+    secret = tmp_path / "secret"
+    for file, text in ((accounts, FILE), (secret, "abcdefgh")):
+        file.touch(0o600)
+        file.write_text(text)
+    guarded = GatewayProcess(
+        tmp_path / "data",
+        "broker.acl_enabled=true",
+        "registry.access=everything",
+        f"registry.acl_file={accounts}",
+        "broker.registry_access_key=operator",
+        f'broker.registry_secret_key={{file = "{secret}"}}',
+    )
+    with guarded:
+        with SyncClient(operator(guarded)) as client:
+            SyncAdmin(client).create_topic("Sent", queues=2)
+        for keys, is_let_in in ((WRONG, False), (RIGHT, True)):
+            # The producers of one process share what they know of a topic.
+            directory = tmp_path / keys[1]
+            directory.mkdir()
+            before = guarded.metric("iotmq_registry_refused_total")
+            with cpp_process(guarded.registry, directory) as cpp:
+                cpp.call("producer", group="signing", keys=keys)
+                if is_let_in:
+                    (result,) = cpp.call("send", group="signing", messages=messages("Sent", "x"))
+                    assert result["status"] == 0
+                else:
+                    with pytest.raises(ClientFailedError):
+                        cpp.call("send", group="signing", messages=messages("Sent", "x"), connecting_s=1)
+            assert (guarded.metric("iotmq_registry_refused_total") == before) is is_let_in

@@ -171,3 +171,40 @@ def test_mqadmin_changes_the_accounts(gateway: GatewayProcess, javas: JavaProces
     eventually(
         lambda: value(gateway, "iotmq_broker_acl_accounts") == 2, "the removed account is gone", within_s=10
     )
+
+
+def test_clients_with_accounts_at_a_registry_that_asks_for_them(tmp_path: Path) -> None:
+    """They sign what they ask registries as they sign what they ask brokers."""
+    accounts = tmp_path / "data" / "config" / "plain_acl.yml"
+    accounts.parent.mkdir(parents=True)
+    secret = tmp_path / "secret"
+    for file, text in ((accounts, FILE), (secret, OPERATOR[1])):
+        file.touch(0o600)
+        file.write_text(text)
+    guarded = GatewayProcess(
+        tmp_path / "data",
+        "broker.acl_enabled=true",
+        "registry.access=everything",
+        f"registry.acl_file={accounts}",
+        f"broker.registry_access_key={OPERATOR[0]}",
+        f'broker.registry_secret_key={{file = "{secret}"}}',
+    )
+    keys = f"accessKey: {OPERATOR[0]}\nsecretKey: {OPERATOR[1]}\n"
+    (tmp_path / "java").mkdir()
+    with guarded, java_processes(tmp_path / "java", guarded.registry, tools_yml=keys) as javas:
+        settings = ClientSettings(
+            registries=(guarded.registry,), access_key="operator", secret_key="abcdefgh"
+        )
+        with SyncClient(settings) as client:
+            SyncAdmin(client).create_topic("Open", queues=2)
+        java = javas.start("JavaClient")
+        java.call("producer", group="java-right", account=RIGHT)
+        java.call("push", group="java-push", topic="Open", account=RIGHT)
+        assert set(java.call("send", group="java-right", topic="Open", messages=numbers(5))) == {"SEND_OK"}
+        java.wait_for("message", 5)
+        assert "broker-a" in mqadmin_of(javas)("clusterList")
+        before = value(guarded, "iotmq_registry_refused_total")
+        java.call("producer", group="java-unsigned", account=None)
+        with pytest.raises(ClientFailedError, match="No route info"):
+            java.call("send", group="java-unsigned", topic="Open", messages=numbers(1))
+        assert value(guarded, "iotmq_registry_refused_total") > before

@@ -636,6 +636,36 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "tests/unit/mqtt_front/permissions/test_questions.py::test_a_message_past_what_may_wait_is_refused",
     ),
     Bound(
+        "mqtt_front.plugins.host: questions without an answer",
+        "waiting_max of each of MQTT_PLUGINS_MAX plug-ins",
+        "each a CONNECT or a topic",
+        "tests/unit/mqtt_front/plugins/test_plugin_host.py::test_questions_wait_up_to_their_maximum",
+    ),
+    Bound(
+        "mqtt_front.plugins.host: events that wait",
+        "MQTT_PLUGIN_EVENTS_MAX",
+        "each a filter and a client id",
+        "tests/unit/mqtt_front/plugins/test_plugin_host.py::test_events_wait_up_to_their_maximum",
+    ),
+    Bound(
+        "mqtt_front.plugins.front_plugins: messages that wait to be published",
+        "as bytes allow",
+        "MQTT_PLUGIN_MESSAGES_BYTES_MAX",
+        "tests/unit/mqtt_front/plugins/test_front_plugins.py::test_messages_wait_up_to_their_maximum",
+    ),
+    Bound(
+        "mqtt_front.plugins.sessions: devices that are shown to plug-ins",
+        "mqtt.connections_max",
+        "each a will and, for one plug-in, a password",
+        "tests/unit/mqtt_front/test_mqtt_front.py::test_connections_at_their_limit_and_past_it",
+    ),
+    Bound(
+        "mqtt_front.plugins.topic_answers: answers about topics",
+        "as bytes allow",
+        "MQTT_PLUGIN_ANSWERS_BYTES_MAX",
+        "tests/unit/mqtt_front/plugins/test_topic_answers.py::test_the_oldest_answers_go_when_there_is_no_room",
+    ),
+    Bound(
         "mqtt_front.sessions.subscriptions: filters of one session",
         "mqtt.subscriptions_max, MQTT_SUBSCRIPTIONS_PER_SESSION_MAX",
         "MQTT_FILTER_BYTES_PER_SESSION_MAX",

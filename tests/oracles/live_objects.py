@@ -20,6 +20,7 @@ from iotmq.front_port import session_parts
 from iotmq.mqtt_front.connection.deadlines import RECHECK_S
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.deliver import retained_egress
+from iotmq.mqtt_front.listen.sockets import SocketLink
 from iotmq.mqtt_front.listen.websocket import WebSocketLink, WebSocketProtocol
 from iotmq.mqtt_front.publish.batch import Batch
 from iotmq.mqtt_front.server import MqttFront
@@ -36,6 +37,7 @@ KINDS = (
     QueueSubscription,
     SharedSession,
     SharedSubscription,
+    SocketLink,
     Source,
     WebSocketLink,
     WebSocketProtocol,

@@ -9,8 +9,9 @@ from libc.string cimport memcmp
 
 from iotmq.message.records.device_topic cimport device_topic
 from iotmq.message.records.fields cimport RecordParts
-from iotmq.message.records.record cimport find_property
+from iotmq.message.records.record cimport find_property, parse_record
 from iotmq.message.records.record_walk cimport RecordWalk, begin_walk, check_walk, end_walk, next_record
+from iotmq.message.records.short_bytes cimport find_byte
 from iotmq.mqtt.topics.filters cimport is_topic
 
 from iotmq.message.properties import MQTT_RETAIN
@@ -44,21 +45,27 @@ def collect_retained(view, on_retained not None):
 
 
 cdef int _collect(RecordWalk* walk, on_retained) except -1:
-    cdef RecordParts parts
+    cdef RecordParts parts, record
     cdef const uint8_t* value
     cdef const uint8_t* topic
+    cdef const uint8_t* properties_end
     cdef Py_ssize_t size
     while next_record(walk, &parts):
-        size = find_property(parts.properties, parts.properties_size, _retain_key, _retain_key_size, &value)
+        properties_end = parts.properties + parts.properties_size
+        # Most records have no R either: one pass says so in a fraction of the time it takes to look at each property.
+        if find_byte(parts.properties, parts.properties, properties_end, c"R") == properties_end:
+            continue
+        parse_record(walk.at - parts.size, walk.at, &record)
+        size = find_property(record.properties, record.properties_size, _retain_key, _retain_key_size, &value)
         if size == 1 and value[0] == b"1":
-            size = device_topic(&parts, &topic)
+            size = device_topic(&record, &topic)
             # As live deliveries: what is no topic name no device can be sent [MQTT-3.3.2-2].
             if size > 0 and is_topic(topic, size) and (
                 size < _PRIVATE_SIZE
                 or memcmp(topic, _private, _PRIVATE_SIZE) != 0
                 # No producer and no device speaks for front ends.
-                or parts.topic_size == _BANS_TOPIC_SIZE
-                and memcmp(parts.topic, _bans_topic, _BANS_TOPIC_SIZE) == 0
+                or record.topic_size == _BANS_TOPIC_SIZE
+                and memcmp(record.topic, _bans_topic, _BANS_TOPIC_SIZE) == 0
             ):
-                on_retained(topic[:size], (walk.at - parts.size)[:parts.size] if parts.body_size else None)
+                on_retained(topic[:size], (walk.at - record.size)[:record.size] if record.body_size else None)
     return 0

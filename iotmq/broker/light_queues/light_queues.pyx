@@ -31,7 +31,7 @@ from iotmq.broker.light_queues.wide_filters cimport ScanRange, WideFilters
 from iotmq.message.records.device_topic cimport device_topic
 from iotmq.message.records.layout cimport QUEUE_ENTRY_SIZE, get_u32, put_u32, put_u64
 from iotmq.message.records.fields cimport RecordParts
-from iotmq.message.records.record cimport tags_code
+from iotmq.message.records.record cimport parse_record, tags_code
 from iotmq.message.records.record_walk cimport RecordWalk, begin_walk, check_walk, end_walk, next_record
 from iotmq.mqtt.topics.filters cimport FilterIndex, Matches
 
@@ -413,7 +413,7 @@ cdef class LightQueues:
 
     cdef int collect_records(self, RecordWalk* walk) except -1:
         cdef Py_ssize_t topic_size
-        cdef RecordParts parts
+        cdef RecordParts parts, record
         cdef const uint8_t* topic
         cdef const uint8_t* own_topic = self.own_topic
         cdef Py_ssize_t own_topic_size = len(self.own_topic)
@@ -425,12 +425,13 @@ cdef class LightQueues:
             if parts.topic_size == own_topic_size and memcmp(parts.topic, own_topic, own_topic_size) == 0:
                 self.on_own_record(parts.body[:parts.body_size], parts.position, parts.store_timestamp_ms)
             elif self.filters.filter_count:
-                topic_size = device_topic(&parts, &topic)
+                parse_record(walk.at - parts.size, walk.at, &record)
+                topic_size = device_topic(&record, &topic)
                 if topic_size > 0:
                     matches = self.filters.find(topic, topic_size)
                     self.matched_total += matches.count
                     for index in range(matches.count):
-                        self.add(matches.ids[index], &parts, walk.at - parts.size - start)
+                        self.add(matches.ids[index], &record, walk.at - record.size - start)
         return 0
 
     cdef int add(self, uint32_t filter_id, const RecordParts* parts, Py_ssize_t place) except -1:

@@ -13,8 +13,7 @@
 from libc.stdint cimport uint8_t, uint32_t
 
 from iotmq.message.records.layout cimport AT_MAGIC, BLANK_BYTES, BLANK_MAGIC, get_u32
-from iotmq.message.records.fields cimport FORMAT_OK, RecordParts
-from iotmq.message.records.record cimport parse_record
+from iotmq.message.records.fields cimport FORMAT_OK, RecordParts, parse_fields
 
 cdef struct RecordWalk:
     Py_buffer view
@@ -33,11 +32,14 @@ cdef int check_walk(const RecordWalk* walk) except -1
 
 
 cdef inline bint next_record(RecordWalk* walk, RecordParts* out) noexcept nogil:
-    """The next record, whose bytes end at `walk.at` then; False behind the last of them."""
+    """The next record, whose bytes end at `walk.at` then; False behind the last of them.
+
+    Of parts that a loop never passes on only what it uses is read: take the few that need more apart once more.
+    """
     cdef int problem
     if walk.at >= walk.end:
         return False
-    problem = parse_record(walk.at, walk.end, out)
+    problem = parse_fields(walk.at, walk.end, out)
     if problem != FORMAT_OK:
         if walk.end - walk.at < BLANK_BYTES or get_u32(walk.at + AT_MAGIC) != <uint32_t> BLANK_MAGIC:
             walk.problem = problem

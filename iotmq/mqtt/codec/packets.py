@@ -171,7 +171,8 @@ def decode_connect(body: bytes) -> Connect:
 def answer_level(body: bytes) -> int:
     """Return the protocol level in which a CONNECT that may be broken is answered."""
     is_named = body.startswith(b"\0\x04MQTT") and len(body) > 6
-    is_newer = is_named and body[6] & ~_BRIDGE_BIT >= PROTOCOL_LEVEL_5
+    # One with the bit of a bridge knows the answers of 3.1.1, and comes back without it.
+    is_newer = is_named and PROTOCOL_LEVEL_5 <= body[6] < _BRIDGE_BIT
     return PROTOCOL_LEVEL_5 if is_newer else PROTOCOL_LEVEL_3_1_1
 
 

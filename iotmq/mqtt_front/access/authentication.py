@@ -43,7 +43,7 @@ from iotmq.mqtt_front.settings.mqtt import MqttSettings
 
 if TYPE_CHECKING:
     from iotmq.mqtt_front.access.chain import Chain, Decision
-    from iotmq.mqtt_front.access.chains import Chains
+    from iotmq.mqtt_front.access.chains import Chains, PluginLink
 
 _log: Final = logging.getLogger("iotmq.mqtt")
 
@@ -86,6 +86,7 @@ def open_authentication(
     clock: Clock,
     deadlines: Deadlines,
     events: AccessEvents,
+    plugin_link: PluginLink | None = None,
 ) -> Authentication:
     """As the settings say. ConfigError when a link cannot be used, such as a file of users."""
     wanted = settings.authentication
@@ -94,7 +95,7 @@ def open_authentication(
         # Loaded only where somebody is asked.
         from iotmq.mqtt_front.access.chains import Chains
 
-        chains = Chains(settings, loop, clock)
+        chains = Chains(settings, loop, clock, plugin_link)
     return Authentication(settings, chains, clock, deadlines, events)
 
 

@@ -22,7 +22,7 @@ from iotmq.mqtt_front.access.identity import Identity
 from iotmq.mqtt_front.access.links.link import Link, LinkFailedError, told_everything
 from iotmq.mqtt_front.access.pace import Pace
 from iotmq.mqtt_front.access.verdicts import Accepted, Credentials, Denied, NotMine
-from iotmq.mqtt_front.limiting.patterns import compile_pattern
+from iotmq.mqtt_front.patterns import compile_pattern
 from iotmq.mqtt_front.settings.links import LinkSettings
 from iotmq.supervised import supervise
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain as chained
 from typing import Final
 
 import msgspec
 
 from iotmq.clock import Clock
+from iotmq.errors import ConfigError
 from iotmq.metrics import Metric
 from iotmq.mqtt_front.access.access_loop import AccessLoop
 from iotmq.mqtt_front.access.chain import Chain, Decision
@@ -23,6 +24,11 @@ from iotmq.mqtt_front.settings.links import (
     UsersLinkSettings,
 )
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
+from iotmq.mqtt_front.settings.plugins import AmqttLinkSettings
+from iotmq.mqtt_front.settings.service_links import LdapLinkSettings, RedisLinkSettings, SqlLinkSettings
+
+PluginLink = Callable[[AmqttLinkSettings], Link]
+"""Makes the links that ask plug-ins, which stand above this room."""
 
 # Longer than any process lives: what is remembered of users is forgotten when the file says something else.
 _ALWAYS_S: Final = 1e9
@@ -32,11 +38,18 @@ _SOON_S: Final = 60.0
 class Chains:
     """All chains of a front end. Methods are for its thread."""
 
-    def __init__(self, settings: MqttSettings, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
+    def __init__(
+        self,
+        settings: MqttSettings,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        plugin_link: PluginLink | None = None,
+    ) -> None:
         """ConfigError when a link cannot be used as it is set."""
         common = settings.authentication
         self.places: Mapping[str, ChainLink] = {
-            link.name: _place(link, common, clock) for link in common.chain or (_only_users(common),)
+            link.name: _place(link, common, clock, plugin_link)
+            for link in common.chain or (_only_users(common),)
         }
         self._loop = AccessLoop(list(self.places.values()), loop)
         self._default = self._chain(list(self.places), common)
@@ -88,15 +101,19 @@ def _only_users(common: AuthenticationSettings) -> UsersLinkSettings:
     )
 
 
-def _place(settings: AnyLinkSettings, common: AuthenticationSettings, clock: Clock) -> ChainLink:
+def _place(
+    settings: AnyLinkSettings, common: AuthenticationSettings, clock: Clock, plugin_link: PluginLink | None
+) -> ChainLink:
     how = settings.__struct_config__.tag
     if isinstance(settings, UsersLinkSettings):
         how = "password"
         settings = msgspec.structs.replace(settings, at_once_max=common.threads)
-    return ChainLink(settings, _link(settings, common, clock), clock, how=str(how))
+    return ChainLink(settings, _link(settings, common, clock, plugin_link), clock, how=str(how))
 
 
-def _link(settings: AnyLinkSettings, common: AuthenticationSettings, clock: Clock) -> Link:
+def _link(
+    settings: AnyLinkSettings, common: AuthenticationSettings, clock: Clock, plugin_link: PluginLink | None
+) -> Link:
     """Make a link; what it needs is loaded only where there is one."""
     match settings:
         case UsersLinkSettings():
@@ -115,3 +132,21 @@ def _link(settings: AnyLinkSettings, common: AuthenticationSettings, clock: Cloc
             from iotmq.mqtt_front.access.links.http import HttpLink
 
             return HttpLink(settings)
+        case SqlLinkSettings():
+            from iotmq.mqtt_front.access.links.sql import SqlLink
+
+            return SqlLink(settings)
+        case LdapLinkSettings():
+            from iotmq.mqtt_front.access.links.ldap import LdapLink
+
+            return LdapLink(settings)
+        case RedisLinkSettings():
+            from iotmq.mqtt_front.access.links.redis import RedisLink
+
+            return RedisLink(settings)
+        case AmqttLinkSettings():
+            if plugin_link is None:
+                raise ConfigError(
+                    f"the link {settings.name} asks plug-ins, and there is none in mqtt.plugins.amqtt"
+                )
+            return plugin_link(settings)

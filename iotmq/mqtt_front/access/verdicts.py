@@ -20,7 +20,7 @@ class Credentials(NamedTuple):
     listener: str
     certificate_identity: str | None = None
     certificate: Mapping[str, Any] | None = None
-    """A client certificate that was verified, as ssl.SSLSocket.getpeercert() gives it."""
+    """A client certificate that was verified, as SSLSocket.getpeercert() gives it, and `der`: its bytes."""
     token: bytes | None = None
     """A token that came in an exchange, with a CONNECT or an AUTH."""
     protocol_level: int = 4

@@ -1,7 +1,10 @@
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from iotmq.mqtt.server.outbound cimport DeliveryOptions
+from iotmq.mqtt.codec.byte_buffer cimport ByteBuffer
+from iotmq.mqtt.server.outbound cimport DeliveryOptions, OutboundMessage
 from iotmq.mqtt.server.publish_sink cimport PublishSink
+from iotmq.mqtt_front.connection.bridge_role cimport BridgeRole
+from iotmq.mqtt_front.connection.device_calls cimport DeviceLink, DeviceSession
 from iotmq.mqtt_front.connection.limited cimport LimitedConnection
 from iotmq.mqtt_front.connection.outgoing cimport OutgoingMessage
 
@@ -66,18 +69,9 @@ cdef class DeviceGroup:
     cdef int _schedule_handling(self) except -1
 
 
-cdef class DeviceSession:
-    """Define the calls from a device to a session that outlives its connection."""
-    cdef bint send_beside_queues(self, OutgoingMessage message, const DeliveryOptions* delivery,
-            uint32_t identifier) except -1
-    cdef int message_done(self, uint16_t packet_id, uint32_t place) except -1
-    cdef int message_received(self, uint16_t packet_id, uint32_t place) except -1
-    cdef int room_again(self) except -1
-
-
 cdef class Device(LimitedConnection):
     cdef readonly DeviceGroup group
-    cdef readonly object transport      # asyncio's or a WebSocketLink; None before connection_made and after connection_lost
+    cdef readonly object transport      # asyncio's, a SocketLink or a WebSocketLink; None unless connected
     cdef public object peer             # peer.Peer; None in tests that have no listener
     cdef str _client_id
     cdef bytes client_id_utf8           # set with client_id
@@ -86,6 +80,7 @@ cdef class Device(LimitedConnection):
     cdef public dict subscriptions      # filter -> options with the QoS granted; None while it has none
     cdef public uint32_t expiry_s       # how long its session outlives it; set when the session opens
     cdef public str user                # who it proved to be; shared between connections, None for anybody
+    cdef public BridgeRole bridge       # None for a connection that speaks for itself alone
     cdef public object identity         # what else is known of that (access.identity.Identity); None: nobody was asked
     cdef public double expires_s        # when its connection ends, as its token does; 0: never
     cdef public uint32_t watched_s      # second of the bucket of connection.deadlines that it is in
@@ -115,10 +110,10 @@ cdef class Device(LimitedConnection):
     cdef bint is_for_device(self, OutgoingMessage message, DeliveryOptions* delivery, uint8_t options,
             const uint32_t* identifiers, uint32_t identifiers_count) except -1
     cdef int note_delivered(self, OutgoingMessage message, const DeliveryOptions* delivery) except -1
-    cdef object _hook_message(self, OutgoingMessage message, const DeliveryOptions* delivery)
     cdef int wait_for_turn(self) except -1
     cdef int wait_for_answer(self) except -1
     cdef int count_input(self, uint32_t size) except -1
+    cdef int received(self, uint32_t size) except -1
     cdef int after_read(self) except -1
     cdef int _after_input(self) except -1
     cdef int _count_unopened(self) except -1

@@ -10,6 +10,7 @@ from iotmq.mqtt.codec.packets import Event, Subscribe, Will
 from iotmq.mqtt.codec.properties import Properties
 from iotmq.mqtt.server.connection_settings import ConnectionSettings
 from iotmq.mqtt.server.publish_sink import PublishSink
+from iotmq.mqtt_front.connection.bridge_role import BridgeRole
 from iotmq.mqtt_front.connection.limited import LimitedConnection
 from iotmq.mqtt_front.connection.peer import Peer
 
@@ -71,6 +72,7 @@ class Device(LimitedConnection, asyncio.BufferedProtocol):
     properties: bytes | None
     subscriptions: dict[str, int] | None
     user: str | None
+    bridge: BridgeRole | None
     identity: Any
     rights: Any
     expires_s: float

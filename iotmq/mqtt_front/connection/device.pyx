@@ -3,7 +3,8 @@
 Operations: a read callback per readable device and loop turn, one write per device and turn. Goals: no copy
 between kernel and core; an idle device holds no buffer; a device that sends without pause cannot keep the
 others, or the subscribers, waiting. Plan: buffered asyncio protocols on uvloop that all read into one buffer,
-because the core uses up what it gets before it returns. A turn has a number of bytes to give: each device may
+because the core uses up what it gets before it returns, or SocketLinks (listen/sockets.pyx) that do the same
+without asyncio's calls. A turn has a number of bytes to give: each device may
 take its share, and one that has used it up is read again in the next turn, so that what was published can
 leave before more comes. CONNECT, SUBSCRIBE and the like, which cost a hundred times as much, have a number of
 their own per turn; a device with more of them is not read until they are done, nor is more of what was read
@@ -28,8 +29,9 @@ from iotmq.mqtt.codec.packet_types cimport (
 )
 from iotmq.mqtt.server.connection cimport ServerConnection
 from iotmq.mqtt.server.connection_settings cimport ConnectionSettings
-from iotmq.mqtt.server.outbound cimport DeliveryOptions
+from iotmq.mqtt.server.outbound cimport DeliveryOptions, OutboundHalf, OutboundMessage
 from iotmq.mqtt.server.publish_sink cimport PublishSink
+from iotmq.mqtt_front.connection.device_calls cimport DeviceLink, hook_message
 from iotmq.mqtt_front.connection.limited cimport LimitedConnection
 from iotmq.mqtt_front.connection.outgoing cimport OutgoingMessage
 
@@ -37,7 +39,6 @@ from collections import deque
 
 from iotmq import limits
 from iotmq.clock import SystemClock
-from iotmq.hooks import Message as HookMessage
 from iotmq.limits import MQTT_ANSWER_TIMEOUT_S
 from iotmq.mqtt import reason_codes
 from iotmq.mqtt.codec.properties import NO_PROPERTIES
@@ -279,28 +280,6 @@ cdef class DeviceGroup:
         return 0
 
 
-cdef class DeviceSession:
-    """Define the calls from a device to a session that outlives its connection; durable.DurableSession is one."""
-
-    cdef bint send_beside_queues(
-        self, OutgoingMessage message, const DeliveryOptions* delivery, uint32_t identifier
-    ) except -1:
-        """Send a message of QoS 2 that comes from no queue of the session; False when there is no room now."""
-        raise NotImplementedError("a DeviceSession overrides send_beside_queues")
-
-    cdef int message_done(self, uint16_t packet_id, uint32_t place) except -1:
-        """PUBACK or PUBCOMP came."""
-        raise NotImplementedError("a DeviceSession overrides message_done")
-
-    cdef int message_received(self, uint16_t packet_id, uint32_t place) except -1:
-        """PUBREC came; 1 when PUBREL may follow at once."""
-        raise NotImplementedError("a DeviceSession overrides message_received")
-
-    cdef int room_again(self) except -1:
-        """The device may take more than before."""
-        raise NotImplementedError("a DeviceSession overrides room_again")
-
-
 cdef class Device(LimitedConnection):
     """One device's connection as an asyncio protocol; sessions are the handler's business."""
 
@@ -326,10 +305,14 @@ cdef class Device(LimitedConnection):
         return self.group._read_bytes
 
     def buffer_updated(self, uint32_t size):
+        self.received(size)
+
+    cdef int received(self, uint32_t size) except -1:
+        """Take what was read into the group's buffer: so many bytes."""
         self.count_input(size)
         self.last_received_s = self.group.now_s
         self.receive(self.group._input_data, size)
-        self.after_read()
+        return self.after_read()
 
     cdef int wait_for_turn(self) except -1:
         """Leave what else has come undecoded until the next turn, and read nothing more: it costs too much."""
@@ -632,23 +615,34 @@ cdef class Device(LimitedConnection):
         if self._sent_bytes_max != 0xFFFFFFFF and not self.fits(&message.view, delivery):
             self.group.too_large += 1
             return False
-        return self.group.may_deliver is None or self.group.may_deliver(self._hook_message(message, delivery))
+        return self.group.may_deliver is None or self.group.may_deliver(
+            hook_message(self._client_id, message, delivery)
+        )
 
     cdef int note_delivered(self, OutgoingMessage message, const DeliveryOptions* delivery) except -1:
         """A message was handed to the device: users' programs are told at the end of the turn."""
         if self.group.delivered is not None:
-            self.group.delivered.append(self._hook_message(message, delivery))
+            self.group.delivered.append(hook_message(self._client_id, message, delivery))
             self.group.schedule_turn()
         return 0
 
-    cdef object _hook_message(self, OutgoingMessage message, const DeliveryOptions* delivery):
-        return HookMessage(
-            client_id=self._client_id,
-            topic=message.view.topic[:message.view.topic_size].decode("utf-8", "replace"),
-            payload=message.view.payload[:message.view.payload_size],
-            qos=delivery.qos,
-            is_retained=bool(delivery.is_retained),
-        )
+    cdef int deliver(self, const OutboundMessage* message, const DeliveryOptions* options) except -1:
+        cdef OutboundMessage mounted
+        if self.bridge is None:
+            return OutboundHalf.deliver(self, message, options)
+        mounted = message[0]
+        self.bridge.unmount(&mounted)
+        return OutboundHalf.deliver(self, &mounted, options)
+
+    cdef uint16_t send_message(
+        self, const OutboundMessage* message, const DeliveryOptions* options, uint16_t packet_id
+    ) except? 0:
+        cdef OutboundMessage mounted
+        if self.bridge is None:
+            return OutboundHalf.send_message(self, message, options, packet_id)
+        mounted = message[0]
+        self.bridge.unmount(&mounted)
+        return OutboundHalf.send_message(self, &mounted, options, packet_id)
 
     cdef int released(self, uint16_t packet_id, object broker, bint is_known) except -1:
         """As of the core; the packet id of a session that is kept is released where the log has it first."""
@@ -692,7 +686,10 @@ cdef class Device(LimitedConnection):
             return 0
         cdef bint had_room = self.has_output_room()
         self.group.sent_bytes += self.output.size
-        self.transport.write(self.data_to_send())
+        if isinstance(self.transport, DeviceLink):
+            (<DeviceLink>self.transport).take(&self.output)
+        else:
+            self.transport.write(self.data_to_send())
         if not had_room and self.state == STATE_CONNECTED and not self.is_write_paused:
             # The socket took all of it: nobody says `resume_writing`.
             self._room_again()

@@ -110,16 +110,17 @@ cdef int append_publish_properties(ByteBuffer* target, const uint8_t* properties
         stop = <const uint8_t*>memchr(at, PROPERTY_END, end - at)
         if stop == NULL:
             stop = end
-        if stop - at > 5 and memcmp(at, b"MQTT_", 5) == 0:
-            _append_one(target, at, stop)
+        append_publish_property(target, at, stop)
         at = stop + 1
     return 0
 
 
-cdef int _append_one(ByteBuffer* target, const uint8_t* at, const uint8_t* end) except -1:
-    """One property `at` to `end` of a record whose name begins as those of MQTT do."""
-    cdef const uint8_t* value = <const uint8_t*>memchr(at, NAME_END, end - at)
+cdef int append_publish_property(ByteBuffer* target, const uint8_t* at, const uint8_t* end) except -1:
+    cdef const uint8_t* value
     cdef Py_ssize_t name_size
+    if end - at <= 5 or memcmp(at, b"MQTT_", 5) != 0:
+        return 0
+    value = <const uint8_t*>memchr(at, NAME_END, end - at)
     if value == NULL:
         return 0
     value += 1

@@ -12,8 +12,12 @@ cdef class OutgoingMessage:
     cdef int qos                        # as published: subscribers get no more than this
     cdef bint is_retained               # as published
     cdef bint is_expired                # nobody is to get it any more [MQTT-3.3.2-5]
-    cdef const uint8_t* publisher       # its client id
+    cdef const uint8_t* client_id       # of the device that published it
+    cdef Py_ssize_t client_id_size
+    cdef const uint8_t* publisher       # of the connection it came over: that device's, or a bridge's
     cdef Py_ssize_t publisher_size
+    cdef bint has_come_over_bridge
+    cdef public bint takes_any_record   # one without an MQTT topic has the name of its broker topic
     cdef object _clock
     cdef double _left_s                 # until it expires
     cdef const uint8_t* _raw            # the record's properties
@@ -25,5 +29,6 @@ cdef class OutgoingMessage:
 
     cdef bint read(self, const RecordParts* record) except -1
     cdef int encode_properties(self) except -1
+    cdef int append_expiry(self, ByteBuffer* target) except -1
     cdef bint is_from(self, const uint8_t* client_id, Py_ssize_t size) noexcept
     cdef int _look(self, const uint8_t* at, const uint8_t* end, int64_t* time_to_live_ms) except -1

@@ -6,7 +6,7 @@ from libc.string cimport memchr, memcmp, memset
 
 from iotmq.message.records.layout cimport SYS_FLAG_COMPRESSED, put_u32
 from iotmq.message.records.fields cimport RecordParts
-from iotmq.mqtt.codec.byte_buffer cimport reserve
+from iotmq.mqtt.codec.byte_buffer cimport ByteBuffer, reserve
 from iotmq.mqtt.codec.packet_types cimport MESSAGE_EXPIRY
 from iotmq.mqtt_front.connection.message_properties cimport append_publish_properties
 
@@ -22,6 +22,7 @@ cdef bytes _TOPIC = names.MQTT_TOPIC.encode() + b"\x01"
 cdef bytes _QOS = names.MQTT_QOS.encode() + b"\x01"
 cdef bytes _RETAIN = names.MQTT_RETAIN.encode() + b"\x01"
 cdef bytes _CLIENT_ID = names.MQTT_CLIENT_ID.encode() + b"\x01"
+cdef bytes _BRIDGE = names.MQTT_BRIDGE.encode() + b"\x01"
 cdef bytes _TTL = names.TIME_TO_LIVE_MS.encode() + b"\x01"
 
 
@@ -49,7 +50,8 @@ cdef class OutgoingMessage:
         # A record without the property comes from a native producer: as reliable as the subscriber asked.
         self.qos = 2
         self.is_retained = self.is_expired = self._has_v5 = self.is_encoded = False
-        self.publisher_size = 0
+        self.publisher_size = self.client_id_size = 0
+        self.has_come_over_bridge = False
         self._raw = at
         self._raw_size = record.properties_size
         # Forward, so that the last of several wins.
@@ -61,7 +63,10 @@ cdef class OutgoingMessage:
                 self._look(at, stop, &time_to_live_ms)
             at = stop + 1
         if not self.view.topic_size:
-            return False
+            if not self.takes_any_record:
+                return False
+            self.view.topic = record.topic
+            self.view.topic_size = <uint16_t>record.topic_size
         self.view.payload = record.body
         self.view.payload_size = <uint32_t>record.body_size
         if record.sys_flag & SYS_FLAG_COMPRESSED:
@@ -89,8 +94,13 @@ cdef class OutgoingMessage:
             if end - at == place + 1 and 48 <= at[place] <= 50:
                 self.qos = at[place] - 48
         elif (place := _value_at(at, end, _CLIENT_ID)):
+            self.client_id = self.publisher = at + place
+            self.client_id_size = self.publisher_size = end - at - place
+        elif (place := _value_at(at, end, _BRIDGE)):
+            # Behind the client id: what a bridge has brought does not go back to it.
             self.publisher = at + place
             self.publisher_size = end - at - place
+            self.has_come_over_bridge = True
         elif _value_at(at, end, _RETAIN):
             self.is_retained = True
         elif (place := _value_at(at, end, _TTL)):
@@ -101,18 +111,23 @@ cdef class OutgoingMessage:
 
     cdef int encode_properties(self) except -1:
         """Make `view.properties` for devices of MQTT 5; once per record, until `is_encoded`."""
-        cdef uint8_t* target
         self.is_encoded = True
         self._properties.size = 0
-        if self.view.has_expiry:    # the time left, as a whole number of seconds [MQTT-3.3.2-6]
-            target = reserve(&self._properties, EXPIRY_PROPERTY_BYTES)
-            target[0] = MESSAGE_EXPIRY
-            put_u32(target + 1, <uint32_t>max(1.0, min(self._left_s + 0.999, 4294967295.0)))
-            self._properties.size = EXPIRY_PROPERTY_BYTES
+        self.append_expiry(&self._properties)
         if self._has_v5:
             append_publish_properties(&self._properties, self._raw, self._raw_size)
         self.view.properties = self._properties.data
         self.view.properties_size = self._properties.size
+        return 0
+
+    cdef int append_expiry(self, ByteBuffer* target) except -1:
+        """The time left, as a whole number of seconds [MQTT-3.3.2-6]; nothing for a message without an end."""
+        cdef uint8_t* at
+        if self.view.has_expiry:
+            at = reserve(target, EXPIRY_PROPERTY_BYTES)
+            at[0] = MESSAGE_EXPIRY
+            put_u32(at + 1, <uint32_t>max(1.0, min(self._left_s + 0.999, 4294967295.0)))
+            target.size += EXPIRY_PROPERTY_BYTES
         return 0
 
     cdef bint is_from(self, const uint8_t* client_id, Py_ssize_t size) noexcept:

@@ -28,7 +28,7 @@ class Peer:
     proxy_id: str | None = None
     """The proxy's name for the connection, as in its own log."""
     certificate: Mapping[str, Any] | None = None
-    """A client certificate that was verified, as ssl.SSLSocket.getpeercert() gives it, until the CONNECT."""
+    """A client certificate that was verified, as in access.verdicts.Credentials, until the CONNECT."""
 
     @property
     def shown(self) -> dict[str, str]:

@@ -39,10 +39,10 @@ class Pace:
         """Return how long to wait, so that a burst may follow; 0 when a message may go."""
         return self._next_s - now_s + BURST_S if self._next_s > now_s else 0.0
 
-    def count(self, size: int, now_s: float) -> None:
-        """A message of `size` bytes has gone."""
+    def count(self, size: int, now_s: float, *, count: int = 1) -> None:
+        """A message has gone, or several, of `size` bytes together."""
         messages_per_s, bytes_per_s = self._limits
         takes_s = max(
-            1 / messages_per_s if messages_per_s else 0.0, size / bytes_per_s if bytes_per_s else 0.0
+            count / messages_per_s if messages_per_s else 0.0, size / bytes_per_s if bytes_per_s else 0.0
         )
         self._next_s = max(self._next_s, now_s - BURST_S) + takes_s

@@ -81,7 +81,18 @@ class SysTopics:
         if now_s < self._next_s:
             return
         self._next_s = now_s + self._interval_s
-        changed = self._renew(now_s)
+        self._tell(self._renew(now_s))
+
+    def put(self, topic: str, text: str) -> None:
+        """Keep a value that others make, below $SYS/ as well, and send it to who subscribes it."""
+        self._records[topic] = _record(topic, text)
+        self._tell((topic,))
+
+    def drop(self, topic: str) -> None:
+        """Forget a value of `put`."""
+        self._records.pop(topic, None)
+
+    def _tell(self, changed: Iterable[str]) -> None:
         wanted: dict[Device, dict[str, int]] = {}
         for topic in changed:
             for number in self._index.match(topic):
@@ -157,8 +168,8 @@ class SysTopics:
         for topic, options in wanted.items():
             self.sent += device.send_record(self._records[topic], options, is_retained=is_retained) is True
 
-    def _renew(self, now_s: float) -> dict[str, bytes]:
-        """Make all values; those that changed, as records."""
+    def _renew(self, now_s: float) -> Iterable[str]:
+        """Make all values; returns the topics of those that changed."""
         totals = self._totals()
         self._connections_most = max(self._connections_most, totals.connections)
         texts = self._counted(totals, now_s)

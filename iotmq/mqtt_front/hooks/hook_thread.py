@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple
 
 from iotmq import limits
+from iotmq.supervised import end
 
 # Functions that wait at the same time.
 _THREADS: Final = 8
@@ -94,9 +95,7 @@ class HookThread:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()
-            for task in self._tasks:
-                task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*self._tasks, return_exceptions=True))
+            self._loop.run_until_complete(end(self._tasks))
         finally:
             self._loop.close()
 

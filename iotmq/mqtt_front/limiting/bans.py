@@ -16,7 +16,7 @@ from typing import Final
 from iotmq import limits
 from iotmq.mqtt.bans import KINDS, Ban, BanKind
 from iotmq.mqtt_front.limiting.addresses import parsed
-from iotmq.mqtt_front.limiting.patterns import Pattern, compile_pattern
+from iotmq.mqtt_front.patterns import Pattern, compile_pattern
 
 _EXACT: Final[tuple[BanKind, ...]] = ("client", "user", "address")
 _MAXIMA: Final[dict[BanKind, int]] = {

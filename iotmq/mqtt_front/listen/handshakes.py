@@ -327,7 +327,8 @@ class Handshakes:
                 transport.abort()
                 return
             identity = self._identity_of(certificate) or identity
-            shown = certificate.copy() or None
+            if certificate:
+                shown = {**certificate, "der": encrypted.getpeercert(binary_form=True)}
             # The transport would keep it as long as the connection.
             certificate.clear()
             transport.set_write_buffer_limits(high=limits.TLS_BUFFER_BYTES)

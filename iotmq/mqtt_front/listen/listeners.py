@@ -9,6 +9,7 @@ import socket
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -22,6 +23,7 @@ from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.connection.peer import Peer
 from iotmq.mqtt_front.limiting.limiter import Refusal
 from iotmq.mqtt_front.listen.handshakes import Enter, Handshakes
+from iotmq.mqtt_front.listen.sockets import Sockets
 from iotmq.mqtt_front.settings.listeners import ListenerSettings
 
 if TYPE_CHECKING:
@@ -59,6 +61,8 @@ class Listeners:
         self._enter = enter
         self._ticket_secret = ticket_secret
         self._servers: list[asyncio.AbstractServer] = []
+        # Of those where MQTT comes at once and as it is; made by `open`.
+        self._sockets: Sockets | None = None
         # Of those where something comes before MQTT, by the listener's name.
         self._handshakes: dict[str, Handshakes] = {}
         # Sockets in the file system that are ours to remove.
@@ -74,6 +78,7 @@ class Listeners:
         What is open then is left to `close`.
         """
         loop = asyncio.get_running_loop()
+        self._sockets = Sockets(loop)
         for settings in self._settings:
             listener = self._listening_socket(settings)
             peer = Peer(settings.name)
@@ -105,8 +110,9 @@ class Listeners:
                 enter=self._enter,
                 ticket_secret=self._ticket_secret,
             )
-        elif settings.transport == "unix":
-            self._servers.append(await loop.create_unix_server(make, sock=listener, backlog=_BACKLOG))
+        elif not settings.is_websocket:
+            assert self._sockets is not None
+            self._sockets.listen(listener, partial(self._make_device, peer))
         else:
             self._servers.append(await loop.create_server(make, sock=listener, backlog=_BACKLOG))
 
@@ -125,6 +131,8 @@ class Listeners:
         for server in self._servers:
             server.close()
         self._servers.clear()
+        if self._sockets is not None:
+            self._sockets.close()
         for handshakes in self._handshakes.values():
             handshakes.close()
         for path in self._socket_paths:
@@ -201,15 +209,16 @@ def cannot_listen(host: str, port: int, error: OSError) -> OSError:
 
 
 def _listen_tcp(host: str, port: int, *, is_shared: bool) -> socket.socket:
-    """A listening socket whose connections have the kernel look for peers that vanished.
+    """A listening socket whose connections have the kernel look for peers that vanished, and send at once.
 
-    Connections inherit SO_KEEPALIVE from their listener, which saves a call and an object for each.
+    Connections inherit SO_KEEPALIVE and TCP_NODELAY from their listener, which saves calls for each.
     """
     family, kind, protocol, address = network_address(host, port)
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if is_shared:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
+from iotmq.audit_log import Record, no_audit
 from iotmq.clock import Clock
 from iotmq.metrics import Metric, samples
 from iotmq.mqtt_front.connection.device import Device
@@ -44,7 +45,7 @@ class Permissions:
         *,
         are_client_ids_proved: bool = False,
         deciders: Sequence[Decider] = (),
-        audit: Callable[..., None] = lambda *_, **__: None,
+        audit: Record = no_audit,
     ) -> None:
         self.settings: Final = settings
         self._path = Path(settings.permissions_file) if settings.permissions_file else None

@@ -25,7 +25,9 @@ _log: Final = logging.getLogger("iotmq.mqtt")
 class Decider(Protocol):
     """Decides about topics in its own time, on the front end's loop."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Return the name that log lines and refusals have."""
 
     async def may(self, identity: Identity | None, client_id: str, action: str, topic: str) -> bool | None:
         """Whether a device may "publish" to a topic, or "subscribe" a filter; None: no opinion."""

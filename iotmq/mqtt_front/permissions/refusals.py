@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 from iotmq import limits
+from iotmq.audit_log import Record
 from iotmq.clock import Clock
 from iotmq.metrics import Metric, samples
 from iotmq.mqtt_front.permissions.topic_template import Subject
@@ -15,6 +16,8 @@ from iotmq.mqtt_front.permissions.topic_template import Subject
 _log: Final = logging.getLogger("iotmq.mqtt")
 
 _PAUSE_S: Final = 1.0
+REVOKED: Final = "revoked"
+"""Stands for the end of a subscription that rules allow no more."""
 OTHERS: Final = "others"
 """Stands for rules that came when as many were counted as may be."""
 
@@ -22,7 +25,7 @@ OTHERS: Final = "others"
 class Refusals:
     """The refusals of one front end."""
 
-    def __init__(self, clock: Clock, audit: Callable[..., None]) -> None:
+    def __init__(self, clock: Clock, audit: Record) -> None:
         self._clock = clock
         self._audit = audit
         self._counts: Counter[tuple[str, str]] = Counter()
@@ -52,7 +55,6 @@ class Refusals:
             "rule": rule,
             "client": subject.client_id,
             "user": subject.user,
-            "peer": subject.address,
             "listener": subject.listener,
         }
         if detail:
@@ -60,9 +62,8 @@ class Refusals:
         silent = self._silent.pop(key, 0)
         if silent:
             fields["more"] = silent
-        _log.warning("a device may not do that", extra=fields)
-        fields["address"] = fields.pop("peer")
-        self._audit("revoked" if what == "revoked" else "denied", **fields)
+        _log.warning("a device may not do that", extra=fields | {"peer": subject.address})
+        self._audit("revoked" if what == REVOKED else "denied", **fields, address=subject.address)
 
     def metrics(self) -> Iterable[Metric]:
         for (what, rule), count in sorted(self._counts.items()):

@@ -180,4 +180,10 @@ cdef class PublishGuard:
         publication.packet_id = message[4]
         publication.is_retained = message[6]
         publication.is_duplicate = message[7]
-        return device.group.sink.on_publish(device, &publication)
+        if device.bridge is None:
+            return device.group.sink.on_publish(device, &publication)
+        device.bridge.is_mounted = True
+        try:
+            return device.group.sink.on_publish(device, &publication)
+        finally:
+            device.bridge.is_mounted = False

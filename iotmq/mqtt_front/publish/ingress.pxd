@@ -67,11 +67,16 @@ cdef class Ingress(PublishSink):
     cdef readonly uint64_t retries
     cdef readonly uint64_t replies      # answers to requests of native clients
     cdef readonly uint64_t not_stored   # messages the broker refused for good
-    cdef readonly uint64_t bridge_notifications  # messages of bridges about themselves, which go nowhere
+    cdef public object bridges          # told what bridges say about themselves; None where there are none
+    cdef const uint8_t* _publisher      # of the message that is being added: properties of a device behind a bridge
+    cdef Py_ssize_t _publisher_size
+    cdef readonly uint64_t bridge_notifications  # of these, what goes nowhere
 
     cdef int _reply(self, Device device, bytes topic, const Publication* publication) except -1
     cdef int _publish_ruled(self, Target* target, Device device, const Publication* publication) except -1
-    cdef int _pass_over_notification(self, Device device, bytes topic, const Publication* publication) except -1
+    cdef int _take_notification(self, Device device, bytes topic, const Publication* publication) except -1
+    cdef int _of_bridge(self, Device device, Publication* publication) except -1
+    cdef int _publish(self, Device device, const Publication* publication) except -1
     cdef int _refuse_rewritten(self, Device device, const Publication* publication) except -1
     cdef int add(self, Target* target, Device device, const uint8_t* payload, Py_ssize_t payload_size, int qos,
             bint retain, bint is_waiting, uint32_t sequence) except -1

@@ -1,7 +1,8 @@
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
-from iotmq.mqtt.codec.packets import Will
+from iotmq.mqtt.codec.packets import Connect, Will
 from iotmq.mqtt.server.publish_sink import PublishSink
 from iotmq.mqtt_front.connection.device import Device, DeviceGroup
 from iotmq.mqtt_front.publish.guard import PublishGuard
@@ -12,10 +13,17 @@ from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.ports.gateway import GatewayPort
 from iotmq.ports.sessions import Will as KeptWill
 
+class Bridges(Protocol):
+    def notified(self, device: Device, topic: str, payload: bytes) -> bool: ...
+    def opened(self, device: Device, connect: Connect) -> Will | None: ...
+    def lost(self, device: Device) -> None: ...
+    def told(self, device: Device) -> tuple[tuple[str, str], ...]: ...
+
 class Ingress(PublishSink):
     group: DeviceGroup
     sheds: bool
     guard: PublishGuard | None
+    bridges: Bridges | None
     def __init__(
         self,
         router: Router,

@@ -11,9 +11,10 @@ from devices stops until half of it is gone.
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy
 
 from iotmq.message.records.layout cimport ELEMENT_FIXED_BYTES, RECORD_FIXED_BYTES, put_u16, put_u32
+from iotmq.message.records.short_bytes cimport copy_short
 from iotmq.mqtt.codec.byte_buffer cimport append
 from iotmq.mqtt.codec.packet_types cimport LEVEL_5, STATE_CLOSED, STATE_CONNECTED
 from iotmq.mqtt.server.publish_sink cimport Publication, PublishSink
@@ -56,6 +57,7 @@ _log = logging.getLogger("iotmq.mqtt")
 
 cdef enum:
     SPARE_BATCHES_MAX = 16
+    NOTIFICATION_BYTES_MAX = 2      # of which one is right
     SETTLED_PER_TURN = 8            # SUBSCRIBE and UNSUBSCRIBE that waited for one batch, some 30 us each
     SPARE_BYTES = 128               # what brokers add to the properties of a record
     UNIQUE_KEY_BYTES = 72           # and what finds a batch again to its first message
@@ -313,35 +315,63 @@ cdef class Ingress(PublishSink):
     # One message
 
     cdef int on_publish(self, object connection, const Publication* publication) except -1:
+        cdef Publication mounted
+        if (<Device>connection).bridge is None:
+            return self._publish(<Device>connection, publication)
+        mounted = publication[0]
+        return self._of_bridge(<Device>connection, &mounted)
+
+    cdef int _of_bridge(self, Device device, Publication* publication) except -1:
+        """Take a message under the name it has here, of the device that the bridge says has published it."""
+        if (
+            publication.topic_size > len(_BRIDGE_PREFIX)
+            and memcmp(publication.topic, <const char*>_BRIDGE_PREFIX, len(_BRIDGE_PREFIX)) == 0
+        ):
+            return self._take_notification(device, publication.topic[:publication.topic_size], publication)
+        device.bridge.mount(publication)
+        self._publisher = device.bridge.publisher(publication.properties, &self._publisher_size)
+        if self._publisher == NULL:
+            return self._publish(device, publication)
+        own = device.names
+        if self._targets.asks_names:
+            # Keys and tags of routes may be those of the device.
+            device.names = device.bridge.names(publication.properties)
+        try:
+            return self._publish(device, publication)
+        finally:
+            self._publisher = NULL
+            device.names = own
+
+    cdef int _publish(self, Device device, const Publication* publication) except -1:
         cdef Target* target = <Target*>self._targets.topics.find(publication.topic, publication.topic_size)
         cdef bytes topic
         if target == NULL:
-            self._targets.count_new(<Device>connection)
+            self._targets.count_new(device)
             topic = publication.topic[:publication.topic_size]
             if topic.startswith(_REPLY_PREFIX):
-                return self._reply(<Device>connection, topic, publication)
+                return self._reply(device, topic, publication)
             if topic.startswith(_BRIDGE_PREFIX):
-                return self._pass_over_notification(<Device>connection, topic, publication)
+                return self._take_notification(device, topic, publication)
             target = self._targets.resolve(publication.topic, publication.topic_size)
         if self.sheds and not publication.qos:
             self.shed += 1
             return 0
         if target.kind != TARGET_RESOLVED:
-            target = self._targets.of_device(<Device>connection, publication.topic, publication.topic_size)
+            target = self._targets.of_device(device, publication.topic, publication.topic_size)
             if target.kind == TARGET_REFUSED:
-                return self._refuse_rewritten(<Device>connection, publication)
-        if (<Device>connection).rights is not None:
-            if not self.guard.lets_pass(<Device>connection, self._targets, target, publication):
+                return self._refuse_rewritten(device, publication)
+        if device.rights is not None:
+            if not self.guard.lets_pass(device, self._targets, target, publication):
                 return 0
         if target.kind != TARGET_RESOLVED:
-            return self._publish_ruled(target, <Device>connection, publication)
+            return self._publish_ruled(target, device, publication)
         self._own_properties.size = 0
         if publication.properties != NULL:
             append_record_properties(&self._own_properties, publication.properties)
-        if publication.qos == 2 and (<Device>connection).session is not None:
+        if publication.qos == 2 and device.session is not None:
             self._mark(<Lane>self._lanes[target.lane], publication)
         return self.add(
-            target, <Device>connection, publication.payload, publication.payload_size,
+            target, device, publication.payload, publication.payload_size,
             publication.qos, publication.is_retained, publication.qos != 0, publication.sequence,
         )
 
@@ -442,9 +472,13 @@ cdef class Ingress(PublishSink):
     ) except -1:
         cdef Lane lane = <Lane>self._lanes[target.lane]
         cdef Batch batch = lane.filling
-        cdef bytes own = device.properties
+        cdef bytes own_properties = device.properties
+        cdef const uint8_t* own = self._publisher
         cdef int flags = qos * 2 + retain
-        cdef Py_ssize_t own_size = len(own)
+        cdef Py_ssize_t own_size = self._publisher_size
+        if own == NULL:
+            own = own_properties
+            own_size = len(own_properties)
         cdef Py_ssize_t properties_size = (
             target.properties_size + own_size + _flag_properties_size[flags] + self._own_properties.size
         )
@@ -482,16 +516,17 @@ cdef class Ingress(PublishSink):
         put_u32(at + 12, 0)
         put_u32(at + 16, <uint32_t>payload_size)
         at += 20
-        memcpy(at, payload, payload_size)
+        copy_short(at, payload, payload_size)
         at += payload_size
         put_u16(at, <uint32_t>properties_size)
         at += 2
-        memcpy(at, target.properties, target.properties_size)
+        copy_short(at, target.properties, target.properties_size)
         at += target.properties_size
-        memcpy(at, <const uint8_t*>own, own_size)
+        copy_short(at, own, own_size)
         at += own_size
-        memcpy(at, _flag_properties[flags], _flag_properties_size[flags])
-        memcpy(at + _flag_properties_size[flags], self._own_properties.data, self._own_properties.size)
+        copy_short(at, _flag_properties[flags], _flag_properties_size[flags])
+        if self._own_properties.size:
+            memcpy(at + _flag_properties_size[flags], self._own_properties.data, self._own_properties.size)
         batch.size += size
         batch.count += 1
         device.published_lanes |= <uint64_t>1 << (target.lane & 63)
@@ -530,10 +565,12 @@ cdef class Ingress(PublishSink):
             device.acknowledge(publication.sequence, 1)
         return 0
 
-    cdef int _pass_over_notification(self, Device device, bytes topic, const Publication* publication) except -1:
-        """Acknowledge and drop what a bridge says about its own connection: nobody here needs it."""
-        decode_topic_name(topic)
-        self.bridge_notifications += 1
+    cdef int _take_notification(self, Device device, bytes topic, const Publication* publication) except -1:
+        """Hand on what a bridge says about its own connection; it is no message, and is acknowledged at once."""
+        cdef bytes payload = publication.payload[:min(publication.payload_size, NOTIFICATION_BYTES_MAX)]
+        name = decode_topic_name(topic)
+        if self.bridges is None or not self.bridges.notified(device, name, payload):
+            self.bridge_notifications += 1
         if publication.qos:
             device.acknowledge(publication.sequence, 1)
         return 0

@@ -16,7 +16,7 @@ from iotmq.errors import ConfigError
 from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt.reason_codes import TOPIC_FILTER_INVALID, TOPIC_NAME_INVALID
 from iotmq.mqtt.topics import topics
-from iotmq.mqtt_front.limiting.patterns import Pattern, compile_pattern
+from iotmq.mqtt_front.patterns import Pattern, compile_pattern
 from iotmq.mqtt_front.publish.device_names import DeviceNames, has_names, with_names
 from iotmq.mqtt_front.publish.refused_filters import refused_filter
 from iotmq.mqtt_front.settings.topics import RewriteSettings
@@ -94,7 +94,7 @@ class TopicRewrites:
         if not self._subscribe or topic_filter[0] == "\0":
             # Or refused already (refused_filters).
             return topic_filter
-        prefix, plain = _split_prefix(topic_filter)
+        prefix, plain = split_prefix(topic_filter)
         rule = _chosen(self._subscribe, plain)
         if rule is None:
             return topic_filter
@@ -130,7 +130,7 @@ def _chosen(rules: Iterable[_Rule], topic: str) -> _Rule | None:
     return next((rule for rule in rules if topics.matches(rule.filter, topic)), None)
 
 
-def _split_prefix(topic_filter: str) -> tuple[str, str]:
+def split_prefix(topic_filter: str) -> tuple[str, str]:
     """Split a shared or exclusive subscription into its prefix and its filter."""
     if topics.is_exclusive(topic_filter):
         plain = topic_filter.partition("/")[2]

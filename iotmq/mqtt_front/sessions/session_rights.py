@@ -22,6 +22,7 @@ from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.permissions.filter_decisions import Wanted
 from iotmq.mqtt_front.permissions.permissions import Permissions
 from iotmq.mqtt_front.permissions.questions import Answer, AskedPolicy
+from iotmq.mqtt_front.permissions.refusals import REVOKED
 from iotmq.mqtt_front.permissions.rule import PUBLISH, Decision, Use
 from iotmq.mqtt_front.publish.device_names import names_of
 from iotmq.mqtt_front.publish.ingress import Ingress
@@ -182,7 +183,7 @@ class SessionRights:
                 lost.append(entry.topic_filter)
                 self.permissions.refusals.note(
                     device.rights.subject,
-                    "revoked",
+                    REVOKED,
                     entry.topic_filter,
                     rule=decision.rule,
                     detail=decision.detail,

@@ -15,7 +15,6 @@ from iotmq.mqtt import reason_codes
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.codec.properties import Properties
 from iotmq.mqtt.errors import MqttProtocolError
-from iotmq.mqtt.topics.topics import BRIDGE_PREFIX
 from iotmq.mqtt_front.audit import facts_of
 from iotmq.mqtt_front.connection.deadlines import Deadlines
 from iotmq.mqtt_front.connection.device import Device
@@ -98,9 +97,13 @@ class ConnectedSessions:
         if self._keeps_names:
             device.names = DeviceNames(client_id, device.user or connect.user_name).key()
         will = connect.will
-        if will is not None and will.topic.startswith(BRIDGE_PREFIX):
-            # A bridge's word that it is gone goes nowhere (publish/ingress.pyx).
-            will = None
+        if self._ingress.bridges is not None:
+            try:
+                will = self._ingress.bridges.opened(device, connect)
+            except MqttProtocolError as error:
+                device.refuse(error.reason, str(error))
+                device.finish()
+                return
         device.rights = self._rights.permissions.rights_of(device)
         self._rights.will(device, will, partial(self._will_decided, device, connect, will))
 
@@ -164,6 +167,7 @@ class ConnectedSessions:
             response_information=information,
             is_retain_available=0 if self._port is None else None,
             is_sharing_available=0 if self._port is None else None,
+            user_properties=() if self._ingress.bridges is None else self._ingress.bridges.told(device),
         )
 
     def _opened_expiry_s(self, device: Device, connect: packets.Connect) -> int:
@@ -187,6 +191,8 @@ class ConnectedSessions:
             if will is not None and self._rights.allows_still(device, will):
                 self._ingress.publish_will(device, will)
         self._subscriptions.drop_all(device)
+        if self._ingress.bridges is not None:
+            self._ingress.bridges.lost(device)
         self._without_session.discard(device)
         self._leave(device)
         device.will = None

@@ -31,6 +31,7 @@ from iotmq.mqtt_front.deliver.retained_egress import RetainedEgress
 from iotmq.mqtt_front.deliver.sys_topics import SysTopics
 from iotmq.mqtt_front.publish.device_names import names_of
 from iotmq.mqtt_front.publish.refused_filters import refusal_text, refusals, refused_filter
+from iotmq.mqtt_front.sessions.bridge_clients import mounted_filter
 from iotmq.mqtt_front.sessions.durable import DurableSession
 from iotmq.mqtt_front.sessions.durable_egress import DurableEgress
 from iotmq.mqtt_front.sessions.exclusive import ExclusiveSubscriptions, plain_filters
@@ -103,10 +104,15 @@ class Subscriptions:
         self._attaching: dict[str, _Attachment] = {}
         self.count = 0
         """Subscriptions of connected sessions."""
+        self.subscribed: Callable[[Device, packets.Subscribe, Sequence[int]], None] | None = None
+        """Told the answer to each SUBSCRIBE of a device, where somebody is interested."""
 
     def subscribe(self, device: Device, event: packets.Subscribe) -> None:
         """Answer a SUBSCRIBE: at once, or when a broker has taken what is new."""
-        named = self.rewrites.subscriptions(event.subscriptions, names_of(device))
+        wanted = event.subscriptions
+        if device.bridge is not None:
+            wanted = tuple((mounted_filter(device.bridge, name), options) for name, options in wanted)
+        named = self.rewrites.subscriptions(wanted, names_of(device))
         event = event._replace(subscriptions=tuple(map(_checked, named)))
         self.rights.subscribe(device, event, partial(self._decide, device))
 
@@ -275,6 +281,8 @@ class Subscriptions:
             device.send_suback(event.packet_id, codes, refusal_text(event.subscriptions))
             if device.group.hooks is not None:
                 device.group.hooks.subscribed(device, event, codes)
+            if self.subscribed is not None:
+                self.subscribed(device, event, codes)
             return
         self.auto_refused += sum(code >= reason_codes.SUBACK_FAILURE for code in codes)
 
@@ -285,7 +293,10 @@ class Subscriptions:
 
     def unsubscribe(self, device: Device, event: packets.Unsubscribe) -> None:
         """Answer an UNSUBSCRIBE, as `subscribe` does."""
-        named = self.rewrites.unsubscriptions(event.filters, names_of(device), device.subscriptions or {})
+        filters = event.filters
+        if device.bridge is not None:
+            filters = tuple(mounted_filter(device.bridge, name) for name in filters)
+        named = self.rewrites.unsubscriptions(filters, names_of(device), device.subscriptions or {})
         self._unsubscribe(device, event._replace(filters=plain_filters(named, device.subscriptions or {})))
 
     def withdraw(self, device: Device, filters: Sequence[str]) -> None:

@@ -16,13 +16,24 @@ from iotmq.mqtt_front.settings.links import (
     JwtLinkSettings,
     UsersLinkSettings,
 )
+from iotmq.mqtt_front.settings.plugins import AmqttLinkSettings
+from iotmq.mqtt_front.settings.service_links import LdapLinkSettings, RedisLinkSettings, SqlLinkSettings
 from iotmq.setting_types import FileName, SecretText
 
 TOKEN_METHOD: Final = "iotmq-jwt"
 """The authentication method by which devices of MQTT 5 show a token."""
 NOBODY: Final = "anonymous"
 """The chain of a listener where nobody is asked who it is."""
-AnyLinkSettings = UsersLinkSettings | CertificateLinkSettings | JwtLinkSettings | HttpLinkSettings
+AnyLinkSettings = (
+    UsersLinkSettings
+    | CertificateLinkSettings
+    | JwtLinkSettings
+    | HttpLinkSettings
+    | SqlLinkSettings
+    | LdapLinkSettings
+    | RedisLinkSettings
+    | AmqttLinkSettings
+)
 
 
 class AuthenticationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

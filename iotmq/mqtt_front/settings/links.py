@@ -40,10 +40,10 @@ class LinkSettings(
     """Questions under way at one time."""
     questions_per_s_max: Annotated[float, Meta(ge=0, le=1_000_000)] = 0.0
     """Questions a second, so that a fleet that comes back does not overrun a service. 0 = no limit."""
-    cache_s: Annotated[float, Meta(ge=0, le=86_400)] = 60.0
+    cache_s: Annotated[float, Meta(ge=0.0, le=86_400.0)] = 60.0
     """How long a yes is remembered for a device that says exactly the same again, at most until its token
     ends. Who loses the right to connect may do so for as long."""
-    refusal_cache_s: Annotated[float, Meta(ge=0, le=86_400)] = 5.0
+    refusal_cache_s: Annotated[float, Meta(ge=0.0, le=86_400.0)] = 5.0
     """How long a no, or that the link knows nothing of the device, is remembered."""
     cached_max: Annotated[int, Meta(ge=0, le=10_000_000)] = 100_000
     """Answers of each kind that are remembered, as keyed digests of a few bytes."""
@@ -107,7 +107,7 @@ class JwtLinkSettings(LinkSettings, frozen=True, kw_only=True, forbid_unknown_fi
     tokens are denied."""
     jwks_ca_file: FileName = ""
     """PEM file with the roots of that service's certificate; empty for the machine's own."""
-    refresh_s: Annotated[float, Meta(ge=0.05, le=86_400)] = 300.0
+    refresh_s: Annotated[float, Meta(ge=0.05, le=86_400.0)] = 300.0
     """How often key files and the set of keys are read again, in seconds. A token with an unknown key has the
     set fetched sooner, at most every refresh_s / 10."""
     token_from: Literal["password", "user-name"] = "password"

@@ -13,8 +13,13 @@ from iotmq.mqtt_front.settings.authentication import AuthenticationSettings
 from iotmq.mqtt_front.settings.limiting import LimitSettings
 from iotmq.mqtt_front.settings.listeners import ListenerSettings, tcp_listener
 from iotmq.mqtt_front.settings.permissions import PermissionSettings
+from iotmq.mqtt_front.settings.plugins import PluginsSettings
 from iotmq.mqtt_front.settings.routes import RouteSettings
-from iotmq.mqtt_front.settings.topics import AutoSubscriptionSettings, RewriteSettings
+from iotmq.mqtt_front.settings.topics import (
+    AutoSubscriptionSettings,
+    BridgeClientSettings,
+    RewriteSettings,
+)
 from iotmq.setting_types import (
     AccountKey,
     AccountSecret,
@@ -40,6 +45,9 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     name: Annotated[str, Meta(max_length=limits.FRONT_END_NAME_BYTES_MAX)] = ""
     """Name of a front end in a process of its own (iotmq mqtt), for brokers; each has another one. Empty:
     host name and process id."""
+    gateway_name: Annotated[str, Meta(max_length=64, pattern=r"^[A-Za-z0-9_.-]*\Z")] = ""
+    """Name of this gateway for others that are bridged with it (letters, digits, _ . -), the same for all
+    its front ends and brokers: what has passed a gateway does not come back to it. Empty: the host name."""
     workers: Annotated[int, Meta(ge=1, le=limits.MQTT_WORKERS_MAX)] = 1
     """Processes of iotmq mqtt that share the MQTT port; the kernel spreads new connections over them. A core
     serves one. Each is called name-1, name-2 ... at the brokers; limits such as connections_max hold for
@@ -55,6 +63,8 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Which devices may connect, and how they authenticate."""
     permissions: PermissionSettings = PermissionSettings()
     """Which topics devices may publish and subscribe."""
+    plugins: PluginsSettings = PluginsSettings()
+    """Plug-ins that decide about devices and hear of them."""
     device_limits: LimitSettings = LimitSettings()
     """Limits on devices: rates and connections by client, user, address and listener, flapping, overload."""
     connections_max: Annotated[int, Meta(ge=1, le=10_000_000)] = limits.MQTT_CONNECTIONS_MAX
@@ -178,6 +188,11 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         tuple[AutoSubscriptionSettings, ...], Meta(max_length=limits.MQTT_AUTO_SUBSCRIPTIONS_MAX)
     ] = ()
     """Subscriptions that every session has from its opening on."""
+    bridge_clients: Annotated[
+        tuple[BridgeClientSettings, ...], Meta(max_length=limits.MQTT_BRIDGE_CLIENTS_MAX)
+    ] = ()
+    """Clients that speak for other devices: bridges of brokers at the edge. A bridge of MQTT 3.1 and 3.1.1
+    that says that it is one is a bridge without being named here; it has no prefix and no trust."""
 
     @property
     def all_listeners(self) -> tuple[ListenerSettings, ...]:

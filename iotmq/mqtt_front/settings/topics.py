@@ -25,6 +25,26 @@ class RewriteSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Use of the rule: topics of PUBLISH and of wills, filters of SUBSCRIBE and UNSUBSCRIBE, or both."""
 
 
+class BridgeClientSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A client that speaks for other devices, such as the bridge of a broker at the edge; the first that
+    matches a connection decides."""
+
+    client_id: Annotated[str, Meta(max_length=limits.MQTT_CLIENT_ID_BYTES_MAX)] = "*"
+    """Client id of the connection; a * at the end stands for anything. Whoever may connect chooses it: name a
+    user, too, where that matters."""
+    user: Annotated[str, Meta(max_length=limits.MQTT_USER_NAME_BYTES_MAX)] = "*"
+    """User it has to have authenticated as, with a * as above. "*" takes connections without a user, too."""
+    prefix: Annotated[
+        str, Meta(max_length=1_024, pattern=r"^([^/+#$\x00-\x1f\x7f][^+#\x00-\x1f\x7f]*/)?\Z")
+    ] = ""
+    """Text before every topic and filter of it here, such as sites/berlin/: it can neither publish nor
+    subscribe outside, and does not see the prefix. %c is its client id, %u its user. Empty: its topics are
+    what it says."""
+    is_trusted: bool = False
+    """Believe its messages of MQTT 5 which device has published them (user property iotmq-client-id): the
+    record then has that device's client id."""
+
+
 class AutoSubscriptionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A subscription that every session has from its opening on, without having asked."""
 

@@ -12,8 +12,9 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from iotmq.message.records.layout cimport get_u64, put_u16, put_u32, put_u64
 from iotmq.message.records.fields cimport FORMAT_OK, RecordParts
+from iotmq.message.records.record cimport parse_record
 from iotmq.message.records.record_walk cimport RecordWalk, begin_walk, check_walk, end_walk, next_record
-from iotmq.store.log.timer_record cimport NO_TIMER, timer_kind, timer_name
+from iotmq.store.log.timer_record cimport NO_TIMER, TIMER_NAME_BYTES, timer_kind, timer_name
 
 cdef enum:
     TAG_DUE = 1
@@ -151,22 +152,25 @@ cdef class TimerCollector:
         self.first_due_ms = NEVER_MS
 
     cdef int collect_records(self, RecordWalk* walk) except -1:
-        cdef RecordParts parts
+        cdef RecordParts parts, record
         cdef Entry* entry
         cdef int kind
         cdef int64_t due_ms
         while next_record(walk, &parts):
             if parts.prepared_position < 0:
                 self.add_mark(~parts.prepared_position)
-            kind = timer_kind(&parts, &due_ms)
+            if parts.topic_size != TIMER_NAME_BYTES:
+                continue
+            parse_record(walk.at - parts.size, walk.at, &record)
+            kind = timer_kind(&record, &due_ms)
             if kind == NO_TIMER:
                 continue
             entry = self.add_entry()
-            entry.position = parts.position
+            entry.position = record.position
             entry.due_ms = due_ms
-            entry.queue_offset = parts.queue_offset
-            entry.name = timer_name(&parts)
-            entry.size = parts.size
+            entry.queue_offset = record.queue_offset
+            entry.name = timer_name(&record)
+            entry.size = record.size
             entry.kind = <uint16_t> kind
             entry.is_ended = False
             if due_ms < self.first_due_ms:

@@ -28,6 +28,8 @@ cdef enum:
     # Pages are made in pieces of this size: 9 us with warm memory, 80 where a hypervisor gives it anew. The kernel
     # writes them whole, at each sync that finds one changed.
     READY_STEP_BYTES = 32768
+    # For a batch larger than that: a page costs a third less.
+    READY_LARGE_STEP_BYTES = 131072
 
 
 cdef class LogSegments:
@@ -297,12 +299,16 @@ cdef class LogSegments:
         """`make_room` for the writer, who finds the pages in memory, too."""
         cdef Segment segment
         cdef int64_t start_bytes, end_bytes
+        cdef bint is_large = position - self.appended_position > READY_STEP_BYTES
         self.make_room(index, position)
         if position <= self.ready_position:
             return 0
         segment = <Segment> self.segments[index]
         start_bytes = max(self.ready_position, self.appended_position, segment.start_position) - segment.start_position
-        end_bytes = min(whole_steps(position - segment.start_position, READY_STEP_BYTES), segment.allocated_bytes)
+        end_bytes = whole_steps(
+            position - segment.start_position, READY_LARGE_STEP_BYTES if is_large else READY_STEP_BYTES
+        )
+        end_bytes = min(end_bytes, segment.allocated_bytes)
         if self.lock.locked():      # an allocation has the file in hand, and may take its time
             segment.bring_in(start_bytes, end_bytes)
         else:

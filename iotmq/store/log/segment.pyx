@@ -40,7 +40,7 @@ cdef extern from "<unistd.h>" nogil:
 
 cdef enum:
     PAGE_BYTES = 4096
-    ZEROS_BYTES = 32768
+    ZEROS_BYTES = 131072
 
 cdef uint8_t[ZEROS_BYTES] _zeros
 

@@ -18,6 +18,7 @@ from iotmq.config.setting_text import (
     secrets_of,
     settings_of,
     struct_of,
+    tagged_structs_of,
     toml_document,
 )
 from iotmq.errors import ConfigError
@@ -467,6 +468,7 @@ def test_every_setting_has_a_meaning_and_a_valid_default() -> None:
             assert setting.description.endswith("."), f"{path}{setting.key} needs a description"
             if inner := struct_of(setting.type) or element_struct_of(setting.type):
                 structs.append((f"{path}{setting.key}.", inner))
+            structs += [(f"{path}{setting.key}.", one) for one in tagged_structs_of(setting.type).values()]
     assert config_from_table(msgspec.to_builtins(Config())) == Config()
 
 

@@ -945,17 +945,19 @@ async def test_publishers_that_go_on_cannot_hold_up_a_stop(site: Site) -> None:
     await asyncio.gather(*floods)
 
 
-async def test_what_a_bridge_says_about_itself_goes_nowhere(site: Site) -> None:
+async def test_what_a_bridge_says_about_itself_is_no_message(site: Site) -> None:
     topic = "$SYS/broker/connection/bridge/state"
     client = await site.connect("bridge", will=Will(topic, b"0", 1, True))
     client.send(packets.encode_publish(topic, b"1", qos=1, retain=True, packet_id=7))
     assert await client.packet() == (packets.PUBACK << 4, b"\0\7")
     client.send(packets.encode_publish("a", b"x"))
     await client.ping()
+    assert site.number("iotmq_mqtt_bridge_connected", bridge="bridge") == 1
     client.abort()
     await site.gone("connection_lost")
     assert [message.payloads for message in await site.handed()] == [[b"x"]], "no will, and no state"
-    assert site.number("iotmq_mqtt_bridge_notifications_total") == 1
+    assert site.number("iotmq_mqtt_bridge_connected", bridge="bridge") == 0
+    assert site.number("iotmq_mqtt_bridge_notifications_total") == 0
     assert site.number("iotmq_mqtt_not_stored_total") == 0
     other = await site.connect("other")
     other.send(packets.encode_publish("$SYS/broker/uptime", b"1"))

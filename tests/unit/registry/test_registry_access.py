@@ -140,9 +140,7 @@ async def test_every_request_that_is_no_look_up_needs_a_proof(accounts: Path) ->
             for code in LOOKUPS - {RequestCode.WATCH_MASTERS}:
                 assert (await ask(connection, code)).code != NO, code
         counted = {(m.name, m.labels): m.value for m in registry.metrics()}
-        assert (
-            counted["iotmq_registry_refused_total", (("reason", "unsigned"),)] == len(codes - LOOKUPS) + 1
-        )
+        assert counted["iotmq_registry_refused_total", (("reason", "unsigned"),)] == len(codes - LOOKUPS) + 1
         assert counted["iotmq_registry_accounts", ()] == 2
 
 

@@ -89,7 +89,7 @@ class JwtLink:
         token = self._token(asked)
         if token is None:
             return b""
-        names = f"{asked.client_id}\0{asked.user_name}\0".encode()
+        names = f"{asked.client_id}\0{asked.user_name or ''}".encode()
         return b"".join((self._keys.current.digest, len(names).to_bytes(4, "big"), names, token))
 
     async def decide(self, asked: Credentials) -> Accepted | Denied | NotMine:

@@ -30,7 +30,7 @@ cdef enum:
     # Blocks for entries are taken in steps of this many bytes.
     ALLOCATION_STEP_BYTES = 1048576
     # And pages in steps of this many.
-    READY_STEP_BYTES = 32768
+    READY_STEP_BYTES = 131072
     PAGE_BYTES = 4096
 
 NAME_DIGITS = 17

@@ -1,4 +1,4 @@
-"""Compile regular expressions that an operator gives for names that devices choose."""
+"""Regular expressions of settings, whose time is linear in the text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def compile_pattern(pattern: str) -> Pattern:
 
     Raises ValueError, which says what is wrong with it.
     """
-    # Loaded by front ends with patterns only.
+    # Loaded by front ends with rewrites only.
     import re2
 
     options = re2.Options()
