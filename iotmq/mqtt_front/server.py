@@ -566,18 +566,16 @@ class MqttFront:
 
     def _change_subscriptions(self, device: Device, event: packets.Subscribe | packets.Unsubscribe) -> None:
         hooks, subscriptions = self.parts.hooks, self.parts.subscriptions
-        if hooks is None:
-            if isinstance(event, packets.Subscribe):
-                subscriptions.subscribe(device, event)
-            else:
-                subscriptions.unsubscribe(device, event)
-        elif isinstance(event, packets.Subscribe):
-            hooks.sessions.before_subscribe(device, event, subscriptions.subscribe)
-        else:
+        if isinstance(event, packets.Unsubscribe):
             subscriptions.unsubscribe(device, event)
-            hooks.sessions.unsubscribed(device, event)
+            if hooks is not None:
+                hooks.sessions.unsubscribed(device, event)
             if self.parts.plugins is not None:
                 self.parts.plugins.unsubscribed(device, event)
+        elif hooks is None:
+            subscriptions.subscribe(device, event)
+        else:
+            hooks.sessions.before_subscribe(device, event, subscriptions.subscribe)
 
     def device_lost(self, device: Device) -> None:
         """The transport is gone."""

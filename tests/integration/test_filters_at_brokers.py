@@ -101,7 +101,8 @@ class Cluster:
         return {broker: process.metric(name) for broker, process in self.brokers.items()}
 
     def whole(self) -> dict[str, float]:
-        return self.numbers("iotmq_broker_filters")
+        """Those of devices: every broker has one more, for the bans that front ends share."""
+        return {broker: count - 1 for broker, count in self.numbers("iotmq_broker_filters").items()}
 
     def marks(self) -> dict[str, float]:
         return self.numbers("iotmq_broker_filter_marks")

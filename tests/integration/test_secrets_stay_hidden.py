@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import ssl
@@ -78,7 +79,7 @@ def test_nobody_can_read_the_secrets_of_a_front_end(tmp_path: Path, monkeypatch:
         for pid in workers:
             environment = Path(f"/proc/{pid}/environ").read_text()
             assert "PATH=" in environment
-            assert "IOTMQ_" not in environment
+            assert not re.search(r"IOTMQ_\w+__", environment)
             shown.append(environment)
     shown += [log.read_text() for log in (front.log, broker.log, registry.log)]
     printed = subprocess.run(

@@ -72,6 +72,13 @@ class Device:
         self.client.loop_start()
         eventually(lambda: self.is_connected, "CONNACK")
 
+    def subscribe(self, topic_filter: str) -> None:
+        """Return when it is subscribed."""
+        done: list[int] = []
+        self.client.on_subscribe = lambda _client, _data, packet_id, *_: done.append(packet_id)
+        packet_id = self.client.subscribe(topic_filter, qos=1)[1]
+        eventually(lambda: packet_id in done, "SUBACK")
+
     def publish(self, topic: str, payload: bytes, **pairs: str) -> str:
         """The answer to a message of QoS 1."""
         properties: Any = None
@@ -148,7 +155,7 @@ def test_a_consumer_group_and_spark_see_them_where_they_look(gateway: GatewayPro
 
 def test_damaged_frames_are_refused_and_put_aside(gateway: GatewayProcess) -> None:
     device, older = Device(gateway, "meter"), Device(gateway, "older", paho.MQTTv311)
-    older.client.subscribe("meters/#", qos=1)
+    older.subscribe("meters/#")
     assert device.publish("meters/7", FRAME) == "Success"
     assert device.publish("meters/7", FRAME[:-1] + b"\0") == "Payload format invalid"
     assert older.publish("meters/8", b"\0\0\0") == "Success", "before MQTT 5 there is no word for it"

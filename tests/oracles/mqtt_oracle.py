@@ -125,7 +125,7 @@ class _Server:
         if self.is_open:
             is_v5 = self.level == 5
         else:
-            is_v5 = body[:6] == b"\0\4MQTT" and len(body) > 6 and body[6] & 0x7F >= 5
+            is_v5 = body[:6] == b"\0\4MQTT" and len(body) > 6 and 5 <= body[6] < 0x80
         if is_v5:
             self.level = 5
             raise MqttProtocolError(reason_codes.MALFORMED_PACKET, "length")
@@ -172,7 +172,7 @@ class _Server:
     def connect(self, body: bytes) -> None:
         if self.is_open:
             raise MqttProtocolError(reason_codes.PROTOCOL_ERROR, "second CONNECT")
-        if body[:6] == b"\0\4MQTT" and len(body) > 6 and body[6] & 0x7F >= 5:
+        if body[:6] == b"\0\4MQTT" and len(body) > 6 and 5 <= body[6] < 0x80:
             self.level = 5
         connect = packets.decode_connect(body)
         self.level = connect.protocol_level

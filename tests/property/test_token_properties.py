@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from iotmq.mqtt_front.access.verdicts import Accepted, Credentials, Denied, NotM
 from iotmq.mqtt_front.settings.links import JwtLinkSettings
 
 KEY = key_of("ES256", "one")
-TOKEN = KEY.token({"sub": "pump", "roles": ["a"], "iat": 1})
+# It is made when the file is read, maybe long before the tests.
+TOKEN = KEY.token({"sub": "pump", "roles": ["a"], "iat": 1, "exp": round(time.time()) + 86_400})
 
 
 @pytest.fixture(scope="module")
