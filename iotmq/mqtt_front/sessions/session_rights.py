@@ -57,6 +57,8 @@ class SessionRights:
         self._ingress = ingress
         self._loop = loop
         self._clock = clock
+        # Those whose wills others have no opinion about.
+        self._wills_by_rules: set[Device] = set()
         # Those whose subscriptions are compared with changed rules.
         self._checking: Iterator[Device] | None = None
 
@@ -83,12 +85,18 @@ class SessionRights:
             return True
         policy = device.rights.policy
         if isinstance(policy, AskedPolicy) and not policy.is_known(PUBLISH, asked[0]):
-            # They said yes at the CONNECT, and nobody waits for another answer at the end of a connection.
-            return True
+            if device not in self._wills_by_rules:
+                # They said yes at the CONNECT, and nobody waits for another answer at its end.
+                return True
+            policy = policy.rules
         decision: Decision = policy.may_publish(*asked)
         if not decision.is_allowed:
             self.permissions.refusals.note(device.rights.subject, "will", asked[0], rule=decision.rule)
         return decision.is_allowed
+
+    def forget(self, device: Device) -> None:
+        """The connection is over, and its will published or not."""
+        self._wills_by_rules.discard(device)
 
     def _will_use(self, device: Device, will: packets.Will) -> tuple[str, Use] | None:
         try:
@@ -115,6 +123,8 @@ class SessionRights:
     ) -> None:
         policy.tell(PUBLISH, asked[0], answer)
         if device.close_reason is None:
+            if answer.is_allowed is None:
+                self._wills_by_rules.add(device)
             self._decide_will(device, policy.may_publish(*asked), asked[0], done)
             device.after_answer()
 

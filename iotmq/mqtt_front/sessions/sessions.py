@@ -193,6 +193,7 @@ class ConnectedSessions:
             will, device.will = device.will, None
             if will is not None and self._rights.allows_still(device, will):
                 self._ingress.publish_will(device, will)
+        self._rights.forget(device)
         self._subscriptions.drop_all(device)
         if self._ingress.bridges is not None:
             self._ingress.bridges.lost(device)
