@@ -78,6 +78,15 @@ async def test_a_delayed_message_is_below_the_prefix_as_well() -> None:
         client.close()
 
 
+async def test_a_prefix_is_no_part_of_a_delay() -> None:
+    """Else `$delayed/5` would be `$delayed/57/plant/`: `plant/`, above the prefix."""
+    async with at_once(bridge_clients=(BridgeClientSettings(prefix="7/plant/"),)) as site:
+        client = await site.connect("7")
+        client.send(packets.encode_publish("$delayed/5", b"1", qos=1, packet_id=1))
+        assert await client.rest() == b""
+        assert not site.gateway.handed
+
+
 async def test_what_it_subscribes_is_below_its_prefix_and_comes_without_it() -> None:
     async with at_once(bridge_clients=SITES) as site:
         client = await site.connect("site-7")
