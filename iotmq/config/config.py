@@ -456,7 +456,14 @@ def _chain_contradictions(mqtt: MqttSettings) -> Iterable[str]:
     for problem in mqtt.authentication.problems:
         yield f"mqtt.authentication.{problem} is refused"
     names = {link.name for link in mqtt.authentication.chain}
+    client_ids = mqtt.authentication.client_ids
     for place, listener in _mqtt_places(mqtt):
+        has_users = listener.needs_client_certificate and listener.client_identity_is_user
+        if client_ids != "any" and listener.chain == (NOBODY,) and not has_users:
+            yield (
+                f"mqtt.authentication.client_ids = {toml_value(client_ids)} is refused with {place}.chain = "
+                f"{toml_value(listener.chain)}: who is asked nothing there could have a user's"
+            )
         chain = listener.chain or ()
         unknown = [name for name in chain if name not in names] if chain != (NOBODY,) else []
         if unknown:

@@ -81,6 +81,39 @@ async def test_no_opinion_of_plugins_is_for_the_next_link(tmp_path: Path) -> Non
         assert await site.code("valve", b"none") == 4
 
 
+@pytest.mark.parametrize(("asked_for", "user"), [(":client_id", None), (":user_name", "pump")])
+async def test_a_user_name_that_the_statement_does_not_ask_for_is_none(
+    tmp_path: Path, asked_for: str, user: str | None
+) -> None:
+    """Else a device that proves its client id could have the name of any user."""
+    file = tmp_path / "users.db"
+    with sqlite3.connect(file) as database:
+        database.execute("CREATE TABLE devices (name TEXT, password_hash TEXT)")
+        kept = str(make_verifier(b"x", iterations=4_096))
+        database.execute("INSERT INTO devices VALUES (?, ?)", ("pump" if user else "d", kept))
+    database.close()
+    sql = {
+        "kind": "sql",
+        "name": "database",
+        "url": f"sqlite+aiosqlite:///{file}",
+        "statement": f"SELECT password_hash FROM devices WHERE name = {asked_for}",
+    }
+    async with chained(sql) as site:
+        assert await site.code("pump", b"x") == 0
+        assert site.device().user == user
+
+
+async def test_a_name_that_nobody_has_looked_at_chooses_no_topics() -> None:
+    """Else who calls itself pump would get what is pump's without a right to it."""
+    entry = {"class_path": "amqtt.plugins.authentication.AnonymousAuthPlugin"}
+    automatic = {"auto_subscriptions": [{"filter": "of/%u/#"}, {"filter": "all"}]}
+    async with chained(LINK, mqtt=plugins(entry) | automatic) as site:
+        gateway = site.front._gateway
+        assert await site.code("pump", b"x") == 0
+        await soon(lambda: gateway.filters, "its subscriptions")  # type: ignore[attr-defined]
+        assert list(gateway.filters.values()) == ["all"]  # type: ignore[attr-defined]
+
+
 async def test_a_plugin_that_blocks_does_not_hold_up_devices() -> None:
     """Twenty devices ask it, each of which takes it two seconds; others publish and are acknowledged."""
     entries = [scripted(options={"seconds": 2.0}, timeout_s=4.0, failures_max=0), scripted(name="other")]

@@ -15,6 +15,7 @@ from mqtt_site import MqttSite, SessionDevice, open_site
 from permissions_site import rule_text, write
 
 from iotmq.mqtt_front.settings.permissions import PermissionSettings
+from iotmq.mqtt_front.settings.topics import BridgeClientSettings
 
 pytestmark = pytest.mark.uvloop
 
@@ -93,6 +94,30 @@ async def test_a_connected_session_loses_what_it_may_not_have(site: MqttSite) ->
     assert device.got == [("open/x", b"now")]
     await writer.receives(1)
     assert await device.subscribe(("secret/x", 1)) == [0x80]
+    site.check_sessions()
+    await writer.disconnect()
+    await device.disconnect()
+
+
+async def test_a_bridge_that_comes_back_to_a_session_has_what_is_below_its_prefix_alone(
+    site: MqttSite,
+) -> None:
+    """The session is of a time when it had another prefix, or of another client with its client id."""
+    front = site.fronts["one"]
+    bridges = front.mqtt.parts.bridges
+    device, writer = SessionDevice("d"), SessionDevice("w")
+    await device.connect(front)
+    await writer.connect(front, clean_session=True)
+    assert await device.subscribe(("sites/other/x", 1), ("sites/d/x", 1), ("$share/g/#", 1)) == [1, 1, 1]
+    await device.drop()
+    bridges._settings = (BridgeClientSettings(client_id="d", prefix="sites/d/"),)
+    for topic in ("sites/other/x", "sites/d/x"):
+        await writer.publish(topic, b"1")
+    await device.connect(front)
+    assert device.is_present
+    await device.receives(1)
+    assert device.got == [("x", b"1")]
+    assert site.number("iotmq_mqtt_subscriptions") == 1
     site.check_sessions()
     await writer.disconnect()
     await device.disconnect()

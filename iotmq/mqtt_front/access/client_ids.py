@@ -24,8 +24,11 @@ class ClientIds:
         if accepted.client_id is not None:
             return accepted.client_id
         user = accepted.identity.user
-        if self._rule == "any" or user is None:
+        if self._rule == "any":
             return asked_for
+        if user is None:
+            # Any that it asks for could be a user's.
+            return asked_for and _denied("a device without a user name has no client id (client_ids)")
         if self._rule == "user":
             if asked_for in ("", user):
                 return user

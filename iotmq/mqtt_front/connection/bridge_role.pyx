@@ -66,7 +66,9 @@ cdef class BridgeRole:
             # $delayed/SECONDS/TOPIC: the topic is what the prefix is for.
             at = len(_DELAYED)
             found = <const uint8_t*>memchr(publication.topic + at, 47, publication.topic_size - at)
-            at = publication.topic_size if found == NULL else found + 1 - publication.topic
+            if found == NULL:
+                return 0    # refused as it is; a prefix of digits would become a part of the seconds
+            at = found + 1 - publication.topic
         self._topic.size = 0
         append(&self._topic, publication.topic, at)
         append(&self._topic, <const uint8_t*>self.prefix, len(self.prefix))

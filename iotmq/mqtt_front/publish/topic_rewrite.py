@@ -67,6 +67,8 @@ class TopicRewrites:
         self._subscribe = tuple(reversed(subscribe))
         self.has_names = any(rule.has_names for rule in (*publish, *subscribe))
         """Some rule needs to know the device."""
+        self.has_filters = bool(subscribe)
+        """Some rule is for filters."""
         self.filters_refused = 0
         """Filters whose new name is none."""
 

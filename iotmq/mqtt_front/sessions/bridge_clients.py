@@ -129,6 +129,9 @@ def mounted_filter(role: BridgeRole | None, topic_filter: str) -> str:
     if role is None or not role.prefix:
         return topic_filter
     start, plain = split_prefix(topic_filter)
+    if plain == "#":
+        # Else it would be for the level above the prefix, too [MQTT-4.7.1-2].
+        plain = "+/#"
     return f"{start}{role.prefix.decode()}{plain}" if plain else topic_filter
 
 

@@ -19,7 +19,7 @@ from iotmq.mqtt.codec.subscription_options import QOS
 from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt.reason_codes import NOT_AUTHORIZED
 from iotmq.mqtt_front.connection.device import Device
-from iotmq.mqtt_front.permissions.filter_decisions import Wanted
+from iotmq.mqtt_front.permissions.filter_decisions import Wanted, use_of
 from iotmq.mqtt_front.permissions.permissions import Permissions
 from iotmq.mqtt_front.permissions.questions import Answer, AskedPolicy
 from iotmq.mqtt_front.permissions.refusals import REVOKED
@@ -57,6 +57,8 @@ class SessionRights:
         self._ingress = ingress
         self._loop = loop
         self._clock = clock
+        # Those whose wills others have no opinion about.
+        self._wills_by_rules: set[Device] = set()
         # Those whose subscriptions are compared with changed rules.
         self._checking: Iterator[Device] | None = None
 
@@ -83,12 +85,18 @@ class SessionRights:
             return True
         policy = device.rights.policy
         if isinstance(policy, AskedPolicy) and not policy.is_known(PUBLISH, asked[0]):
-            # They said yes at the CONNECT, and nobody waits for another answer at the end of a connection.
-            return True
+            if device not in self._wills_by_rules:
+                # They said yes at the CONNECT, and nobody waits for another answer at its end.
+                return True
+            policy = policy.rules
         decision: Decision = policy.may_publish(*asked)
         if not decision.is_allowed:
             self.permissions.refusals.note(device.rights.subject, "will", asked[0], rule=decision.rule)
         return decision.is_allowed
+
+    def forget(self, device: Device) -> None:
+        """The connection is over, and its will published or not."""
+        self._wills_by_rules.discard(device)
 
     def _will_use(self, device: Device, will: packets.Will) -> tuple[str, Use] | None:
         try:
@@ -115,6 +123,8 @@ class SessionRights:
     ) -> None:
         policy.tell(PUBLISH, asked[0], answer)
         if device.close_reason is None:
+            if answer.is_allowed is None:
+                self._wills_by_rules.add(device)
             self._decide_will(device, policy.may_publish(*asked), asked[0], done)
             device.after_answer()
 
@@ -167,16 +177,19 @@ class SessionRights:
     ) -> None:
         """Call `done`, at once or later, with the filters that a session has and may not have any more."""
         wanted = [Wanted(name, options, bool(options & EXCLUSIVE)) for name, options in dict(held).items()]
-        if device.rights is not None and wanted:
+        prefix = self._bound_to(device)
+        if wanted and (prefix or device.rights is not None):
             automatic = {name for name, _ in self.auto_subscriptions.of(names_of(device))}
             wanted = [entry for entry in wanted if entry.topic_filter not in automatic]
+        outside = {entry.topic_filter for entry in wanted if not (use_of(entry)[0] or "").startswith(prefix)}
+        wanted = [entry for entry in wanted if entry.topic_filter not in outside]
         if device.rights is None or not wanted:
-            done([])
+            done(list(outside))
             return
         device.rights.note_decided()
 
         def decided(found: Sequence[Decision | None]) -> None:
-            lost = []
+            lost = list(outside)
             for entry, decision in zip(wanted, found, strict=True):
                 if decision is None or (decision.is_allowed and entry.options & QOS <= decision.qos):
                     continue
@@ -191,6 +204,11 @@ class SessionRights:
             done(lost)
 
         self.permissions.filters.decide(device.rights, wanted, decided)
+
+    def _bound_to(self, device: Device) -> str:
+        """Return what the filters of a bridge's session begin with; those that were rewritten do not."""
+        bridge = device.bridge
+        return "" if bridge is None or self.rewrites.has_filters else bridge.prefix.decode()
 
     def check(self, device: Device, withdraw: Withdraw) -> None:
         """Take from a connected device the subscriptions that it may not have any more."""

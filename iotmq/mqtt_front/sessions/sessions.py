@@ -68,6 +68,7 @@ class ConnectedSessions:
             or ingress.targets.asks_names
             or bool(settings.routes_file)
         )
+        self._asks_users = bool(settings.authentication.users_file or settings.authentication.chain)
         self._devices: dict[str, Device] = {}
         # Connections that have not opened a session yet, or lost theirs to another connection.
         self._without_session: set[Device] = set()
@@ -95,7 +96,9 @@ class ConnectedSessions:
         device.client_id = client_id
         device.properties = encode_properties({MQTT_CLIENT_ID: client_id})
         if self._keeps_names:
-            device.names = DeviceNames(client_id, device.user or connect.user_name).key()
+            # A name that somebody was asked about, and did not prove, is none.
+            claimed = None if self._asks_users else connect.user_name
+            device.names = DeviceNames(client_id, device.user or claimed).key()
         will = connect.will
         if self._ingress.bridges is not None:
             try:
@@ -190,6 +193,7 @@ class ConnectedSessions:
             will, device.will = device.will, None
             if will is not None and self._rights.allows_still(device, will):
                 self._ingress.publish_will(device, will)
+        self._rights.forget(device)
         self._subscriptions.drop_all(device)
         if self._ingress.bridges is not None:
             self._ingress.bridges.lost(device)

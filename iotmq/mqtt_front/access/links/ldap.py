@@ -20,7 +20,7 @@ from iotmq.metrics import Metric, samples
 from iotmq.mqtt.reason_codes import BAD_USER_NAME_OR_PASSWORD
 from iotmq.mqtt_front.access.identity import Identity
 from iotmq.mqtt_front.access.links.link import LinkFailedError
-from iotmq.mqtt_front.access.links.looked_up import identity_of, parameters_of, told
+from iotmq.mqtt_front.access.links.looked_up import identity_of, looked_at, parameters_of, told
 from iotmq.mqtt_front.access.links.loop_thread import LoopThread
 from iotmq.mqtt_front.access.scram import can_be_password
 from iotmq.mqtt_front.access.verdicts import NOT_MINE, Accepted, Credentials, Denied, NotMine
@@ -147,7 +147,8 @@ class LdapLink:
         }
         if settings.user_attribute and fields["user"] is None:
             raise LinkFailedError(f"the entry has no attribute {settings.user_attribute}")
-        return identity_of(fields, user_name=asked.user_name, decided_by=self.name)
+        found = looked_at(asked, _PLACEHOLDER.findall(settings.filter))
+        return identity_of(fields, user_name=found.user_name, decided_by=self.name)
 
     async def _search(
         self, base: str, search_filter: str, attributes: list[str], entries_max: int

@@ -64,6 +64,14 @@ def told(asked: Credentials, names: Iterable[str], *, with_password: bool = True
     return msgspec.msgpack.encode(([parameters[name] for name in sorted(names)], asked.user_name, password))
 
 
+def looked_at(asked: Credentials, names: Iterable[str]) -> Credentials:
+    """Return the device as a question that names these facts finds it.
+
+    A user name that was not asked for is what the device says, and could be anybody's.
+    """
+    return asked if "user_name" in names else asked._replace(user_name=None)
+
+
 class LookedUp:
     """Judges by what was found; passwords are hashed in threads of its own."""
 

@@ -13,6 +13,7 @@ from iotmq.mqtt_front.access.links.looked_up import (
     FIELDS,
     PARAMETERS,
     LookedUp,
+    looked_at,
     parameters_of,
     told,
 )
@@ -76,7 +77,8 @@ class RedisLink:
         except (RedisError, OSError, TimeoutError) as error:
             raise LinkFailedError(f"Redis: {type(error).__name__}: {error}"[:200]) from error
         fields = {name: _text(name, value) for name, value in zip(FIELDS, values, strict=True) if value}
-        return await self._looked_up.verdict(asked, fields or None)
+        found = looked_at(asked, _PLACEHOLDER.findall(self._settings.key))
+        return await self._looked_up.verdict(found, fields or None)
 
     def metrics(self) -> Iterable[Metric]:
         """Report look-ups."""

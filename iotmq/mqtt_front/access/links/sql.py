@@ -17,6 +17,7 @@ from iotmq.mqtt_front.access.links.looked_up import (
     FIELDS,
     PARAMETERS,
     LookedUp,
+    looked_at,
     parameters_of,
     told,
 )
@@ -82,7 +83,7 @@ class SqlLink:
         except (SQLAlchemyError, OSError, TimeoutError) as error:
             # The text of the error has the statement and its parameters.
             raise LinkFailedError(f"the database: {_said(error)}") from error
-        return await self._looked_up.verdict(asked, fields, rows)
+        return await self._looked_up.verdict(looked_at(asked, _names_in(self._statement)), fields, rows)
 
     def metrics(self) -> Iterable[Metric]:
         """Report statements and connections."""

@@ -141,6 +141,10 @@ def with_chain(*chain: Any, **settings: Any) -> dict[str, Any]:
         (with_chain({**OF_FILE, "name": "anonymous"}), "name anonymous"),
         (with_chain(OF_FILE, users_file="y"), "users_file beside a chain"),
         (with_chain(OF_FILE, allow_anonymous=True, client_ids="user"), "client_ids"),
+        (
+            {**listener(chain=["anonymous"]), "authentication": {"users_file": "y", "client_ids": "user"}},
+            "client_ids",
+        ),
         (with_chain({"name": "x"}), "kind is missing"),
         (with_chain({"kind": "magic", "name": "x"}), 'kind is "magic", which is unknown'),
         (with_chain("users"), "kind is missing"),
@@ -279,6 +283,17 @@ async def test_client_ids_that_a_user_may_have(
             assert site.device(expected).user == "pump"
         else:
             assert site.number("iotmq_mqtt_authentication_refused_total", cause="client id") == 1
+
+
+@pytest.mark.parametrize("rule", ["user", "prefix"])
+async def test_who_a_link_lets_in_without_a_name_has_no_users_client_id(rule: str) -> None:
+    """Else it would have the session of the user with that name."""
+    async with serving() as service:
+        service.says({"result": "allow"})
+        async with chained({"kind": "http", "name": "own", "url": service.url()}, client_ids=rule) as site:
+            assert await site.code(client_id="pump", protocol_level=5) == 0x85
+            assert site.number("iotmq_mqtt_authentication_refused_total", cause="client id") == 1
+            assert await site.code(client_id="", protocol_level=5) == 0, "it gets one that nobody has"
 
 
 async def test_a_device_without_a_client_id_is_told_the_one_it_gets(file: str) -> None:

@@ -147,6 +147,21 @@ async def test_a_will_waits_for_the_answer(path: Path, topic: str, code: int) ->
         assert (await client.rest() == b"") if code else (await client.packet())[0] == packets.PINGRESP << 4
 
 
+@pytest.mark.parametrize(("topic", "count"), [("yes/will", 1), ("other/will", 0)])
+async def test_a_will_that_the_rules_have_allowed_is_for_the_rules_of_its_time(
+    path: Path, topic: str, count: int
+) -> None:
+    async with running(path, rule_text("allow", "all", "#"), deciders=[Oracle()]) as site:
+        client = await site.connect(will=Will(topic, b"", 0, False))
+        await site.change(rule_text("deny", "all", "#"))
+        client.abort()
+        await soon(lambda: site.number("iotmq_mqtt_connections") == 0, "it has gone")
+        other = await site.connect("other")
+        await other.ping()
+        assert site.topics == [topic] * count
+        assert site.number(REFUSED, what="will") == 1 - count
+
+
 async def test_a_message_past_what_may_wait_is_refused(path: Path) -> None:
     """MQTT_PERMISSION_WAITING_BYTES_MAX, from many devices."""
     oracle = Oracle()

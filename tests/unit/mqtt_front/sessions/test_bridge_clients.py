@@ -14,6 +14,7 @@ from iotmq.limits import MQTT_BRIDGE_CLIENTS_MAX, MQTT_BRIDGE_STATES_MAX
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.codec.packets import Will
 from iotmq.mqtt.codec.properties import Properties
+from iotmq.mqtt.topics.topics import matches
 from iotmq.mqtt_front.connection.bridge_role import BridgeRole
 from iotmq.mqtt_front.sessions.bridge_clients import BridgeClients, mounted_filter
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
@@ -77,6 +78,15 @@ async def test_a_delayed_message_is_below_the_prefix_as_well() -> None:
         client.close()
 
 
+async def test_a_prefix_is_no_part_of_a_delay() -> None:
+    """Else `$delayed/5` would be `$delayed/57/plant/`: `plant/`, above the prefix."""
+    async with at_once(bridge_clients=(BridgeClientSettings(prefix="7/plant/"),)) as site:
+        client = await site.connect("7")
+        client.send(packets.encode_publish("$delayed/5", b"1", qos=1, packet_id=1))
+        assert await client.rest() == b""
+        assert not site.gateway.handed
+
+
 async def test_what_it_subscribes_is_below_its_prefix_and_comes_without_it() -> None:
     async with at_once(bridge_clients=SITES) as site:
         client = await site.connect("site-7")
@@ -86,6 +96,20 @@ async def test_what_it_subscribes_is_below_its_prefix_and_comes_without_it() -> 
         topic, payload, _ = await client.publish_received()
         assert (topic, payload) == ("commands/go", b"1")
         client.send(packets.encode_unsubscribe(2, ["commands/#"]))
+        await client.packet()
+        assert not site.gateway.filters
+        client.close()
+
+
+async def test_everything_is_not_the_level_above_the_prefix() -> None:
+    """`sites/site-7/#` would be `sites/site-7`, too, where others publish."""
+    async with at_once(bridge_clients=SITES) as site:
+        client = await site.connect("site-7")
+        assert await client.subscribe(("#", 0)) == [0]
+        (known,) = site.gateway.filters.values()
+        assert not matches(known, "sites/site-7")
+        assert all(matches(known, f"sites/site-7/{topic}") for topic in ("", "a", "a/b/c"))
+        client.send(packets.encode_unsubscribe(2, ["#"]))
         await client.packet()
         assert not site.gateway.filters
         client.close()
