@@ -33,7 +33,7 @@ from iotmq.mqtt_bridge.connection import (
 from iotmq.mqtt_bridge.identity import BridgeIdentity
 from iotmq.mqtt_bridge.queue_feed import QueueFeed
 from iotmq.mqtt_bridge.settings import BridgeSettings
-from iotmq.mqtt_bridge.topic_maps import SendMap
+from iotmq.mqtt_bridge.topic_maps import ReceiveMap, SendMap
 from iotmq.mqtt_client.address import Address, parse_url
 from iotmq.mqtt_client.links import open_link
 from iotmq.mqtt_client.tls import TlsOptions, tls_context
@@ -585,6 +585,14 @@ class Bridge:
             prefix="iotmq_bridge_",
             labels=(("bridge", self.name),),
         )
+
+
+def check_bridge(settings: BridgeSettings) -> None:
+    """Raise ConfigError for settings that no bridge can have."""
+    where = f"bridges[{settings.name}]"
+    _address(settings, where)
+    SendMap(settings.send, gateway="gateway", where=where)
+    ReceiveMap(settings.receive, gateway="gateway", where=where)
 
 
 def _address(settings: BridgeSettings, where: str) -> tuple[Address, str | None, bytes | None]:
