@@ -399,6 +399,29 @@ MQTT_WEBSOCKET_ORIGINS_MAX: Final = 256
 MQTT_WEBSOCKET_ORIGIN_BYTES_MAX: Final = 512
 # Pings that are answered one by one of what was read at once; of more only the last one is.
 MQTT_WEBSOCKET_PONGS_PER_READ_MAX: Final = 16
+# Limits on devices: the highest rate, and burst, in messages or bytes a second; clients, users and addresses
+# without a connection whose use of their limits is remembered, of each kind (some 300 bytes each); and
+# connections that are counted for flapping.
+MQTT_RATE_MAX: Final = 1 << 32
+MQTT_IDLE_SCOPES_MAX: Final = 16_384
+MQTT_FLAPPING_COUNTED_MAX: Final = 65_536
+# Bans: exact names and addresses, networks, and patterns with the length of one; the bytes of a reason.
+MQTT_BANS_MAX: Final = 100_000
+MQTT_BANNED_NETWORKS_MAX: Final = 10_000
+MQTT_BANNED_PATTERNS_MAX: Final = 64
+MQTT_BAN_PATTERN_CHARACTERS_MAX: Final = 256
+MQTT_BAN_REASON_CHARACTERS_MAX: Final = 256
+# Packets of connected devices that have not come whole: how long one may take, beside the time for its bytes
+# at the slowest rate, and all of them together, of large ones.
+MQTT_PACKET_TIMEOUT_S: Final = 30.0
+MQTT_PACKET_BYTES_PER_S_MIN: Final = 128
+MQTT_UNFINISHED_BYTES_MAX: Final = 256 * 1024 * 1024
+# Users' programs (mqtt.hooks): how many, decisions and events that wait for them, and the bytes of messages
+# that are held until they have decided.
+MQTT_HOOKS_MAX: Final = 16
+HOOK_QUESTIONS_MAX: Final = 10_000
+HOOK_EVENTS_WAITING_MAX: Final = 10_000
+HOOK_HELD_BYTES_MAX: Final = 8 * 1024 * 1024
 # Properties of one MQTT 5 packet: those of a message become properties of its record, where they are longer.
 # Topic aliases cost their topic on each connection, one way from the device, one way to it.
 MQTT_PROPERTIES_BYTES_MAX: Final = 12 * 1024

@@ -147,6 +147,11 @@ def _add_tools(commands: Commands) -> None:
 
         add_sessions_actions(command, add_registry_option=_add_registry_option, run=_run_admin)
 
+    def fill_bans(command: argparse.ArgumentParser) -> None:
+        from iotmq.commands.bans import add_bans_actions
+
+        add_bans_actions(command, add_registry_option=_add_registry_option, run=_run_admin)
+
     def fill_users(command: argparse.ArgumentParser) -> None:
         from iotmq.commands.users import add_users_actions
 
@@ -187,6 +192,7 @@ def _add_tools(commands: Commands) -> None:
         "usage, 130 interrupted.",
     )
     _add(commands, "sessions", "look at and end kept MQTT sessions", fill_sessions)
+    _add(commands, "bans", "ban MQTT devices, and see who is banned", fill_bans)
     _add(
         commands,
         "users",

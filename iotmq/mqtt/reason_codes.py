@@ -63,8 +63,9 @@ FIRST_ERROR: Final = 0x80
 # The codes of a CONNACK of MQTT 3.1.1 in MQTT 5, and what that CONNACK says for a code of MQTT 5.
 CONNECT_RETURN_CODES: Final = {1: 0x84, 2: 0x85, 3: 0x88, 4: 0x86, 5: 0x87}
 _RETURN_CODES: Final = {code: number for number, code in CONNECT_RETURN_CODES.items()} | dict.fromkeys(
-    (0x89, 0x9C, 0x9D, 0x9F), 3
+    (0x89, 0x97, 0x9C, 0x9D, 0x9F), 3
 )
+_RETURN_CODES[0x8A] = 5
 
 
 def _allowed_in(place: int) -> frozenset[int]:
@@ -122,15 +123,18 @@ SERVER_BUSY: Final = _reason(0x89)
 BAD_USER_NAME_OR_PASSWORD: Final = _reason(0x86)
 NOT_AUTHORIZED: Final = _reason(0x87)
 BAD_AUTHENTICATION_METHOD: Final = _reason(0x8C)
+BANNED: Final = _reason(0x8A)
 SERVER_SHUTTING_DOWN: Final = _reason(0x8B)
 KEEP_ALIVE_TIMEOUT: Final = _reason(0x8D)
 CONNECT_TIMEOUT: Final = _reason(0x8D, "connect_timeout")
+PACKET_TIMEOUT: Final = _reason(0x98, "packet_timeout")
 SESSION_TAKEN_OVER: Final = _reason(0x8E)
 TOPIC_NAME_INVALID: Final = _reason(0x90)
 PACKET_TOO_LARGE: Final = _reason(0x95)
 RECEIVE_MAXIMUM_EXCEEDED: Final = _reason(0x93)
 TOPIC_ALIAS_INVALID: Final = _reason(0x94)
 QUOTA_EXCEEDED: Final = _reason(0x97)
+ADMINISTRATIVE_ACTION: Final = _reason(0x98)
 PAYLOAD_FORMAT_INVALID: Final = _reason(0x99)
 CONNECTION_RATE_EXCEEDED: Final = _reason(0x9F)
 USE_ANOTHER_SERVER: Final = _reason(0x9C)
@@ -148,6 +152,7 @@ PEER_FAULTS: Final = frozenset(
         UNSUPPORTED_PROTOCOL_VERSION,
         CLIENT_ID_NOT_VALID,
         CONNECT_TIMEOUT,
+        PACKET_TIMEOUT,
         BAD_AUTHENTICATION_METHOD,
         TOPIC_NAME_INVALID,
         TOPIC_ALIAS_INVALID,

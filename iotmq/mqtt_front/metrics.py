@@ -24,6 +24,21 @@ def traffic_metrics(ingress: Ingress, egress: Egress, group: DeviceGroup) -> Ite
             "Bytes held for connections whose CONNECT is not accepted yet; past 64 MiB they are closed.",
             group.unopened_bytes,
         ),
+        (
+            "iotmq_mqtt_unfinished_bytes",
+            "Bytes of large packets of connected devices that have not come whole.",
+            group.unfinished_bytes,
+        ),
+        (
+            "iotmq_mqtt_shed_published_total",
+            "Messages of QoS 0 from devices that were dropped because of overload.",
+            ingress.shed,
+        ),
+        (
+            "iotmq_mqtt_shed_deliveries_total",
+            "Messages of QoS 0 to devices that were dropped because of overload.",
+            egress.shed,
+        ),
         ("iotmq_mqtt_paused_connections", "Devices not being read.", group.paused_count),
         ("iotmq_mqtt_published_total", "Messages published by devices.", ingress.messages),
         ("iotmq_mqtt_published_bytes_total", "Payload bytes published by devices.", ingress.message_bytes),

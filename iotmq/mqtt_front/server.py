@@ -28,6 +28,10 @@ from iotmq.mqtt_front.connection.replay_pace import PaceLimits
 from iotmq.mqtt_front.deliver.egress import Egress
 from iotmq.mqtt_front.deliver.retained_egress import RetainedEgress
 from iotmq.mqtt_front.deliver.sys_topics import FrontEndTotals, SysTopics
+from iotmq.mqtt_front.hooks.hook_parts import HookParts, open_hooks
+from iotmq.mqtt_front.limiting.guard import Guard, GuardedFront
+from iotmq.mqtt_front.limiting.limiter import Refusal
+from iotmq.mqtt_front.limiting.shared_bans import BrokerPorts
 from iotmq.mqtt_front.listen.admission import Admission
 from iotmq.mqtt_front.listen.listeners import Listeners
 from iotmq.mqtt_front.metrics import durable_metrics, topic_metrics, traffic_metrics
@@ -84,6 +88,8 @@ class FrontEndParts:
     drain: Drain
     admission: Admission
     plugins: FrontPlugins | None
+    guard: Guard
+    hooks: HookParts | None
 
 
 class MqttFront:
@@ -170,12 +176,18 @@ class MqttFront:
             parts.authentication.start()
             parts.permissions.start(parts.sessions.rules_changed)
             self._routes.start(self._gateway.add_topics, parts.ingress.forget_routes)
+            await parts.guard.start(parts.egress)
+            if parts.hooks is not None:
+                await parts.hooks.start()
             await parts.listeners.open()
             self._is_listening = True
         except BaseException:  # a start that waits for a broker may be cancelled
             parts.listeners.close()
             parts.authentication.stop()
             parts.permissions.close()
+            await parts.guard.stop()
+            if parts.hooks is not None:
+                await parts.hooks.stop()
             await self._stop_ports()
             raise
         if parts.plugins is not None:
@@ -212,8 +224,12 @@ class MqttFront:
             guard=PublishGuard(permissions),
         )
         ingress.bridges = bridges
-        group = DeviceGroup(loop, ingress, self, now_s=self._clock.monotonic_s() + _TICK_S, clock=self._clock)
+        hooks = open_hooks(settings, loop, ingress)
+        sink = hooks.sink if hooks is not None and hooks.sink is not None else ingress
+        group = DeviceGroup(loop, sink, self, now_s=self._clock.monotonic_s() + _TICK_S, clock=self._clock)
         ingress.group = group
+        if hooks is not None:
+            hooks.connect(group)
         egress = Egress(group)
         pace = PaceLimits(settings.replay_messages_per_s, settings.replay_bytes_per_s)
         at_brokers = None
@@ -248,6 +264,7 @@ class MqttFront:
             partial(Device, group, self._connection_settings),
             is_shared=self._shares_port,
             has_room=self._has_room_beside,
+            enter=self._refusal_at_door,
             ticket_secret=settings.tls_ticket_secret,
         )
         drain = Drain(loop, sessions.devices, self._drain_changed, server_reference=settings.server_reference)
@@ -264,6 +281,18 @@ class MqttFront:
             self._deadlines,
             events,
             None if plugins is None else plugins.link,
+        )
+        group.unfinished_bytes_max = settings.device_limits.unfinished_bytes_max
+        group.packet_timeout_s = settings.device_limits.packet_timeout_s
+        group.packet_bytes_per_s_min = settings.device_limits.packet_bytes_per_s_min
+        guard = Guard(
+            settings.device_limits,
+            GuardedFront(
+                sessions.devices, lambda: ingress.waited_s, self._overload_changed, self._audit.record
+            ),
+            BrokerPorts(self._gateway, port),
+            loop,
+            self._clock,
         )
         return FrontEndParts(
             loop,
@@ -282,6 +311,8 @@ class MqttFront:
             drain,
             admission,
             plugins,
+            guard,
+            hooks,
         )
 
     def _plugins_of(self, loop: asyncio.AbstractEventLoop) -> FrontPlugins | None:
@@ -300,12 +331,9 @@ class MqttFront:
             self._plugin_device.properties = encode_properties({MQTT_CLIENT_ID: "iotmq/plug-ins"})
         self.parts.ingress.publish_will(self._plugin_device, message)
 
-    def _open_session(self, device: Device, connect: packets.Connect, client_id: str) -> None:
-        """A device may connect."""
+    def _overload_changed(self, level: int) -> None:
         parts = self.parts
-        parts.sessions.open(device, connect, client_id)
-        if parts.plugins is not None:
-            parts.plugins.opened(device, connect)
+        parts.ingress.sheds = parts.egress.sheds = level > 1
 
     def _drain_changed(self, is_draining: bool) -> None:
         if self._session_port is not None:
@@ -330,6 +358,9 @@ class MqttFront:
             if self._connections:
                 await self._hang_up(parts.sessions, parts.admission.stop_reason)
                 await self._drain(parts, _WILLS_TIMEOUT_S)
+            await parts.guard.stop()
+            if parts.hooks is not None:
+                await parts.hooks.stop()
             parts.ingress.close()
             parts.egress.close()
         self._audit.close()
@@ -388,6 +419,8 @@ class MqttFront:
             return "the MQTT listeners are not open"
         if self._parts is not None and self._parts.drain.reason is not None:
             return "the front end is being drained"
+        if self._parts is not None and self._parts.guard.overload.reason is not None:
+            return self._parts.guard.overload.reason
         return self._gateway.not_ready_reason
 
     def _tick(self) -> None:
@@ -403,6 +436,11 @@ class MqttFront:
             # Nobody watches those that are late any more: one that fails must not leave the others open.
             with surviving("end of late devices"):
                 self._end_late(device, now_s)
+        for device in () if is_late else group.slow_packets(now_s):
+            with surviving("end of slow packets"):
+                device.close(reason_codes.PACKET_TIMEOUT, "mqtt.device_limits.packet_timeout_s")
+                device.finish()
+                self._deadlines.watch(device, now_s)
         if not is_late:
             with surviving("end of late exchanges"):
                 parts.authentication.tick(now_s)
@@ -432,18 +470,51 @@ class MqttFront:
         """A transport was accepted."""
         self._connections += 1
         self._accepted_total += 1
-        self.parts.listeners.connected(device)
-        if not self._has_room_beside(self.parts.listeners.arriving_count) or self._is_stopping:
-            self._refused_total += 1
-            if not self.parts.admission.keep_past(device):
-                self._audit.record("refused", **facts_of(device), reason="mqtt.connections_max")
-                device.close(
-                    reason_codes.SERVER_BUSY, f"mqtt.connections_max is {self._settings.connections_max}"
-                )
-                device.abort()
-                return
-        self.parts.sessions.add(device)
+        parts = self.parts
+        parts.listeners.connected(device)
+        refusal = self._refusal_of(device)
+        # Bans and limits on connecting say nothing: an answer would cost more than the attempt.
+        if refusal is not None and (
+            refusal.cause not in ("room", "overload") or not parts.admission.keep_past(device, refusal)
+        ):
+            self._audit.record("refused", **facts_of(device), reason=refusal.detail)
+            device.close(refusal.reason, refusal.detail)
+            device.abort()
+            return
+        parts.sessions.add(device)
         self._deadlines.watch_connecting(device)
+
+    def _refusal_of(self, device: Device) -> Refusal | None:
+        """Return why a connection that was accepted is not taken."""
+        parts = self.parts
+        if not self._has_room_beside(parts.listeners.arriving_count) or self._is_stopping:
+            self._refused_total += 1
+            return parts.admission.no_room
+        address = device.address if parts.guard.knows_addresses else None
+        return parts.listeners.refusal_of(device, address) or parts.guard.connected(
+            device, device.peer.listener, address
+        )
+
+    def _refusal_at_door(self, listener: str, address: str | None) -> Refusal | None:
+        return self.parts.guard.refusal_at_door(listener, address)
+
+    def _open_session(self, device: Device, connect: packets.Connect, client_id: str) -> None:
+        """A device may connect, as far as authentication goes."""
+        if self.parts.hooks is not None:
+            go_on = partial(self._open_allowed, device, connect, client_id)
+            self.parts.hooks.sessions.after_authenticate(device, client_id, go_on)
+        else:
+            self._open_allowed(device, connect, client_id)
+
+    def _open_allowed(self, device: Device, connect: packets.Connect, client_id: str) -> None:
+        parts = self.parts
+        refusal = parts.guard.opening(device, client_id, _own_limits(device))
+        if refusal is not None:
+            device.refuse(refusal.reason, refusal.detail)
+        else:
+            parts.sessions.open(device, connect, client_id)
+            if parts.plugins is not None:
+                parts.plugins.opened(device, connect)
 
     def _has_room_beside(self, arriving_count: int) -> bool:
         return self._connections + arriving_count <= self._settings.connections_max
@@ -454,20 +525,39 @@ class MqttFront:
         for event in events:
             if isinstance(event, packets.Connect):
                 refusal = parts.admission.refusal(device)
+                if refusal is None:
+                    turned_away = parts.guard.refusal_of_connect(event, device)
+                    refusal = turned_away and (turned_away.reason, turned_away.detail)
                 if refusal is not None:
                     asked = {**facts_of(device), "client": event.client_id, "user": event.user_name}
                     self._audit.record("refused", **asked, reason=refusal[0].name, detail=refusal[1])
                     device.refuse(*refusal)
+                elif parts.hooks is not None:
+                    go_on = partial(parts.authentication.connect, device, event)
+                    parts.hooks.sessions.before_connect(device, event, go_on)
                 else:
                     parts.authentication.connect(device, event)
             elif isinstance(event, (packets.Subscribe, packets.Unsubscribe)):
                 # What was published before it is not for it, but for retained messages.
-                if parts.ingress.when_settled(device, partial(self._settled, device, event)):
+                if self._is_settled(device, event):
                     self._change_subscriptions(device, event)
             elif isinstance(event, packets.Auth):
                 parts.authentication.received(device, event)
             else:
                 parts.sessions.disconnected(device, event)
+
+    def _is_settled(self, device: Device, event: packets.Subscribe | packets.Unsubscribe) -> bool:
+        """Return whether all that the device has published is stored; else `_settled` is called then."""
+        hooks, settled = self.parts.hooks, partial(self._settled, device, event)
+        if hooks is not None:
+
+            def passed() -> None:
+                if self.parts.ingress.when_settled(device, settled):
+                    settled()
+
+            if not hooks.when_passed(device, passed):
+                return False
+        return self.parts.ingress.when_settled(device, settled)
 
     def _settled(self, device: Device, event: packets.Subscribe | packets.Unsubscribe) -> None:
         if device.close_reason is None:
@@ -475,10 +565,17 @@ class MqttFront:
             device.after_answer()
 
     def _change_subscriptions(self, device: Device, event: packets.Subscribe | packets.Unsubscribe) -> None:
-        if isinstance(event, packets.Subscribe):
-            self.parts.subscriptions.subscribe(device, event)
+        hooks, subscriptions = self.parts.hooks, self.parts.subscriptions
+        if hooks is None:
+            if isinstance(event, packets.Subscribe):
+                subscriptions.subscribe(device, event)
+            else:
+                subscriptions.unsubscribe(device, event)
+        elif isinstance(event, packets.Subscribe):
+            hooks.sessions.before_subscribe(device, event, subscriptions.subscribe)
         else:
-            self.parts.subscriptions.unsubscribe(device, event)
+            subscriptions.unsubscribe(device, event)
+            hooks.sessions.unsubscribed(device, event)
             if self.parts.plugins is not None:
                 self.parts.plugins.unsubscribed(device, event)
 
@@ -508,6 +605,9 @@ class MqttFront:
             if self._parts.plugins is not None:
                 self._parts.plugins.lost(device)
             self._parts.admission.lost(device)
+            self._parts.guard.lost(device)
+            if self._parts.hooks is not None:
+                self._parts.hooks.sessions.lost(device)
             self._parts.sessions.lost(device)
         if not self._connections:
             self._all_gone.set()
@@ -532,6 +632,8 @@ class MqttFront:
             payload_bytes_received=parts.ingress.message_bytes,
             bytes_received=parts.group.received_bytes,
             bytes_sent=parts.group.sent_bytes,
+            overload_level=parts.guard.overload.level,
+            messages_shed=parts.ingress.shed + parts.egress.shed,
         )
 
     def metrics(self) -> Iterable[Metric]:
@@ -570,6 +672,9 @@ class MqttFront:
             yield from parts.bridges.metrics()
             yield from parts.authentication.metrics()
             yield from parts.permissions.metrics()
+            yield from parts.guard.metrics()
+            if parts.hooks is not None:
+                yield from parts.hooks.metrics()
             if parts.plugins is not None:
                 yield from parts.plugins.metrics()
             yield from traffic_metrics(parts.ingress, parts.egress, parts.group)
@@ -580,3 +685,8 @@ class MqttFront:
                 yield from durable_metrics(parts.durable)
             if parts.shared is not None:
                 yield from parts.shared.metrics()
+
+
+def _own_limits(device: Device) -> Mapping[str, int] | None:
+    """Return the limits that came with the identity of a device."""
+    return None if device.identity is None else device.identity.limits

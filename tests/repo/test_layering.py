@@ -16,7 +16,7 @@ PACKAGE = ROOT / "iotmq"
 # first line may be used by all, and by each other.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset(
-        {"addresses", "backoff", "clock", "cycles", "errors", "files", "limits"}
+        {"addresses", "backoff", "clock", "cycles", "errors", "files", "hooks", "limits"}
         | {"log_format", "event_loop", "metrics", "secret_text", "service_manager", "setting_types"}
         | {"spelling", "supervised", "watched_file"}
     ),
@@ -235,6 +235,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "blocking",
     ),
     "mqtt": (
+        "bans",
         "reason_codes",
         "errors",
         "topics",
@@ -245,14 +246,16 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "mqtt_front": (
         "settings",
-        "connection",
         "patterns",
+        "limiting",
+        "connection",
         "audit",
         "access",
         "permissions",
         "plugins",
         "publish",
         "deliver",
+        "hooks",
         "sessions",
         "listen",
         "metrics",
@@ -348,6 +351,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "produce_consume",
         "store",
         "salvage",
+        "bans",
         "sessions",
         "users",
         "access",

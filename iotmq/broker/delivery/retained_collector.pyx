@@ -5,6 +5,7 @@ finding that it has no flag. Plan: the property is looked for where the records 
 """
 
 from libc.stdint cimport uint8_t
+from libc.string cimport memcmp
 
 from iotmq.message.records.device_topic cimport device_topic
 from iotmq.message.records.fields cimport RecordParts
@@ -14,10 +15,18 @@ from iotmq.message.records.short_bytes cimport find_byte
 from iotmq.mqtt.topics.filters cimport is_topic
 
 from iotmq.message.properties import MQTT_RETAIN
+from iotmq.mqtt.topics.topics import PRIVATE_PREFIX
+from iotmq.mqtt.bans import BANS_TOPIC
 
 cdef bytes _RETAIN = MQTT_RETAIN.encode()
 cdef const char* _retain_key = _RETAIN
 cdef Py_ssize_t _retain_key_size = len(_RETAIN)
+cdef bytes _PRIVATE = PRIVATE_PREFIX.encode()
+cdef const char* _private = _PRIVATE
+cdef Py_ssize_t _PRIVATE_SIZE = len(_PRIVATE)
+cdef bytes _BANS_TOPIC = BANS_TOPIC.encode()
+cdef const char* _bans_topic = _BANS_TOPIC
+cdef Py_ssize_t _BANS_TOPIC_SIZE = len(_BANS_TOPIC)
 
 
 def collect_retained(view, on_retained not None):
@@ -51,6 +60,12 @@ cdef int _collect(RecordWalk* walk, on_retained) except -1:
         if size == 1 and value[0] == b"1":
             size = device_topic(&record, &topic)
             # As live deliveries: what is no topic name no device can be sent [MQTT-3.3.2-2].
-            if size > 0 and is_topic(topic, size):
+            if size > 0 and is_topic(topic, size) and (
+                size < _PRIVATE_SIZE
+                or memcmp(topic, _private, _PRIVATE_SIZE) != 0
+                # No producer and no device speaks for front ends.
+                or record.topic_size == _BANS_TOPIC_SIZE
+                and memcmp(record.topic, _bans_topic, _BANS_TOPIC_SIZE) == 0
+            ):
                 on_retained(topic[:size], (walk.at - record.size)[:record.size] if record.body_size else None)
     return 0

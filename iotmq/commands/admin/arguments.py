@@ -57,6 +57,14 @@ def time_ms(text: str) -> int:
         ) from None
 
 
+def duration_ms(text: str) -> int:
+    """Parse a length of time: ``30s``, ``90m``, ``12h``, ``7d``."""
+    found = _AGO.fullmatch(text)
+    if found is None or not int(found[1]):
+        raise argparse.ArgumentTypeError(f"{text}: a length of time is like 30s, 90m, 12h or 7d")
+    return int(found[1]) * _SECONDS[found[2]] * 1_000
+
+
 def place_ms(text: str) -> int:
     """Parse a time, or ``begin`` or ``end`` of the stored messages."""
     if text == "begin":

@@ -20,6 +20,7 @@ cdef class ServerConnection(OutboundHalf):
     cdef object _authentication         # of a CONNECT with an authentication method, else None
     cdef list _events                   # None while there are none
     cdef double _connect_deadline_s
+    cdef double _unfinished_since_s     # the owner's: when a packet began that has not come whole; 0 when that came
     cdef bint _is_bridge                # from CONNECT
     cdef uint8_t _wants_reasons         # reason strings, in SUBACK too [MQTT-3.1.2-29]
     cdef public uint16_t keep_alive_s   # from CONNECT; the owner may shorten it

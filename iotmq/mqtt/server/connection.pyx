@@ -131,6 +131,7 @@ cdef class ServerConnection(OutboundHalf):
             if packet.memory == NULL:
                 self._handle_packet(&packet)
                 continue
+            self._unfinished_since_s = 0
             try:
                 self._handle_packet(&packet)
             finally:

@@ -45,6 +45,8 @@ cdef class OutboundHalf:
     cdef readonly uint8_t state
     cdef readonly uint8_t protocol_level    # 3.1.1 until a CONNECT has said another
     cdef public bint is_write_paused    # set by the shell while the socket takes no more
+    cdef uint8_t is_metered             # set by the shell: `message_sent` is called for every message
+    cdef uint8_t is_output_held         # set by the shell: no message is to be sent for now
     cdef public double last_received_s
 
     cdef int write(self, bytes data) except -1
@@ -62,6 +64,9 @@ cdef class OutboundHalf:
             uint16_t packet_id) except? 0
     cdef int message_expired(self) except -1
     cdef int message_dropped(self) except -1
+    cdef int message_sent(self, uint32_t size) except -1
+    cdef int message_withheld(self) except -1
+    cdef int output_released(self) except -1
     # Packet ids
     cdef int begin_packet_ids(self, uint16_t packet_id) except -1
     cdef int reserve_packet_id(self, uint16_t packet_id) except -1

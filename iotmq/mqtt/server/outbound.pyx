@@ -142,9 +142,13 @@ cdef class OutboundHalf:
             is_queued = (
                 self._subscriber.queued.size != 0
                 or self._subscriber.window.count >= self._window_max
+                or self.is_output_held
             )
             if is_queued:
                 buffer = &self._subscriber.queued
+        elif self.is_output_held:
+            self.message_withheld()
+            return 0
         if is_queued:
             if not self._make_room(<uint64_t>message.topic_size + message.payload_size + 4):
                 return 0
@@ -209,6 +213,7 @@ cdef class OutboundHalf:
         return (
             self.state == STATE_CONNECTED
             and not self.is_write_paused
+            and not self.is_output_held
             and self.output.size < self.settings.queued_bytes_max // 4
         )
 
@@ -231,6 +236,20 @@ cdef class OutboundHalf:
 
     cdef int message_dropped(self) except -1:
         """Override to be told that the oldest waiting message made room for a new one."""
+        return 0
+
+    cdef int message_sent(self, uint32_t size) except -1:
+        """Override to be told of every PUBLISH with its size, while `is_metered`."""
+        return 0
+
+    cdef int message_withheld(self) except -1:
+        """Override to be told that a message of QoS 0 was dropped because of `is_output_held`."""
+        return 0
+
+    cdef int output_released(self) except -1:
+        """`is_output_held` is no more: send what waits."""
+        if self._subscriber != NULL and self._subscriber.queued.size:
+            self._release_queued()
         return 0
 
     cdef bint _make_room(self, uint64_t size) except -1:
@@ -259,7 +278,11 @@ cdef class OutboundHalf:
         cdef ByteBuffer* queued = &self._subscriber.queued
         cdef QueuedPacket header
         cdef uint8_t* packet
-        while queued.start < queued.size and self._subscriber.window.count < self._window_max:
+        while (
+            queued.start < queued.size
+            and self._subscriber.window.count < self._window_max
+            and not self.is_output_held
+        ):
             packet = queued.data + queued.start
             memcpy(&header, packet, sizeof(QueuedPacket))
             queued.start += header.size
@@ -275,6 +298,8 @@ cdef class OutboundHalf:
                 take_new(&self._subscriber.window, awaited_for(packet[sizeof(QueuedPacket)] >> 1 & 3)),
             )
             append(&self.output, packet + sizeof(QueuedPacket), header.size - sizeof(QueuedPacket))
+            if self.is_metered:
+                self.message_sent(header.size - <uint32_t>sizeof(QueuedPacket))
         _compact(queued)
         return 0
 
@@ -471,4 +496,6 @@ cdef int _put(
         memcpy(start, &header, sizeof(QueuedPacket))
         self._subscriber.queued_count += 1
     buffer.size += <uint32_t>(target - start)
+    if self.is_metered and not is_queued:
+        self.message_sent(<uint32_t>(target - start))
     return 0

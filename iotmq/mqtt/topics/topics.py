@@ -13,6 +13,9 @@ SYS_PREFIX: Final = "$SYS/"
 # Below it bridges of Mosquitto tell, with a retained message and a will, whether they are connected.
 BRIDGE_PREFIX: Final = "$SYS/broker/connection/"
 
+# Topics that front ends have for themselves: no device may publish or subscribe there.
+PRIVATE_PREFIX: Final = "$iotmq/"
+
 # U+0000 is forbidden [MQTT-1.5.3-2]; the other C0 controls may be refused, and are: \x01 and \x02
 # separate the properties of a stored record, and none of them has a place in a topic.
 _CONTROLS: Final = bytes((*range(0x20), 0x7F))
@@ -139,6 +142,18 @@ def split_exclusive(topic_filter: str) -> str:
     if not plain or is_shared(plain) or is_exclusive(plain) or not is_valid_filter(plain):
         raise ValueError("an exclusive subscription is $exclusive/FILTER, and that filter is a plain one")
     return plain
+
+
+def is_private(topic_filter: str) -> bool:
+    """Return whether a filter, or a topic, is of those that front ends have for themselves."""
+    return topic_filter.startswith(PRIVATE_PREFIX) or topic_filter == PRIVATE_PREFIX[:-1]
+
+
+def without_prefix(topic_filter: str) -> str:
+    """Return the filter behind `$share/GROUP/` or `$exclusive/`, well formed or not; else all of it."""
+    if is_shared(topic_filter):
+        return topic_filter.removeprefix(_SHARE).partition("/")[2]
+    return topic_filter.removeprefix(_EXCLUSIVE)
 
 
 def matches(topic_filter: str, topic: str) -> bool:

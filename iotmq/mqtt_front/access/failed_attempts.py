@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 from typing import Final
 
 from iotmq import limits
+from iotmq.mqtt_front.limiting.addresses import network_of
+from iotmq.mqtt_front.limiting.window_counts import WindowCounts
 
 _MINUTE_S: Final = 60.0
 _DIGEST_BYTES: Final = 16
@@ -22,9 +23,10 @@ class FailedAttempts:
     def __init__(self, per_minute_max: int) -> None:
         """0 counts nothing."""
         self._per_minute_max = per_minute_max
-        # Network, or user at a network -> (when its minute began, failures in it); the one that failed first
-        # comes first.
-        self._failures: dict[str | bytes, tuple[float, int]] = {}
+        # Of networks, and of users at networks.
+        self._failures: WindowCounts[str | bytes] = WindowCounts(
+            window_s=_MINUTE_S, names_max=limits.MQTT_FAILING_ADDRESSES_MAX
+        )
         # Users at networks who were right, as digests; the one that was right longest ago comes first.
         self._proven: dict[bytes, None] = {}
 
@@ -35,34 +37,26 @@ class FailedAttempts:
         """Return whether an address, or a user there, has failed too often within this minute."""
         if not self._per_minute_max or address is None:
             return False
-        began_s, count = self._failures.get(self._counted(address, user), (now_s, 0))
-        return count >= self._per_minute_max and now_s - began_s < _MINUTE_S
+        return self._failures.count_of(self._counted(address, user), now_s) >= self._per_minute_max
 
     def add(self, address: str | None, user: str | None, now_s: float) -> None:
         """A device of the address failed."""
         if not self._per_minute_max or address is None:
             return
-        counted = self._counted(address, user)
-        began_s, count = self._failures.get(counted, (now_s, 0))
-        if now_s - began_s >= _MINUTE_S:
-            del self._failures[counted]
-            began_s, count = now_s, 0
-        if counted not in self._failures and len(self._failures) >= limits.MQTT_FAILING_ADDRESSES_MAX:
-            del self._failures[next(iter(self._failures))]
-        self._failures[counted] = (began_s, count + 1)
+        self._failures.add(self._counted(address, user), now_s)
 
     def prove(self, address: str | None, user: str | None) -> None:
         """A device of the address was right."""
         if not self._per_minute_max or address is None or user is None:
             return
-        proven = _at(_network(address), user)
+        proven = _at(network_of(address), user)
         self._proven.pop(proven, None)
         if len(self._proven) >= limits.MQTT_PROVEN_USERS_MAX:
             del self._proven[next(iter(self._proven))]
         self._proven[proven] = None
 
     def _counted(self, address: str, user: str | None) -> str | bytes:
-        network = _network(address)
+        network = network_of(address)
         if user is not None and self._proven:
             own = _at(network, user)
             if own in self._proven:
@@ -70,23 +64,10 @@ class FailedAttempts:
         return network
 
     def check_invariants(self) -> None:
-        assert len(self._failures) <= limits.MQTT_FAILING_ADDRESSES_MAX
+        self._failures.check_invariants()
         assert len(self._proven) <= limits.MQTT_PROVEN_USERS_MAX
-        assert all(count > 0 for _, count in self._failures.values())
 
 
 def _at(network: str, user: str) -> bytes:
     """A few bytes for a name of any length; no network has NUL."""
     return hashlib.blake2b(f"{network}\0{user}".encode(), digest_size=_DIGEST_BYTES).digest()
-
-
-def _network(address: str) -> str:
-    if ":" not in address:
-        return address
-    try:
-        found = ipaddress.IPv6Address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
-    return found.packed[:8].hex()

@@ -1,10 +1,11 @@
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from iotmq.mqtt.codec.byte_buffer cimport ByteBuffer
-from iotmq.mqtt.server.connection cimport ServerConnection
 from iotmq.mqtt.server.outbound cimport DeliveryOptions, OutboundMessage
 from iotmq.mqtt.server.publish_sink cimport PublishSink
 from iotmq.mqtt_front.connection.bridge_role cimport BridgeRole
+from iotmq.mqtt_front.connection.device_calls cimport DeviceLink, DeviceSession
+from iotmq.mqtt_front.connection.limited cimport LimitedConnection
 from iotmq.mqtt_front.connection.outgoing cimport OutgoingMessage
 
 
@@ -13,12 +14,16 @@ cdef enum:
     CONGESTED_INGRESS = 1   # messages wait for a broker
     CONGESTED_EGRESS = 2    # messages wait to be written to subscribers
     CONGESTED_STOP = 4      # what there is goes out, nothing more comes in
+    CONGESTED_HOOKS = 8     # messages wait for users' programs
 
 
 cdef class DeviceGroup:
     cdef readonly object loop
     cdef readonly PublishSink sink
     cdef object _handler
+    cdef public object hooks            # told of sessions and subscriptions (hooks.SessionHooks); None for nobody
+    cdef public object may_deliver      # asked whether a device gets a message; None without such a program
+    cdef public list delivered          # messages that were handed to devices in this turn; None for nobody
     cdef readonly object clock
     cdef public double now_s            # what devices are stamped with; never behind the clock
     cdef bytearray _input               # what every device reads into, one after the other
@@ -42,6 +47,11 @@ cdef class DeviceGroup:
     cdef uint32_t _events_left          # events that may still be handled in this turn
     cdef bint _is_handling_scheduled
     cdef readonly uint64_t unopened_bytes   # held for devices that are not connected yet
+    cdef public uint64_t unfinished_bytes_max
+    cdef readonly uint64_t unfinished_bytes  # of packets of connected devices that have not come whole, if large
+    cdef object _unfinished             # deque of devices with the beginning of a packet
+    cdef public double packet_timeout_s
+    cdef public double packet_bytes_per_s_min
     cdef readonly uint64_t received_bytes
     cdef readonly uint64_t sent_bytes
     cdef public uint64_t dropped            # the oldest of what waited for a window, for something new
@@ -52,28 +62,16 @@ cdef class DeviceGroup:
     cdef int touch(self, Device device) except -1
     cdef int write_touched(self) except -1
     cdef int pause(self, Device device) except -1
+    cdef int watch_unfinished(self, Device device) except -1
     cdef int handle_events(self, Device device) except -1
     cpdef int congest(self, uint8_t cause) except -1
     cpdef int relieve(self, uint8_t cause) except -1
     cdef int _schedule_handling(self) except -1
 
 
-cdef class DeviceSession:
-    """Define the calls from a device to a session that outlives its connection."""
-    cdef bint send_beside_queues(self, OutgoingMessage message, const DeliveryOptions* delivery,
-            uint32_t identifier) except -1
-    cdef int message_done(self, uint16_t packet_id, uint32_t place) except -1
-    cdef int message_received(self, uint16_t packet_id, uint32_t place) except -1
-    cdef int room_again(self) except -1
-
-
-cdef class DeviceLink:
-    cdef int take(self, ByteBuffer* output) except -1
-
-
-cdef class Device(ServerConnection):
+cdef class Device(LimitedConnection):
     cdef readonly DeviceGroup group
-    cdef readonly object transport      # asyncio's, a SocketLink or a WebSocketLink; None before and after a connection
+    cdef readonly object transport      # asyncio's, a SocketLink or a WebSocketLink; None unless connected
     cdef public object peer             # peer.Peer; None in tests that have no listener
     cdef str _client_id
     cdef bytes client_id_utf8           # set with client_id
@@ -99,6 +97,7 @@ cdef class Device(ServerConnection):
     cdef list _unhandled                # events that wait for the next turn; None while there are none
     cdef uint32_t unparsed_bytes        # in a buffer beside _input, as its transport says before it is connected
     cdef uint32_t _unopened_bytes       # what of it counts in the group: 0 once it is connected, or closed
+    cdef uint32_t _unfinished_bytes     # the same, of a large packet of a connected device that has not come whole
     cdef uint32_t _turn                 # the turn _turn_bytes counts
     cdef uint32_t _turn_bytes
     # True or not, in a byte each: there is a device for every connection.
@@ -106,9 +105,11 @@ cdef class Device(ServerConnection):
     cdef uint8_t _is_touched
     cdef uint8_t _is_waiting            # in the group's queue, because of _unhandled
     cdef uint8_t _is_paused             # reading stopped, for the rest of the turn or for longer
+    cdef uint8_t _is_unfinished         # it stands in the group's queue of those
 
     cdef bint is_for_device(self, OutgoingMessage message, DeliveryOptions* delivery, uint8_t options,
             const uint32_t* identifiers, uint32_t identifiers_count) except -1
+    cdef int note_delivered(self, OutgoingMessage message, const DeliveryOptions* delivery) except -1
     cdef int wait_for_turn(self) except -1
     cdef int wait_for_answer(self) except -1
     cdef int count_input(self, uint32_t size) except -1
@@ -116,6 +117,8 @@ cdef class Device(ServerConnection):
     cdef int after_read(self) except -1
     cdef int _after_input(self) except -1
     cdef int _count_unopened(self) except -1
+    cdef int _count_unfinished(self) except -1
+    cdef uint32_t read_bytes_max(self) except 0
     cdef int room_comes(self) except -1
     cdef int _room_again(self) except -1
     cdef bint _is_held(self) noexcept

@@ -5,12 +5,13 @@ from typing import Any, Protocol
 from typing_extensions import Buffer
 
 from iotmq.clock import Clock
-from iotmq.mqtt.codec.packets import Event, Will
+from iotmq.hooks import Message
+from iotmq.mqtt.codec.packets import Event, Subscribe, Will
 from iotmq.mqtt.codec.properties import Properties
-from iotmq.mqtt.server.connection import ServerConnection
 from iotmq.mqtt.server.connection_settings import ConnectionSettings
 from iotmq.mqtt.server.publish_sink import PublishSink
 from iotmq.mqtt_front.connection.bridge_role import BridgeRole
+from iotmq.mqtt_front.connection.limited import LimitedConnection
 from iotmq.mqtt_front.connection.peer import Peer
 
 class DeviceHandler(Protocol):
@@ -18,11 +19,21 @@ class DeviceHandler(Protocol):
     def device_events(self, device: Device, events: Sequence[Event]) -> None: ...
     def device_lost(self, device: Device) -> None: ...
 
+class SessionEvents(Protocol):
+    def opened(self, device: Device, is_resumed: bool) -> None: ...
+    def subscribed(self, device: Device, event: Subscribe, codes: Sequence[int]) -> None: ...
+
 class DeviceGroup:
     now_s: float
+    hooks: SessionEvents | None
+    may_deliver: Callable[[Message], bool] | None
+    delivered: list[Message] | None
     dropped: int
     expired: int
     too_large: int
+    unfinished_bytes_max: int
+    packet_timeout_s: float
+    packet_bytes_per_s_min: float
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
@@ -39,6 +50,9 @@ class DeviceGroup:
     @property
     def unopened_bytes(self) -> int: ...
     @property
+    def unfinished_bytes(self) -> int: ...
+    def slow_packets(self, now_s: float) -> list[Device]: ...
+    @property
     def received_bytes(self) -> int: ...
     @property
     def sent_bytes(self) -> int: ...
@@ -52,7 +66,7 @@ class DeviceGroup:
 # For the type checker; at run time it has the methods, which is what uvloop looks at, and not the base.
 class DeviceSession: ...
 
-class Device(ServerConnection, asyncio.BufferedProtocol):
+class Device(LimitedConnection, asyncio.BufferedProtocol):
     client_id: str | None
     names: bytes | None
     properties: bytes | None
@@ -76,6 +90,8 @@ class Device(ServerConnection, asyncio.BufferedProtocol):
     ) -> None: ...
     @property
     def is_held(self) -> bool: ...
+    @property
+    def address(self) -> str | None: ...
     @property
     def group(self) -> DeviceGroup: ...
     @property

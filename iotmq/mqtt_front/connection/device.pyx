@@ -19,7 +19,6 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from iotmq.message.records.fields cimport FORMAT_OK, RecordParts
 from iotmq.message.records.record cimport parse_record
-from iotmq.mqtt.codec.byte_buffer cimport ByteBuffer
 from iotmq.mqtt.codec.packet_types cimport (
     NO_LOCAL, OPTIONS_QOS, RETAIN_AS_PUBLISHED,
     LEVEL_5,
@@ -32,6 +31,8 @@ from iotmq.mqtt.server.connection cimport ServerConnection
 from iotmq.mqtt.server.connection_settings cimport ConnectionSettings
 from iotmq.mqtt.server.outbound cimport DeliveryOptions, OutboundHalf, OutboundMessage
 from iotmq.mqtt.server.publish_sink cimport PublishSink
+from iotmq.mqtt_front.connection.device_calls cimport DeviceLink, hook_message
+from iotmq.mqtt_front.connection.limited cimport LimitedConnection
 from iotmq.mqtt_front.connection.outgoing cimport OutgoingMessage
 
 from collections import deque
@@ -53,6 +54,7 @@ cdef enum:
     EVENTS_PER_TURN = 2             # CONNECT and SUBSCRIBE, some 30 us each: a message takes three turns
     EVENTS_MAX = 8                  # of a device that are decoded and wait
     TURN_BYTES_MAX = 1024 * 1024
+    UNFINISHED_BYTES_MIN = 64 * 1024    # of a packet that has not come whole: less is not counted
     WAITS_FOR_TURN = 1              # bits of Device._waits_for_turn
     WAITS_FOR_ANSWER = 2
 
@@ -75,6 +77,10 @@ cdef class DeviceGroup:
         self._yielding = []
         self._paused = set()
         self._waiting = deque()
+        self._unfinished = deque()
+        self.unfinished_bytes_max = limits.MQTT_UNFINISHED_BYTES_MAX
+        self.packet_timeout_s = limits.MQTT_PACKET_TIMEOUT_S
+        self.packet_bytes_per_s_min = limits.MQTT_PACKET_BYTES_PER_S_MIN
         self._events_left = EVENTS_PER_TURN
         self._turn_bytes = TURN_BYTES_MAX
         self._share_input(1)
@@ -216,6 +222,36 @@ cdef class DeviceGroup:
                 device.transport.pause_reading()
         return 0
 
+    cdef int watch_unfinished(self, Device device) except -1:
+        """A device has sent the beginning of a packet."""
+        device._unfinished_since_s = self.now_s
+        if not device._is_unfinished:
+            device._is_unfinished = True
+            self._unfinished.append(device)
+        return 0
+
+    def slow_packets(self, double now_s):
+        """Return the devices whose packet takes too long to come; called every second."""
+        cdef Device device
+        cdef list late = []
+        for _ in range(len(self._unfinished)):
+            device = self._unfinished.popleft()
+            if device.transport is None or not device._input.size or device.state != STATE_CONNECTED:
+                device._is_unfinished = False
+                device._unfinished_since_s = 0
+            elif not device._unfinished_since_s or device._is_paused or device._is_waiting_for_events:
+                # Another one has begun meanwhile, or it is us who do not read.
+                device._unfinished_since_s = now_s
+                self._unfinished.append(device)
+            elif now_s > (
+                device._unfinished_since_s + self.packet_timeout_s + device._input.size / self.packet_bytes_per_s_min
+            ):
+                device._is_unfinished = False
+                late.append(device)
+            else:
+                self._unfinished.append(device)
+        return late
+
     cpdef int congest(self, uint8_t cause) except -1:
         """Read nothing more from devices until `relieve` is called for each cause."""
         self._congested_by |= cause
@@ -244,37 +280,7 @@ cdef class DeviceGroup:
         return 0
 
 
-cdef class DeviceSession:
-    """Define the calls from a device to a session that outlives its connection; durable.DurableSession is one."""
-
-    cdef bint send_beside_queues(
-        self, OutgoingMessage message, const DeliveryOptions* delivery, uint32_t identifier
-    ) except -1:
-        """Send a message of QoS 2 that comes from no queue of the session; False when there is no room now."""
-        raise NotImplementedError("a DeviceSession overrides send_beside_queues")
-
-    cdef int message_done(self, uint16_t packet_id, uint32_t place) except -1:
-        """PUBACK or PUBCOMP came."""
-        raise NotImplementedError("a DeviceSession overrides message_done")
-
-    cdef int message_received(self, uint16_t packet_id, uint32_t place) except -1:
-        """PUBREC came; 1 when PUBREL may follow at once."""
-        raise NotImplementedError("a DeviceSession overrides message_received")
-
-    cdef int room_again(self) except -1:
-        """The device may take more than before."""
-        raise NotImplementedError("a DeviceSession overrides room_again")
-
-
-cdef class DeviceLink:
-    """Define the calls from a device to a transport that is compiled, too."""
-
-    cdef int take(self, ByteBuffer* output) except -1:
-        """Send the output, or keep it; leaves none of it."""
-        raise NotImplementedError("a DeviceLink overrides take")
-
-
-cdef class Device(ServerConnection):
+cdef class Device(LimitedConnection):
     """One device's connection as an asyncio protocol; sessions are the handler's business."""
 
     def __init__(self, DeviceGroup group not None, ConnectionSettings settings not None, peer=None):
@@ -288,7 +294,15 @@ cdef class Device(ServerConnection):
         self.group._handler.device_connected(self)
 
     def get_buffer(self, size_hint):
+        if self.limits is not None:
+            return self.group._views[self._view_index(READ_BYTES_MIN, self.group._read_bytes)]
         return self.group._view
+
+    cdef uint32_t read_bytes_max(self) except 0:
+        """Return how much may be read at once."""
+        if self.limits is not None:
+            return READ_BYTES_MIN << self._view_index(READ_BYTES_MIN, self.group._read_bytes)
+        return self.group._read_bytes
 
     def buffer_updated(self, uint32_t size):
         self.received(size)
@@ -332,7 +346,19 @@ cdef class Device(ServerConnection):
             group._active_count += 1
             group.schedule_turn()
         self._turn_bytes += size
+        if self.limits is not None:
+            self.take_bytes(size)
         return 0
+
+    cdef int input_allowed(self) except -1:
+        if self.transport is not None:
+            self.after_answer()
+        return 0
+
+    cdef int output_allowed(self) except -1:
+        if self.output.size:
+            self.group.touch(self)
+        return self._room_again()
 
     cdef int after_read(self) except -1:
         """Handle what was received, and read no more in this turn past the share."""
@@ -357,10 +383,28 @@ cdef class Device(ServerConnection):
             return self._count_unopened()
         return 0
 
+    cdef int _count_unfinished(self) except -1:
+        """Count a large packet that has not come whole, and close the device when that is too much for all."""
+        cdef DeviceGroup group = self.group
+        cdef uint32_t held = 0
+        if self.state == STATE_CONNECTED and self._input.size and not self._is_waiting_for_events:
+            held = self._input.capacity if self._input.capacity >= UNFINISHED_BYTES_MIN else 0
+        group.unfinished_bytes += held
+        group.unfinished_bytes -= self._unfinished_bytes
+        self._unfinished_bytes = held
+        if held and group.unfinished_bytes > group.unfinished_bytes_max:
+            self.close(reason_codes.QUOTA_EXCEEDED, "mqtt.device_limits.unfinished_bytes_max is reached")
+            return self._count_unfinished()
+        return 0
+
     cdef int _after_input(self) except -1:
         self._receive_behind_events()
         if self.state != STATE_CONNECTED or self._unopened_bytes:
             self._count_unopened()
+        if self._unfinished_bytes or self._input.capacity >= UNFINISHED_BYTES_MIN:
+            self._count_unfinished()
+        if self._input.size and not self._unfinished_since_s and self.state == STATE_CONNECTED:
+            self.group.watch_unfinished(self)
         if self._events is not None or self._unhandled is not None:
             self.group.handle_events(self)
         if self._has_acknowledged:
@@ -382,7 +426,7 @@ cdef class Device(ServerConnection):
 
     cdef bint _is_held(self) noexcept:
         """Return whether what the device sends has to wait for its session, or for an answer to what it sent before."""
-        if self.state == STATE_OPENING or self._waits_for_turn:
+        if self.state == STATE_OPENING or self._waits_for_turn or self._lacks_tokens:
             return True
         if self.is_answer_due and self._is_waiting_for_events:
             if not self._held_since_s:
@@ -437,8 +481,11 @@ cdef class Device(ServerConnection):
         self.receive_eof()
         if self._unopened_bytes:
             self._count_unopened()
+        if self._unfinished_bytes:
+            self._count_unfinished()
         self.group.handle_events(self)
         self.group._handler.device_lost(self)
+        self.end_limits()
         if not self.has_session:
             # Brokers know how far they came; the device and they refer to each other, and nobody else to them.
             self.session = self.shares = None
@@ -467,6 +514,8 @@ cdef class Device(ServerConnection):
         if not self.open_session(session_present=session_present, properties=properties):
             # A will is one only when its CONNECT was accepted [MQTT-3.1.2-8].
             self.will = None
+        elif self.group.hooks is not None:
+            self.group.hooks.opened(self, bool(session_present))
         if self._unopened_bytes:
             self._count_unopened()
         if not self.group.is_congested:
@@ -479,6 +528,11 @@ cdef class Device(ServerConnection):
         if self.state == STATE_AUTHENTICATING:
             self.group._paused.discard(self)
             self._resume()
+
+    @property
+    def address(self):
+        """Return the IP address, as a proxy said it or that of the socket; None where there is none."""
+        return None if self.peer is None else self.peer.address_on(self.transport)
 
     @property
     def client_id(self):
@@ -514,6 +568,7 @@ cdef class Device(ServerConnection):
         if delivery.qos == 2 and self.session is not None:
             return self.session.send_beside_queues(message, &delivery, identifier)
         self.send_message(&message.view, &delivery, 0)
+        self.note_delivered(message, &delivery)
         self.group.touch(self)
         return True
 
@@ -560,7 +615,16 @@ cdef class Device(ServerConnection):
         if self._sent_bytes_max != 0xFFFFFFFF and not self.fits(&message.view, delivery):
             self.group.too_large += 1
             return False
-        return True
+        return self.group.may_deliver is None or self.group.may_deliver(
+            hook_message(self._client_id, message, delivery)
+        )
+
+    cdef int note_delivered(self, OutgoingMessage message, const DeliveryOptions* delivery) except -1:
+        """A message was handed to the device: users' programs are told at the end of the turn."""
+        if self.group.delivered is not None:
+            self.group.delivered.append(hook_message(self._client_id, message, delivery))
+            self.group.schedule_turn()
+        return 0
 
     cdef int deliver(self, const OutboundMessage* message, const DeliveryOptions* options) except -1:
         cdef OutboundMessage mounted

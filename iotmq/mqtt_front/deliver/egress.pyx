@@ -26,6 +26,7 @@ from collections import deque
 from iotmq import limits
 from iotmq.event_loop import LoopSlice
 from iotmq.mqtt.topics.topics import wildcard_shape
+from iotmq.supervised import FAILURES
 
 cdef Py_ssize_t BACKLOG_BYTES_MAX = limits.EGRESS_BACKLOG_BYTES_MAX
 # More than other work has of a turn: each turn ends with a write to every device that got something.
@@ -49,6 +50,7 @@ cdef class Subscribers:
     cdef Py_ssize_t capacity
     cdef dict places            # device -> place in entries
     cdef str topic              # of a filter without wildcards: brokers may push what is for another one; else None
+    cdef object heard           # called for records of a filter that this process listens to itself; else None
 
     def __init__(self, str topic):
         self.places = {}
@@ -141,6 +143,8 @@ cdef class Egress:
     cdef dict _gathered                 # device -> (options, identifiers), while one record is delivered by several filters
     cdef uint32_t* _identifiers         # of one delivery
     cdef Py_ssize_t _identifiers_capacity
+    cdef public bint sheds              # messages of QoS 0 are dropped, because of overload
+    cdef readonly uint64_t shed
     cdef readonly uint64_t delivered
     cdef readonly uint64_t dropped
     cdef readonly uint64_t malformed
@@ -191,6 +195,17 @@ cdef class Egress:
         del self._id_of[topic_filter]
         del self._filters[filter_id]
         return filter_id
+
+    def listen(self, str topic_filter not None, heard not None):
+        """Have `heard(broker topic, MQTT topic, body)` called for the records of a filter that no device may have.
+
+        Returns the filter's id.
+        """
+        self._last_id += 1
+        cdef Subscribers subscribers = Subscribers(None)
+        subscribers.heard = heard
+        self._filters[self._last_id] = subscribers
+        return self._last_id
 
     @property
     def is_idle(self):
@@ -293,6 +308,8 @@ cdef class Egress:
         if count == 1:
             subscribers = self._find(get_u32(ids), message)
             if subscribers is not None:
+                if subscribers.heard is not None:
+                    self._hear(subscribers, record, message)
                 self._served += <uint32_t>subscribers.count
                 for place in range(subscribers.count):
                     entry = &subscribers.entries[place]
@@ -303,6 +320,8 @@ cdef class Egress:
         for index in range(count):
             subscribers = self._find(get_u32(ids + 4 * index), message)
             if subscribers is not None:
+                if subscribers.heard is not None:
+                    self._hear(subscribers, record, message)
                 self._served += <uint32_t>subscribers.count
                 for place in range(subscribers.count):
                     self._gather(&subscribers.entries[place], message)
@@ -311,6 +330,18 @@ cdef class Egress:
             used = self._use_identifiers(identifiers)
             self._deliver_one(<Device>device, message, <uint8_t>options, self._identifiers, used)
         self._gathered.clear()
+        return 0
+
+    cdef int _hear(self, Subscribers subscribers, const RecordParts* record, OutgoingMessage message) except -1:
+        try:
+            subscribers.heard(
+                record.topic[:record.topic_size],
+                message.view.topic[:message.view.topic_size],
+                message.view.payload[:message.view.payload_size],
+            )
+        except Exception:
+            # Subscribers get the rest.
+            FAILURES.note("what a front end hears")
         return 0
 
     cdef int _gather(self, LocalSubscriber* entry, OutgoingMessage message) except -1:
@@ -366,8 +397,12 @@ cdef class Egress:
         cdef DeliveryOptions delivery
         if not device.is_for_device(message, &delivery, options, identifiers, count):
             return 0
+        if self.sheds and not delivery.qos:
+            self.shed += 1
+            return 0
         if device.deliver(&message.view, &delivery):
             self.delivered += 1
+            device.note_delivered(message, &delivery)
             if device.output.size:
                 self.group.touch(device)
         elif device.state == STATE_CONNECTED:   # one that is on its way out is no slow subscriber

@@ -35,6 +35,8 @@ class FrontEndTotals(NamedTuple):
     payload_bytes_received: int
     bytes_received: int
     bytes_sent: int
+    overload_level: int = 0
+    messages_shed: int = 0
 
 
 # Topic below $SYS/broker/load/ -> what it is the rate of.
@@ -194,6 +196,8 @@ class SysTopics:
             "publish/bytes/received": totals.payload_bytes_received,
             "bytes/received": totals.bytes_received,
             "bytes/sent": totals.bytes_sent,
+            "overload/level": totals.overload_level,
+            "overload/messages/dropped": totals.messages_shed,
         }
         return {_ROOT + name: str(value) for name, value in values.items()}
 

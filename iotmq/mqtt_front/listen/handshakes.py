@@ -24,6 +24,7 @@ from iotmq import limits
 from iotmq.event_loop import NextTurn
 from iotmq.metrics import Metric, samples, samples_by
 from iotmq.mqtt_front.connection.peer import Peer
+from iotmq.mqtt_front.limiting.limiter import Refusal
 from iotmq.mqtt_front.listen.proxy_header import NO_HEADER, ProxyHeader, ProxyHeaderError, ProxyHeaderReader
 from iotmq.mqtt_front.listen.tls import certificate_identity, has_expired, listener_tls
 from iotmq.mqtt_front.settings.listeners import ListenerSettings
@@ -33,6 +34,8 @@ from iotmq.supervised import supervise
 _log = logging.getLogger("iotmq.mqtt")
 
 MakeProtocol: TypeAlias = Callable[[Peer], asyncio.BaseProtocol]
+Enter: TypeAlias = Callable[[str, str | None], Refusal | None]
+"""Decides about a connection of a listener from an address."""
 
 _TLS_HANDSHAKE: Final = 0x16
 _RECORD_HEADER_BYTES: Final = 5
@@ -40,6 +43,10 @@ _PEEK_BYTES: Final = 2_048
 #: Why connections end before they are MQTT, as metrics call it.
 REASONS: Final = (
     "room",
+    "banned",
+    "overload",
+    "connects_per_s",
+    "connections_max",
     "untrusted_proxy",
     "proxy_header",
     "not_tls",
@@ -61,9 +68,12 @@ class Handshakes:
         make: MakeProtocol,
         *,
         has_room: Callable[[], bool],
+        enter: Enter,
         ticket_secret: str = "",
     ) -> None:
         """`listener` is bound and listens; `has_room` says whether one more connection may be open.
+
+        `enter` says why one of an address may not, as soon as the address is known.
 
         ConfigError when a file of the settings is no use.
         """
@@ -72,6 +82,7 @@ class Handshakes:
         # Of those of whom nothing is known.
         self._peer = Peer(settings.name)
         self._has_room = has_room
+        self._enter = enter
         self._trusted = settings.trusted_networks
         self._loop = asyncio.get_running_loop()
         self._tls = listener_tls(settings, ticket_secret=ticket_secret)
@@ -148,6 +159,8 @@ class Handshakes:
                 self._refuse(arrival, "untrusted_proxy", "it is not in proxy_trusted of the listener")
                 return
             arrival.reader = ProxyHeaderReader()
+        elif self._is_turned_away(arrival, _host_of(address) or None):
+            return
         arrival.timer = self._loop.call_later(self._settings.handshake_timeout_s, self._overdue, arrival)
         self._waiting.add(arrival)
         self._loop.add_reader(connection.fileno(), self._look, arrival)
@@ -186,6 +199,8 @@ class Handshakes:
         if reader.header is None:
             return
         arrival.header, arrival.reader = reader.header, None
+        if self._is_turned_away(arrival, reader.header.address):
+            return
         if self._tls is None:
             self._forget(arrival)
             self._start(arrival)
@@ -208,6 +223,15 @@ class Handshakes:
         else:
             arrival.awaited_bytes = size
             arrival.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
+
+    def _is_turned_away(self, arrival: _Arrival, address: str | None) -> bool:
+        """Close a connection that may not be there. The log has heard of it, as far as it is to."""
+        refusal = self._enter(self._settings.name, address)
+        if refusal is None:
+            return False
+        self._ended[refusal.cause] += 1
+        self._left(arrival)
+        return True
 
     def _left(self, arrival: _Arrival) -> None:
         """The peer has gone by itself, which is no fault: balancers see like that whether we listen."""

@@ -21,7 +21,8 @@ from iotmq.errors import ConfigError
 from iotmq.metrics import Metric, samples
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.connection.peer import Peer
-from iotmq.mqtt_front.listen.handshakes import Handshakes
+from iotmq.mqtt_front.limiting.limiter import Refusal
+from iotmq.mqtt_front.listen.handshakes import Enter, Handshakes
 from iotmq.mqtt_front.listen.sockets import Sockets
 from iotmq.mqtt_front.settings.listeners import ListenerSettings
 
@@ -44,17 +45,20 @@ class Listeners:
         *,
         is_shared: bool = False,
         has_room: Callable[[int], bool] = lambda _: True,
+        enter: Enter = lambda listener, address: None,
         ticket_secret: str = "",
     ) -> None:
         """With `is_shared` other processes may listen on the same ports; with the same `ticket_secret` each
         resumes the TLS sessions of all.
 
-        `has_room` says whether so many connections that are not MQTT yet may be open beside the devices.
+        `has_room` says whether so many connections that are not MQTT yet may be open beside the devices,
+        `enter` why one from an address may not be open.
         """
         self._settings = tuple(settings)
         self._make_device = make_device
         self._is_shared = is_shared
         self._has_room = has_room
+        self._enter = enter
         self._ticket_secret = ticket_secret
         self._servers: list[asyncio.AbstractServer] = []
         # Of those where MQTT comes at once and as it is; made by `open`.
@@ -103,6 +107,7 @@ class Listeners:
                 listener,
                 protocol_for,
                 has_room=self._has_room_for_one,
+                enter=self._enter,
                 ticket_secret=self._ticket_secret,
             )
         elif not settings.is_websocket:
@@ -138,6 +143,12 @@ class Listeners:
     def arriving_count(self) -> int:
         """Connections that are open and no devices yet."""
         return sum(handshakes.count for handshakes in self._handshakes.values())
+
+    def refusal_of(self, device: Device, address: str | None) -> Refusal | None:
+        """Return why a new connection is to be closed; None also where that was decided before TLS."""
+        if device.peer.listener in self._handshakes:
+            return None
+        return self._enter(device.peer.listener, address)
 
     def connected(self, device: Device) -> None:
         """A connection of one of the listeners is open."""

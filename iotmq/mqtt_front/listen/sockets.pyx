@@ -281,7 +281,7 @@ cdef class SocketLink(DeviceLink):
 
     cdef int _read(self) except -1:
         cdef Device device = self._device
-        cdef Py_ssize_t size = recv(self._descriptor, device.group._input_data, device.group._read_bytes, 0)
+        cdef Py_ssize_t size = recv(self._descriptor, device.group._input_data, device.read_bytes_max(), 0)
         if size > 0:
             device.received(<uint32_t>size)
         elif size == 0:

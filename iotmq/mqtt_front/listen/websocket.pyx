@@ -164,7 +164,7 @@ cdef class WebSocketLink(WSListener):
         cdef Py_ssize_t offered = free_bytes
         if size > READ_BUFFER_BYTES and 3 * self._unparsed_bytes < 2 * size:
             offered = free_bytes - size // 8
-        return min(offered, <Py_ssize_t>self._device.group._read_bytes)
+        return min(offered, <Py_ssize_t>self._device.read_bytes_max())
 
     cdef int before_read(self, uint32_t size) except -1:
         self._unparsed_bytes += size

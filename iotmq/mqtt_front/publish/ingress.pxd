@@ -24,6 +24,7 @@ cdef class Lane(BatchOwner):
     cdef list waiting                   # full batches behind the one under way, oldest first
     cdef Batch under_way                # handed to the broker; None while the lane is idle
     cdef bint is_active                 # in Ingress._active
+    cdef double offered_s               # when the batch under way was handed over first
 
     cdef int send(self) except -1
     cdef Batch newest(self)
@@ -58,6 +59,8 @@ cdef class Ingress(PublishSink):
     cdef dict _releases                 # of this turn: broker, or None for all -> Release
     cdef bint _is_marked                # the message that is being added has its packet id
     cdef bint _is_closed                # nothing is offered again
+    cdef public bint sheds              # messages of QoS 0 are dropped, because of overload
+    cdef readonly uint64_t shed
     cdef readonly uint64_t messages
     cdef readonly uint64_t message_bytes
     cdef readonly uint64_t batches

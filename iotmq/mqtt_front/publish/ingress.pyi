@@ -21,6 +21,7 @@ class Bridges(Protocol):
 
 class Ingress(PublishSink):
     group: DeviceGroup
+    sheds: bool
     guard: PublishGuard | None
     bridges: Bridges | None
     def __init__(
@@ -33,6 +34,10 @@ class Ingress(PublishSink):
         rewrites: TopicRewrites | None = None,
         guard: PublishGuard | None = None,
     ) -> None: ...
+    @property
+    def shed(self) -> int: ...
+    @property
+    def waited_s(self) -> float: ...
     @property
     def messages(self) -> int: ...
     @property

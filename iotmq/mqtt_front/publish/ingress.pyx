@@ -141,6 +141,7 @@ cdef class Lane(BatchOwner):
         else:
             return 0
         self.under_way = batch
+        self.offered_s = self.ingress.group.clock.monotonic_s()
         self.offer()
         return 0
 
@@ -274,6 +275,13 @@ cdef class Ingress(PublishSink):
         """Return whether nothing waits for the broker."""
         return self._pending_bytes == 0
 
+    @property
+    def waited_s(self):
+        """Return how long the oldest batch that a broker was handed has had no answer; 0 without one."""
+        now_s = self.group.clock.monotonic_s()
+        offered = [(<Lane>lane).offered_s for lane in self._lanes if (<Lane>lane).under_way is not None]
+        return now_s - min(offered, default=now_s)
+
     def forget_routes(self):
         """Resolve every topic anew: routes, numbers of queues or the brokers' limits changed."""
         self._targets.drop()
@@ -345,6 +353,9 @@ cdef class Ingress(PublishSink):
             if topic.startswith(_BRIDGE_PREFIX):
                 return self._take_notification(device, topic, publication)
             target = self._targets.resolve(publication.topic, publication.topic_size)
+        if self.sheds and not publication.qos:
+            self.shed += 1
+            return 0
         if target.kind != TARGET_RESOLVED:
             target = self._targets.of_device(device, publication.topic, publication.topic_size)
             if target.kind == TARGET_REFUSED:

@@ -31,7 +31,7 @@ from iotmq.mqtt_front.settings.routes import RouteSettings
 _log = logging.getLogger("iotmq.mqtt")
 
 # Topics brokers keep messages in on their way to another one, or write themselves: nobody may send to them.
-_RESERVED_PREFIXES: Final = ("%", "RMQ_SYS_", "rmq_sys_")
+_RESERVED_PREFIXES: Final = ("%", "RMQ_SYS_", "rmq_sys_", "iotmq_sys_")
 _RESERVED: Final = frozenset(
     {
         "OFFSET_MOVED_EVENT",

@@ -42,7 +42,7 @@ from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt.reason_codes import TOPIC_NAME_INVALID
 from iotmq.mqtt.topics.delayed import split_delayed
 from iotmq.mqtt.topics.reply import REPLY_PREFIX
-from iotmq.mqtt.topics.topics import SYS_PREFIX, decode_topic_name
+from iotmq.mqtt.topics.topics import PRIVATE_PREFIX, SYS_PREFIX, decode_topic_name
 from iotmq.mqtt_front.publish.device_names import DeviceNames, names_of_key
 from iotmq.mqtt_front.publish.routes import MessageRoutes
 
@@ -62,6 +62,8 @@ def _check_publishable(str name):
     """Raise MqttProtocolError for a topic that is no device's."""
     if name.startswith(SYS_PREFIX):
         raise MqttProtocolError(TOPIC_NAME_INVALID, "what is below $SYS/ is published by the server alone")
+    if name.startswith(PRIVATE_PREFIX):
+        raise MqttProtocolError(TOPIC_NAME_INVALID, f"what is below {PRIVATE_PREFIX} is the server's own")
     if name.startswith(REPLY_PREFIX):
         # Of a will, or behind a delay or another name: who asked would not wait for it.
         raise MqttProtocolError(TOPIC_NAME_INVALID, "an answer to a request is published at once")

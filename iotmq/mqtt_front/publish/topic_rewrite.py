@@ -91,7 +91,8 @@ class TopicRewrites:
 
     def subscribed(self, topic_filter: str, names: DeviceNames | None) -> str | None:
         """Return the filter that is meant by `topic_filter`, with prefixes left alone; None for none."""
-        if not self._subscribe:
+        if not self._subscribe or topic_filter[0] == "\0":
+            # Or refused already (refused_filters).
             return topic_filter
         prefix, plain = split_prefix(topic_filter)
         rule = _chosen(self._subscribe, plain)

@@ -297,6 +297,7 @@ cdef class DurableSession(KeptSession):
                 self._add_flight(subscription, position, packet_id, 1, FLIGHT_SENT)
             self.egress.group.touch(device)
         self.egress.delivered += 1
+        device.note_delivered(message, &delivery)
         subscription.next_position = position + 1
         self.move(subscription)
         return True

@@ -90,6 +90,7 @@ cdef class SharedSession(DeviceSession):
         delivery.is_duplicate = is_repeated and delivery.qos
         if not self._waiting and self.device.has_room():
             packet_id = self.device.send_message(&message.view, &delivery, 0)
+            self.device.note_delivered(message, &delivery)
             return self.sent(source, position, packet_id)
         self._waiting[source, position] = HeldMessage.of(
             self.egress.copy_of(source.number, position, message), &delivery, member.identifier

@@ -24,7 +24,7 @@ from iotmq.mqtt.codec.subscription_options import (
     SEND_RETAINED_WHEN_NEW,
     SubscriptionOptions,
 )
-from iotmq.mqtt.topics.topics import is_exclusive, is_shared
+from iotmq.mqtt.topics.topics import is_exclusive, is_private, is_shared, without_prefix
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.deliver.egress import Egress
 from iotmq.mqtt_front.deliver.retained_egress import RetainedEgress
@@ -113,7 +113,7 @@ class Subscriptions:
         if device.bridge is not None:
             wanted = tuple((mounted_filter(device.bridge, name), options) for name, options in wanted)
         named = self.rewrites.subscriptions(wanted, names_of(device))
-        event = event._replace(subscriptions=tuple(map(_not_too_deep, named)))
+        event = event._replace(subscriptions=tuple(map(_checked, named)))
         self.rights.subscribe(device, event, partial(self._decide, device))
 
     def subscribe_automatically(self, device: Device, wanted: Sequence[tuple[str, int]]) -> None:
@@ -279,6 +279,8 @@ class Subscriptions:
         self.rights.check_again(device, self.withdraw)
         if event.packet_id != _UNASKED:
             device.send_suback(event.packet_id, codes, refusal_text(event.subscriptions))
+            if device.group.hooks is not None:
+                device.group.hooks.subscribed(device, event, codes)
             if self.subscribed is not None:
                 self.subscribed(device, event, codes)
             return
@@ -502,9 +504,14 @@ class _Granted(NamedTuple):
             self.retained.pop(topic_filter, None)
 
 
-def _not_too_deep(subscription: tuple[str, int]) -> tuple[str, int]:
-    """Refuse a filter with wildcards that is too deep: every topic as deep would be compared with it."""
+def _checked(subscription: tuple[str, int]) -> tuple[str, int]:
+    """Refuse a filter of topics that are no device's, and one with wildcards that is too deep.
+
+    Every topic as deep would be compared with it.
+    """
     name, asked = subscription
+    if name.startswith("$") and is_private(without_prefix(name)):
+        return refused_filter(reason_codes.NOT_AUTHORIZED.v5_code, "the topics are the server's own"), asked
     if name.count("/") < MQTT_WILDCARD_LEVELS_MAX or ("+" not in name and "#" not in name):
         return subscription
     levels = name.split("/")

@@ -10,6 +10,7 @@ from msgspec import Meta
 from iotmq import limits
 from iotmq.audit_log import MqttEvent
 from iotmq.mqtt_front.settings.authentication import NOBODY, AuthenticationSettings
+from iotmq.mqtt_front.settings.limiting import LimitSettings
 from iotmq.mqtt_front.settings.listeners import ListenerSettings, tcp_listener
 from iotmq.mqtt_front.settings.permissions import PermissionSettings
 from iotmq.mqtt_front.settings.plugins import PluginsSettings
@@ -64,6 +65,8 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Which topics devices may publish and subscribe."""
     plugins: PluginsSettings = PluginsSettings()
     """Plug-ins that decide about devices and hear of them."""
+    device_limits: LimitSettings = LimitSettings()
+    """Limits on devices: rates and connections by client, user, address and listener, flapping, overload."""
     connections_max: Annotated[int, Meta(ge=1, le=10_000_000)] = limits.MQTT_CONNECTIONS_MAX
     """Connections of one front-end process; more are closed at once. The limit on open files must allow
     it."""
@@ -173,6 +176,14 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     JSON."""
     rewrites: Annotated[tuple[RewriteSettings, ...], Meta(max_length=limits.MQTT_REWRITES_MAX)] = ()
     """Other names for topics and filters; the last rule whose filter matches decides."""
+    hooks: Annotated[
+        tuple[Annotated[str, Meta(pattern=r"^[^:]+:[^:]+$", max_length=255)], ...],
+        Meta(max_length=limits.MQTT_HOOKS_MAX),
+    ] = ()
+    """Classes of your own, MODULE:CLASS, derived from iotmq.hooks.Hooks, that decide and hear what devices
+    do; asked in this order."""
+    hook_timeout_s: Annotated[float, Meta(ge=0.01, le=60)] = 1.0
+    """How long a hook may take to decide, in seconds; a late one denies."""
     auto_subscriptions: Annotated[
         tuple[AutoSubscriptionSettings, ...], Meta(max_length=limits.MQTT_AUTO_SUBSCRIPTIONS_MAX)
     ] = ()

@@ -80,7 +80,7 @@ def test_a_refusal_without_a_code_of_its_own_has_no_connack_before_mqtt_5() -> N
     """MQTT 3.1.1 [MQTT-3.2.2-6]"""
     connection, _ = new_connection()
     connection.receive_data(packets.encode_connect(Connect("d", True, 60, None, None, None)), 0.0)
-    connection.refuse(reason_codes.QUOTA_EXCEEDED)
+    connection.refuse(reason_codes.PAYLOAD_FORMAT_INVALID)
     assert connection.state == CLOSED
     assert connection.data_to_send() == b""
 

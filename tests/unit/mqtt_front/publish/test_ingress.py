@@ -13,7 +13,8 @@ from iotmq.mqtt import reason_codes
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.codec.packets import Will
 from iotmq.mqtt.topics.reply import REPLY_PREFIX, ReplyAddress, reply_token
-from iotmq.mqtt_front.connection.device import Device, DeviceSession
+from iotmq.mqtt_front.connection.device import Device
+from iotmq.mqtt_front.connection.device_calls import DeviceSession
 from iotmq.mqtt_front.publish.ingress import Ingress
 from iotmq.mqtt_front.publish.routes import Router
 from iotmq.mqtt_front.settings.mqtt import MqttSettings

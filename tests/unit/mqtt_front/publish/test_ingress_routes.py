@@ -14,7 +14,8 @@ from iotmq import limits
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.codec.packets import Will
 from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties
-from iotmq.mqtt_front.connection.device import Device, DeviceSession
+from iotmq.mqtt_front.connection.device import Device
+from iotmq.mqtt_front.connection.device_calls import DeviceSession
 from iotmq.mqtt_front.publish.device_names import DeviceNames
 from iotmq.mqtt_front.publish.ingress import Ingress
 from iotmq.mqtt_front.publish.routes import Router

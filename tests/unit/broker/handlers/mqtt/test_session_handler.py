@@ -143,7 +143,12 @@ async def refusal(asked: Any) -> tuple[int, str]:
     return raised.value.code, str(raised.value)
 
 
-@pytest.mark.parametrize("code", range(RequestCode.OPEN_SESSION, RequestCode.CLAIM_SESSIONS + 1))
+# Operators read retained messages, too: the bans are among them.
+OF_FRONT_ENDS = {*range(RequestCode.OPEN_SESSION, RequestCode.CLAIM_SESSIONS + 1)}
+OF_FRONT_ENDS.remove(RequestCode.READ_RETAINED)
+
+
+@pytest.mark.parametrize("code", sorted(OF_FRONT_ENDS))
 async def test_only_front_ends_have_sessions(site: Site, code: int) -> None:
     assert (await refusal(site.ask(Connection(), code)))[0] == ResponseCode.NO_PERMISSION
 
@@ -291,7 +296,7 @@ async def test_retained_messages_come_page_by_page(site: Site) -> None:
     )
     ext = {"filter": "r/+", "maxNums": "2", "maxMsgBytes": "100000"}
     first = await site.ask(front_end, RequestCode.READ_RETAINED, **ext)
-    second = await site.ask(front_end, RequestCode.READ_RETAINED, after=first.ext["after"], **ext)
+    second = await site.ask(Connection(), RequestCode.READ_RETAINED, after=first.ext["after"], **ext)
     assert "after" not in second.ext
     assert decode_record(second.body_bytes()).body == b"2"
     assert "after" in (await refusal(site.ask(front_end, RequestCode.READ_RETAINED, after="x", **ext)))[1]

@@ -1,0 +1,138 @@
+"""The thread in which users' programs are called: an event loop, and threads for functions that wait.
+
+The front end's loop hands calls over and gets their results back; nothing here runs on it, so that a program
+that fails, waits or never returns keeps no device from its turn. It shares Python's lock with it, though: a
+program that computes slows everything down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, NamedTuple
+
+from iotmq import limits
+from iotmq.supervised import end
+
+# Functions that wait at the same time.
+_THREADS: Final = 8
+_STOP_TIMEOUT_S: Final = 1.0
+
+
+class HookCall(NamedTuple):
+    """One call of one method. `done(result, error, seconds)` is called on the front end's loop."""
+
+    method: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    done: Callable[[Any, BaseException | None, float], None]
+
+
+class HookThread:
+    """Runs calls until it is stopped. `call` and `tell` are for the front end's loop."""
+
+    def __init__(self, front_loop: asyncio.AbstractEventLoop) -> None:
+        self._front_loop = front_loop
+        self._loop = asyncio.new_event_loop()
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="iotmq-hook")
+        self._thread = threading.Thread(target=self._run, name="iotmq-hooks", daemon=True)
+        self._tasks: set[asyncio.Task[None]] = set()
+        # What is only told, in its order; a condition is not needed, because the loop is woken.
+        self._told: deque[HookCall] = deque()
+        self._is_telling = False
+        self._is_stopped = False
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def told_count(self) -> int:
+        """Return how much waits to be told."""
+        return len(self._told)
+
+    def call(self, call: HookCall) -> Callable[[], None]:
+        """Begin a call beside all others; what is returned gives it up."""
+        holder: list[asyncio.Task[None]] = []
+
+        def begin() -> None:
+            task = self._loop.create_task(self._call(call))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            holder.append(task)
+
+        def give_up() -> None:
+            self._in_thread(lambda: [task.cancel() for task in holder])
+
+        self._in_thread(begin)
+        return give_up
+
+    def tell(self, call: HookCall) -> bool:
+        """Make a call behind those told before; False when too many wait."""
+        if len(self._told) >= limits.HOOK_EVENTS_WAITING_MAX:
+            return False
+        self._told.append(call)
+        if not self._is_telling:
+            self._is_telling = True
+            self._in_thread(self._begin_telling)
+        return True
+
+    async def stop(self) -> None:
+        """End the thread; calls that have not ended by then are given up."""
+        if self._is_stopped or not self._thread.is_alive():
+            return
+        self._is_stopped = True
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        await asyncio.to_thread(self._thread.join, _STOP_TIMEOUT_S)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    # In the thread
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+            self._loop.run_until_complete(end(self._tasks))
+        finally:
+            self._loop.close()
+
+    def _in_thread(self, action: Callable[[], object]) -> None:
+        if not self._is_stopped:
+            self._loop.call_soon_threadsafe(action)
+
+    def _begin_telling(self) -> None:
+        task = self._loop.create_task(self._tell_all())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tell_all(self) -> None:
+        while True:
+            while self._told:
+                await self._call(self._told.popleft())
+            # The front end may have added one since; it looks at the flag behind that.
+            self._is_telling = False
+            if not self._told or self._is_telling:
+                return
+            self._is_telling = True
+
+    async def _call(self, call: HookCall) -> None:
+        began_s = time.monotonic()
+        result: Any = None
+        error: BaseException | None = None
+        try:
+            if inspect.iscoroutinefunction(call.method):
+                result = await call.method(*call.arguments)
+            else:
+                result = await self._loop.run_in_executor(self._pool, call.method, *call.arguments)
+                if inspect.isawaitable(result):
+                    result = await result
+        except asyncio.CancelledError:
+            return
+        except BaseException as raised:
+            error = raised
+        seconds = time.monotonic() - began_s
+        if not self._is_stopped:
+            self._front_loop.call_soon_threadsafe(call.done, result, error, seconds)
