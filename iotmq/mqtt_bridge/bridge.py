@@ -599,7 +599,9 @@ def _address(settings: BridgeSettings, where: str) -> tuple[Address, str | None,
     try:
         parsed = parse_url(settings.address)
     except IotmqError as error:
-        raise ConfigError(f"{where}.address: {error}") from None
+        raise ConfigError(
+            f"{where}.address: {error}; a bridge takes mqtt, mqtts and unix, without a topic"
+        ) from None
     if parsed.user_name or parsed.password or parsed.topic:
         raise ConfigError(
             f"{where}.address: user_name and password are settings of their own, and there is no topic"
