@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from iotmq.mqtt_front.permissions.topic_template import Subject
     from iotmq.mqtt_front.publish.device_names import DeviceNames
     from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
+    from iotmq.mqtt_front.settings.mqtt import MqttSettings
     from iotmq.mqtt_front.settings.permissions import PermissionSettings
 
 _ALLOWED: Final = 0
 _REFUSED: Final = 1
+_NOBODY_ASKED: Final = "nobody is asked who it is (mqtt.authentication), and there are no rules"
 
 
 def add_access_actions(
@@ -36,7 +38,7 @@ def add_access_actions(
         "0 it may, 1 it may not, 2 the settings or the rules are wrong.",
     )
     test.add_argument("--client", required=True, metavar="ID", help="client id of the device")
-    test.add_argument("--user", metavar="NAME", help="its user name; without one nobody asked who it is")
+    test.add_argument("--user", metavar="NAME", help="its user name; without one it is anonymous")
     test.add_argument("--action", required=True, choices=("publish", "subscribe"))
     test.add_argument(
         "--topic",
@@ -123,23 +125,31 @@ def _test(options: argparse.Namespace, config: Config) -> int:
 def _decided(options: argparse.Namespace, config: Config) -> tuple[Decision, str]:
     """Return the decision, and the topic or filter it is about: after rewriting, without a prefix."""
     from iotmq.mqtt.errors import MqttProtocolError
+    from iotmq.mqtt_front.access.identity import Identity
     from iotmq.mqtt_front.permissions.policies import Policies
+    from iotmq.mqtt_front.permissions.rule import Decision
     from iotmq.mqtt_front.publish.device_names import DeviceNames
     from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
 
-    subject = _subject(options)
+    subject = _subject(options, config.mqtt)
     names = DeviceNames(subject.client_id, subject.user)
     rewrites = TopicRewrites(config.mqtt.rewrites)
     are_proved = config.mqtt.authentication.client_ids != "any"
-    policy = Policies(_settings(options, config), are_client_ids_proved=are_proved).policy_of(subject)
+    settings = _settings(options, config)
+    policy = Policies(settings, are_client_ids_proved=are_proved).policy_of(subject)
+    is_publish = options.action == "publish"
     try:
-        if options.action == "publish":
-            really, use = _published(options, rewrites, names)
-            return policy.may_publish(really, use), really
-        really, use = _subscribed(options, rewrites, names)
-        return policy.may_subscribe(really, use), really
+        really, use = (_published if is_publish else _subscribed)(options, rewrites, names)
     except MqttProtocolError as error:
         raise ConfigError(f"--topic {options.topic!r}: {error}") from error
+    decision = policy.may_publish(really, use) if is_publish else policy.may_subscribe(really, use)
+    identity = subject.identity
+    if identity == Identity() and not config.mqtt.authentication.allow_anonymous:
+        decision = Decision(False, "mqtt.authentication", "it cannot connect without a user name")
+    elif not settings.permissions_file:
+        why = f'mqtt.permissions.without_rules = "{settings.without_rules}"'
+        decision = decision._replace(detail=_NOBODY_ASKED if identity is None else why)
+    return decision, really
 
 
 def _published(options: argparse.Namespace, rewrites: TopicRewrites, names: DeviceNames) -> tuple[str, Use]:
@@ -172,7 +182,7 @@ def _subscribed(options: argparse.Namespace, rewrites: TopicRewrites, names: Dev
     return really, use
 
 
-def _subject(options: argparse.Namespace) -> Subject:
+def _subject(options: argparse.Namespace, mqtt: MqttSettings) -> Subject:
     from iotmq.mqtt_front.access.identity import Identity
     from iotmq.mqtt_front.permissions.topic_template import Subject
 
@@ -187,6 +197,8 @@ def _subject(options: argparse.Namespace) -> Subject:
         identity = Identity(
             user=options.user, roles=tuple(options.role), groups=tuple(options.group), attributes=attributes
         )
+    elif mqtt.asks_at(options.listener):
+        identity = Identity()
     return Subject(
         client_id=options.client,
         identity=identity,

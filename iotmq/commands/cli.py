@@ -291,7 +291,17 @@ def _add_config_actions(config: argparse.ArgumentParser) -> None:
 
 
 def _check_config(options: argparse.Namespace) -> int:
-    _load(options)
+    """Everything that stops a start and is known without other files than that of the routes."""
+    config = _load(options)
+    if config.mqtt.routes or config.mqtt.routes_file:
+        from iotmq.mqtt_front.publish.route_file import open_router
+
+        open_router(config.mqtt)
+    if config.bridges:
+        from iotmq.mqtt_bridge.bridge import check_bridge
+
+        for bridge in config.bridges:
+            check_bridge(bridge)
     print("the settings are valid")
     return EXIT_OK
 

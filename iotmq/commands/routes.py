@@ -77,7 +77,7 @@ def _check(_options: argparse.Namespace, _config: Config, router: Router) -> int
 def _test(options: argparse.Namespace, config: Config, router: Router) -> int:
     from iotmq.mqtt.errors import MqttProtocolError
     from iotmq.mqtt.topics.delayed import split_delayed
-    from iotmq.mqtt.topics.topics import decode_topic_name
+    from iotmq.mqtt.topics.topics import SYS_PREFIX, decode_topic_name
     from iotmq.mqtt_front.publish.device_names import DeviceNames
     from iotmq.mqtt_front.publish.route_fields import RoutedMessage
     from iotmq.mqtt_front.publish.route_trial import explain
@@ -95,6 +95,8 @@ def _test(options: argparse.Namespace, config: Config, router: Router) -> int:
             delay_s, name = split_delayed(name)
     except MqttProtocolError as error:
         raise ConfigError(f"{options.topic}: {error}") from None
+    if name.startswith(SYS_PREFIX):
+        raise ConfigError(f"{options.topic}: no device may publish below {SYS_PREFIX}")
     message = RoutedMessage(
         name,
         names,

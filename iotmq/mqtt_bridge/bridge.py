@@ -33,7 +33,7 @@ from iotmq.mqtt_bridge.connection import (
 from iotmq.mqtt_bridge.identity import BridgeIdentity
 from iotmq.mqtt_bridge.queue_feed import QueueFeed
 from iotmq.mqtt_bridge.settings import BridgeSettings
-from iotmq.mqtt_bridge.topic_maps import SendMap
+from iotmq.mqtt_bridge.topic_maps import ReceiveMap, SendMap
 from iotmq.mqtt_client.address import Address, parse_url
 from iotmq.mqtt_client.links import open_link
 from iotmq.mqtt_client.tls import TlsOptions, tls_context
@@ -601,11 +601,21 @@ class Bridge:
         )
 
 
+def check_bridge(settings: BridgeSettings) -> None:
+    """Raise ConfigError for settings that no bridge can have."""
+    where = f"bridges[{settings.name}]"
+    _address(settings, where)
+    SendMap(settings.send, gateway="gateway", where=where)
+    ReceiveMap(settings.receive, gateway="gateway", where=where)
+
+
 def _address(settings: BridgeSettings, where: str) -> tuple[Address, str | None, bytes | None]:
     try:
         parsed = parse_url(settings.address)
     except IotmqError as error:
-        raise ConfigError(f"{where}.address: {error}") from None
+        raise ConfigError(
+            f"{where}.address: {error}; a bridge takes mqtt, mqtts and unix, without a topic"
+        ) from None
     if parsed.user_name or parsed.password or parsed.topic:
         raise ConfigError(
             f"{where}.address: user_name and password are settings of their own, and there is no topic"

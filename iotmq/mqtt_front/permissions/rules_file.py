@@ -12,6 +12,7 @@ topics = ["devices/%u/telemetry"]
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from ipaddress import IPv4Network, IPv6Network, ip_network
@@ -25,6 +26,7 @@ from iotmq import limits
 from iotmq.errors import IotmqError
 from iotmq.mqtt_front.permissions.rule import ACTIONS, PUBLISH, SUBSCRIBE, Conditions, Rule, Who
 from iotmq.mqtt_front.permissions.topic_template import TemplateLevels, parse_template, template_text
+from iotmq.spelling import did_you_mean
 
 _PROBLEMS_SHOWN_MAX: Final = 10
 
@@ -63,6 +65,15 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     shared: bool | None = None
     exclusive: bool | None = None
     payload_bytes_max: Annotated[int, Meta(ge=0, le=limits.RECORD_BYTES_MAX)] | None = None
+
+
+_MEANT: Final = {
+    "permission": '"allow" or "deny"',
+    "action": '"publish", "subscribe" or "all"',
+    "who": '"all" or a table such as { role = "pump" }',
+    "topics": 'a list such as ["devices/%u/#"]',
+    "qos": "a list such as [0, 1]",
+}
 
 
 class RulesOfFile(NamedTuple):
@@ -115,8 +126,22 @@ def parse_rules(data: bytes) -> RulesOfFile:
     return RulesOfFile(tuple(rules), _roles_of_user(table.get("roles", {})))
 
 
+def _hint(problem: str) -> str:
+    """Return what could stand there instead, where that is known."""
+    if unknown := re.search(r"unknown field `(.*?)`(?: - at `\$\.(who))?", problem):
+        known = (_Who if unknown[2] else _Entry).__struct_fields__
+        return (
+            did_you_mean(unknown[1], dict(zip(known, known, strict=True))) or f"; known: {', '.join(known)}"
+        )
+    place = re.search(r"`\$\.(\w+)`$", problem)
+    return f"; it is {_MEANT[place[1]]}" if place and place[1] in _MEANT else ""
+
+
 def _rule(number: int, given: object) -> Rule:
-    entry = msgspec.convert(given, _Entry)
+    try:
+        entry = msgspec.convert(given, _Entry)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{error}{_hint(str(error))}") from None
     actions = ACTIONS[entry.action]
     if entry.qos is not None and entry.qos_max is not None:
         raise ValueError("qos and qos_max say the same: give one of them")

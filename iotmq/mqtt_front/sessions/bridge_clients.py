@@ -33,8 +33,8 @@ class _Told(NamedTuple):
 class BridgeClients:
     """The bridges of one front end.
 
-    What one publishes to `$SYS/broker/connection/CLIENT ID/state`, with its own client id, is kept: `1`
-    when it comes, and `0`, whatever its will says, when its connection has ended.
+    `$SYS/broker/connection/CLIENT ID/state` is `1` while one is connected, and `0`, whatever its will says,
+    when its connection has ended. It may publish there, with its own client id, that it does not reach us.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class BridgeClients:
             device.bridge = role
             device.properties = role.properties
             self._connected.add(device)
+            self._keep(client_id, _CONNECTED, device)
             if will is not None and not will.topic.startswith(topics.BRIDGE_PREFIX):
                 will = will._replace(topic=role.mounted(will.topic))
         if will is not None and will.topic.startswith(topics.BRIDGE_PREFIX):
@@ -120,7 +121,7 @@ class BridgeClients:
             ("iotmq_mqtt_bridges", "Connections that are bridges of other brokers.", len(self._connected))
         )
         states = {client_id: float(told.text == _CONNECTED) for client_id, told in self._told.items()}
-        text = "Whether a bridge that tells its state is connected."
+        text = "Whether a bridge that has been here is connected."
         yield from samples_by("bridge", "iotmq_mqtt_bridge_connected", text, states)
 
 

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from iotmq import limits
 from iotmq.audit_log import MqttEvent
-from iotmq.mqtt_front.settings.authentication import AuthenticationSettings
+from iotmq.mqtt_front.settings.authentication import NOBODY, AuthenticationSettings
 from iotmq.mqtt_front.settings.limiting import LimitSettings
 from iotmq.mqtt_front.settings.listeners import ListenerSettings, tcp_listener
 from iotmq.mqtt_front.settings.permissions import PermissionSettings
@@ -199,3 +199,9 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Return every place where devices connect, the one of listen_port first."""
         first = (tcp_listener(self.listen_host, self.listen_port),) if self.tcp_enabled else ()
         return (*first, *self.listeners)
+
+    def asks_at(self, listener: str) -> bool:
+        """Return whether devices of this listener are asked who they are."""
+        asked = self.authentication
+        chain = next((each.chain for each in self.all_listeners if each.name == listener), None)
+        return bool(asked.users_file or asked.chain) and chain != (NOBODY,)

@@ -86,7 +86,35 @@ def test_rewrites_and_what_holds_without_rules_are_those_of_the_settings(
     assert "allowed by own topics: publish d/u/x" in capsys.readouterr().out
     assert main([*words, "--user", "u"]) == 1
     assert main([*words, "--user", "u", "--set", "mqtt.permissions.without_rules=everything"]) == 0
-    assert main([*words]) == 0, "nobody asked who it is"
+    assert 'without_rules = "everything"' in capsys.readouterr().out
+    assert main([*words]) == 0
+    assert "nobody is asked who it is" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "said"),
+    [
+        ("", 1, "refused by mqtt.authentication: publish c\nit cannot connect without a user name\n"),
+        (
+            "allow_anonymous = true\n",
+            1,
+            'refused by own topics: publish c\nmqtt.permissions.without_rules = "own"',
+        ),
+        (
+            "[[mqtt.listeners]]\nname = 'room'\ntransport = 'tcp'\nlisten_port = 1\nchain = ['anonymous']",
+            0,
+            "allowed by no rule: publish c\nnobody is asked who it is",
+        ),
+    ],
+)
+def test_a_device_without_a_name_is_one_where_somebody_asks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: str, code: int, said: str
+) -> None:
+    config = tmp_path / "gateway.toml"
+    config.write_text(f"[mqtt.authentication]\nusers_file = 'users'\n{settings}")
+    words = ["--config", str(config), "--client", "c", "--action", "publish", "--topic", "c"]
+    assert main(["access", "test", *words, "--listener", "room" if "room" in settings else "tcp"]) == code
+    assert capsys.readouterr().out.startswith(said)
 
 
 def test_a_file_is_checked(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,6 +102,32 @@ def test_a_valid_config_passes_the_check(tmp_path: Path, capsys: pytest.CaptureF
     assert "valid" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[[mqtt.routes]]\nfilter = 'a/+'\ntopic = 't'\nwhen = ['{json:a} ~ 3']", "mqtt.routes[0].when[0]"),
+        ("[[mqtt.routes]]\nfilter = 'a/+'\ntopic = 't'\nchecksum = {algorithm = 'foo'}", "foo"),
+        ("[mqtt]\nroutes_file = '/nowhere/routes.toml'", "mqtt.routes_file"),
+        ("[[bridges]]\nname = 'b'\naddress = 'mqtt://c'", "bridges[b]: a bridge has send, receive or both"),
+        (
+            "[[bridges]]\nname = 'b'\naddress = 'mqtt://c'\n[[bridges.send]]\nfilter = '#'\ntopic = '{x}'",
+            "{x} is not known",
+        ),
+        (
+            "[[bridges]]\nname = 'b'\naddress = 'mqtt://c'\n[[bridges.receive]]\nfilter = '#'\ntopic = '{x}'",
+            "{x} is not known",
+        ),
+    ],
+)
+def test_the_check_refuses_routes_and_bridges_that_would_stop_a_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text(text)
+    assert exit_code("config", "check", "--config", str(file)) == cli.EXIT_USAGE
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", [("config", "check"), ("config", "show"), ("serve",), ("broker",)])
 def test_a_wrong_setting_is_refused_by_name_without_a_traceback(
     command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]

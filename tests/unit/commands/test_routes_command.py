@@ -132,6 +132,8 @@ def test_json_for_programs(capsys: pytest.CaptureFixture[str], config: Path, tmp
         ("a", "--property", "noequals"),
         ("a", "--queues", "0"),
         ("$delayed/x/a",),
+        ("$SYS/broker/uptime",),
+        ("$delayed/5/$SYS/broker/uptime",),
     ],
 )
 def test_what_cannot_be_tried_is_said(

@@ -162,6 +162,7 @@ async def test_a_gateway_that_bridges_is_told_who_is_here() -> None:
         other, body = await connect5(site, "device")
         assert b"iotmq-gateway" not in body
         assert site.number("iotmq_mqtt_bridges") == 1
+        assert site.number("iotmq_mqtt_bridge_connected", bridge="edge-centre") == 1
         client.close()
         other.close()
 
