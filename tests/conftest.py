@@ -8,6 +8,7 @@ import gc
 import os
 import re
 import shutil
+import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -171,9 +172,15 @@ def tmp_path(request: pytest.FixtureRequest, tmp_path: Path, memory_path: Path |
     failed_count = request.session.testsfailed
     yield path
     if request.session.testsfailed > failed_count:
-        shutil.copytree(path, tmp_path, dirs_exist_ok=True, symlinks=True)
+        shutil.copytree(path, tmp_path, dirs_exist_ok=True, symlinks=True, ignore=_not_files)
     # As pytest does it: something of the test may still be at its end.
     shutil.rmtree(path, ignore_errors=True)
+
+
+def _not_files(directory: str, names: list[str]) -> list[str]:
+    """Sockets and pipes, which cannot be copied."""
+    kinds = {name: os.lstat(os.path.join(directory, name)).st_mode for name in names}
+    return [name for name, kind in kinds.items() if stat.S_ISSOCK(kind) or stat.S_ISFIFO(kind)]
 
 
 @pytest.fixture(autouse=True)

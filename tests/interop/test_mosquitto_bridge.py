@@ -100,4 +100,5 @@ def test_a_bridge_connects_and_takes_messages_both_ways(
         listeners.append(late)
         eventually(lambda: late.lines() == [f"1 {name}-in/kept 3"], "what is retained here is so there")
         assert "Socket error" not in mosquitto.log_text()
-        assert gateway.metric(CONNECTED) == (not notifications)
+        # One that does not tell its state is known by the bit of older versions, which MQTT 5 does not have.
+        assert gateway.metric(CONNECTED) == (not notifications or version != "mqttv50")
