@@ -107,6 +107,8 @@ class Process:
 
         StartError names the role; StoreError, StoreLockedError among them, says why the log cannot be opened.
         """
+        if self._role == "bridges" and not self._config.bridges:
+            raise StartError("bridges: there are none in the settings: [[bridges]] is missing")
         try:
             if self._role in ("serve", "broker") and not self._is_member:
                 await self._begin_opening_store()

@@ -39,7 +39,7 @@ from iotmq.mqtt_front.plugins.light_session import CertificateShim, LightSession
 from iotmq.mqtt_front.plugins.plugins import Plugins
 from iotmq.mqtt_front.settings.plugins import AmqttPluginSettings, PluginsSettings
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+pytestmark = [pytest.mark.interop, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 ANONYMOUS = "amqtt.plugins.authentication.AnonymousAuthPlugin"
 FILE = "amqtt.plugins.authentication.FileAuthPlugin"

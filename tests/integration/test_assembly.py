@@ -311,3 +311,8 @@ async def test_a_read_only_data_directory_is_refused(tmp_path: Path) -> None:
             await Process(config_for(tmp_path), "serve").start()
     finally:
         os.chmod(tmp_path, 0o700)
+
+
+async def test_bridges_without_any_in_the_settings_do_not_start(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match=r"\[\[bridges\]\] is missing"):
+        await Process(config_for(tmp_path), "bridges").start()

@@ -31,7 +31,7 @@ from iotmq.mqtt_front.access.scram import make_verifier
 from iotmq.mqtt_front.access.verdicts import NOT_MINE, Accepted, Credentials, Denied
 from iotmq.mqtt_front.settings.service_links import LdapLinkSettings, RedisLinkSettings, SqlLinkSettings
 
-pytestmark = pytest.mark.uvloop
+pytestmark = [pytest.mark.uvloop, pytest.mark.interop]
 
 HASH = str(make_verifier(b"secret", iterations=4_096))
 NAMES = (

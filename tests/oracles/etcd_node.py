@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import urllib.request
 from pathlib import Path
-from typing import Self
 
 from certificates import Certificate
 from eventually import eventually
 from gateway_process import free_port
+from server_process import ServerProcess
 
 PROGRAM = shutil.which("etcd")
 CONTROL = shutil.which("etcdctl")
 
 
-class EtcdNode:
+class EtcdNode(ServerProcess):
     """`with` starts it and ends it; its data are below `directory`."""
 
     def __init__(
@@ -29,7 +28,7 @@ class EtcdNode:
         self.port = free_port()
         self.url = f"{scheme}://127.0.0.1:{self.port}"
         peer = f"http://127.0.0.1:{free_port()}"
-        self._log = directory / "etcd.log"
+        super().__init__(directory / "etcd.log")
         self._words = [
             "--name", "test", "--data-dir", str(directory / "etcd"),
             "--listen-client-urls", self.url, "--advertise-client-urls", self.url,
@@ -45,48 +44,19 @@ class EtcdNode:
             metrics = f"http://127.0.0.1:{free_port()}"
             self._words += ["--listen-metrics-urls", metrics]
             self._health = f"{metrics}/health"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
 
     def start(self) -> None:
         """Start it, or start it again with the data it had; returns once it is healthy."""
         assert PROGRAM is not None
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [PROGRAM, *self._words],
-                stdout=log,
-                stderr=log,
-                # The package for Debian refuses to start on other processors without it.
-                env={**os.environ, "ETCD_UNSUPPORTED_ARCH": os.uname().machine},
-            )
+        # The package for Debian refuses to start on other processors without it.
+        self.launch([PROGRAM, *self._words], env={**os.environ, "ETCD_UNSUPPORTED_ARCH": os.uname().machine})
 
         def is_healthy() -> bool:
-            assert self._process is not None
-            assert self._process.poll() is None, self._log.read_text(errors="replace")
+            self.check()
             with urllib.request.urlopen(self._health, timeout=5) as answer:
                 return b'"true"' in answer.read()
 
         eventually(is_healthy, "etcd is healthy")
-
-    def kill(self) -> None:
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
-
-    def pause(self) -> None:
-        """Stop the process; its connections stay open."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
 
     def control(self, *words: str) -> str:
         """Run etcdctl."""

@@ -13,12 +13,13 @@ from typing import Any, Self
 
 from eventually import eventually
 from gateway_process import free_port
+from server_process import ServerProcess
 
 _PROGRAMS = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
 INITDB = shutil.which("initdb", path=os.pathsep.join([*map(str, _PROGRAMS), os.environ.get("PATH", "")]))
 
 
-class PostgresServer:
+class PostgresServer(ServerProcess):
     """`with` starts it and ends it. It refuses to run as root, and runs as the user of its package then."""
 
     user = "iotmq"
@@ -28,13 +29,13 @@ class PostgresServer:
         assert INITDB is not None
         self._programs = Path(INITDB).resolve().parent
         self._directory = Path(tempfile.mkdtemp(prefix="iotmq-postgres-"))
+        super().__init__(self._directory / "log")
         self.port = free_port()
         self._identity: dict[str, Any] = {}
         if os.getuid() == 0:
             entry = pwd.getpwnam("postgres")
             self._identity = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
             os.chown(self._directory, entry.pw_uid, entry.pw_gid)
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
@@ -49,29 +50,26 @@ class PostgresServer:
             "initdb", "--no-sync", "--auth=scram-sha-256", f"--pwfile={secret}", f"--username={self.user}",
             "--encoding=UTF8", "--locale=C", "-D", str(self._directory / "data"),
         )  # fmt: skip
-        self.start()
-        return self
+        return super().__enter__()
 
-    def __exit__(self, *_: object) -> None:
-        self.kill()
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
         shutil.rmtree(self._directory)
 
     def start(self) -> None:
         """Start it, or start it again with the data it had; returns when it answers."""
-        with (self._directory / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [
-                    str(self._programs / "postgres"), "-D", str(self._directory / "data"),
-                    "-c", f"port={self.port}", "-c", "listen_addresses=127.0.0.1", "-c", "fsync=off",
-                    "-c", "unix_socket_directories=", "-c", "shared_buffers=16MB", "-c", "max_connections=20",
-                ],
-                stdout=log, stderr=log, cwd=self._directory, **self._identity,
-            )  # fmt: skip
+        self.launch(
+            [
+                str(self._programs / "postgres"), "-D", str(self._directory / "data"),
+                "-c", f"port={self.port}", "-c", "listen_addresses=127.0.0.1", "-c", "fsync=off",
+                "-c", "unix_socket_directories=", "-c", "shared_buffers=16MB", "-c", "max_connections=20",
+            ],
+            cwd=self._directory, **self._identity,
+        )  # fmt: skip
         eventually(self._is_ready, "PostgreSQL answers")
 
     def _is_ready(self) -> bool:
-        assert self._process is not None
-        assert self._process.poll() is None, (self._directory / "log").read_text(errors="replace")
+        self.check()
         words = [str(self._programs / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
         return subprocess.run(words, check=False).returncode == 0
 

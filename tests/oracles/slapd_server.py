@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import socket
 import subprocess
 from pathlib import Path
-from typing import Self
 
 from certificates import Certificate
 from eventually import eventually
 from gateway_process import free_port
+from server_process import ServerProcess, is_listening
 
 _PATH = f"/usr/sbin:/usr/lib/openldap:{os.environ.get('PATH', '')}"
 PROGRAM = shutil.which("slapd", path=_PATH)
@@ -22,20 +20,14 @@ ADMIN = f"cn=admin,{BASE}"
 ADMIN_PASSWORD = "admin-secret"
 
 
-def is_listening(port: int) -> bool:
-    """Whether somebody listens on a port of loopback."""
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-class SlapdServer:
+class SlapdServer(ServerProcess):
     """`with` starts it and ends it; everything it needs is below `directory`."""
 
     def __init__(self, directory: Path, entries: str, server: Certificate | None = None) -> None:
         """`entries` are LDIF, below BASE, which is there. With a certificate there are StartTLS and ldaps."""
+        super().__init__(directory / "slapd.log")
         self.port = free_port()
         self.tls_port = free_port()
-        self._directory = directory
         self._file = directory / "slapd.conf"
         (directory / "ldap").mkdir()
         modules = _first("/usr/lib/ldap", "/usr/lib64/openldap", "/usr/lib/openldap")
@@ -64,7 +56,6 @@ class SlapdServer:
         done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
         self._has_tls = server is not None
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
@@ -74,43 +65,17 @@ class SlapdServer:
     def tls_url(self) -> str:
         return f"ldaps://127.0.0.1:{self.tls_port}"
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-
     def start(self) -> None:
         """Start it, or start it again with the entries it had; returns when it listens."""
         assert PROGRAM is not None
         urls = f"{self.url} {self.tls_url}" if self._has_tls else self.url
-        with (self._directory / "slapd.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [PROGRAM, "-f", str(self._file), "-h", urls, "-d", "0"], stdout=log, stderr=log
-            )
+        self.launch([PROGRAM, "-f", str(self._file), "-h", urls, "-d", "0"])
 
         def listens() -> bool:
-            assert self._process is not None
-            log = (self._directory / "slapd.log").read_text(errors="replace")
-            assert self._process.poll() is None, log
+            self.check()
             return is_listening(self.port)
 
         eventually(listens, "slapd listens")
-
-    def kill(self) -> None:
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
-
-    def pause(self) -> None:
-        """Stop the process; its connections stay open."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
 
 
 def _first(*places: str) -> str:
