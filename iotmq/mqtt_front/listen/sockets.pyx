@@ -120,7 +120,7 @@ cdef class Sockets:
             descriptor = accept4(accepting, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)
             if descriptor >= 0:
                 try:
-                    SocketLink(self, make_device())._open(descriptor)
+                    self._take(descriptor, make_device)
                 except Exception:
                     FAILURES.note("accepted connections")
             elif errno in (EINTR, ECONNABORTED, EPERM, EPROTO):
@@ -132,6 +132,16 @@ cdef class Sockets:
                 return
             else:
                 return
+
+    cdef int _take(self, int descriptor, make_device) except -1:
+        """Give a device to a connection that was accepted; without one it is closed."""
+        cdef SocketLink link
+        try:
+            link = SocketLink(self, make_device())
+        except BaseException:
+            close_descriptor(descriptor)
+            raise
+        return link._open(descriptor)
 
     def _accept_again(self, listener, make_device):
         if listener in self._listeners:
