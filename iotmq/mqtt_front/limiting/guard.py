@@ -31,20 +31,30 @@ _log: Final = logging.getLogger("iotmq.mqtt")
 _LOG_PAUSE_S: Final = 1.0
 
 
-class GuardedDevice(LimitedDevice, Protocol):
-    """The connection of a device, as far as a guard knows it."""
+class Bannable(Protocol):
+    """Something that a ban ends."""
 
     @property
+    def client_id(self) -> str | None: ...
+    @property
+    def user(self) -> str | None: ...
+    @property
     def address(self) -> str | None: ...
+    @property
+    def close_reason(self) -> Reason | None: ...
     def close(self, reason: Reason, detail: str = "") -> None: ...
     def finish(self) -> None: ...
+
+
+class GuardedDevice(LimitedDevice, Bannable, Protocol):
+    """The connection of a device, as far as a guard knows it."""
 
 
 class GuardedFront(NamedTuple):
     """Hold what a guard needs of its front end."""
 
-    devices: Callable[[], Iterable[GuardedDevice]]
-    """Every connection."""
+    devices: Callable[[], Iterable[Bannable]]
+    """Everything that a ban ends: connections, and wills that wait."""
     broker_latency_s: Callable[[], float]
     """How long the oldest batch of messages has had no answer."""
     overload_changed: Callable[[int], None]
@@ -76,7 +86,7 @@ class Guard:
             settings.overload, loop, clock, front.broker_latency_s, front.overload_changed
         )
         # The connections that are still to be looked at because of new bans; None while there are none.
-        self._looking: Iterator[GuardedDevice] | None = None
+        self._looking: Iterator[Bannable] | None = None
         self._has_new_bans = False
         self._refused: Counter[str] = Counter()
         self._ended_total = 0
@@ -135,10 +145,6 @@ class Guard:
             )
             if ban is not None:
                 return self._refusal_of_ban(ban, address=device.address)
-        if self.flapping.connecting(connect.client_id):
-            ban = self.bans.of_client(connect.client_id, self._clock.now_ms())
-            if ban is not None:
-                return self._refusal_of_ban(ban, address=device.address)
         return None
 
     def opening(
@@ -152,6 +158,11 @@ class Guard:
             now_ms = self._clock.now_ms()
             # The client id may be another one than that of the CONNECT.
             ban = self.bans.of_user(device.user, now_ms) or self.bans.of_client(client_id, now_ms)
+            if ban is not None:
+                return self._refusal_of_ban(ban, address=device.address)
+        # Of those who have proved who they are: nobody else is to have a client id banned.
+        if self.flapping.connecting(client_id):
+            ban = self.bans.of_client(client_id, self._clock.now_ms())
             if ban is not None:
                 return self._refusal_of_ban(ban, address=device.address)
         return self.limiter.opening(device, client_id, own)
@@ -214,7 +225,7 @@ class Guard:
                     return
         self._loop.call_soon(self._look)
 
-    def _end_if_banned(self, device: GuardedDevice) -> None:
+    def _end_if_banned(self, device: Bannable) -> None:
         if device.close_reason is not None:
             return
         now_ms = self._clock.now_ms()
@@ -250,7 +261,7 @@ class Guard:
             ),
             (
                 "iotmq_mqtt_banned_ended_total",
-                "Connections that a ban has ended.",
+                "Connections, and wills that waited, that a ban has ended.",
                 self._ended_total,
             ),
             (

@@ -13,6 +13,7 @@ from iotmq.mqtt_front.limiting.buckets import DeviceLimits
 from iotmq.mqtt_front.limiting.limiter import Limiter, own_limits
 from iotmq.mqtt_front.settings.limiting import (
     LimitSettings,
+    ListenerLimitSettings,
     PlaceLimitSettings,
     RateSettings,
     UserLimitSettings,
@@ -85,6 +86,25 @@ def test_addresses_of_one_network_share_a_bucket() -> None:
     assert found.refusal_of_place("tcp", "2001:db8::2") is not None
     assert found.refusal_of_place("tcp", "2001:db8:0:1::2") is None
     assert found.refusal_of_place("unix", None) is None
+
+
+def test_a_listener_with_limits_of_its_own_has_none_of_the_others() -> None:
+    own = ListenerLimitSettings(listener="tls", connections_max=1)
+    found = limiter(listener=PlaceLimitSettings(messages_in_per_s=1), listeners=(own,))
+    device = FakeDevice()
+    found.connected(device, "tls", None)
+    assert device.scopes == []
+    refusal = found.refusal_of_place("tls", None)
+    assert refusal is not None
+    assert refusal.detail == "mqtt.device_limits.listeners[0].connections_max is reached"
+    assert found.refusal_of_place("tcp", None) is None
+    other = FakeDevice()
+    found.connected(other, "tcp", None)
+    assert other.scopes == ["listener"]
+    found.check_invariants()
+    found.lost(device)
+    assert found.refusal_of_place("tls", None) is None
+    found.check_invariants()
 
 
 def test_an_identity_brings_limits_of_its_own() -> None:
