@@ -288,7 +288,7 @@ class MqttFront:
         guard = Guard(
             settings.device_limits,
             GuardedFront(
-                sessions.devices, lambda: ingress.waited_s, self._overload_changed, self._audit.record
+                sessions.ended_by_bans, lambda: ingress.waited_s, self._overload_changed, self._audit.record
             ),
             BrokerPorts(self._gateway, port),
             loop,
@@ -502,7 +502,7 @@ class MqttFront:
         """A device may connect, as far as authentication goes."""
         if self.parts.hooks is not None:
             go_on = partial(self._open_allowed, device, connect, client_id)
-            self.parts.hooks.sessions.after_authenticate(device, client_id, go_on)
+            self.parts.hooks.sessions.after_authenticate(device, connect, client_id, go_on)
         else:
             self._open_allowed(device, connect, client_id)
 

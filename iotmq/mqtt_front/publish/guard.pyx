@@ -9,7 +9,7 @@ from libc.stdint cimport uint8_t
 
 from iotmq.mqtt.codec.packet_types cimport LEVEL_5, STATE_CLOSED
 from iotmq.mqtt.codec.publish_properties cimport PublishProperties, read_publish_properties
-from iotmq.mqtt.server.publish_sink cimport Publication
+from iotmq.mqtt.server.publish_sink cimport Publication, PublishSink
 from iotmq.mqtt_front.connection.device cimport Device
 from iotmq.mqtt_front.permissions.rights cimport RIGHT_ALLOWED, RIGHT_REFUSED, RIGHT_UNKNOWN, Rights
 from iotmq.mqtt_front.publish.targets cimport Target, Targets, topic_of
@@ -95,12 +95,12 @@ cdef class PublishGuard:
             payload_bytes=publication.payload_size,
         ))
         if not decision.is_allowed:
-            self._refuse(device, publication, topic, decision.rule)
+            self._refuse(device, publication, topic, decision)
         return decision.is_allowed
 
-    cdef int _refuse(self, Device device, const Publication* publication, str topic, str rule) except -1:
+    cdef int _refuse(self, Device device, const Publication* publication, str topic, decision) except -1:
         cdef Rights rights = device.rights
-        self._refusals.note(rights.subject, "publish", topic, rule=rule)
+        self._refusals.note(rights.subject, "publish", topic, rule=decision.rule, detail=decision.detail)
         if self._disconnects:
             raise MqttProtocolError(NOT_AUTHORIZED, "it may not publish that")
         return self._tell(device, publication, NOT_AUTHORIZED)
@@ -181,9 +181,9 @@ cdef class PublishGuard:
         publication.is_retained = message[6]
         publication.is_duplicate = message[7]
         if device.bridge is None:
-            return device.group.sink.on_publish(device, &publication)
+            return self.sink.on_publish(device, &publication)
         device.bridge.is_mounted = True
         try:
-            return device.group.sink.on_publish(device, &publication)
+            return self.sink.on_publish(device, &publication)
         finally:
             device.bridge.is_mounted = False

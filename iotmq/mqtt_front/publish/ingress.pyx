@@ -239,6 +239,8 @@ cdef class Ingress(PublishSink):
         self._port = port
         self._loop = loop
         self.guard = guard
+        if guard is not None:
+            guard.sink = self
         self._targets = Targets(router, TopicRewrites() if rewrites is None else rewrites, port, self._lane_at)
         self._lanes = []
         self._lane_of = {}
