@@ -30,8 +30,10 @@ def file(tmp_path: Path) -> Path:
     ("words", "code", "said"),
     [
         ("--user pump-7 --action publish --topic d/pump-7/x --qos 1", 0, "allowed by rules[1]"),
-        ("--user pump-7 --action publish --topic d/pump-7/x --qos 2", 1, "refused by no rule"),
-        ("--user pump-7 --action publish --topic d/pump-7/x --retain", 1, "refused by no rule"),
+        ("--user pump-7 --action publish --topic d/pump-7/x --qos 2", 1, "refused by rules[1]"),
+        ("--user pump-7 --action publish --topic d/pump-7/x --qos 2", 1, "it is for QoS 0, 1"),
+        ("--user pump-7 --action publish --topic d/pump-7/x --retain", 1, "refused by rules[1]"),
+        ("--user pump-7 --action publish --topic d/pump-7/x --retain", 1, "it has retain = false"),
         ("--user pump-8 --action publish --topic d/pump-8/x", 1, "refused by no rule"),
         ("--user pump-8 --role pump --action publish --topic d/pump-8/x", 0, "rules[1]"),
         ("--user pump-7 --action subscribe --topic d/pump-7/+ --qos 2", 1, "refused by secret"),
@@ -39,9 +41,11 @@ def file(tmp_path: Path) -> Path:
         ("--user pump-7 --action subscribe --topic d/pump-7/x --qos 2", 0, "with QoS 1 at most"),
         ("--user pump-7 --action subscribe --topic $exclusive/d/pump-7/x", 0, "subscribe d/pump-7/x"),
         ("--action subscribe --topic $share/g/jobs/+", 0, "subscribe jobs/+"),
-        ("--action subscribe --topic jobs/+", 1, "no rule"),
+        ("--action subscribe --topic jobs/+", 1, "refused by rules[4]"),
+        ("--action subscribe --topic jobs/+", 1, "it has shared = true"),
         ("--action publish --topic $delayed/5/late/x", 0, "publish late/x"),
-        ("--action publish --topic late/x", 1, "no rule"),
+        ("--action publish --topic late/x", 1, "refused by rules[3]"),
+        ("--action publish --topic late/x", 1, "it has delayed = true"),
         (
             "--action publish --topic g/a/t --group a --attribute tenant=t --address 10.1.1.1 --listener tls",
             0,
@@ -53,7 +57,9 @@ def file(tmp_path: Path) -> Path:
             "no",
         ),
         ("--action publish --topic small --certificate cn --payload-bytes 10", 0, "rules[5]"),
-        ("--action publish --topic small --certificate cn --payload-bytes 11", 1, "no rule"),
+        ("--action publish --topic small --certificate cn --payload-bytes 11", 1, "refused by rules[5]"),
+        ("--action publish --topic small --certificate cn --payload-bytes 11", 1, "payload_bytes_max is 10"),
+        ("--action publish --topic small --payload-bytes 1", 1, "refused by no rule"),
     ],
 )
 def test_the_decision_and_the_rule_are_told(
