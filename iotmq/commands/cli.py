@@ -298,7 +298,7 @@ def _check_config(options: argparse.Namespace) -> int:
 
         open_router(config.mqtt)
     if config.bridges:
-        from iotmq.mqtt_bridge.bridge import check_bridge
+        from iotmq.mqtt_bridge.checks import check_bridge
 
         for bridge in config.bridges:
             check_bridge(bridge)
