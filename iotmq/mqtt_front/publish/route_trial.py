@@ -37,7 +37,7 @@ class Outcome:
     expiry_why: str = ""
     """Why it is not that of the message."""
     answer: str = ""
-    """What the device hears, where that is no success."""
+    """Answer to the device, where it is no success."""
     checks: list[str] = field(default_factory=list)
     """Found to be right beside conditions: a checksum, JSON, a sample."""
 
