@@ -267,7 +267,7 @@ cdef class BridgeConnection(Device):
         """
         if self.transport is not None and not self._is_paused and self.state == STATE_CONNECTED:
             self.group.pause(self)
-            self.group.loop.call_later(seconds, self.after_answer)
+            self.group.loop.call_later(seconds, self.answer_came)
 
     def leave(self):
         """Say good-bye."""
