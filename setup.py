@@ -79,6 +79,7 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.mqtt_front.connection.device", ".pyx", []),
     ("iotmq.mqtt_front.hooks.hooked_sink", ".pyx", []),
     ("iotmq.mqtt_front.listen.sockets", ".pyx", []),
+    ("iotmq.mqtt_front.listen.tls_link", ".pyx", ["dl"]),
     ("iotmq.mqtt_front.listen.websocket", ".pyx", []),
     ("iotmq.mqtt_front.publish.batch", ".pyx", []),
     ("iotmq.mqtt_front.permissions.clauses", ".pyx", []),
