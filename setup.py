@@ -60,6 +60,7 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.broker.light_queues.queue_scan", ".pyx", []),
     ("iotmq.broker.light_queues.queued_push", ".pyx", []),
     ("iotmq.broker.delivery.retained_collector", ".pyx", []),
+    ("iotmq.broker.exactly_once.batch_marks", ".pyx", []),
     ("iotmq.broker.exactly_once.received_marks", ".pyx", ["z"]),
     ("iotmq.remoting.frames.frame_header", ".pyx", []),
     ("iotmq.remoting.frames.send_frames", ".pyx", []),
