@@ -338,6 +338,9 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "pull",
         "derived",
         "rows",
+        "record_picker",
+        "segment_files",
+        "segment_reader",
         "source",
         "spark_session",
         "progress",
@@ -366,6 +369,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "spark",
         "mqtt_worker",
         "command_parser",
+        "config_check",
         "cli",
     ),
     "remoting": (
