@@ -151,7 +151,7 @@ def _list(_options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     job = find_job(options.job)
     settings, of_spark = read_job_settings(job, options.config)
-    from iotmq.bridge.progress import ProgressListener
+    from iotmq.bridge.query_listener import ProgressListener
     from iotmq.bridge.spark_session import session
 
     listener = ProgressListener(_say if of_spark.progress else _say_nothing)

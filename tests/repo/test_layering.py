@@ -343,7 +343,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "segment_reader",
         "source",
         "spark_session",
-        "progress",
+        "query_listener",
         "packages",
         "submission",
         "jobs",

@@ -12,8 +12,8 @@ pytest.importorskip("pyspark")
 
 from manual_clock import ManualClock
 
-from iotmq.bridge import progress
-from iotmq.bridge.progress import ProgressListener, queue_offsets
+from iotmq.bridge import query_listener
+from iotmq.bridge.query_listener import ProgressListener, queue_offsets
 
 
 def document(**queues: int) -> str:
@@ -113,7 +113,7 @@ def test_offsets_of_other_sources_are_left_out(text: str | None) -> None:
 
 
 def test_queries_are_followed_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_QUERIES_MAX", 1)
+    monkeypatch.setattr(query_listener, "_QUERIES_MAX", 1)
     query = Query()
     query.start("another", "another")
     assert query.listener.take("another", batch=0, rows=1, duration_ms=1, sources=()) is None
