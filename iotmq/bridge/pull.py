@@ -22,13 +22,16 @@ from iotmq.remoting.codes import ResponseCode
 from iotmq.remoting.command import Command
 
 _EVERYTHING: Final = Subscription("", ALL_TAGS, frozenset(), 0)
+# What brokers say when they have looked at records, none of which passes the filter.
+_NONE_WANTED: Final = "NO_MATCHED_MESSAGE"
 
 
 class PullSettings(NamedTuple):
-    """Settings of pulls: the consumer group that is named to the broker, and bytes per pull."""
+    """Settings of pulls: the consumer group that is named to the broker, bytes per pull, and what is wanted."""
 
     group: str
     pull_bytes: int
+    subscription: Subscription = _EVERYTHING
 
 
 class Pulled(NamedTuple):
@@ -134,6 +137,8 @@ class _Puller:
             following = ext_number(answer, "nextBeginOffset")
             if following > offset:
                 end = min(following, self._part.end)
+                if answer.remark == _NONE_WANTED and self._settings.subscription != _EVERYTHING:
+                    return end
                 self._lose(offset, f"the broker goes on at {following} ({answer.remark})")
                 return end
         elif answer.code == ResponseCode.TOPIC_NOT_EXIST:
@@ -202,7 +207,7 @@ class _Puller:
             records_max=min(self._part.end - offset, limits.PULL_RECORDS_MAX),
             bytes_max=self._settings.pull_bytes,
             hold_ms=0,
-            subscription=_EVERYTHING,
+            subscription=self._settings.subscription,
         )
         # A range is the same rows whenever it is read, and a hole in it is a loss.
         request.ext["withExpired"] = "true"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import ssl
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -18,6 +18,7 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    Filter,
     InputPartition,
 )
 from pyspark.sql.streaming.datasource import (
@@ -41,8 +42,11 @@ from iotmq.bridge.offsets import (
     to_json,
 )
 from iotmq.bridge.options import Edge, SourceOptions, parse_options, wants_headers
+from iotmq.bridge.pace import Pace
 from iotmq.bridge.plan import DataLossError, Loss, advance, describe_losses, split_tasks, within
+from iotmq.bridge.pool import connections
 from iotmq.bridge.pull import PullSettings, pull_range, record_at
+from iotmq.bridge.pushed import Narrowed, narrowed_spans
 from iotmq.bridge.rows import RowBuilder, check_schema, default_schema
 from iotmq.bridge.segment_reader import SegmentReader
 from iotmq.errors import ConfigError
@@ -68,7 +72,9 @@ class IotmqDataSource(DataSource):
 
     def reader(self, schema: StructType) -> IotmqReader | SegmentReader:
         options = parse_options(dict(self.options), streaming=False)
-        return SegmentReader(options, schema) if options.path else IotmqReader(options, schema)
+        if options.path:
+            return SegmentReader(options, schema)
+        return FilteringReader(options, schema) if options.pushes_filters else IotmqReader(options, schema)
 
     def streamReader(self, schema: StructType) -> IotmqStreamReader:  # noqa: N802
         return IotmqStreamReader(parse_options(dict(self.options), streaming=True), schema)
@@ -90,6 +96,7 @@ class IotmqReader(DataSourceReader):
         check_schema(schema)
         self._options = options
         self._schema = schema
+        self._narrowed = Narrowed()
 
     def partitions(self) -> Sequence[InputPartition]:
         with _View(self._options) as view:
@@ -102,11 +109,24 @@ class IotmqReader(DataSourceReader):
                         f"{key} would be read from offset {starts[key]} to {ends[key]}: the ending options "
                         "lie before the starting ones"
                     )
-            ranges = [QueueRange(key, starts[key], ends[key]) for key in bounds if ends[key] > starts[key]]
-            return view.tasks(ranges)
+            spans = {key: (starts[key], ends[key]) for key in bounds}
+            left = narrowed_spans(self._narrowed, bounds, spans, view.search)
+            return view.tasks([QueueRange(key, *span) for key, span in left.items() if span[1] > span[0]])
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         return read_ranges(self._options, self._schema, partition)
+
+
+class FilteringReader(IotmqReader):
+    """A batch read that leaves out what the filters of its query cannot want.
+
+    A class of its own, because Spark refuses every read of a reader that takes filters where they are not
+    enabled (spark.sql.python.filterPushdown.enabled).
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        self._narrowed.take(filters)
+        return filters
 
 
 class IotmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -123,6 +143,7 @@ class IotmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._view: _View | None = None
         self._ends: dict[QueueKey, int] = {}  # ends of all queues when they were last asked for
         self._target: dict[QueueKey, int] | None = None  # set by a trigger that stops at today's end
+        self._pace = Pace(options.offsets_per_trigger_min, options.trigger_delay_max_s)
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_view": None}
@@ -161,6 +182,11 @@ class IotmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             rows_max=limit.max_rows if isinstance(limit, ReadMaxRows) else None,
         )
         view.report(step.losses)
+        waiting = sum(
+            held.max_offset - begin.offsets.get(key, held.min_offset) for key, held in bounds.items()
+        )
+        if self._target is None and not self._pace.lets_go(waiting):
+            return start
         return to_json(step.end)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
@@ -194,17 +220,24 @@ def read_ranges(
 ) -> Iterator[pyarrow.RecordBatch]:
     """Yield the rows of one task, one record batch per pull answer."""
     assert isinstance(partition, QueueRanges), partition
-    builder = RowBuilder(schema)
+    builder = RowBuilder(schema, options.wanted)
     lose = _loss_handler(options)
-    cluster = open_cluster(options)
-    settings = PullSettings(options.group_prefix, options.pull_bytes)
+    pool_key = _connected_with(options)
+    cluster = connections.take(pool_key, partial(open_cluster, options))
+    settings = PullSettings(options.group_prefix, options.pull_bytes, options.wanted.subscription)
+    is_done = False
     try:
         for part in partition.ranges:
             address = partition.addresses[part.key.broker]
             for pulled in pull_range(cluster, part, address, settings, lose):
                 yield from builder.build(pulled, part.key, lose)
+        is_done = True
     finally:
-        cluster.close()
+        if is_done:
+            connections.put_back(pool_key, cluster)
+        else:
+            # An answer may be on its way, which the next task would take for its own.
+            cluster.close()
 
 
 def open_cluster(options: SourceOptions) -> Cluster:
@@ -219,6 +252,15 @@ def open_cluster(options: SourceOptions) -> Cluster:
             credentials=credentials,
             tls=_tls(options) if options.is_encrypted else None,
         ),
+    )
+
+
+def _connected_with(options: SourceOptions) -> Hashable:
+    """Return what connections are made with: tasks with the same may use each other's."""
+    return (
+        *(options.registries, options.request_timeout_s, options.retry_timeout_s),
+        *(options.access_key, options.secret_key),
+        *(options.is_encrypted, options.ca_file, options.certificate_file, options.key_file),
     )
 
 
@@ -304,7 +346,7 @@ class _View:
         resolved = resolve_edge(
             edge,
             bounds,
-            search=self._search,
+            search=self.search,
             late_timestamp="latest" if is_end else self._options.late_timestamp,
         )
         self.report(resolved.losses)
@@ -321,6 +363,7 @@ class _View:
                 ranges,
                 partitions_min=self._options.partitions_min,
                 combine_rows=self._options.combine_rows,
+                records_max=self._options.records_per_partition_max,
             )
         ]
 
@@ -341,7 +384,8 @@ class _View:
         self._addresses.update(addresses)
         return found
 
-    def _search(self, key: QueueKey, held: QueueBounds, timestamp_ms: int) -> int:
+    def search(self, key: QueueKey, held: QueueBounds, timestamp_ms: int) -> int:
+        """Return the smallest offset whose record was stored then or later; the queue's end if none."""
         settings = PullSettings(self._options.group_prefix, self._options.pull_bytes)
 
         def stored_at_ms(offset: int) -> int | None:
