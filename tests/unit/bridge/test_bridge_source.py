@@ -96,6 +96,12 @@ class FakeCluster:
         self.is_registered = True
         self.route_queues: int | None = None  # how many the route has; None for all
         self.away: dict[str, int] = {}  # brokers that have left, with their queues
+        self.is_plain = False  # other software, that knows none of our requests
+        self.generation = "1000-0"
+        self.changes: dict[int, dict[str, Any]] = {}  # told of queues to who asks for another generation
+        self.deleted: dict[str, dict[int, int]] = {}  # topics, with the ends of their queues
+        self.committed: list[tuple[str, int, int]] = []
+        self.time_ms = STORED_MS + 1_000
         self.pulls: list[tuple[int, int, int]] = []
         self.pull_records_max = 8
         self.before_pull: Callable[[ServerConnection, Command], Command | None] = lambda _c, _r: None
@@ -127,11 +133,17 @@ class FakeCluster:
         if request.code == RequestCode.GET_BROKER_CLUSTER_INFO:
             table = {self.broker: self._broker_data()} if self.is_registered else {}
             return request.reply(0, body=json.dumps({"brokerAddrTable": table}).encode())
+        if request.code == RequestCode.GET_QUEUE_BOUNDS:
+            return request.not_supported() if self.is_plain else self._bounds(request)
         if request.text("topic") not in self.topics:
             return request.reply(ResponseCode.TOPIC_NOT_EXIST, remark="no such topic here")
         queue = self.queues.get(request.integer("queueId"))
         if queue is None:
             return request.reply(ResponseCode.QUERY_NOT_FOUND, remark="no such queue here")
+        if request.code == RequestCode.UPDATE_CONSUMER_OFFSET:
+            offset = request.integer("commitOffset")
+            self.committed.append((request.text("consumerGroup"), queue.queue_id, offset))
+            return request.reply(0)
         if request.code == RequestCode.GET_MIN_OFFSET:
             return request.reply(0, ext={"offset": str(queue.min_offset)})
         if request.code == RequestCode.GET_MAX_OFFSET:
@@ -157,6 +169,36 @@ class FakeCluster:
             ],
         }
         return request.reply(0, body=json.dumps(route).encode())
+
+    def _bounds(self, request: Command) -> Command:
+        topic = request.text("topic")
+        is_deleted = topic in self.deleted
+        if topic not in self.topics and not is_deleted:
+            return request.reply(ResponseCode.TOPIC_NOT_EXIST, remark="no such topic here")
+        here = len(self.queues) if self.route_queues is None else self.route_queues
+        held = (
+            [{"queueId": n, "minOffset": end, "maxOffset": end} for n, end in self.deleted[topic].items()]
+            if is_deleted
+            else [
+                {
+                    "queueId": n,
+                    "minOffset": queue.min_offset,
+                    "maxOffset": queue.max_offset,
+                    "isRemoved": n >= here,
+                }
+                for n, queue in self.queues.items()
+            ]
+        )
+        if request.text("generation", self.generation) != self.generation:
+            held = [queue | self.changes.get(queue["queueId"], {}) for queue in held]
+        view = {
+            "topic": topic,
+            "generation": "" if is_deleted else self.generation,
+            "timeMs": self.time_ms,
+            "isDeleted": is_deleted,
+            "queues": held,
+        }
+        return request.reply(0, body=json.dumps(view).encode())
 
     def _broker_data(self) -> dict[str, Any]:
         return {
@@ -231,7 +273,16 @@ def batch_rows(
 
 
 def offsets(**queues: int) -> dict[str, Any]:
-    return {"v": 1, "topics": {"t": {f"broker-a:{name[1:]}": n for name, n in queues.items()}}}
+    return {
+        "v": 1,
+        "topics": {"t": {f"broker-a:{name[1:]}": n for name, n in queues.items()}} if queues else {},
+    }
+
+
+def placed(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the offsets of a document, as `offsets` has them."""
+    assert document["v"] == 2
+    return {"v": 1, "topics": document["topics"]}
 
 
 def seen(rows: list[dict[str, Any]]) -> list[tuple[int, int]]:
@@ -467,20 +518,20 @@ def test_a_stream_from_earliest_starts_at_the_smallest_offsets(cluster: FakeClus
     cluster.queues[1].min_offset = 4
     reader = stream_reader(cluster, startingOffsets="earliest")
     start = reader.initialOffset()
-    assert start == offsets(q0=0, q1=4)
+    assert placed(start) == offsets(q0=0, q1=4)
     end = reader.latestOffset(start, ReadAllAvailable())
-    assert end == offsets(q0=10, q1=25)
+    assert placed(end) == offsets(q0=10, q1=25)
     assert seen(rows_of(reader, reader.partitions(start, end))) == expected(0, 0, 10) + expected(1, 4, 25)
-    assert reader.reportLatestOffset() == offsets(q0=10, q1=25)
+    assert placed(reader.reportLatestOffset()) == offsets(q0=10, q1=25)
     assert reader.latestOffset(end, ReadAllAvailable()) == end
 
 
 def test_a_stream_from_latest_is_pinned_by_its_first_batch(cluster: FakeCluster) -> None:
     reader = stream_reader(cluster)
     start = reader.initialOffset()
-    assert start == {"v": 1, "topics": {}, "initial": True}
+    assert start == {"v": 2, "topics": {}, "initial": True}
     pinned = reader.latestOffset(start, ReadAllAvailable())
-    assert pinned == offsets(q0=10, q1=25)
+    assert placed(pinned) == offsets(q0=10, q1=25)
     assert reader.partitions(start, pinned) == []
     # Written before the next batch, and even before a restart that asks for the start again.
     cluster.queues[0].max_offset = 12
@@ -492,7 +543,7 @@ def test_a_stream_from_latest_is_pinned_by_its_first_batch(cluster: FakeCluster)
 
 def test_a_stream_from_a_time_is_pinned_too(cluster: FakeCluster) -> None:
     reader = stream_reader(cluster, startingTimestamp=str(STORED_MS + 50))
-    assert reader.latestOffset(reader.initialOffset(), ReadAllAvailable()) == offsets(q0=5, q1=5)
+    assert placed(reader.latestOffset(reader.initialOffset(), ReadAllAvailable())) == offsets(q0=5, q1=5)
 
 
 def test_limits_hold_and_the_stream_arrives(cluster: FakeCluster) -> None:
@@ -518,7 +569,7 @@ def test_available_now_stops_at_the_target(cluster: FakeCluster) -> None:
     cluster.queues[0].max_offset = 99
     cluster.queues[2] = FakeQueue(2, 7)
     end = reader.latestOffset(start, ReadAllAvailable())
-    assert end == offsets(q0=10, q1=25)
+    assert placed(end) == offsets(q0=10, q1=25)
     assert reader.latestOffset(end, ReadAllAvailable()) == end
 
 
@@ -527,7 +578,7 @@ def test_available_now_from_latest_may_be_pinned_behind_its_target(cluster: Fake
     reader.prepareForTriggerAvailableNow()
     cluster.queues[0].max_offset = 15
     pinned = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
-    assert pinned == offsets(q0=15, q1=25)
+    assert placed(pinned) == offsets(q0=15, q1=25)
     cluster.queues[0].max_offset = 20
     assert reader.latestOffset(pinned, ReadAllAvailable()) == pinned
 
@@ -537,7 +588,7 @@ def test_a_queue_added_later_is_read_from_its_beginning(cluster: FakeCluster) ->
     at = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
     cluster.queues[2] = FakeQueue(2, 7)
     introduced = reader.latestOffset(at, ReadAllAvailable())
-    assert introduced == offsets(q0=10, q1=25, q2=0)
+    assert placed(introduced) == offsets(q0=10, q1=25, q2=0)
     end = reader.latestOffset(introduced, ReadAllAvailable())
     assert seen(rows_of(reader, reader.partitions(introduced, end))) == expected(2, 0, 7)
 
@@ -556,7 +607,7 @@ def test_a_checkpoint_that_retention_has_passed_is_a_loss(cluster: FakeCluster) 
         reader.latestOffset(offsets(q0=0, q1=3), ReadAllAvailable())
     lenient = stream_reader(cluster, failOnDataLoss="false")
     end = lenient.latestOffset(offsets(q0=0, q1=3), ReadAllAvailable())
-    assert end == offsets(q0=10, q1=25)
+    assert placed(end) == offsets(q0=10, q1=25)
     rows = rows_of(lenient, lenient.partitions(offsets(q0=0, q1=3), end))
     assert seen(rows) == expected(0, 0, 10) + expected(1, 9, 25)
 
@@ -566,7 +617,7 @@ def test_a_queue_that_got_shorter_is_a_loss(cluster: FakeCluster) -> None:
     with pytest.raises(DataLossError, match="offset 30: the queue ends at 25"):
         reader.latestOffset(offsets(q0=10, q1=30), ReadAllAvailable())
     lenient = stream_reader(cluster, failOnDataLoss="false")
-    assert lenient.latestOffset(offsets(q0=10, q1=30), ReadAllAvailable()) == offsets(q0=10, q1=25)
+    assert placed(lenient.latestOffset(offsets(q0=10, q1=30), ReadAllAvailable())) == offsets(q0=10, q1=25)
 
 
 def test_a_topic_that_disappears_under_a_stream_is_a_loss(cluster: FakeCluster) -> None:
@@ -575,7 +626,7 @@ def test_a_topic_that_disappears_under_a_stream_is_a_loss(cluster: FakeCluster) 
     with pytest.raises(DataLossError, match="the queue is not there any more"):
         reader.latestOffset(offsets(q0=10, q1=25), ReadAllAvailable())
     lenient = stream_reader(cluster, failOnDataLoss="false")
-    assert lenient.latestOffset(offsets(q0=10, q1=25), ReadAllAvailable()) == {"v": 1, "topics": {}}
+    assert placed(lenient.latestOffset(offsets(q0=10, q1=25), ReadAllAvailable())) == offsets()
 
 
 def _never_sleeps(reader: IotmqStreamReader) -> None:
@@ -590,7 +641,7 @@ def test_a_topic_that_was_read_to_its_end_leaves_the_others_alone(cluster: FakeC
     assert begun["topics"].keys() == {"t", "u"}
     cluster.topics = ["t"]
     cluster.queues[0].max_offset = 11
-    assert reader.latestOffset(begun, ReadAllAvailable()) == offsets(q0=11, q1=25)
+    assert placed(reader.latestOffset(begun, ReadAllAvailable())) == offsets(q0=11, q1=25)
     # With records that were not read it is a loss, of its own queues alone.
     behind = {"v": 1, "topics": {**begun["topics"], "u": {"broker-a:0": 3}}}
     with pytest.raises(DataLossError, match="topic 'u' queue broker-a:0 offset 3") as raised:
@@ -598,7 +649,7 @@ def test_a_topic_that_was_read_to_its_end_leaves_the_others_alone(cluster: FakeC
     assert "topic 't'" not in str(raised.value)
     available = stream_reader(cluster, subscribe="t,u")
     available.prepareForTriggerAvailableNow()
-    assert available.latestOffset(offsets(q0=10, q1=25), ReadAllAvailable()) == offsets(q0=11, q1=25)
+    assert placed(available.latestOffset(offsets(q0=10, q1=25), ReadAllAvailable())) == offsets(q0=11, q1=25)
 
 
 def test_a_queue_that_was_removed_after_it_was_read_is_no_loss_and_goes_on_when_it_is_back(
@@ -608,10 +659,10 @@ def test_a_queue_that_was_removed_after_it_was_read_is_no_loss_and_goes_on_when_
     _never_sleeps(reader)
     cluster.route_queues = 1
     cluster.queues[0].max_offset = 12
-    assert reader.latestOffset(offsets(q0=10, q1=25), ReadAllAvailable()) == offsets(q0=12, q1=25)
+    assert placed(reader.latestOffset(offsets(q0=10, q1=25), ReadAllAvailable())) == offsets(q0=12, q1=25)
     cluster.route_queues = 2
     cluster.queues[1].max_offset = 27
-    assert reader.latestOffset(offsets(q0=12, q1=25), ReadAllAvailable()) == offsets(q0=12, q1=27)
+    assert placed(reader.latestOffset(offsets(q0=12, q1=25), ReadAllAvailable())) == offsets(q0=12, q1=27)
 
 
 def test_a_queue_that_was_removed_before_it_was_read_is_a_loss_that_is_waited_for_once(
@@ -623,7 +674,9 @@ def test_a_queue_that_was_removed_before_it_was_read_is_a_loss_that_is_waited_fo
     lenient = stream_reader(cluster, failOnDataLoss="false", retryTimeoutMs="200")
     for end in (10, 12):
         cluster.queues[0].max_offset = end
-        assert lenient.latestOffset(offsets(q0=10, q1=20), ReadAllAvailable()) == offsets(q0=end, q1=20)
+        assert placed(lenient.latestOffset(offsets(q0=10, q1=20), ReadAllAvailable())) == offsets(
+            q0=end, q1=20
+        )
         _never_sleeps(lenient)
     assert len(caplog.records) == 1
 
@@ -735,7 +788,7 @@ def test_a_broker_that_comes_back_in_time_is_no_loss(cluster: FakeCluster) -> No
         return answer
 
     cluster._route = back  # type: ignore[method-assign]
-    assert reader.latestOffset(offsets(q0=0, q1=0), ReadAllAvailable()) == offsets(q0=10, q1=25)
+    assert placed(reader.latestOffset(offsets(q0=0, q1=0), ReadAllAvailable())) == offsets(q0=10, q1=25)
 
 
 def test_a_stream_waits_for_its_topic_at_the_start(cluster: FakeCluster) -> None:
@@ -745,5 +798,5 @@ def test_a_stream_waits_for_its_topic_at_the_start(cluster: FakeCluster) -> None
 
 
 def test_offsets_of_another_version_are_refused(cluster: FakeCluster) -> None:
-    with pytest.raises(Exception, match="version 2"):
-        stream_reader(cluster).latestOffset({"v": 2}, ReadAllAvailable())
+    with pytest.raises(Exception, match="version 3"):
+        stream_reader(cluster).latestOffset({"v": 3}, ReadAllAvailable())
