@@ -29,7 +29,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from iotmq.bridge.cluster import Address, Cluster, Retry, TopicMissingError
+from iotmq.bridge.cluster import Address, Cluster, Patience, Retry, TopicMissingError
 from iotmq.bridge.edges import first_at_or_after, resolve_edge
 from iotmq.bridge.offsets import (
     INITIAL,
@@ -304,9 +304,11 @@ class _View:
         While a broker restarts, its queues leave the route or look shorter than they are; that becomes
         a loss only when it lasts.
         """
-        patience = self._cluster.retry.patience()
+        patience: Patience | None = None
         while True:
             held = self.bounds_of_those_there(begin)
+            # Brokers that are away were waited for by now.
+            patience = patience or self._cluster.retry.patience()
             known = {*begin.offsets, *begin.left}
             absent = known - held.bounds.keys() - held.removed.keys()
             if absent:
