@@ -15,7 +15,7 @@ from typing import Final, Literal, TypeVar
 from iotmq import limits
 from iotmq.addresses import parse_address
 from iotmq.bridge.offsets import OffsetFormatError, QueueKey, parse_queue
-from iotmq.bridge.wanted import Wanted, parse_wanted
+from iotmq.bridge.wanted import EVERYTHING, Wanted, parse_wanted
 from iotmq.errors import ConfigError
 from iotmq.secret_text import Secret, read_secret
 from iotmq.spelling import did_you_mean
@@ -53,6 +53,8 @@ _NAMES: Final = (
     "includeHeaders",
     "pushFilters",
     "groupIdPrefix",
+    "groupId",
+    "includeExpired",
     "pullBytes",
     "requestTimeoutMs",
     "retryTimeoutMs",
@@ -160,6 +162,9 @@ class SourceOptions:
     fail_on_data_loss: bool
     include_headers: bool
     group_prefix: str
+    # The group that a stream's progress is published as; "" for one of its own.
+    group_id: str
+    include_expired: bool
     pull_bytes: int
     request_timeout_s: float
     retry_timeout_s: float
@@ -175,7 +180,7 @@ class SourceOptions:
     trigger_delay_max_s: float = 0.0
     records_per_partition_max: int | None = None
     pushes_filters: bool = False
-    wanted: Wanted = Wanted()
+    wanted: Wanted = EVERYTHING
     key_file: str = ""
     # A directory of CommitLog files to read in place of brokers; empty for brokers.
     path: str = ""
@@ -214,7 +219,9 @@ def parse_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptio
         combine_rows=_count(given, "combineRows", 0, least=0),
         fail_on_data_loss=_flag(given, "failOnDataLoss", True),
         include_headers=_flag(given, "includeHeaders", False),
-        group_prefix=_group_prefix(given),
+        group_prefix=_group(given, "groupIdPrefix", "iotmq-spark"),
+        group_id=_group(given, "groupId", ""),
+        include_expired=_flag(given, "includeExpired", False),
         pull_bytes=pull_bytes,
         request_timeout_s=_count(given, "requestTimeoutMs", 10_000, least=1) / 1000,
         retry_timeout_s=_count(given, "retryTimeoutMs", 60_000, least=0) / 1000,
@@ -445,8 +452,8 @@ def _certificate_file(given: Mapping[str, str]) -> str:
     return name
 
 
-def _group_prefix(given: Mapping[str, str]) -> str:
-    prefix = given.get("groupidprefix", "iotmq-spark")
-    if not re.fullmatch(r"[%|a-zA-Z0-9_-]{1,200}", prefix):
-        raise ConfigError(f"option groupIdPrefix is 1 to 200 letters, digits and any of %|_-, not {prefix!r}")
-    return prefix
+def _group(given: Mapping[str, str], option: str, default: str) -> str:
+    name = given.get(option.lower(), default)
+    if name != default and not re.fullmatch(r"[%|a-zA-Z0-9_-]{1,200}", name):
+        raise ConfigError(f"option {option} is 1 to 200 letters, digits and any of %|_-, not {name!r}")
+    return name

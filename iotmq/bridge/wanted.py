@@ -17,7 +17,7 @@ from iotmq.errors import ConfigError, SubscriptionError
 from iotmq.message.properties import MQTT_TOPIC, TAGS
 from iotmq.mqtt.topics.topics import is_valid_filter
 
-_EVERYTHING: Final = Subscription("", ALL_TAGS, frozenset(), 0)
+ALL_RECORDS: Final = Subscription("", ALL_TAGS, frozenset(), 0)
 _TAGS_COLUMN: Final = f"property.{TAGS}"
 _TOPIC_COLUMN: Final = f"property.{MQTT_TOPIC}"
 
@@ -25,13 +25,13 @@ _TOPIC_COLUMN: Final = f"property.{MQTT_TOPIC}"
 class Wanted(NamedTuple):
     """Records that pass the options `tags`, `sql` and `mqttTopicFilter`: all of those that are given."""
 
-    subscription: Subscription = _EVERYTHING
+    subscription: Subscription = ALL_RECORDS
     topic_pattern: str = ""
 
     @property
     def is_everything(self) -> bool:
         """Return whether no record is left out."""
-        return self.subscription == _EVERYTHING and not self.topic_pattern
+        return self.subscription == ALL_RECORDS and not self.topic_pattern
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -55,6 +55,9 @@ class Wanted(NamedTuple):
         return masks[0] if len(masks) == 1 else compute.and_(*masks)
 
 
+EVERYTHING: Final = Wanted()
+
+
 def parse_wanted(*, tags: str | None, sql: str | None, mqtt_topic_filter: str | None) -> Wanted:
     """Return what the options say; raises ConfigError that names the option and what it takes."""
     if mqtt_topic_filter is not None and not (mqtt_topic_filter and is_valid_filter(mqtt_topic_filter)):
@@ -76,7 +79,7 @@ def parse_wanted(*, tags: str | None, sql: str | None, mqtt_topic_filter: str | 
         elif sql is not None:
             subscription = parse_subscription("", ALL_TAGS, 0, sql=sql)
         else:
-            subscription = _EVERYTHING
+            subscription = ALL_RECORDS
     except SubscriptionError as error:
         raise ConfigError(f"option {'sql' if tags is None else 'tags'}: {error}") from None
     pattern = "" if mqtt_topic_filter is None else topic_pattern(mqtt_topic_filter)
