@@ -32,7 +32,7 @@ _OF_QUEUES: Final = ("topic", "partition", "broker")
 
 @dataclass
 class Narrowed:
-    """What the filters of a query leave of the queues; all of it without any."""
+    """Keep what the filters of a query leave of the queues; all of it without any."""
 
     chosen: dict[str, frozenset[Any]] = field(default_factory=dict)
     first_offset: int = 0

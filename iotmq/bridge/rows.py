@@ -7,6 +7,7 @@ columns to make; each one left out is work saved.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final, NamedTuple
 
 import numpy
@@ -193,7 +194,7 @@ class RowBuilder:
             if gaps and not missing and tells_gaps:
                 tell_all(gaps, lose)
             found += batch.num_rows
-            mask = self._wanted.mask(lambda source: columns.to_arrow({"": source}).column(0))
+            mask = self._wanted.mask(partial(_arrow_column, columns))
             if mask is not None:
                 batch = batch.filter(mask.slice(low, batch.num_rows))
             if batch.num_rows:
@@ -221,9 +222,7 @@ class RowBuilder:
             derive = COLUMNS[name].derive
             if derive is not None:
                 # Arrow has names for the parts of lists and maps, and so has Spark.
-                arrays.append(
-                    derive(lambda source: columns.to_arrow({"": source}).column(0)).cast(field.type)
-                )
+                arrays.append(derive(partial(_arrow_column, columns)).cast(field.type))
             elif name == "broker":
                 # A record does not say which broker has it.
                 name_of_broker = pyarrow.scalar(None if key is None else key.broker, pyarrow.string())
@@ -232,3 +231,7 @@ class RowBuilder:
                 assert made is not None
                 arrays.append(made.column(name))
         return pyarrow.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+
+def _arrow_column(columns: Columns, name: str) -> pyarrow.Array:
+    return columns.to_arrow({"": name}).column(0)

@@ -207,11 +207,7 @@ class IotmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             rows_max=limit.max_rows if isinstance(limit, ReadMaxRows) else None,
         )
         view.report(step.losses)
-        waiting = sum(
-            there.max_offset - (there.min_offset if (known := begin.offset(key)) is None else known)
-            for key, there in held.bounds.items()
-        )
-        if self._target is None and not self._pace.lets_go(waiting):
+        if self._target is None and not self._pace.lets_go(_rows_waiting(begin, held)):
             return start
         return to_json(step.end)
 
@@ -472,6 +468,15 @@ class _View:
             return None if record is None else decode_record(record).store_timestamp_ms
 
         return first_at_or_after(timestamp_ms, held, stored_at_ms)
+
+
+def _rows_waiting(begin: StreamOffset, held: Held) -> int:
+    """Return how many rows of all queues are there and not read."""
+    count = 0
+    for key, there in held.bounds.items():
+        reached = begin.offset(key)
+        count += max(0, there.max_offset - (there.min_offset if reached is None else reached))
+    return count
 
 
 def _new_id() -> str:

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 COUNT = 100
 CLIENT = """
-import logging, sys
+import json, logging, sys
 
 logging.basicConfig()
 from iotmq.bridge.spark_session import session
@@ -40,7 +40,8 @@ print(spark.read.format("iotmq").options(**source).load().count())
 writer = spark.readStream.format("iotmq").options(**source).load().writeStream.format("noop")
 query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
 query.awaitTermination()
-print(sum(progress["numInputRows"] for progress in query.recentProgress))
+reports = [json.loads(progress.json) for progress in query.recentProgress]
+print(sum(source["numInputRows"] for report in reports for source in report["sources"]))
 try:
     spark.read.format("iotmq").options(**source, failOnDataLos="false").load().count()
 except Exception as error:
