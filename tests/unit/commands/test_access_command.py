@@ -18,6 +18,12 @@ RULES = (
     + rule_text("allow", "publish", "small", payload_bytes_max="10", who="{ certificate = 'cn' }")
 )
 
+TLS = "--set mqtt.listeners=[{name='tls',transport='tcp'}]"
+BALANCED = (
+    "--set mqtt.listeners=[{name='b',transport='tcp',proxy_protocol=true,proxy_identity_trusted=true,"
+    "client_identity_is_user=true}] --set mqtt.tcp_enabled=false"
+)
+
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
@@ -47,12 +53,14 @@ def file(tmp_path: Path) -> Path:
         ("--action publish --topic late/x", 1, "refused by rules[3]"),
         ("--action publish --topic late/x", 1, "it has delayed = true"),
         (
-            "--action publish --topic g/a/t --group a --attribute tenant=t --address 10.1.1.1 --listener tls",
+            "--action publish --topic g/a/t --group a --attribute tenant=t --address 10.1.1.1 --listener tls "
+            + TLS,
             0,
             "2",
         ),
         (
-            "--action publish --topic g/a/t --group a --attribute tenant=t --address 11.1.1.1 --listener tls",
+            "--action publish --topic g/a/t --group a --attribute tenant=t --address 11.1.1.1 --listener tls "
+            + TLS,
             1,
             "no",
         ),
@@ -60,6 +68,8 @@ def file(tmp_path: Path) -> Path:
         ("--action publish --topic small --certificate cn --payload-bytes 11", 1, "refused by rules[5]"),
         ("--action publish --topic small --certificate cn --payload-bytes 11", 1, "payload_bytes_max is 10"),
         ("--action publish --topic small --payload-bytes 1", 1, "refused by no rule"),
+        (f"--certificate pump-7 --action publish --topic d/pump-7/x {BALANCED}", 0, "rules[1]"),
+        (f"--action publish --topic jobs/x {BALANCED}", 1, "it cannot connect without a user name"),
     ],
 )
 def test_the_decision_and_the_rule_are_told(
@@ -77,6 +87,7 @@ def test_the_decision_and_the_rule_are_told(
         "--action subscribe --topic a/#/b",
         "--action subscribe --topic $share/g",
         "--action publish --topic x --attribute x",
+        "--action publish --topic x --listener tls",
     ],
 )
 def test_what_cannot_be_asked_is_a_wrong_usage(file: Path, words: str) -> None:
