@@ -22,7 +22,7 @@ from iotmq.mqtt.bans import Ban
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.codec.properties import Properties
 from iotmq.mqtt_front.settings.permissions import PermissionSettings
-from iotmq.mqtt_front.settings.topics import BridgeClientSettings
+from iotmq.mqtt_front.settings.topics import AutoSubscriptionSettings, BridgeClientSettings, RewriteSettings
 
 pytestmark = pytest.mark.uvloop
 
@@ -274,3 +274,41 @@ async def test_a_ban_drops_the_will_that_waits(site: MqttSite, client_id: str) -
     if client_id == "d":
         await soon(lambda: not site.bench.broker.sessions.owners.wills._waiting, "it is dropped")
     assert await published_wills(site) == ([] if client_id == "d" else [b"w"])
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+async def test_groups_and_exclusive_filters_need_the_right_to_what_they_are_of(
+    site: MqttSite, qos: int
+) -> None:
+    """Whatever they are called, and whatever the name is rewritten to."""
+    rewrites = (RewriteSettings(filter="old/#", pattern="^old/(.+)$", template="$1", action="all"),)
+    site.mqtt_settings["rewrites"] = rewrites
+    site.mqtt_settings["auto_subscriptions"] = (AutoSubscriptionSettings(filter="secret/news/%c", qos=qos),)
+    await site.start("two")
+    await change(site, NOT_SECRET)
+    subscriber = await Device5.connect(site, "d", front="two")
+    publisher = await Device5.connect(site, "w", front="two")
+    wanted = {
+        "$share/g/secret/x": 0x87,
+        "$share/g/old/secret/x": 0x87,
+        "$share/g/#": 0x87,
+        "$share/g/+/x": 0x87,
+        "$share/g/old/open/+": qos,
+        "$exclusive/secret/x": 0x87,
+        "$exclusive/old/secret/#": 0x87,
+        "$exclusive/#": 0x87,
+        "$exclusive/old/open/x": qos,
+        "old/secret/y": 0x87,
+        "old/open/y": qos,
+        "$share/g/$exclusive/secret/x": 0x87,
+        "$delayed/5/secret/x": 0x87,
+    }
+    codes = await subscriber.subscribe(*((name, qos) for name in wanted))
+    assert dict(zip(wanted, codes, strict=True)) == wanted
+    for topic in ("secret/x", "old/secret/y", "open/z"):
+        await publisher.publish(topic, b"not for it" if "secret" in topic else b"for it")
+    message = await subscriber.received()
+    assert (message.topic, message.payload) == ("open/z", b"for it")
+    # What the operator has subscribed for it needs no right.
+    await publisher.publish("secret/news/d", b"news")
+    assert (await subscriber.received()).payload == b"news"

@@ -18,6 +18,7 @@ from iotmq.metrics import Metric, samples, samples_by
 from iotmq.mqtt.bans import KINDS, Ban
 from iotmq.mqtt.codec.packets import Connect
 from iotmq.mqtt.reason_codes import ADMINISTRATIVE_ACTION, BANNED, SERVER_BUSY, Reason
+from iotmq.mqtt_front.access.identity import Identity
 from iotmq.mqtt_front.limiting.bans import Bans
 from iotmq.mqtt_front.limiting.flapping import Flapping
 from iotmq.mqtt_front.limiting.limiter import LimitedDevice, Limiter, Refusal
@@ -48,6 +49,9 @@ class Bannable(Protocol):
 
 class GuardedDevice(LimitedDevice, Bannable, Protocol):
     """The connection of a device, as far as a guard knows it."""
+
+    @property
+    def identity(self) -> Identity | None: ...
 
 
 class GuardedFront(NamedTuple):
@@ -147,13 +151,8 @@ class Guard:
                 return self._refusal_of_ban(ban, address=device.address)
         return None
 
-    def opening(
-        self, device: GuardedDevice, client_id: str, own: Mapping[str, int] | None
-    ) -> Refusal | None:
-        """A device has proved who it is: return why it may not connect, or have it keep to its limits.
-
-        `own` are the limits that came with its identity.
-        """
+    def opening(self, device: GuardedDevice, client_id: str) -> Refusal | None:
+        """A device has proved who it is: return why it may not connect, or have it keep to its limits."""
         if len(self.bans):
             now_ms = self._clock.now_ms()
             # The client id may be another one than that of the CONNECT.
@@ -165,7 +164,11 @@ class Guard:
             ban = self.bans.of_client(client_id, self._clock.now_ms())
             if ban is not None:
                 return self._refusal_of_ban(ban, address=device.address)
-        return self.limiter.opening(device, client_id, own)
+        return self.limiter.opening(device, client_id, _own_limits(device))
+
+    def renewed(self, device: GuardedDevice) -> None:
+        """A connected device has proved anew who it is."""
+        self.limiter.renewed(device, device.client_id or "", _own_limits(device))
 
     def lost(self, device: GuardedDevice) -> None:
         """The connection is over."""
@@ -270,3 +273,8 @@ class Guard:
                 self.flapping.banned_total,
             ),
         )
+
+
+def _own_limits(device: GuardedDevice) -> Mapping[str, int] | None:
+    """Return the limits that came with the identity of a device."""
+    return None if device.identity is None else device.identity.limits

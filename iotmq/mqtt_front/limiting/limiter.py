@@ -183,7 +183,12 @@ class Limiter:
     # Sessions
 
     def opening(
-        self, device: LimitedDevice, client_id: str, own: Mapping[str, int] | None = None
+        self,
+        device: LimitedDevice,
+        client_id: str,
+        own: Mapping[str, int] | None = None,
+        *,
+        is_open: bool = False,
     ) -> Refusal | None:
         """A device is known: return why it may not be connected, or have it keep to its limits.
 
@@ -196,7 +201,7 @@ class Limiter:
             user_settings, client_settings = own_limits(user_settings, client_settings, own)
         if device.user is not None and (self._users.is_used or own):
             scope = self._users.of(device.user, _rates_of(user_settings))
-            if 0 < user_settings.connections_max <= scope.connections:
+            if not is_open and 0 < user_settings.connections_max <= scope.connections:
                 return self._refusal(QUOTA_EXCEEDED, scope, "connections_max")
             scopes.append(scope)
             self._users.enter(scope)
@@ -209,6 +214,20 @@ class Limiter:
             found = self._devices[device] = [*reversed(scopes), *self._devices.get(device, ())]
             self._apply(device, found)
         return None
+
+    def renewed(self, device: LimitedDevice, client_id: str, own: Mapping[str, int] | None) -> None:
+        """A connected device has another identity of its user: the limits of that hold from now on."""
+        places = []
+        for scope in self._devices.pop(device, ()):
+            if scope.name in ("listener", "address"):
+                places.append(scope)
+            else:
+                self._book_of(scope).leave(scope)
+        if places:
+            self._devices[device] = places
+        device.limit(None)
+        self._apply(device, places)
+        self.opening(device, client_id, own, is_open=True)
 
     def lost(self, device: LimitedDevice) -> None:
         """The connection is over."""

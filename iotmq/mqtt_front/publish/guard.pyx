@@ -9,7 +9,7 @@ from libc.stdint cimport uint8_t
 
 from iotmq.mqtt.codec.packet_types cimport LEVEL_5, STATE_CLOSED
 from iotmq.mqtt.codec.publish_properties cimport PublishProperties, read_publish_properties
-from iotmq.mqtt.server.publish_sink cimport Publication, PublishSink
+from iotmq.mqtt.server.publish_sink cimport Publication
 from iotmq.mqtt_front.connection.device cimport Device
 from iotmq.mqtt_front.permissions.rights cimport RIGHT_ALLOWED, RIGHT_REFUSED, RIGHT_UNKNOWN, Rights
 from iotmq.mqtt_front.publish.targets cimport Target, Targets, topic_of

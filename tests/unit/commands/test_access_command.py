@@ -134,6 +134,35 @@ def test_a_device_without_a_name_is_one_where_somebody_asks(
     assert capsys.readouterr().out.startswith(said)
 
 
+def test_rules_of_an_identity_stand_in_front_of_those_of_the_file(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    brought = tmp_path / "permissions.json"
+    brought.write_text(
+        '[{"permission": "deny", "action": "all", "topic": "d/%u/x"},'
+        ' {"permission": "allow", "action": "publish", "topic": "own/${clientid}", "qos": [0]}]'
+    )
+    words = ["access", "test", "--client", "c", "--action", "publish", "--permissions", str(brought)]
+    with_file = [*words, "--file", str(file), "--user", "pump-7"]
+    for topic, code, said in (
+        ("d/pump-7/x", 1, "refused by identity[0]"),
+        ("own/c", 0, "allowed by identity[1]"),
+        ("d/pump-7/y", 0, "allowed by rules[1]"),
+    ):
+        assert main([*with_file, "--topic", topic]) == code
+        assert capsys.readouterr().out == f"{said}: publish {topic}\n"
+    assert main([*words, "--topic", "own/c", "--qos", "1"]) == 1
+    assert capsys.readouterr().out == "refused by identity[1]: publish own/c\nit is for QoS 0\n"
+    assert main([*words, "--topic", "d/pump-7/y"]) == 1
+    assert "refused by no rule" in capsys.readouterr().out
+    for text in ('[{"permission": "maybe"}]', "{}", "["):
+        brought.write_text(text)
+        assert main([*words, "--topic", "own/c"]) == EXIT_USAGE
+        assert "--permissions" in capsys.readouterr().err
+    brought.unlink()
+    assert main([*words, "--topic", "own/c"]) == EXIT_USAGE
+
+
 def test_a_file_is_checked(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["access", "check", "--file", str(file)]) == 0
     assert capsys.readouterr().out == "6 rules are good\n"

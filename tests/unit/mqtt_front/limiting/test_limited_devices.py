@@ -553,7 +553,8 @@ async def test_memory_that_devices_use_up_is_an_overload_until_they_have_gone(
         watching = await site.connect("watching")
         watching.send(packets.encode_subscribe(2, [("$SYS/broker/overload/level", 0)]))
         assert (await watching.packet())[0] == packets.SUBACK << 4
-        good = await subscribed(site, 0, "good")
+        await subscribed(site, 0, "good")
+        writer = await site.connect("writer")
         slow = [await subscribed(site, 1, f"slow{number}") for number in range(30)]
 
         async def fill_until(level: int) -> None:
@@ -567,10 +568,10 @@ async def test_memory_that_devices_use_up_is_an_overload_until_they_have_gone(
         late = await site.dial()
         late.send(connect_packet("late"))
         assert await late.packet() == (packets.CONNACK << 4, b"\x00\x03")
-        good.send(publish(0))
+        writer.send(publish(0))
         await until(lambda: published(site) == 1)
         await fill_until(2)
-        good.send(publish(1), publish(2, qos=1))
+        writer.send(publish(1), publish(2, qos=1))
         await until(lambda: site.number("iotmq_mqtt_shed_published_total") == 1)
         await until(lambda: published(site) == 2)
         site.gateway.push("t", b"", "t")

@@ -118,6 +118,31 @@ def test_an_identity_brings_limits_of_its_own() -> None:
     assert found.opening(other, "d", {"user.connections_max": 2}) is None
 
 
+def test_another_identity_of_a_connected_device_brings_other_limits() -> None:
+    """As with a new token: a device that keeps its connection keeps no larger limits."""
+    found = limiter(address=PlaceLimitSettings(messages_in_per_s=9))
+    device = opened(found, "c", "u", {"messages_in_per_s": 5, "user.connections_max": 1})
+    assert device.scopes == ["client", "address"]
+    own = {"messages_in_per_s": 3, "user.messages_in_per_s": 7, "user.connections_max": 1}
+    found.renewed(device, "c", own)
+    assert device.limits is not None
+    assert [(scope.name, scope.left(0)) for scope in device.limits.scopes] == [
+        ("client", 3),
+        ("user", 7),
+        ("address", 9),
+    ]
+    found.check_invariants()
+    found.renewed(device, "c", None)
+    assert device.scopes == ["address"]
+    found.check_invariants()
+    found.lost(device)
+    found.check_invariants()
+    unlimited = limiter()
+    device = opened(unlimited, "c", "u", {"messages_in_per_s": 5})
+    unlimited.renewed(device, "c", None)
+    assert device.limits is None
+
+
 @pytest.mark.parametrize("nonsense", [-1, limits.MQTT_RATE_MAX + 1, "5", None])
 def test_nonsense_of_an_identity_changes_nothing(nonsense: Any) -> None:
     user, client = own_limits(UserLimitSettings(), RateSettings(), {"messages_in_per_s": nonsense})

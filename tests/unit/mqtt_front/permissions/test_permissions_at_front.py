@@ -144,6 +144,51 @@ async def test_the_right_is_that_of_the_topic_after_rewriting_whatever_the_alias
         assert sorted(site.gateway.filters.values()) == ["d/c/#", "d/c/x"]
 
 
+@pytest.mark.parametrize("qos", [0, 1, 2])
+async def test_what_a_name_means_is_the_same_for_every_qos_and_behind_an_alias(path: Path, qos: int) -> None:
+    rewrites = (RewriteSettings(filter="old/#", pattern="^old/(.+)$", template="d/$1", action="all"),)
+    text = rule_text("deny", "all", "d/%c/secret/#", "old/#") + rule_text("allow", "all", "d/%c/#")
+    async with running(path, text, rewrites=rewrites) as site:
+        client = await site.connect(level=5)
+
+        async def may(topic: str, alias: int) -> bool:
+            before = len(site.topics)
+            properties = Properties(topic_alias=alias)
+            if qos:
+                code = await site.published(client, topic, qos=qos, properties=properties)
+                if qos == 2 and not code:
+                    client.send(packets.encode_acknowledgement(packets.PUBREL, 7))
+                    await client.packet()
+            else:
+                client.send(packets.encode_publish(topic, b"x", qos=0, properties=properties))
+                await client.ping()
+                code = 0 if len(site.topics) > before else NOT_AUTHORIZED
+            assert (len(site.topics) > before) is (code == 0)
+            return code == 0
+
+        for alias, (topic, allowed) in enumerate(
+            (
+                ("d/c/x", True),
+                ("d/c/secret", False),
+                ("d/e/x", False),
+                ("old/c/x", True),
+                ("old/c/secret/x", False),
+                ("old/e/x", False),
+                ("$delayed/5/d/c/x", True),
+                ("$delayed/5/d/c/secret/x", False),
+                ("$delayed/5/old/c/x", True),
+                ("$delayed/5/old/c/secret", False),
+                ("$delayed/1/d/e/x", False),
+                ("$share/g/d/c/x", False),
+                ("$exclusive/d/c/x", False),
+            ),
+            1,
+        ):
+            for name in (topic, "", topic, ""):
+                assert await may(name, alias) is allowed, topic
+        assert set(site.topics) == {"d/c/x"}
+
+
 async def test_who_was_asked_may_answer_unless_a_rule_says_no(path: Path) -> None:
     topic = f"$reply/{reply_token(ReplyAddress('b', 'client', '1'))}"
     async with running(path, OWN) as site:
@@ -405,13 +450,13 @@ async def test_another_identity_of_a_connected_device_brings_other_rights(path: 
         for topic, code in (("a", 0), ("b", NOT_AUTHORIZED)):
             rules = ({"permission": "allow", "action": "all", "topic": "a/#"},)
             device.identity = Identity(user="u", permissions=rules)
-            site.front.parts.sessions.identity_renewed(device)
+            site.front._identity_renewed(device)
             assert await site.published(client, topic, properties=NO_PROPERTIES) == code
         assert list(site.gateway.filters.values()) == ["a/#"]
         device.identity = Identity(
             user="u", permissions=({"permission": "allow", "action": "all", "topic": "b"},)
         )
-        site.front.parts.sessions.identity_renewed(device)
+        site.front._identity_renewed(device)
         assert await site.published(client, "a", properties=NO_PROPERTIES) == NOT_AUTHORIZED
         assert await site.published(client, "b", properties=NO_PROPERTIES) == 0
         assert not site.gateway.filters

@@ -28,6 +28,11 @@ def brokers() -> Brokers:
 
 
 @pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
 def book(brokers: Any, clock: ManualClock) -> LeftWills:
     return LeftWills(brokers, clock)
 
