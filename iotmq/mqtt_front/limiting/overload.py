@@ -8,6 +8,7 @@ measurements, and left when all have been a fifth below for a while, so that it 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import resource
 from collections.abc import Callable, Iterable
@@ -27,6 +28,8 @@ MEASURE_S: Final = 0.25
 _PATIENCE: Final = 4
 # All have to be below so much of their limits before a level is left.
 _CALM: Final = 0.8
+# Between two requests to the allocator to give memory back, which takes it milliseconds.
+_TRIM_S: Final = 1.0
 _STATM: Final = Path("/proc/self/statm")
 _PAGE_BYTES: Final = resource.getpagesize()
 
@@ -68,6 +71,7 @@ class Overload:
         )
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = 0.0
+        self._trimmed_s = 0.0
         # How many measurements in a row were past a limit of a level or of a higher one.
         self._past = [0] * len(self._limits)
         # Since when a level and all above have been well below their limits; None while they are not.
@@ -106,6 +110,10 @@ class Overload:
                     broker_latency_ms=self._broker_latency_s() * 1000,
                 )
             )
+            if self.level and "memory" in self.cause and now_s - self._trimmed_s >= _TRIM_S:
+                # Else the allocator keeps what devices have used, and the overload would never be over.
+                self._trimmed_s = now_s
+                give_memory_back()
         self._due_s = self._loop.time() + MEASURE_S
         self._timer = self._loop.call_at(self._due_s, self._measure)
 
@@ -185,6 +193,13 @@ class Overload:
                 self.measured.broker_latency_ms / 1000,
             ),
         )
+
+
+def give_memory_back() -> None:
+    """Have the allocator return to the system what is free in the middle of its heap, where it can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def memory_bytes() -> int:

@@ -553,7 +553,7 @@ async def test_memory_that_devices_use_up_is_an_overload_until_they_have_gone(
         watching = await site.connect("watching")
         watching.send(packets.encode_subscribe(2, [("$SYS/broker/overload/level", 0)]))
         assert (await watching.packet())[0] == packets.SUBACK << 4
-        await subscribed(site, 0, "good")
+        good = await subscribed(site, 0, "good")
         writer = await site.connect("writer")
         slow = [await subscribed(site, 1, f"slow{number}") for number in range(30)]
 
@@ -581,7 +581,7 @@ async def test_memory_that_devices_use_up_is_an_overload_until_they_have_gone(
         while told != b"2":
             told = (await watching.publish_received())[1]
             site.clock.advance(0.1)
-        for device in slow:
+        for device in (good, *slow):
             device.abort()
         await until(lambda: guard.overload.level == 0)
         while told != b"0":
