@@ -33,7 +33,7 @@ from iotmq.mqtt_front.limiting.guard import Guard, GuardedFront
 from iotmq.mqtt_front.limiting.limiter import Refusal
 from iotmq.mqtt_front.limiting.shared_bans import BrokerPorts
 from iotmq.mqtt_front.listen.admission import Admission
-from iotmq.mqtt_front.listen.listeners import Listeners
+from iotmq.mqtt_front.listen.listeners import Doors, Listeners
 from iotmq.mqtt_front.metrics import durable_metrics, topic_metrics, traffic_metrics
 from iotmq.mqtt_front.permissions.permissions import Permissions
 from iotmq.mqtt_front.permissions.questions import Decider
@@ -259,12 +259,22 @@ class MqttFront:
             settings, ingress, subscriptions, self._auto_subscriptions, self._deadlines, self._clock
         )
         sessions.audit = self._audit.record
+        guard = Guard(
+            settings.device_limits,
+            GuardedFront(
+                sessions.devices, lambda: ingress.waited_s, self._overload_changed, self._audit.record
+            ),
+            BrokerPorts(self._gateway, port),
+            loop,
+            self._clock,
+        )
         listeners = Listeners(
             settings.all_listeners,
             partial(Device, group, self._connection_settings),
             is_shared=self._shares_port,
-            has_room=self._has_room_beside,
-            enter=self._refusal_at_door,
+            doors=Doors(
+                self._has_room_beside, guard.refusal_at_door, self._is_turned_away, guard.overload_refusal
+            ),
             ticket_secret=settings.tls_ticket_secret,
         )
         drain = Drain(loop, sessions.devices, self._drain_changed, server_reference=settings.server_reference)
@@ -285,15 +295,6 @@ class MqttFront:
         group.unfinished_bytes_max = settings.device_limits.unfinished_bytes_max
         group.packet_timeout_s = settings.device_limits.packet_timeout_s
         group.packet_bytes_per_s_min = settings.device_limits.packet_bytes_per_s_min
-        guard = Guard(
-            settings.device_limits,
-            GuardedFront(
-                sessions.devices, lambda: ingress.waited_s, self._overload_changed, self._audit.record
-            ),
-            BrokerPorts(self._gateway, port),
-            loop,
-            self._clock,
-        )
         return FrontEndParts(
             loop,
             ingress,
@@ -495,8 +496,15 @@ class MqttFront:
             device, device.peer.listener, address
         )
 
-    def _refusal_at_door(self, listener: str, address: str | None) -> Refusal | None:
-        return self.parts.guard.refusal_at_door(listener, address)
+    def _is_turned_away(self, listener: str, address: str | None) -> bool:
+        """Whether a connection without TLS is closed before it costs anything."""
+        refusal = self.parts.guard.refusal_of_place(listener, address)
+        if refusal is None:
+            return False
+        self._accepted_total += 1
+        self._closed_total[refusal.reason.name] += 1
+        self._audit.record("refused", address=address, listener=listener, reason=refusal.detail)
+        return True
 
     def _open_session(self, device: Device, connect: packets.Connect, client_id: str) -> None:
         """A device may connect, as far as authentication goes."""

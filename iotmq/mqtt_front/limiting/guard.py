@@ -97,26 +97,32 @@ class Guard:
     @property
     def knows_addresses(self) -> bool:
         """Return whether it matters where a connection comes from."""
-        return (
-            self.bans.has_addresses or self.limiter.knows_addresses or self.flapping.counts_addresses
-        )
+        return self.bans.has_addresses or self.limiter.knows_addresses or self.flapping.counts_addresses
 
     def refusal_at_door(self, listener: str, address: str | None) -> Refusal | None:
         """A connection was accepted: return why it is closed before anything is read, or None."""
-        ban = self.bans.of_address(address, self._clock.now_ms())
-        if ban is not None:
-            return self._refusal_of_ban(ban, address=address)
-        if self.overload.level:
-            self._refused["overload"] += 1
-            return Refusal(SERVER_BUSY, "overload", self.overload.reason or "")
+        return self._ban_of(address) or self.overload_refusal() or self._limit_at_door(listener, address)
+
+    def refusal_of_place(self, listener: str, address: str | None) -> Refusal | None:
+        """As `refusal_at_door`, but for overload: a connection without TLS may be told of that."""
+        return self._ban_of(address) or self._limit_at_door(listener, address)
+
+    def overload_refusal(self) -> Refusal | None:
+        """Return why no connection is taken now, wherever it comes from."""
+        if not self.overload.level:
+            return None
+        self._refused["overload"] += 1
+        return Refusal(SERVER_BUSY, "overload", self.overload.reason or "")
+
+    def _ban_of(self, address: str | None) -> Refusal | None:
+        ban = self.bans.of_address(address, self._clock.now_ms()) if self.bans.has_addresses else None
+        return None if ban is None else self._refusal_of_ban(ban, address=address)
+
+    def _limit_at_door(self, listener: str, address: str | None) -> Refusal | None:
         refusal = self.limiter.arriving(listener, address)
         if refusal is not None:
             return refusal
-        if self.flapping.arrived(address):
-            ban = self.bans.of_address(address, self._clock.now_ms())
-            if ban is not None:
-                return self._refusal_of_ban(ban, address=address)
-        return None
+        return self._ban_of(address) if self.flapping.arrived(address) else None
 
     def connected(self, device: GuardedDevice, listener: str, address: str | None) -> Refusal | None:
         """A connection may begin with MQTT: return why there is no room for it, or count it."""
@@ -141,9 +147,7 @@ class Guard:
                 return self._refusal_of_ban(ban, address=device.address)
         return None
 
-    def opening(
-        self, device: GuardedDevice, client_id: str, own: Mapping[str, int] | None
-    ) -> Refusal | None:
+    def opening(self, device: GuardedDevice, client_id: str, own: Mapping[str, int] | None) -> Refusal | None:
         """A device has proved who it is: return why it may not connect, or have it keep to its limits.
 
         `own` are the limits that came with its identity.
