@@ -23,6 +23,7 @@ from iotmq.mqtt_front.access.authentication import AccessEvents, Authentication,
 from iotmq.mqtt_front.audit import Audit, facts_of
 from iotmq.mqtt_front.connection.deadlines import Deadlines
 from iotmq.mqtt_front.connection.device import Device, DeviceGroup
+from iotmq.mqtt_front.connection.late_ends import LateEnds
 from iotmq.mqtt_front.connection.peer import Peer
 from iotmq.mqtt_front.connection.replay_pace import PaceLimits
 from iotmq.mqtt_front.deliver.egress import Egress
@@ -142,6 +143,7 @@ class MqttFront:
         self._closed_total: Counter[str] = Counter()
         self._deadlines = Deadlines(self._clock.monotonic_s())
         self._ticker: asyncio.TimerHandle | None = None
+        self._late_ends = LateEnds(self._deadlines)
         self._is_listening = False
         self._is_stopping = False
         self._all_gone: asyncio.Event = asyncio.Event()
@@ -433,16 +435,8 @@ class MqttFront:
         # and what devices sent meanwhile is read first.
         is_late = now_s > group.now_s + _TICK_S
         group.now_s = now_s + _TICK_S
-        for device in () if is_late else self._deadlines.late(now_s):
-            # Nobody watches those that are late any more: one that fails must not leave the others open.
-            with surviving("end of late devices"):
-                self._end_late(device, now_s)
-        for device in () if is_late else group.slow_packets(now_s):
-            with surviving("end of slow packets"):
-                device.close(reason_codes.PACKET_TIMEOUT, "mqtt.device_limits.packet_timeout_s")
-                device.finish()
-                self._deadlines.watch(device, now_s)
         if not is_late:
+            self._late_ends.tick(group, self._end_late, now_s)
             with surviving("end of late exchanges"):
                 parts.authentication.tick(now_s)
         if parts.sys_topics is not None:
@@ -451,6 +445,10 @@ class MqttFront:
         self._ticker = parts.loop.call_later(_TICK_S, self._tick)
 
     def _end_late(self, device: Device, now_s: float) -> None:
+        deadline_s = device.next_deadline()
+        if device.close_reason is None and (deadline_s is None or deadline_s > now_s):
+            self._deadlines.watch(device, now_s)  # it has done something since it was found to be late
+            return
         if device.close_reason is not None:
             device.abort()  # it was told to go a while ago
             return

@@ -29,6 +29,9 @@ from iotmq.supervised import surviving
 _log: Final = logging.getLogger("iotmq.mqtt")
 
 _LOG_PAUSE_S: Final = 1.0
+# Connections that are looked at in a turn because of new bans, some 3 us each; when that may begin again.
+_LOOKED_AT_PER_TURN: Final = 64
+_LOOK_PAUSE_S: Final = 0.5
 
 
 class GuardedDevice(LimitedDevice, Protocol):
@@ -196,27 +199,33 @@ class Guard:
     def _banned(self, ban: Ban) -> None:
         """There is a new ban: look for connections that it ends."""
         self._front.audit("banned", kind=ban.kind, value=ban.value, reason=ban.reason, by=ban.by)
+        if self._looking is None and not self._has_new_bans:
+            self._loop.call_soon(self._begin_to_look)
         self._has_new_bans = True
-        if self._looking is None:
-            self._looking = iter(())
-            self._loop.call_soon(self._look)
 
     def _look(self) -> None:
         """Look at some connections; another ban that comes meanwhile has all looked at once more."""
         assert self._looking is not None
-        loop_slice = LoopSlice()
+        loop_slice = LoopSlice(_LOOKED_AT_PER_TURN)
         with surviving("ends of banned connections"):
             while loop_slice.take():
                 device = next(self._looking, None)
                 if device is not None:
                     self._end_if_banned(device)
-                elif self._has_new_bans:
-                    self._has_new_bans = False
-                    self._looking = iter(self._front.devices())
                 else:
                     self._looking = None
-                    return
-        self._loop.call_soon(self._look)
+                    break
+        if self._looking is not None:
+            self._loop.call_soon(self._look)
+        elif self._has_new_bans:
+            # In an attack there are many bans a second: one look is for all that came during the last.
+            self._loop.call_later(_LOOK_PAUSE_S, self._begin_to_look)
+
+    def _begin_to_look(self) -> None:
+        if self._looking is None and self._has_new_bans:
+            self._has_new_bans = False
+            self._looking = iter(self._front.devices())
+            self._look()
 
     def _end_if_banned(self, device: GuardedDevice) -> None:
         if device.close_reason is not None:
