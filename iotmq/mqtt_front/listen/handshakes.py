@@ -363,7 +363,7 @@ class Handshakes:
             self._settings.name,
             address=header.address,
             certificate_identity=identity,
-            is_certificate_user=self._settings.client_identity_is_user and identity is not None,
+            is_certificate_user=self._settings.client_identity_is_user,
             server_name=header.server_name,
             proxy_id=header.shown_id,
             certificate=shown,
