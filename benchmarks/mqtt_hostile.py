@@ -76,8 +76,9 @@ def good(port: int, seconds: float) -> dict[str, Any]:
     report = _swarm.publish(
         port,
         *("--publishers", str(GOOD), "--subscribers", str(GOOD), "--qos", "1"),
-        *("--filter", "devices/{n}/telemetry", "--username", "good", "--password", "good"),
-        *("--source-address", "127.2.0.1-127.2.0.200"),
+        *("--filter", "devices/good/{n}", "--topic", "devices/good/{n}"),
+        *("--username", "good", "--password", "good"),
+        *(word for last in range(1, ADDRESSES + 1) for word in ("--source-address", f"127.2.0.{last}")),
         *("--rate", "1000", "--seconds", str(seconds), "--warmup", "1", "--deliveries-per-message", "1"),
         timeout_s=seconds + 90,
         core=machine.cores()[1],

@@ -237,6 +237,10 @@ REPEATS_UNCONFIRMED_MAX: Final = 65_536
 RECEIVED_IDS_MAX: Final = 1_000_000
 RECEIVED_IDS_BYTES_MAX: Final = 256 * 1024 * 1024
 RELEASED_BODY_BYTES_MAX: Final = 1024 * 1024
+# Producers that number their batches, of which a broker knows the last one: how many, and the bytes of their
+# keys and of what the database has beside them. Past either those go that have sent nothing for longest.
+BATCH_PRODUCERS_MAX: Final = 100_000
+BATCH_PRODUCERS_BYTES_MAX: Final = 64 * 1024 * 1024
 # Groups that one session may join: each message goes out to each of them.
 MQTT_SHARES_PER_SESSION_MAX: Final = 64
 # Looking up retained messages: what one turn of the broker's loop does of it for everybody together (a

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import socket
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -272,7 +273,7 @@ class MqttFront:
             drain, connections_max=settings.connections_max, server_reference=settings.server_reference
         )
         if plugins is not None:
-            subscriptions.subscribed = plugins.subscribed
+            group.listeners = (*group.listeners, plugins)
         events = AccessEvents(self._open_session, sessions.identity_renewed, self._audit.record)
         authentication = open_authentication(
             settings,
@@ -512,9 +513,10 @@ class MqttFront:
         if refusal is not None:
             device.refuse(refusal.reason, refusal.detail)
         else:
-            parts.sessions.open(device, connect, client_id)
+            client_id = client_id or f"iotmq-{secrets.token_hex(8)}"
             if parts.plugins is not None:
-                parts.plugins.opened(device, connect)
+                parts.plugins.opening(device, client_id, connect)
+            parts.sessions.open(device, connect, client_id)
 
     def _has_room_beside(self, arriving_count: int) -> bool:
         return self._connections + arriving_count <= self._settings.connections_max
@@ -568,10 +570,8 @@ class MqttFront:
         hooks, subscriptions = self.parts.hooks, self.parts.subscriptions
         if isinstance(event, packets.Unsubscribe):
             subscriptions.unsubscribe(device, event)
-            if hooks is not None:
-                hooks.sessions.unsubscribed(device, event)
-            if self.parts.plugins is not None:
-                self.parts.plugins.unsubscribed(device, event)
+            for listener in device.group.listeners:
+                listener.unsubscribed(device, event)
         elif hooks is None:
             subscriptions.subscribe(device, event)
         else:
@@ -600,12 +600,10 @@ class MqttFront:
         if self._parts is not None:
             self._parts.listeners.lost(device)
             self._parts.authentication.lost(device)
-            if self._parts.plugins is not None:
-                self._parts.plugins.lost(device)
             self._parts.admission.lost(device)
             self._parts.guard.lost(device)
-            if self._parts.hooks is not None:
-                self._parts.hooks.sessions.lost(device)
+            for listener in device.group.listeners:
+                listener.lost(device)
             self._parts.sessions.lost(device)
         if not self._connections:
             self._all_gone.set()

@@ -498,6 +498,12 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "tests/unit/broker/exactly_once/test_stored_once.py::test_packet_ids_at_their_limit_and_past_it",
     ),
     Bound(
+        "broker.exactly_once.batch_numbers: producers whose last batch is remembered",
+        "BATCH_PRODUCERS_MAX",
+        "BATCH_PRODUCERS_BYTES_MAX",
+        "tests/unit/broker/exactly_once/test_batch_numbers.py::test_producers_at_their_limit_and_past_it",
+    ),
+    Bound(
         "mqtt_front.publish.topic_rewrite: a pattern once it is compiled",
         "MQTT_REWRITE_PATTERN_CHARACTERS_MAX",
         "MQTT_REWRITE_PROGRAM_BYTES_MAX",

@@ -86,7 +86,7 @@ class SessionHooks:
     # Told
 
     def opened(self, device: Device, is_resumed: bool) -> None:
-        """A session is open (DeviceGroup.hooks)."""
+        """A session is open (DeviceGroup.listeners)."""
         client = _client_of(device)
         if self._calls.has("after_disconnect"):
             self._open[device] = client
@@ -94,7 +94,7 @@ class SessionHooks:
             self._calls.tell("after_connect", client, is_resumed)
 
     def subscribed(self, device: Device, event: Subscribe, codes: Sequence[int]) -> None:
-        """A SUBSCRIBE was answered (DeviceGroup.hooks)."""
+        """A SUBSCRIBE was answered."""
         if self._calls.has("after_subscribe"):
             self._calls.tell("after_subscribe", _client_of(device), _subscriptions(event), tuple(codes))
 

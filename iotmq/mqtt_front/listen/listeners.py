@@ -22,8 +22,9 @@ from iotmq.metrics import Metric, samples
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.connection.peer import Peer
 from iotmq.mqtt_front.limiting.limiter import Refusal
-from iotmq.mqtt_front.listen.handshakes import Enter, Handshakes
+from iotmq.mqtt_front.listen.handshakes import Door, Enter, Handshakes
 from iotmq.mqtt_front.listen.sockets import Sockets
+from iotmq.mqtt_front.listen.tls_link import can_shake_hands
 from iotmq.mqtt_front.settings.listeners import ListenerSettings
 
 if TYPE_CHECKING:
@@ -106,9 +107,9 @@ class Listeners:
                 settings,
                 listener,
                 protocol_for,
-                has_room=self._has_room_for_one,
-                enter=self._enter,
+                door=Door(self._has_room_for_one, self._enter),
                 ticket_secret=self._ticket_secret,
+                sockets=self._sockets if settings.transport == "tls" and can_shake_hands() else None,
             )
         elif not settings.is_websocket:
             assert self._sockets is not None

@@ -126,10 +126,12 @@ class RouteReloads:
 
     async def reload(self, add_topics: AddTopics, forget_routes: Callable[[], None]) -> None:
         """Read the file if it has changed; routes that cannot be used change nothing and are counted."""
-        if self._path is None or not await self._watched.have_changed():
+        if self._path is None:
             return
         try:
-            book = await asyncio.to_thread(self._read, self._path)
+            book = await self._watched.read_changed(partial(self._read, self._path))
+            if book is None:
+                return
             await add_topics(self.router.topics_of(book))
         except (OSError, IotmqError) as error:
             self.failed_reloads_count += 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Iterator
 from functools import partial
 from typing import Final
@@ -68,7 +67,7 @@ class ConnectedSessions:
             or ingress.targets.asks_names
             or bool(settings.routes_file)
         )
-        self._asks_users = bool(settings.authentication.users_file or settings.authentication.chain)
+        self._asks_users = settings.authentication.is_asked
         self._devices: dict[str, Device] = {}
         # Connections that have not opened a session yet, or lost theirs to another connection.
         self._without_session: set[Device] = set()
@@ -88,11 +87,10 @@ class ConnectedSessions:
         self._without_session.add(device)
 
     def open(self, device: Device, connect: packets.Connect, client_id: str) -> None:
-        """Open or take over the session of a device whose CONNECT has come; an empty id is for a new one.
+        """Open or take over the session of a device whose CONNECT has come.
 
         A device that may not have its will is refused.
         """
-        client_id = client_id or f"iotmq-{secrets.token_hex(8)}"
         device.client_id = client_id
         device.properties = encode_properties({MQTT_CLIENT_ID: client_id})
         if self._keeps_names:

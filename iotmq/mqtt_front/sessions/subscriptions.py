@@ -104,8 +104,6 @@ class Subscriptions:
         self._attaching: dict[str, _Attachment] = {}
         self.count = 0
         """Subscriptions of connected sessions."""
-        self.subscribed: Callable[[Device, packets.Subscribe, Sequence[int]], None] | None = None
-        """Told the answer to each SUBSCRIBE of a device, where somebody is interested."""
 
     def subscribe(self, device: Device, event: packets.Subscribe) -> None:
         """Answer a SUBSCRIBE: at once, or when a broker has taken what is new."""
@@ -279,10 +277,8 @@ class Subscriptions:
         self.rights.check_again(device, self.withdraw)
         if event.packet_id != _UNASKED:
             device.send_suback(event.packet_id, codes, refusal_text(event.subscriptions))
-            if device.group.hooks is not None:
-                device.group.hooks.subscribed(device, event, codes)
-            if self.subscribed is not None:
-                self.subscribed(device, event, codes)
+            for listener in device.group.listeners:
+                listener.subscribed(device, event, codes)
             return
         self.auto_refused += sum(code >= reason_codes.SUBACK_FAILURE for code in codes)
 

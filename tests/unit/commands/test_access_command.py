@@ -18,6 +18,12 @@ RULES = (
     + rule_text("allow", "publish", "small", payload_bytes_max="10", who="{ certificate = 'cn' }")
 )
 
+TLS = "--set mqtt.listeners=[{name='tls',transport='tcp'}]"
+BALANCED = (
+    "--set mqtt.listeners=[{name='b',transport='tcp',proxy_protocol=true,proxy_identity_trusted=true,"
+    "client_identity_is_user=true}] --set mqtt.tcp_enabled=false"
+)
+
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
@@ -43,17 +49,21 @@ def file(tmp_path: Path) -> Path:
         ("--action publish --topic $delayed/5/late/x", 0, "publish late/x"),
         ("--action publish --topic late/x", 1, "no rule"),
         (
-            "--action publish --topic g/a/t --group a --attribute tenant=t --address 10.1.1.1 --listener tls",
+            "--action publish --topic g/a/t --group a --attribute tenant=t --address 10.1.1.1 --listener tls "
+            + TLS,
             0,
             "2",
         ),
         (
-            "--action publish --topic g/a/t --group a --attribute tenant=t --address 11.1.1.1 --listener tls",
+            "--action publish --topic g/a/t --group a --attribute tenant=t --address 11.1.1.1 --listener tls "
+            + TLS,
             1,
             "no",
         ),
         ("--action publish --topic small --certificate cn --payload-bytes 10", 0, "rules[5]"),
         ("--action publish --topic small --certificate cn --payload-bytes 11", 1, "no rule"),
+        (f"--certificate pump-7 --action publish --topic d/pump-7/x {BALANCED}", 0, "rules[1]"),
+        (f"--action publish --topic jobs/x {BALANCED}", 1, "it cannot connect without a user name"),
     ],
 )
 def test_the_decision_and_the_rule_are_told(
@@ -71,6 +81,7 @@ def test_the_decision_and_the_rule_are_told(
         "--action subscribe --topic a/#/b",
         "--action subscribe --topic $share/g",
         "--action publish --topic x --attribute x",
+        "--action publish --topic x --listener tls",
     ],
 )
 def test_what_cannot_be_asked_is_a_wrong_usage(file: Path, words: str) -> None:
