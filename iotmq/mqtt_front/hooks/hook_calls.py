@@ -198,9 +198,7 @@ class HookCalls:
         for program in self._of_method[method]:
             key = (program.name, method)
 
-            def done(
-                _: Any, error: BaseException | None, seconds: float, key: tuple[str, str] = key
-            ) -> None:
+            def done(_: Any, error: BaseException | None, seconds: float, key: tuple[str, str] = key) -> None:
                 self._calls[key] += 1
                 self._seconds[key] += seconds
                 if error is not None:

@@ -522,4 +522,3 @@ def test_so_many_hooks_may_be_named() -> None:
     with pytest.raises(ConfigError):
         config_from_table({"mqtt": {"hooks": [*names, "m:C"]}})
     assert MqttSettings().hooks == ()
-

@@ -22,6 +22,7 @@ from iotmq import limits
 from iotmq.mqtt.bans import Ban
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.reason_codes import reason_text
+from iotmq.mqtt_front.limiting import guard as guard_module
 from iotmq.mqtt_front.limiting import overload
 from iotmq.mqtt_front.settings.limiting import (
     FlappingSettings,
@@ -401,6 +402,68 @@ async def test_a_device_of_mqtt_5_is_told_that_it_is_banned() -> None:
         assert first == packets.CONNACK << 4
         assert reason_text(body[1]) == "banned (0x8A)"
         assert b"it was rude" in body
+
+
+async def test_a_banned_address_is_turned_away_before_it_is_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with limited() as site:
+        client = await site.connect("c")
+        seen: list[object] = []
+        monkeypatch.setattr(site.front, "device_connected", seen.append)
+        ban = Ban(kind="address", value="127.0.0.2")
+        site.front.parts.guard.bans.put(ban)
+        for count in (1, 2):
+            with socket.socket() as banned:
+                banned.bind(("127.0.0.2", 0))
+                banned.setblocking(False)
+                await asyncio.get_running_loop().sock_connect(banned, ("127.0.0.1", site.front.port))
+                assert await asyncio.get_running_loop().sock_recv(banned, 100) == b""
+            assert site.number("iotmq_mqtt_closed_total", reason="banned") == count
+            assert site.number("iotmq_mqtt_accepted_total") == 1 + count
+        assert not seen
+        assert site.number("iotmq_mqtt_connections") == 1
+        await client.ping()
+
+
+async def test_a_door_that_fails_turns_one_away(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with limited() as site:
+        client = await site.connect("c")
+
+        def fail(*_: object) -> None:
+            raise ZeroDivisionError
+
+        with monkeypatch.context() as broken:
+            broken.setattr(site.front.parts.guard, "refusal_of_place", fail)
+            assert await (await site.dial()).rest() == b""
+        assert "background work failed" in caplog.text
+        await (await site.connect("d")).ping()
+        await client.ping()
+
+
+async def test_many_bans_are_looked_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attack brings many bans a second; one look is for all that came during the last."""
+    monkeypatch.setattr(guard_module, "_LOOK_PAUSE_S", 0.01)
+    async with limited() as site:
+        guard = site.front.parts.guard
+        looks, begin = 0, guard._front.devices
+
+        def devices() -> Any:
+            nonlocal looks
+            looks += 1
+            return begin()
+
+        clients = [
+            await site.connect(f"c{number}") for number in range(guard_module._LOOKED_AT_PER_TURN + 10)
+        ]
+        guard._front = guard._front._replace(devices=devices)
+        guard.shared_bans.put(Ban(kind="client", value="c0"))
+        await until(lambda: looks == 1)
+        for number in range(1, 10):
+            guard.shared_bans.put(Ban(kind="client", value=f"c{number}"))
+        await site.gone("administrative_action", 10)
+        assert looks == 2
+        await clients[10].ping()
 
 
 async def test_a_thousand_connections_are_looked_at_in_slices() -> None:

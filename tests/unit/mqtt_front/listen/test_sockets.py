@@ -17,6 +17,7 @@ from eventually import soon
 from fake_gateway import RawClient, ScriptedGateway, connect_packet
 
 from iotmq.mqtt import reason_codes
+from iotmq.mqtt.bans import Ban
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.listen import listeners
@@ -95,6 +96,35 @@ async def test_its_addresses() -> None:
         await soon(lambda: not devices(front), "it is gone")
         assert transport.get_extra_info("peername") is None
         assert transport.is_closing()
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="there is no IPv6 here")
+async def test_an_address_of_ipv6() -> None:
+    front = MqttFront(MqttSettings(listen_host="::1", listen_port=0), ScriptedGateway())
+    await front.start()
+    loop = asyncio.get_running_loop()
+    try:
+        with socket.socket(socket.AF_INET6) as peer, socket.socket(socket.AF_INET6) as banned:
+            peer.setblocking(False)
+            await loop.sock_connect(peer, ("::1", front.port))
+            await loop.sock_sendall(peer, connect_packet("d"))
+            device = await the_device(front)
+            assert device.address == "::1"
+            front.parts.guard.bans.put(Ban(kind="network", value="::/64"))
+            banned.setblocking(False)
+            await loop.sock_connect(banned, ("::1", front.port))
+            assert await loop.sock_recv(banned, 1) == b""
+    finally:
+        await front.stop()
 
 
 @pytest.mark.parametrize("how", ["close", "abort"])
