@@ -105,7 +105,7 @@ class Route(NamedTuple):
 
 
 class TopicBounds(NamedTuple):
-    """What brokers say of one topic at one moment, and where they are."""
+    """Hold what brokers say of one topic at one moment, and where they are."""
 
     held: Held
     addresses: Mapping[str, Address]

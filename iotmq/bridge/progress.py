@@ -19,7 +19,7 @@ _log = logging.getLogger("iotmq.bridge")
 
 
 class Progress:
-    """What was published of one stream. Where it is refused it is tried again, and the stream goes on."""
+    """Tell brokers how far one stream is. Where that is refused it is tried again, and the stream goes on."""
 
     def __init__(self, group_id: str, group_prefix: str) -> None:
         """`group_id` names the group; without one it is the prefix with the stream's own id."""

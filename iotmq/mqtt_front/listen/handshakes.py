@@ -15,13 +15,13 @@ import logging
 import socket
 import ssl
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable
 from ipaddress import IPv6Address, ip_address
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 from iotmq import limits
-from iotmq.event_loop import NextTurn
+from iotmq.event_loop import SomePerTurn
 from iotmq.metrics import Metric, samples, samples_by
 from iotmq.mqtt_front.connection.peer import Peer
 from iotmq.mqtt_front.limiting.limiter import Refusal
@@ -100,8 +100,7 @@ class Handshakes:
         )
         # Those whose next bytes are waited for, and those whose handshake may begin.
         self._waiting: set[_Arrival] = set()
-        self._ready: deque[_Arrival] = deque()
-        self._next_turn = NextTurn(self._start_some)
+        self._ready: SomePerTurn[_Arrival] = SomePerTurn(self._start, limits.TLS_HANDSHAKES_PER_TURN)
         # Those in the hands of the loop, until they are connected or failed.
         self._starting = Starting() if sockets is None or self._tls is None else OwnHandshakes(sockets)
         self._started: set[_Arrival] = set()
@@ -119,10 +118,9 @@ class Handshakes:
         self._acceptor.close()
         if self._reloads is not None:
             self._reloads.cancel()
-        for arrival in (*self._waiting, *self._ready):
+        for arrival in (*self._waiting, *self._ready.take_all()):
             self._forget(arrival)
             arrival.connection.close()
-        self._ready.clear()
         self._starting.cancel()
 
     def metrics(self, labels: tuple[tuple[str, str], ...]) -> Iterable[Metric]:
@@ -297,14 +295,7 @@ class Handshakes:
         self._forget(arrival)
         if arrival.awaited_bytes:
             arrival.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-        self._ready.append(arrival)
-        self._next_turn.schedule()
-
-    def _start_some(self) -> None:
-        for _ in range(min(len(self._ready), limits.TLS_HANDSHAKES_PER_TURN)):
-            self._start(self._ready.popleft())
-        if self._ready:
-            self._next_turn.schedule()
+        self._ready.add(arrival)
 
     def _start(self, arrival: _Arrival) -> None:
         self._started.add(arrival)

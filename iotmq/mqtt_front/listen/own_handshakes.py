@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections import deque
 from collections.abc import Callable
 
 from iotmq import limits
-from iotmq.event_loop import NextTurn
+from iotmq.event_loop import SomePerTurn
 from iotmq.mqtt_front.listen.sockets import Sockets
 from iotmq.mqtt_front.listen.tls_link import TlsLink
 from iotmq.remoting.tls.files import ServerTls
@@ -23,8 +22,7 @@ class OwnHandshakes:
         self._loop = asyncio.get_running_loop()
         self._under_way: dict[TlsLink, _Handshake] = {}
         # Those whose devices have done their part. The last step has a certificate to verify.
-        self._ready: deque[TlsLink] = deque()
-        self._next_turn = NextTurn(self._go_on)
+        self._ready: SomePerTurn[TlsLink] = SomePerTurn(self._go_on, limits.TLS_HANDSHAKES_PER_TURN)
 
     @property
     def handshakes_count(self) -> int:
@@ -48,7 +46,7 @@ class OwnHandshakes:
         """Shake hands, and tell a protocol of the link. `done` hears of the end, with None for a good one."""
         assert tls is not None, "without TLS there is no handshake"
         try:
-            link = TlsLink(self._sockets, connection, tls.context, self._is_ready)
+            link = TlsLink(self._sockets, connection, tls.context, self._ready.add)
         except (OSError, ValueError) as error:
             connection.close()
             done(error)
@@ -57,17 +55,9 @@ class OwnHandshakes:
         self._under_way[link] = _Handshake(protocol, done, timer)
         self._step(link)
 
-    def _is_ready(self, link: TlsLink) -> None:
-        self._ready.append(link)
-        self._next_turn.schedule()
-
-    def _go_on(self) -> None:
-        for _ in range(min(len(self._ready), limits.TLS_HANDSHAKES_PER_TURN)):
-            link = self._ready.popleft()
-            if link in self._under_way:
-                self._step(link)
-        if self._ready:
-            self._next_turn.schedule()
+    def _go_on(self, link: TlsLink) -> None:
+        if link in self._under_way:
+            self._step(link)
 
     def _step(self, link: TlsLink) -> None:
         try:

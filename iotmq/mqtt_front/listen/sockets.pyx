@@ -34,8 +34,12 @@ cdef extern from "<sys/epoll.h>" nogil:
 
 cdef extern from "<sys/socket.h>" nogil:
     ctypedef uint32_t socklen_t
-    int accept4(int descriptor, void* address, void* size, int flags)
-    int getpeername(int descriptor, void* address, socklen_t* size)
+    cdef struct sockaddr:
+        pass
+    cdef struct sockaddr_storage:
+        uint16_t ss_family
+    int accept4(int descriptor, sockaddr* address, socklen_t* size, int flags)
+    int getpeername(int descriptor, sockaddr* address, socklen_t* size)
     Py_ssize_t recv(int descriptor, void* data, size_t size, int flags)
     Py_ssize_t send(int descriptor, const void* data, size_t size, int flags)
     enum:
@@ -43,22 +47,28 @@ cdef extern from "<sys/socket.h>" nogil:
         SOCK_CLOEXEC
         MSG_NOSIGNAL
         AF_INET
+        AF_INET6
 
 cdef extern from "<arpa/inet.h>" nogil:
+    cdef struct in_addr:
+        pass
+    cdef struct in6_addr:
+        pass
     cdef struct sockaddr_in:
-        uint16_t sin_family
         uint16_t sin_port
-        uint32_t sin_addr
+        in_addr sin_addr
+    cdef struct sockaddr_in6:
+        in6_addr sin6_addr
     const char* inet_ntop(int family, const void* source, char* target, socklen_t size)
     uint16_t ntohs(uint16_t number)
     enum:
-        INET_ADDRSTRLEN
+        INET6_ADDRSTRLEN
 
 cdef extern from "<unistd.h>" nogil:
     int close_descriptor "close"(int descriptor)
 
 cdef enum:
-    ACCEPTS_MAX = 32            # connections accepted in one, some 20 us each
+    ACCEPTS_MAX = 8             # connections accepted in one, some 20 us each: a message takes three turns
     # Of what the kernel did not take: past the first a device is told to stop writing, below the second to go on.
     UNSENT_BYTES_HIGH = 65536
     UNSENT_BYTES_LOW = 16384
@@ -66,6 +76,23 @@ cdef enum:
 cdef double _ACCEPT_PAUSE_S = 1.0
 
 logger = logging.getLogger("iotmq.mqtt")
+
+
+cdef object _host_of(const sockaddr_storage* address):
+    """Return the IP address as text; None for another kind."""
+    cdef char[INET6_ADDRSTRLEN] text
+    if address.ss_family == AF_INET:
+        inet_ntop(AF_INET, &(<const sockaddr_in*>address).sin_addr, text, INET6_ADDRSTRLEN)
+    elif address.ss_family == AF_INET6:
+        inet_ntop(AF_INET6, &(<const sockaddr_in6*>address).sin6_addr, text, INET6_ADDRSTRLEN)
+    else:
+        return None
+    return text.decode()
+
+
+cdef bint _peer_of(int descriptor, sockaddr_storage* address) noexcept:
+    cdef socklen_t size = sizeof(address[0])
+    return getpeername(descriptor, <sockaddr*>address, &size) == 0
 
 
 cdef class Sockets:
@@ -88,11 +115,14 @@ cdef class Sockets:
         """Connections that are open."""
         return self._count
 
-    def listen(self, listener not None, make_device not None):
-        """Accept at a listening socket that does not block; each connection gets a device made by `make_device`."""
+    def listen(self, listener not None, make_device not None, is_turned_away=None):
+        """Accept at a listening socket that does not block; each connection gets a device made by `make_device`.
+
+        `is_turned_away` says of an address, None at a Unix socket, whether its connection is closed before that.
+        """
         self._begin()
         self._listeners.append(listener)
-        self._loop.add_reader(listener.fileno(), self._accept, listener, make_device)
+        self._loop.add_reader(listener.fileno(), self._accept, listener, make_device, is_turned_away)
 
     def close(self):
         """Accept nothing more; what is open stays."""
@@ -117,14 +147,25 @@ cdef class Sockets:
             self._epoll = -1
         return 0
 
-    def _accept(self, listener, make_device):
+    def _accept(self, listener, make_device, is_turned_away):
+        cdef sockaddr_storage address
+        cdef socklen_t size
         cdef int descriptor
         cdef int accepting = listener.fileno()
         for _ in range(ACCEPTS_MAX):
-            descriptor = accept4(accepting, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)
+            size = sizeof(address)
+            descriptor = accept4(accepting, <sockaddr*>&address, &size, SOCK_NONBLOCK | SOCK_CLOEXEC)
             if descriptor >= 0:
                 try:
-                    SocketLink(self, make_device())._open(descriptor)
+                    if is_turned_away is not None and is_turned_away(_host_of(&address)):
+                        close_descriptor(descriptor)
+                        continue
+                except Exception:
+                    FAILURES.note("accepted connections")
+                    close_descriptor(descriptor)
+                    continue
+                try:
+                    self._take(descriptor, make_device)
                 except Exception:
                     FAILURES.note("accepted connections")
             elif errno in (EINTR, ECONNABORTED, EPERM, EPROTO):
@@ -132,14 +173,24 @@ cdef class Sockets:
             elif errno in (EMFILE, ENFILE, ENOBUFS, ENOMEM):
                 logger.error("connections cannot be accepted", extra={"detail": strerror(errno).decode()})
                 self._loop.remove_reader(accepting)
-                self._loop.call_later(_ACCEPT_PAUSE_S, self._accept_again, listener, make_device)
+                self._loop.call_later(_ACCEPT_PAUSE_S, self._accept_again, listener, make_device, is_turned_away)
                 return
             else:
                 return
 
-    def _accept_again(self, listener, make_device):
+    cdef int _take(self, int descriptor, make_device) except -1:
+        """Give a device to a connection that was accepted; without one it is closed."""
+        cdef SocketLink link
+        try:
+            link = SocketLink(self, make_device())
+        except BaseException:
+            close_descriptor(descriptor)
+            raise
+        return link._open(descriptor)
+
+    def _accept_again(self, listener, make_device, is_turned_away):
         if listener in self._listeners:
-            self._loop.add_reader(listener.fileno(), self._accept, listener, make_device)
+            self._loop.add_reader(listener.fileno(), self._accept, listener, make_device, is_turned_away)
 
     def _ready(self):
         cdef int index
@@ -284,14 +335,11 @@ cdef class SocketLink(DeviceLink):
 
     def get_extra_info(self, name, default=None):
         """Return the address for "peername" or "sockname", as asyncio's transports do."""
-        cdef sockaddr_in address
-        cdef socklen_t size = sizeof(address)
-        cdef char[INET_ADDRSTRLEN] text
+        cdef sockaddr_storage address
         if self._descriptor < 0 or name not in ("peername", "sockname"):
             return default
-        if name == "peername" and not getpeername(self._descriptor, &address, &size) and address.sin_family == AF_INET:
-            inet_ntop(AF_INET, &address.sin_addr, text, INET_ADDRSTRLEN)
-            return text.decode(), ntohs(address.sin_port)
+        if name == "peername" and _peer_of(self._descriptor, &address) and address.ss_family == AF_INET:
+            return _host_of(&address), ntohs((<sockaddr_in*>&address).sin_port)
         with socket.socket(fileno=os.dup(self._descriptor)) as copy:
             try:
                 return copy.getpeername() if name == "peername" else copy.getsockname()

@@ -11,7 +11,7 @@ Where Python keeps the connection in a place that is not known, `can_shake_hands
 from cpython.ref cimport PyObject
 from libc.errno cimport EAGAIN, ECONNRESET, EPROTO, errno
 from libc.limits cimport INT_MAX
-from libc.stdint cimport uint8_t, uint32_t, uintptr_t
+from libc.stdint cimport uint8_t, uint32_t
 
 from iotmq.mqtt_front.connection.device cimport Device
 from iotmq.mqtt_front.listen.sockets cimport EPOLLIN, EPOLLOUT, SocketLink, Sockets

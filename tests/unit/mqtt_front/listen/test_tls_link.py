@@ -337,7 +337,9 @@ async def test_a_few_handshakes_go_on_in_a_turn_of_the_loop(
         loop = asyncio.get_running_loop()
         starting = front.parts.listeners._handshakes["safe"]._starting
         assert isinstance(starting, OwnHandshakes)
-        went_on, go_on, step = Counter[int](), starting._go_on, starting._step
+        went_on, step = Counter[int](), starting._step
+        next_turn = starting._ready._next_turn
+        go_on = next_turn._action
         turns = 0
 
         def counted(link: TlsLink) -> None:
@@ -365,7 +367,7 @@ async def test_a_few_handshakes_go_on_in_a_turn_of_the_loop(
                 break
             waiting.append(peer._outgoing.read())
         monkeypatch.setattr(starting, "_step", counted)
-        monkeypatch.setattr(starting._next_turn, "_action", turn)
+        monkeypatch.setattr(next_turn, "_action", turn)
         for peer, last in zip(peers, waiting, strict=True):
             peer.raw.send(last)
         await soon(lambda: number_at(front, "safe", "handshakes_total", resumed="false") == 9, "all are done")
