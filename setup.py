@@ -90,6 +90,7 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.mqtt_front.publish.route_rules", ".pyx", []),
     ("iotmq.mqtt_front.publish.targets", ".pyx", []),
     ("iotmq.mqtt_front.publish.guard", ".pyx", []),
+    ("iotmq.mqtt_front.publish.releases", ".pyx", []),
     ("iotmq.mqtt_front.publish.ingress", ".pyx", []),
     ("iotmq.mqtt_front.connection.message_properties", ".pyx", []),
     ("iotmq.mqtt_front.connection.outgoing", ".pyx", []),

@@ -265,7 +265,7 @@ class MqttFront:
         guard = Guard(
             settings.device_limits,
             GuardedFront(
-                sessions.devices, lambda: ingress.waited_s, self._overload_changed, self._audit.record
+                sessions.ended_by_bans, lambda: ingress.waited_s, self._overload_changed, self._audit.record
             ),
             BrokerPorts(self._gateway, port),
             loop,
@@ -286,7 +286,7 @@ class MqttFront:
         )
         if plugins is not None:
             group.listeners = (*group.listeners, plugins)
-        events = AccessEvents(self._open_session, sessions.identity_renewed, self._audit.record)
+        events = AccessEvents(self._open_session, self._identity_renewed, self._audit.record)
         authentication = open_authentication(
             settings,
             loop,
@@ -509,13 +509,17 @@ class MqttFront:
         """A device may connect, as far as authentication goes."""
         if self.parts.hooks is not None:
             go_on = partial(self._open_allowed, device, connect, client_id)
-            self.parts.hooks.sessions.after_authenticate(device, client_id, go_on)
+            self.parts.hooks.sessions.after_authenticate(device, connect, client_id, go_on)
         else:
             self._open_allowed(device, connect, client_id)
 
+    def _identity_renewed(self, device: Device) -> None:
+        self.parts.guard.renewed(device)
+        self.parts.sessions.identity_renewed(device)
+
     def _open_allowed(self, device: Device, connect: packets.Connect, client_id: str) -> None:
         parts = self.parts
-        refusal = parts.guard.opening(device, client_id, _own_limits(device))
+        refusal = parts.guard.opening(device, client_id)
         if refusal is not None:
             device.refuse(refusal.reason, refusal.detail)
         else:
@@ -687,8 +691,3 @@ class MqttFront:
                 yield from durable_metrics(parts.durable)
             if parts.shared is not None:
                 yield from parts.shared.metrics()
-
-
-def _own_limits(device: Device) -> Mapping[str, int] | None:
-    """Return the limits that came with the identity of a device."""
-    return None if device.identity is None else device.identity.limits

@@ -34,20 +34,40 @@ _LOOKED_AT_PER_TURN: Final = 64
 _LOOK_PAUSE_S: Final = 0.5
 
 
-class GuardedDevice(LimitedDevice, Protocol):
+class Bannable(Protocol):
+    """Something that a ban ends."""
+
+    @property
+    def client_id(self) -> str | None: ...
+    @property
+    def user(self) -> str | None: ...
+    @property
+    def address(self) -> str | None: ...
+    @property
+    def close_reason(self) -> Reason | None: ...
+    def close(self, reason: Reason, detail: str = "") -> None: ...
+    def finish(self) -> None: ...
+
+
+class WithLimits(Protocol):
+    """An identity, as far as a guard knows it."""
+
+    @property
+    def limits(self) -> Mapping[str, int] | None: ...
+
+
+class GuardedDevice(LimitedDevice, Bannable, Protocol):
     """The connection of a device, as far as a guard knows it."""
 
     @property
-    def address(self) -> str | None: ...
-    def close(self, reason: Reason, detail: str = "") -> None: ...
-    def finish(self) -> None: ...
+    def identity(self) -> WithLimits | None: ...
 
 
 class GuardedFront(NamedTuple):
     """Hold what a guard needs of its front end."""
 
-    devices: Callable[[], Iterable[GuardedDevice]]
-    """Every connection."""
+    devices: Callable[[], Iterable[Bannable]]
+    """Everything that a ban ends: connections, and wills that wait."""
     broker_latency_s: Callable[[], float]
     """How long the oldest batch of messages has had no answer."""
     overload_changed: Callable[[int], None]
@@ -79,7 +99,7 @@ class Guard:
             settings.overload, loop, clock, front.broker_latency_s, front.overload_changed
         )
         # The connections that are still to be looked at because of new bans; None while there are none.
-        self._looking: Iterator[GuardedDevice] | None = None
+        self._looking: Iterator[Bannable] | None = None
         self._has_new_bans = False
         self._refused: Counter[str] = Counter()
         self._ended_total = 0
@@ -144,24 +164,26 @@ class Guard:
             )
             if ban is not None:
                 return self._refusal_of_ban(ban, address=device.address)
-        if self.flapping.connecting(connect.client_id):
-            ban = self.bans.of_client(connect.client_id, self._clock.now_ms())
-            if ban is not None:
-                return self._refusal_of_ban(ban, address=device.address)
         return None
 
-    def opening(self, device: GuardedDevice, client_id: str, own: Mapping[str, int] | None) -> Refusal | None:
-        """A device has proved who it is: return why it may not connect, or have it keep to its limits.
-
-        `own` are the limits that came with its identity.
-        """
+    def opening(self, device: GuardedDevice, client_id: str) -> Refusal | None:
+        """A device has proved who it is: return why it may not connect, or have it keep to its limits."""
         if len(self.bans):
             now_ms = self._clock.now_ms()
             # The client id may be another one than that of the CONNECT.
             ban = self.bans.of_user(device.user, now_ms) or self.bans.of_client(client_id, now_ms)
             if ban is not None:
                 return self._refusal_of_ban(ban, address=device.address)
-        return self.limiter.opening(device, client_id, own)
+        # Of those who have proved who they are: nobody else is to have a client id banned.
+        if self.flapping.connecting(client_id):
+            ban = self.bans.of_client(client_id, self._clock.now_ms())
+            if ban is not None:
+                return self._refusal_of_ban(ban, address=device.address)
+        return self.limiter.opening(device, client_id, _own_limits(device))
+
+    def renewed(self, device: GuardedDevice) -> None:
+        """A connected device has proved anew who it is."""
+        self.limiter.renewed(device, device.client_id or "", _own_limits(device))
 
     def lost(self, device: GuardedDevice) -> None:
         """The connection is over."""
@@ -227,7 +249,7 @@ class Guard:
             self._looking = iter(self._front.devices())
             self._look()
 
-    def _end_if_banned(self, device: GuardedDevice) -> None:
+    def _end_if_banned(self, device: Bannable) -> None:
         if device.close_reason is not None:
             return
         now_ms = self._clock.now_ms()
@@ -263,7 +285,7 @@ class Guard:
             ),
             (
                 "iotmq_mqtt_banned_ended_total",
-                "Connections that a ban has ended.",
+                "Connections, and wills that waited, that a ban has ended.",
                 self._ended_total,
             ),
             (
@@ -272,3 +294,8 @@ class Guard:
                 self.flapping.banned_total,
             ),
         )
+
+
+def _own_limits(device: GuardedDevice) -> Mapping[str, int] | None:
+    """Return the limits that came with the identity of a device."""
+    return None if device.identity is None else device.identity.limits

@@ -27,6 +27,7 @@ cdef class Sockets:
     cdef epoll_event[EVENTS_MAX] _events
 
     cdef int _begin(self) except -1
+    cdef int _take(self, int descriptor, make_device) except -1
     cdef int _end_if_over(self) except -1
     cdef int _read_again(self, SocketLink link) except -1
 

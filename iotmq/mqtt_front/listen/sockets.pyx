@@ -165,7 +165,7 @@ cdef class Sockets:
                     close_descriptor(descriptor)
                     continue
                 try:
-                    SocketLink(self, make_device())._open(descriptor)
+                    self._take(descriptor, make_device)
                 except Exception:
                     FAILURES.note("accepted connections")
             elif errno in (EINTR, ECONNABORTED, EPERM, EPROTO):
@@ -177,6 +177,16 @@ cdef class Sockets:
                 return
             else:
                 return
+
+    cdef int _take(self, int descriptor, make_device) except -1:
+        """Give a device to a connection that was accepted; without one it is closed."""
+        cdef SocketLink link
+        try:
+            link = SocketLink(self, make_device())
+        except BaseException:
+            close_descriptor(descriptor)
+            raise
+        return link._open(descriptor)
 
     def _accept_again(self, listener, make_device, is_turned_away):
         if listener in self._listeners:

@@ -22,7 +22,7 @@ from iotmq.mqtt.codec import packets
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.listen import listeners
 from iotmq.mqtt_front.listen.listeners import _listen_tcp
-from iotmq.mqtt_front.listen.sockets import SocketLink
+from iotmq.mqtt_front.listen.sockets import SocketLink, Sockets
 from iotmq.mqtt_front.server import MqttFront
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 
@@ -306,6 +306,21 @@ async def test_a_device_that_fails_ends_alone(caplog: pytest.LogCaptureFixture) 
         front.device_events = kept  # type: ignore[method-assign]
         await good.ping()
         assert "background work failed" in caplog.text
+
+
+async def test_a_connection_that_gets_no_device_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> Device:
+        raise ZeroDivisionError
+
+    sockets = Sockets(asyncio.get_running_loop())
+    listener = _listen_tcp("127.0.0.1", 0, is_shared=False)
+    sockets.listen(listener, fail)
+    peers = [await RawClient.dial(listener.getsockname()[1]) for _ in range(3)]
+    for peer in peers:
+        assert await peer.rest() == b""
+    assert sockets.count == 0
+    assert "background work failed" in caplog.text
+    sockets.close()
 
 
 def test_connections_have_what_their_listener_has() -> None:
