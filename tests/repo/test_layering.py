@@ -364,6 +364,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "loadtest",
         "mqtt_worker",
         "command_parser",
+        "config_check",
         "cli",
     ),
     "remoting": (
