@@ -161,6 +161,9 @@ class Bench:
         frame = self.read(IOTMQ)
         writer = frame.select("key", "value", "partition").write.format("kafka")
         writer.options(**self._options(KAFKA_SIDE, writes=True)).option("topic", TOPIC).save()
+        # Its source does not wait for a topic, as iotmq's does.
+        first = frame.limit(1).select("value").write.format("kafka")
+        first.options(**self._options(KAFKA_SIDE, writes=True)).option("topic", SMALL_TOPIC).save()
         frame.write.parquet(str(self._files / "rows"))
         for side in (IOTMQ, KAFKA_SIDE, PARQUET):
             counted = self.read(side).count()
