@@ -88,7 +88,10 @@ class Hooks:
         """A device wants subscriptions; an answer for each."""
 
     def before_publish(self, messages: Sequence[Message]) -> Answers:
-        """Devices have published; an answer for each. All messages of a turn of the loop come together."""
+        """Devices have published; an answer for each. All messages of a turn of the loop come together.
+
+        A will comes alone, at the CONNECT, which is refused when the answer is no.
+        """
 
     def before_deliver(self, message: Message) -> Deny | None:
         """A device is to get a message. Called on the front end's loop, for each: return at once."""
@@ -107,7 +110,7 @@ class Hooks:
         """A device gave filters back."""
 
     def after_publish(self, messages: Sequence[Message]) -> Nothing:
-        """Messages of devices are on their way to the broker."""
+        """Messages of devices are on their way to the broker, unless rules or routes refuse them."""
 
     def after_deliver(self, messages: Sequence[Message]) -> Nothing:
         """Messages were handed to the connections of devices."""

@@ -40,10 +40,11 @@ from iotmq.bridge.offsets import (
     to_json,
 )
 from iotmq.bridge.options import Edge, SourceOptions, parse_options, wants_headers
-from iotmq.bridge.plan import Loss, advance, describe_losses, split_tasks, within
+from iotmq.bridge.plan import DataLossError, Loss, advance, describe_losses, split_tasks, within
 from iotmq.bridge.pull import PullSettings, pull_range, record_at
 from iotmq.bridge.rows import RowBuilder, check_schema, default_schema
-from iotmq.errors import ConfigError, IotmqError
+from iotmq.bridge.segment_reader import SegmentReader
+from iotmq.errors import ConfigError
 from iotmq.message.records.record import decode_record
 from iotmq.remoting.blocking import BlockingConnection
 from iotmq.remoting.signature import Credentials
@@ -52,10 +53,6 @@ from iotmq.remoting.tls.files import client_tls
 FORMAT_NAME: Final = "iotmq"
 
 _log = logging.getLogger("iotmq.bridge")
-
-
-class DataLossError(IotmqError):
-    """Records that a checkpoint or an option asks for cannot be read any more (option failOnDataLoss)."""
 
 
 class IotmqDataSource(DataSource):
@@ -68,8 +65,9 @@ class IotmqDataSource(DataSource):
     def schema(self) -> StructType:
         return default_schema(with_properties=wants_headers(dict(self.options)))
 
-    def reader(self, schema: StructType) -> IotmqReader:
-        return IotmqReader(parse_options(dict(self.options), streaming=False), schema)
+    def reader(self, schema: StructType) -> IotmqReader | SegmentReader:
+        options = parse_options(dict(self.options), streaming=False)
+        return SegmentReader(options, schema) if options.path else IotmqReader(options, schema)
 
     def streamReader(self, schema: StructType) -> IotmqStreamReader:  # noqa: N802
         return IotmqStreamReader(parse_options(dict(self.options), streaming=True), schema)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from iotmq.broker.broker_role import BrokerRole
+from iotmq.broker.exactly_once.batch_numbers import BatchNumbers
 from iotmq.broker.exactly_once.received_ids import ReceivedIds
 from iotmq.broker.exactly_once.stored_once import StoredOnce
 from iotmq.broker.members.groups import Groups
@@ -84,6 +85,8 @@ def make_parts(
     writer = MessageWriter(store, topics, changed_settings, clock, statistics, slave_waits=slave_waits)
     received = ReceivedIds(store.key_values())
     store.add_projection(received)
+    numbers = BatchNumbers(store.key_values())
+    store.add_projection(numbers)
     return BrokerParts(
         clock=clock,
         store=store,
@@ -99,7 +102,7 @@ def make_parts(
         groups=Groups(clock, expiry_s=settings.client_expiry_s),
         statistics=statistics,
         writer=writer,
-        stored_once=StoredOnce(writer, received, host=host),
+        stored_once=StoredOnce(writer, received, numbers, host=host),
         cold_reads=ColdReads(
             store, threads_max=settings.cold_read_threads, waiting_max=settings.cold_reads_max
         ),

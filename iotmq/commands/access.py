@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from iotmq.errors import ConfigError
 
@@ -57,6 +57,11 @@ def add_access_actions(
         default=[],
         metavar="NAME=VALUE",
         help="an attribute of it, such as a claim of its token; may be repeated",
+    )
+    test.add_argument(
+        "--permissions",
+        metavar="FILE.json",
+        help="rules that come with its identity, as in a token, a database or the answer of a service",
     )
     test.add_argument("--certificate", metavar="NAME", help="identity in its client certificate")
     test.add_argument("--address", metavar="IP", help="where it connects from")
@@ -147,7 +152,7 @@ def _decided(options: argparse.Namespace, config: Config) -> tuple[Decision, str
     identity = subject.identity
     if identity == Identity() and config.mqtt.needs_user_at(_listener(options, config.mqtt)):
         decision = Decision(False, "mqtt.authentication", "it cannot connect without a user name")
-    elif not settings.permissions_file:
+    elif not settings.permissions_file and (identity is None or identity.permissions is None):
         why = f'mqtt.permissions.without_rules = "{settings.without_rules}"'
         decision = decision._replace(detail=_NOBODY_ASKED if identity is None else why)
     return decision, really
@@ -198,9 +203,14 @@ def _subject(options: argparse.Namespace, mqtt: MqttSettings) -> Subject:
     user = options.user
     if user is None and listener.client_identity_is_user:
         user = options.certificate
-    if user is not None or options.role or options.group or attributes:
+    brought = None if options.permissions is None else _brought(Path(options.permissions))
+    if user is not None or options.role or options.group or attributes or brought is not None:
         identity = Identity(
-            user=user, roles=tuple(options.role), groups=tuple(options.group), attributes=attributes
+            user=user,
+            roles=tuple(options.role),
+            groups=tuple(options.group),
+            attributes=attributes,
+            permissions=brought,
         )
     elif mqtt.asks_at(listener.name) or mqtt.needs_user_at(listener):
         identity = Identity()
@@ -220,3 +230,20 @@ def _listener(options: argparse.Namespace, mqtt: MqttSettings) -> ListenerSettin
     if options.listener not in listeners:
         raise ConfigError(f"--listener {options.listener}: there is none; those are {', '.join(listeners)}")
     return listeners[options.listener]
+
+
+def _brought(path: Path) -> tuple[Mapping[str, object], ...]:
+    """Return the rules of an identity; ConfigError says what is wrong with them."""
+    import msgspec
+
+    from iotmq.mqtt_front.permissions.identity_rules import rules_of_identity
+
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=list[dict[str, Any]])
+        rules_of_identity(found)
+    except OSError as error:
+        raise ConfigError(f"--permissions {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        # A device with such rules may do nothing.
+        raise ConfigError(f"--permissions {path}: {error}") from error
+    return tuple(found)

@@ -37,7 +37,7 @@ def _looks_at_settings(config: Config) -> Iterator[_Look]:
 
         yield "", lambda: open_router(config.mqtt)
     if config.bridges:
-        from iotmq.mqtt_bridge.bridge import check_bridge
+        from iotmq.mqtt_bridge.checks import check_bridge
 
         for bridge in config.bridges:
             yield "", partial(check_bridge, bridge)

@@ -517,3 +517,12 @@ def _listener_contradictions(mqtt: MqttSettings) -> Iterable[str]:
                 f"{place}.socket_path = {toml_value(listener.socket_path)} is refused: with mqtt.workers "
                 f"above 1 it has to have {WORKER_PLACE} in it, because each worker has a socket of its own"
             )
+    limited: set[str] = set()
+    for number, own in enumerate(mqtt.device_limits.listeners):
+        if own.listener not in {listener.name for listener in mqtt.all_listeners} - limited:
+            why = "has limits before" if own.listener in limited else "is no listener"
+            yield (
+                f"mqtt.device_limits.listeners[{number}].listener = {toml_value(own.listener)} is refused: "
+                f"{own.listener} {why}"
+            )
+        limited.add(own.listener)

@@ -33,6 +33,8 @@ MSG_TYPE: Final = "MSG_TYPE"
 REPLY_TYPE: Final = "reply"
 # Milliseconds from its store time on after which a record is passed over by reads.
 TIME_TO_LIVE_MS: Final = "MSG_TTL_MS"
+# Which batch of its producer it is the first message of (docs/reference/wire-protocol.md).
+BATCH_NUMBER: Final = "BATCH_NUMBER"
 
 # Set by brokers.
 REAL_TOPIC: Final = "REAL_TOPIC"

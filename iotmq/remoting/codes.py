@@ -115,6 +115,7 @@ class RequestCode:
     PUBLISH_DELAYED: Final = 30_005
     PUBLISH_REPLY: Final = 30_006
     RELEASE_PACKET_IDS: Final = 30_007
+    LAST_BATCH_NUMBER: Final = 30_008
     # Ours: messages that wait for a time.
     LIST_TIMERS: Final = 30_030
     CANCEL_TIMER: Final = 30_031
@@ -200,6 +201,7 @@ class ResponseCode:
     ACL_WHITE_LIST_FAILED: Final = 211
     SESSION_LOST: Final = 30101
     TOO_MANY_WAITING: Final = 30102
+    BATCH_OUT_OF_ORDER: Final = 30103
 
 
 class LanguageCode:
@@ -250,6 +252,8 @@ class Serialize:
 REPEAT_FIELD: Final = "isRepeat"
 # Messages of the batch have MQTT_PACKET_ID.
 PACKET_IDS_FIELD: Final = "hasPacketIds"
+# The first message of the batch has BATCH_NUMBER.
+NUMBERED_FIELD: Final = "isNumbered"
 # In the header of a refusal (14) by a member of a replicated broker: "false" when another member is master.
 IS_MASTER_FIELD: Final = "isMaster"
 

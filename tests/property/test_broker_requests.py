@@ -165,6 +165,7 @@ FIELDS: dict[int, dict[str, list[str]]] = {
     RequestCode.GET_EARLIEST_MESSAGE_STORE_TIME: QUEUE_FIELDS,
     RequestCode.HEART_BEAT: {},
     RequestCode.RELEASE_PACKET_IDS: {},
+    RequestCode.LAST_BATCH_NUMBER: {"topic": NAMES, "producer": NAMES},
     RequestCode.CHECK_CLIENT_CONFIG: {},
     RequestCode.UPDATE_AND_CREATE_ACL_CONFIG: {"accessKey": NAMES, "secretKey": NAMES, "admin": BOOLEANS},
     RequestCode.DELETE_ACL_CONFIG: {"accessKey": NAMES},

@@ -223,6 +223,7 @@ RULES: Final[dict[int, Rule]] = {
     RequestCode.SEND_REPLY_MESSAGE: _SENDS,
     RequestCode.SEND_REPLY_MESSAGE_V2: _SENDS_SHORT,
     RequestCode.END_TRANSACTION: Rule(_ends_transaction, record_field="commitLogOffset"),
+    RequestCode.LAST_BATCH_NUMBER: _fields(topic="topic", topic_permission=PUB),
     RequestCode.RECALL_MESSAGE: _fields(topic="topic", topic_permission=PUB),
     RequestCode.CANCEL_TIMER: _fields(topic="topic", topic_permission=PUB),
     RequestCode.LIST_TIMERS: Rule(_one_topic_or_admin),

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from iotmq import limits
 from iotmq.broker.filters.consumer_filters import ConsumerFilters, FilterData
+from iotmq.broker.handlers.native.batch_numbers import BatchNumberHandler
 from iotmq.broker.handlers.native.clients import ClientHandler
 from iotmq.broker.handlers.native.locks import LockHandler
 from iotmq.broker.handlers.native.offset_moved import OffsetMovedEvents
@@ -69,6 +70,7 @@ class NativeProcessors:
             self.transaction_ends,
             self.replies,
             self.device_replies,
+            BatchNumberHandler(parts),
             TimerHandler(self.delays.timers, parts.topics, broker_name=parts.settings.name),
             self.pulls,
             self._clients,

@@ -13,11 +13,14 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import islice
 from typing import NamedTuple, Protocol, TypeAlias
 
 from typing_extensions import Buffer
 
 from iotmq import limits
+from iotmq.broker.exactly_once.batch_marks import read_mark
+from iotmq.broker.exactly_once.batch_numbers import BatchNumbers, NumberedBatch, read_numbered
 from iotmq.broker.exactly_once.received_ids import ALL, ReceivedIds, encode_release
 from iotmq.broker.tables.topics import RECEIVED_TOPIC
 from iotmq.broker.writing.message_writer import (
@@ -31,7 +34,7 @@ from iotmq.broker.writing.message_writer import (
 from iotmq.broker.writing.single_message_batch import encode_element, split_elements
 from iotmq.errors import StoreError
 from iotmq.message.errors import MessageFormatError
-from iotmq.message.properties import MQTT_CLIENT_ID, MQTT_PACKET_ID, UNIQ_KEY
+from iotmq.message.properties import BATCH_NUMBER, MQTT_CLIENT_ID, MQTT_PACKET_ID, UNIQ_KEY
 from iotmq.message.records.record import Record, decode_record, property_value
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import ResponseCode
@@ -41,6 +44,7 @@ logger = logging.getLogger(__name__)
 _UNIQUE_KEY = UNIQ_KEY.encode()
 _PACKET_ID = MQTT_PACKET_ID.encode()
 _CLIENT_ID = MQTT_CLIENT_ID.encode()
+_BATCH_NUMBER = BATCH_NUMBER.encode()
 
 # Body, properties and flag of an element.
 Part: TypeAlias = tuple[bytes, bytes, int]
@@ -55,20 +59,26 @@ class Append(Protocol):
 class StoredOnce:
     """Stores what is not stored yet of a batch. For the loop's thread."""
 
-    def __init__(self, writer: MessageWriter, received: ReceivedIds, *, host: bytes) -> None:
+    def __init__(
+        self, writer: MessageWriter, received: ReceivedIds, numbers: BatchNumbers, *, host: bytes
+    ) -> None:
         self._writer = writer
         self._store = writer.store
         self._received = received
+        self.numbers = numbers
         self._host = host
         # Hashes of the first keys of batches that repeats have appended, in order, and where the log ended
         # then; until that is confirmed. Another batch with that hash only waits, too.
         self._appended: dict[int, int] = {}
         self.repeats_total = 0
         self.found_total = 0
+        self.numbered_found_total = 0
+        self.out_of_order_total = 0
 
     def start(self) -> None:
         """Note that from here on nobody else appends: what is marked in the log is known to be."""
         self._received.end_append({}, self._store.appended_position)
+        self.numbers.begin(self._store.appended_position)
 
     def append(
         self,
@@ -79,12 +89,17 @@ class StoredOnce:
         *,
         is_repeat: bool,
         has_packet_ids: bool,
+        is_numbered: bool = False,
     ) -> None:
         """Give `append` those messages of a batch that are not stored yet; `done` is called once.
 
         `is_repeat`: the batch may have been stored in the first of `topics`, and its messages delivered
-        from there to the others. `has_packet_ids`: some of its messages have MQTT_PACKET_ID.
+        from there to the others. `has_packet_ids`: some of its messages have MQTT_PACKET_ID. `is_numbered`:
+        the first one has BATCH_NUMBER, which says whether it is a repeat.
         """
+        if is_numbered:
+            self._append_numbered(topics[-1], elements, append, done)
+            return
         if has_packet_ids:
             append = partial(self._append_new, append)
         if is_repeat:
@@ -141,7 +156,74 @@ class StoredOnce:
             ),
             ("iotmq_broker_found_batches_total", "Sends known to be stored.", self.found_total),
         )
+        yield from samples(
+            (
+                "iotmq_broker_found_numbered_batches_total",
+                "Numbered batches known to be stored.",
+                self.numbered_found_total,
+            ),
+            (
+                "iotmq_broker_out_of_order_batches_total",
+                "Numbered batches refused because the one before is not stored.",
+                self.out_of_order_total,
+            ),
+        )
         yield from self._received.metrics()
+        yield from self.numbers.metrics()
+
+    def _append_numbered(self, topic: str, elements: Buffer, append: Append, done: Done) -> None:
+        try:
+            batch = read_numbered(topic, elements)
+            last = self.numbers.last(batch.key)
+        except MessageFormatError as error:
+            done(RefusedBatch(ResponseCode.MESSAGE_ILLEGAL, str(error)))
+            return
+        except StoreError as error:
+            done(_unknown(str(error)))
+            return
+        if problem := batch.problem_after(last):
+            self.out_of_order_total += 1
+            done(RefusedBatch(ResponseCode.BATCH_OUT_OF_ORDER, problem))
+        elif last is None or batch.number > last:
+            self._append_marked(batch, elements, append, done)
+        else:
+            self.numbered_found_total += 1
+            self._writer.when_flushed(partial(self._answer_numbered, batch, elements, append, done))
+
+    def _append_marked(self, batch: NumberedBatch, elements: Buffer, append: Append, done: Done) -> None:
+        self.numbers.begin_append()
+        before = self._store.appended_position
+        append(elements, done=done)
+        end_position = self._store.appended_position
+        self.numbers.end_append({batch.key: batch.number} if end_position > before else {}, end_position)
+
+    def _answer_numbered(
+        self, batch: NumberedBatch, elements: Buffer, append: Append, done: Done, run: StoredRun
+    ) -> None:
+        """Answer for a batch that was stored before, once what is missing of it is stored, too."""
+        try:
+            position = None
+            if self.numbers.last(batch.key) == batch.number:
+                position = self.numbers.torn_position(batch.key)
+            stored_count = batch.message_count if position is None else self._stored_count(position)
+        except (MessageFormatError, StoreError, OSError) as error:
+            done(_unknown(str(error)))
+            return
+        if stored_count < batch.message_count:
+            rest = _numbered_rest(list(split_elements(elements)), stored_count)
+            self._append_marked(batch, rest, append, done)
+        else:
+            _answer_stored(done, run)
+
+    def _stored_count(self, position: int) -> int:
+        """Return how many messages of a numbered batch are stored, up to the last piece, at `position`."""
+        view = self._store.read_record(position)
+        mark = None if view is None else read_mark(decode_record(view).properties)
+        if view is None or mark is None:
+            raise StoreError(f"the record at {position} cannot be read")
+        _, _, skipped, count, _ = mark
+        run = islice(self._run_from(decode_record(view)), count - skipped)
+        return skipped + sum(1 for _ in run)
 
     def _append_new(self, append: Append, elements: Buffer, *, done: Done) -> None:
         """Append the elements whose packet ids are not those of stored messages."""
@@ -301,6 +383,17 @@ def _encode_rest(parts: list[Part], key: bytes) -> bytes:
         separator = b"" if not properties or properties.endswith(b"\x02") else b"\x02"
         parts[0] = (body, properties + separator + b"%s\x01%s\x02" % (_UNIQUE_KEY, key), flag)
     return b"".join(encode_element(*part) for part in parts)
+
+
+def _numbered_rest(parts: list[Part], stored_count: int) -> bytes:
+    """Encode a numbered batch without its first messages, and say in its first one that they are stored."""
+    mark = property_value(parts[0][1], _BATCH_NUMBER) or b""
+    producer, batch, number, _, words = mark.split(b" ", 4)
+    body, properties, flag = parts[stored_count]
+    separator = b"" if not properties or properties.endswith(b"\x02") else b"\x02"
+    value = b" ".join((producer, batch, number, b"%d" % stored_count, words))
+    parts[stored_count] = (body, properties + separator + b"%s\x01%s\x02" % (_BATCH_NUMBER, value), flag)
+    return b"".join(encode_element(*part) for part in parts[stored_count:])
 
 
 def _unknown(why: str) -> RefusedBatch:

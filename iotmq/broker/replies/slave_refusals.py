@@ -27,7 +27,7 @@ _STORES: Final = (
     RequestCode.RECALL_MESSAGE,
     RequestCode.CANCEL_TIMER,
     # MQTT front ends: publishing, delivery, sessions.
-    *range(RequestCode.ATTACH_FILTERS, RequestCode.RELEASE_PACKET_IDS + 1),
+    *range(RequestCode.ATTACH_FILTERS, RequestCode.LAST_BATCH_NUMBER + 1),
     *range(RequestCode.INTRODUCE_FRONT_END, RequestCode.LIST_SHARES + 1),
 )
 _CHANGES: Final = (

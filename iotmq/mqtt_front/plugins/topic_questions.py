@@ -107,8 +107,10 @@ class PluginTopics:
         plugin = host.plugin
         if not is_unguarded_name(asked.user) or (plugin.known.is_ldap and not is_ldap_name(asked.user)):
             return False
-        if asked.action != "subscribe" or not has_wildcards(asked.topic):
-            return await self._said(host, session, asked, asked.topic)
+        if asked.action != "subscribe":
+            return await self._said(host, session, asked.action, asked.topic)
+        if not has_wildcards(asked.topic):
+            return await self._subscribed(host, session, asked.topic)
         if plugin.settings.wildcards == "refuse":
             return False
         if plugin.known.filters_by_user:
@@ -116,19 +118,28 @@ class PluginTopics:
             return is_contained(asked.topic, by_user.get(asked.user or "anonymous", ()))
         if plugin.known.denied_topics and asked.user != "admin":
             return not matches_any(asked.topic, plugin.known.denied_topics)
-        answer = await self._said(host, session, asked, asked.topic)
-        if answer is not True or plugin.settings.wildcards == "as-asked":
+        if plugin.settings.wildcards == "as-asked":
+            return await self._subscribed(host, session, asked.topic)
+        answer = await self._said(host, session, "subscribe", asked.topic)
+        if answer is not True:
             return answer
         for probe in probes_of(asked.topic):
-            if await self._said(host, session, asked, probe) is not True:
+            if await self._subscribed(host, session, probe) is not True:
                 return False
         return True
 
+    async def _subscribed(self, host: PluginHost, session: LightSession, topic: str) -> bool | None:
+        """Ask about a subscription: who may not receive a topic, which amqtt asks later, does not get it."""
+        answer = await self._said(host, session, "subscribe", topic)
+        if answer is False or await self._said(host, session, "receive", topic) is not False:
+            return answer
+        return False
+
     def _said(
-        self, host: PluginHost, session: LightSession, asked: Asked, topic: str
+        self, host: PluginHost, session: LightSession, action: str, topic: str
     ) -> Awaitable[bool | None]:
         return host.ask(
-            "topic_filtering", {"session": session, "topic": topic, "action": self._actions[asked.action]}
+            "topic_filtering", {"session": session, "topic": topic, "action": self._actions[action]}
         )
 
 

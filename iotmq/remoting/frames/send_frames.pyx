@@ -220,7 +220,9 @@ cdef bint note_field(void* context, const Head* head, const Text* name, const Te
         return False
     if field == UNKNOWN:
         # What may be stored already is looked for by the general path.
-        return not is_text(name, b"isRepeat", 8) and not is_text(name, b"hasPacketIds", 12)
+        return not (
+            is_text(name, b"isRepeat", 8) or is_text(name, b"hasPacketIds", 12) or is_text(name, b"isNumbered", 10)
+        )
     if frame.fields & 1 << field:
         return False
     frame.fields |= 1 << field

@@ -35,7 +35,14 @@ from iotmq.message.bodies import COMPRESSED
 from iotmq.message.hosts import encode_host
 from iotmq.message.records.record import property_value
 from iotmq.metrics import Metric, samples
-from iotmq.remoting.codes import PACKET_IDS_FIELD, REPEAT_FIELD, RequestCode, ResponseCode, Version
+from iotmq.remoting.codes import (
+    NUMBERED_FIELD,
+    PACKET_IDS_FIELD,
+    REPEAT_FIELD,
+    RequestCode,
+    ResponseCode,
+    Version,
+)
 from iotmq.remoting.command import Command
 from iotmq.remoting.frames.send_frames import SendRun
 from iotmq.remoting.server import ServerConnection
@@ -382,7 +389,7 @@ class SendHandler:
             waits_for_flush=_NO_WAIT not in header.properties,
         )
         done = answer if is_same else partial(self._answer_when_told, answer)
-        if REPEAT_FIELD in ext or PACKET_IDS_FIELD in ext:
+        if REPEAT_FIELD in ext or PACKET_IDS_FIELD in ext or NUMBERED_FIELD in ext:
             self._stored_once.append(
                 topics,
                 elements,
@@ -390,6 +397,7 @@ class SendHandler:
                 done,
                 is_repeat=request.boolean(REPEAT_FIELD, False),
                 has_packet_ids=request.boolean(PACKET_IDS_FIELD, False),
+                is_numbered=request.boolean(NUMBERED_FIELD, False),
             )
         else:
             append(elements, done=done)

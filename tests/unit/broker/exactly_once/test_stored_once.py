@@ -3,106 +3,22 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from eventually import soon
 from file_size_limit import files_end_at
-from manual_clock import ManualClock
-from store_model import open_small
+from once_bench import FLUSH_TIMEOUT_S, Bench
 
 from iotmq import limits
-from iotmq.broker.exactly_once import received_ids
-from iotmq.broker.exactly_once.received_ids import ReceivedIds, encode_release
-from iotmq.broker.exactly_once.stored_once import StoredOnce
-from iotmq.broker.settings import BrokerSettings
-from iotmq.broker.statistics.statistics import Statistics
-from iotmq.broker.tables.changed_settings import ChangedSettings
-from iotmq.broker.tables.topics import TopicTable
-from iotmq.broker.writing.message_writer import MessageWriter, RefusedBatch, StoredBatch
+from iotmq.broker.exactly_once import marks, received_ids
+from iotmq.broker.exactly_once.received_ids import encode_release
+from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.errors import StoreError, StoreFullError
 from iotmq.message.properties import encode_properties
-from iotmq.message.records.record import encode_batch, iter_records
+from iotmq.message.records.record import encode_batch
 from iotmq.remoting.codes import ResponseCode
-from iotmq.store.store import Store
-
-HOST = bytes.fromhex("7f00000100001388")
-FLUSH_TIMEOUT_S = 5.0
-
-
-class Bench:
-    """A broker's store and what stands before it, started again at will."""
-
-    def __init__(
-        self, directory: Path, *, flush: str = "async", ids_max: int = 100, bytes_max: int = 1 << 20
-    ) -> None:
-        self.directory = directory
-        self.flush = flush
-        self.limits = {"ids_max": ids_max, "bytes_max": bytes_max}
-        self.clock = ManualClock()
-        self.disk_works = threading.Event()
-        self.disk_works.set()
-        self.start()
-
-    def sync_file(self, descriptor: int) -> None:
-        self.disk_works.wait(30)
-
-    def start(self) -> None:
-        self.store: Store = open_small(
-            self.directory / "data", clock=self.clock, segment_bytes=1 << 20, allocation_step_bytes=1 << 18,
-            queue_file_entries=5000, flush=self.flush, sync_file=self.sync_file,
-        )  # fmt: skip
-        topics = TopicTable(self.directory / "topics.json", self.clock)
-        topics.ensure("T", queues=2)
-        self.received = ReceivedIds(self.store.key_values(), **self.limits)
-        self.store.add_projection(self.received)
-        self.received.end_append({}, self.store.appended_position)
-        settings = ChangedSettings(
-            self.directory / "brokerSettings.json", BrokerSettings(), self.store.settings
-        )
-        self.writer = MessageWriter(self.store, topics, settings, self.clock, Statistics(self.clock))
-        self.writer.open()
-        self.once = StoredOnce(self.writer, self.received, host=HOST)
-
-    def restart(self) -> None:
-        self.store.close()
-        self.start()
-
-    def send(
-        self, *elements: bytes, is_repeat: bool = False, has_packet_ids: bool = False, queue_id: int = 0
-    ) -> list[StoredBatch | RefusedBatch]:
-        answers: list[StoredBatch | RefusedBatch] = []
-
-        def append(elements: bytes, *, done: object) -> None:
-            self.writer.append(
-                "T", queue_id, elements, born_timestamp_ms=1, born_host=HOST, done=done, is_patient=True
-            )  # type: ignore[arg-type]
-
-        self.once.append(
-            ("T",), b"".join(elements), append, answers.append,
-            is_repeat=is_repeat, has_packet_ids=has_packet_ids,
-        )  # type: ignore[arg-type]  # fmt: skip
-        self.received.check_invariants()
-        return answers
-
-    def publish(self, client: str, packet_id: int, body: bytes, *, topic: str = "t") -> None:
-        [answer] = self.send(marked(client, packet_id, body, topic=topic), has_packet_ids=True)
-        assert isinstance(answer, StoredBatch)
-
-    def release(self, client: str, packet_id: int) -> None:
-        answers: list[StoredBatch | RefusedBatch] = []
-        self.once.release(encode_release(client.encode(), packet_id), answers.append, now_ms=1)
-        self.received.check_invariants()
-        [answer] = answers
-        assert isinstance(answer, StoredBatch)
-
-    def bodies(self, queue_id: int = 0) -> list[bytes]:
-        self.writer.write_out()
-        queue = self.store.queue("T", queue_id)
-        found = self.store.read(queue, 0, records_max=1000, bytes_max=1 << 20)
-        return [record.body for record in iter_records(b"".join(found.views))]
 
 
 def keyed(key: str, body: bytes) -> bytes:
@@ -387,8 +303,8 @@ async def test_a_client_that_begins_anew_loses_its_packet_ids_and_nobody_elses(t
     bench.publish("c", 3, b"x")
     bench.release("c", received_ids.ALL)
     assert bench.received.count == 4
-    assert bench.received.digest(b"c\x001") is None
-    assert bench.received.digest(b"cc\x001") is not None
+    assert bench.received.number(b"c\x001") is None
+    assert bench.received.number(b"cc\x001") is not None
 
 
 async def test_a_repeated_batch_with_packet_ids_stores_neither_twice(tmp_path: Path) -> None:
@@ -488,7 +404,7 @@ async def test_packet_ids_at_their_limit_and_past_it(tmp_path: Path, is_written:
     assert bench.received.count == 3
     assert bench.received.forgotten_total == 0
     bench.publish("c", 4, b"x")
-    known = [number for number in (1, 2, 3, 4) if bench.received.digest(b"c\x00%d" % number) is not None]
+    known = [number for number in (1, 2, 3, 4) if bench.received.number(b"c\x00%d" % number) is not None]
     assert known == [2, 3, 4]
     assert bench.received.forgotten_total == 1
     bench.received.write_out()
@@ -520,7 +436,7 @@ async def test_past_the_limit_packet_ids_that_were_forgotten_are_not_passed_over
     assert bench.received.forgotten_total == 200
     # Each finds the one it forgets, or the last one of the database.
     assert passed <= 2 * bench.received.forgotten_total
-    known = [number for number in range(1, 301) if bench.received.digest(b"c\x00%d" % number) is not None]
+    known = [number for number in range(1, 301) if bench.received.number(b"c\x00%d" % number) is not None]
     assert known == list(range(201, 301))
     bench.received.write_out()
     bench.received.check_invariants()
@@ -530,7 +446,7 @@ async def test_past_the_limit_packet_ids_that_were_forgotten_are_not_passed_over
 async def test_packet_ids_that_the_log_has_lost_are_unknown_at_once_and_go_some_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_written: bool
 ) -> None:
-    monkeypatch.setattr(received_ids, "TRIMMED_AT_ONCE", 10)
+    monkeypatch.setattr(marks, "TRIMMED_AT_ONCE", 10)
     bench = Bench(tmp_path)
     for packet_id in range(1, 26):
         bench.publish("c", packet_id, b"x")
@@ -541,7 +457,7 @@ async def test_packet_ids_that_the_log_has_lost_are_unknown_at_once_and_go_some_
     bench.received.trim(kept_position)
 
     def known() -> list[int]:
-        return [number for number in range(1, 40) if bench.received.digest(b"c\x00%d" % number) is not None]
+        return [number for number in range(1, 40) if bench.received.number(b"c\x00%d" % number) is not None]
 
     assert (known(), bench.received.count) == ([26], 26)
     # Under an id that is unknown comes another message, and what is known is there still.
@@ -565,7 +481,7 @@ async def test_bytes_of_packet_ids_at_their_limit_and_past_it(tmp_path: Path) ->
     assert bench.received.count == 2
     bench.publish("client", 3, b"x")
     assert bench.received.count == 2
-    assert bench.received.digest(b"client\x001") is None
+    assert bench.received.number(b"client\x001") is None
 
 
 def test_a_release_of_one_request_fits_a_record() -> None:

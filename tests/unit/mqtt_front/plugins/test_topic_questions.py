@@ -161,7 +161,24 @@ async def test_a_shared_subscription_is_one_to_its_filter(
 ) -> None:
     topics = topics_of(await host_of("ScriptedTopics"))
     assert await topics.may(PUMP, "c", "subscribe", "$share/group/yes/a") is True
-    assert told == [("pump", "yes/a", "subscribe")]
+    assert told == [("pump", "yes/a", "subscribe"), ("pump", "yes/a", "receive")]
+
+
+async def test_what_may_not_be_received_may_not_be_subscribed(host_of: Any, topics_of: Any) -> None:
+    """Amqtt takes the filter, and keeps its messages back."""
+    topics = topics_of(await host_of("ScriptedTopics"))
+    for asked, may in (
+        ("yes/unseen", False),
+        ("none/unseen", False),
+        ("yes/a", True),
+        ("none/a", None),
+        ("yes/+/unseen", False),
+        ("yes/+/a", True),
+    ):
+        assert await topics.may(PUMP, "c", "subscribe", asked) is may, asked
+    assert await topics.may(PUMP, "c", "publish", "yes/unseen") is True
+    believed = topics_of(await host_of("ScriptedTopics", name="believed", wildcards="as-asked"))
+    assert await believed.may(PUMP, "c", "subscribe", "yes/+/unseen") is False
 
 
 async def test_filters_of_an_acl_are_compared_and_not_matched(topics_of: Any) -> None:

@@ -1,0 +1,6 @@
+from collections.abc import Callable
+
+from typing_extensions import Buffer
+
+def read_mark(properties: Buffer) -> tuple[bytes, int, int, int, bytes] | None: ...
+def collect_numbers(view: Buffer, on_numbered: Callable[[bytes, int, int, int], None]) -> None: ...
