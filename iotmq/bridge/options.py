@@ -16,6 +16,7 @@ from iotmq import limits
 from iotmq.addresses import parse_address
 from iotmq.bridge.offsets import OffsetFormatError, QueueKey, parse_queue
 from iotmq.errors import ConfigError
+from iotmq.secret_text import Secret, read_secret
 from iotmq.spelling import did_you_mean
 
 EARLIEST: Final = -2
@@ -49,8 +50,12 @@ _NAMES: Final = (
     "retryTimeoutMs",
     "accessKey",
     "secretKey",
+    "secretKeyFile",
+    "secretKeyVariable",
     "tls",
     "tlsCaFile",
+    "tlsCertFile",
+    "tlsKeyFile",
 )
 _SPELLING: Final = {name.lower(): name for name in _NAMES}
 # Those that mean something where no broker is asked.
@@ -147,12 +152,14 @@ class SourceOptions:
     pull_bytes: int
     request_timeout_s: float
     retry_timeout_s: float
-    # The account at brokers with access control; an empty key sends requests unsigned. Spark keeps both keys
-    # out of what it shows, by their names.
+    # The account at brokers with access control; an empty key sends requests unsigned. Spark keeps these
+    # options out of what it shows, by their names.
     access_key: str = ""
     secret_key: str = field(default="", repr=False)
     is_encrypted: bool = False
     ca_file: str = ""
+    certificate_file: str = ""
+    key_file: str = ""
     # A directory of CommitLog files to read in place of brokers; empty for brokers.
     path: str = ""
 
@@ -195,9 +202,11 @@ def parse_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptio
         request_timeout_s=_count(given, "requestTimeoutMs", 10_000, least=1) / 1000,
         retry_timeout_s=_count(given, "retryTimeoutMs", 60_000, least=0) / 1000,
         access_key=given.get("accesskey", ""),
-        secret_key=given.get("secretkey", ""),
+        secret_key=_secret_key(given),
         is_encrypted=_flag(given, "tls", False),
         ca_file=given.get("tlscafile", ""),
+        certificate_file=_certificate_file(given),
+        key_file=given.get("tlskeyfile", ""),
         path=path,
     )
 
@@ -364,6 +373,29 @@ def _flag(given: Mapping[str, str], name: str, default: bool) -> bool:
     words = {"true": True, "false": False}
     value = _parsed(given, name, lambda text: words.get(text.lower()), "true or false")
     return default if value is None else value
+
+
+def _secret_key(given: Mapping[str, str]) -> str:
+    """Return the secret, read where the query is planned; tasks get it with their work."""
+    names = [name for name in ("secretKey", "secretKeyFile", "secretKeyVariable") if name.lower() in given]
+    if len(names) > 1:
+        raise ConfigError(f"give one of the options {' and '.join(names)}, not several")
+    if not names or names[0] == "secretKey":
+        return Secret(given.get("secretkey", ""))
+    try:
+        source = "file" if names[0] == "secretKeyFile" else "env"
+        return read_secret({source: given[names[0].lower()]})
+    except ConfigError as error:
+        raise ConfigError(f"option {names[0]}: {error}") from None
+
+
+def _certificate_file(given: Mapping[str, str]) -> str:
+    name = given.get("tlscertfile", "")
+    if given.get("tlskeyfile") and not name:
+        raise ConfigError("option tlsKeyFile goes with tlsCertFile: the certificate that the key is for")
+    if name and not _flag(given, "tls", False):
+        raise ConfigError("option tlsCertFile goes with tls=true: without encryption nobody asks for it")
+    return name
 
 
 def _group_prefix(given: Mapping[str, str]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
@@ -216,8 +217,14 @@ def open_cluster(options: SourceOptions) -> Cluster:
         connect=partial(
             BlockingConnection,
             credentials=credentials,
-            tls=client_tls(ca_file=options.ca_file) if options.is_encrypted else None,
+            tls=_tls(options) if options.is_encrypted else None,
         ),
+    )
+
+
+def _tls(options: SourceOptions) -> ssl.SSLContext:
+    return client_tls(
+        ca_file=options.ca_file, certificate_file=options.certificate_file, key_file=options.key_file
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from iotmq import limits
@@ -204,3 +206,37 @@ def test_an_account_and_tls_are_off_until_they_are_given_and_the_secret_is_not_s
     assert (given.access_key, given.secret_key) == ("account", "very-secret")
     assert (given.is_encrypted, given.ca_file) == (True, "/etc/roots.pem")
     assert "very-secret" not in repr(given)
+
+
+def test_a_secret_may_be_in_a_file_or_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "secret"
+    file.write_text("in a file\n")
+    file.chmod(0o600)
+    monkeypatch.setenv("BROKER_SECRET", "in a variable")
+    for name, value, secret in (
+        ("secretKey", "given", "given"),
+        ("secretKeyFile", str(file), "in a file"),
+        ("secretKeyVariable", "BROKER_SECRET", "in a variable"),
+    ):
+        options = parsed(accessKey="a", **{name: value})
+        assert options.secret_key == secret
+        assert secret not in repr(options)
+        assert secret not in repr(options.secret_key)
+
+
+def test_a_secret_that_cannot_be_had_or_is_given_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"option secretKeyFile: .*no-such-file cannot be read"):
+        parsed(secretKeyFile=str(tmp_path / "no-such-file"))
+    with pytest.raises(ConfigError, match="secretKeyVariable: there is no environment variable NO_SUCH"):
+        parsed(secretKeyVariable="NO_SUCH")
+    with pytest.raises(ConfigError, match="one of the options secretKey and secretKeyFile"):
+        parsed(secretKey="a", secretKeyFile="b")
+
+
+def test_a_certificate_goes_with_encryption_and_a_key_with_a_certificate() -> None:
+    options = parsed(tls="true", tlsCertFile="c.pem", tlsKeyFile="k.pem")
+    assert (options.certificate_file, options.key_file) == ("c.pem", "k.pem")
+    with pytest.raises(ConfigError, match="tlsCertFile goes with tls=true"):
+        parsed(tlsCertFile="c.pem")
+    with pytest.raises(ConfigError, match="tlsKeyFile goes with tlsCertFile"):
+        parsed(tls="true", tlsKeyFile="k.pem")

@@ -6,19 +6,17 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-import pyarrow
-from hypothesis import given
-from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from iotmq.bridge.offsets import QueueKey
 from iotmq.bridge.plan import Loss
 from iotmq.bridge.pull import Pulled
-from iotmq.bridge.rows import COLUMNS, RecordOrderError, RowBuilder, default_schema, properties_as_maps
+from iotmq.bridge.rows import COLUMNS, RecordOrderError, RowBuilder, default_schema
 from iotmq.message.errors import MessageFormatError
-from iotmq.message.properties import decode_properties
-from iotmq.message.records.record import encode_record
+from iotmq.message.message_ids import message_id_prefix
+from iotmq.message.properties import encode_properties
+from iotmq.message.records.record import decode_record, encode_record
 
 KEY = QueueKey("t", "b", 3)
 OFFSETS = StructType().add("offset", "long")
@@ -37,22 +35,6 @@ def built(body: bytes, first: int, end: int, schema: StructType = OFFSETS) -> tu
     return [row["offset"] for batch in batches for row in batch.to_pylist()], lost
 
 
-pieces = st.one_of(
-    st.sampled_from(
-        [b"", b"a", b"a\x01", b"\x01b", b"a\x011", b"a\x012", b"b\x01c\x01d", b"\xff\x01x", b"x\x01\xc3"]
-    ),
-    st.binary(max_size=6),
-)
-
-
-@given(st.lists(st.lists(pieces, max_size=5).map(b"\x02".join), max_size=8))
-def test_maps_agree_with_decoding_each_record(raw: list[bytes]) -> None:
-    maps = properties_as_maps(pyarrow.array(raw, type=pyarrow.binary()))
-    assert maps.type == pyarrow.map_(pyarrow.string(), pyarrow.string())
-    maps.validate(full=True)
-    assert [dict(pairs) for pairs in maps.to_pylist()] == [decode_properties(text) for text in raw]
-
-
 def test_the_schema_is_exactly_what_spark_expects() -> None:
     everything = StructType()
     for name, column in COLUMNS.items():
@@ -61,6 +43,31 @@ def test_the_schema_is_exactly_what_spark_expects() -> None:
         (batch,) = RowBuilder(schema).build(Pulled(records(5, 6), 5, 7), KEY, lambda _loss: None)
         assert batch.schema.equals(to_arrow_schema(schema, timezone="UTC"))
         batch.validate(full=True)
+
+
+def test_columns_made_of_properties_are_those_of_the_record() -> None:
+    schema = StructType()
+    for name in ("qos", "retain", "content_type", "message_id", "headers", "timestampType"):
+        schema.add(name, COLUMNS[name].spark_type)
+    properties = {
+        "MQTT_TOPIC": "a/b",
+        "MQTT_QOS": "1",
+        "MQTT_RETAIN": "1",
+        "MQTT_CONTENT_TYPE": "application/json",
+        "MQTT_USER.unit": "C",
+    }
+    body = b"".join(
+        encode_record(topic="t", body=b"x", queue_id=3, queue_offset=n, position=77, properties=raw)
+        for n, raw in enumerate((encode_properties(properties), b"", b"UNIQ_KEY\x01K\x02color\x01red"))
+    )
+    (batch,) = RowBuilder(schema).build(Pulled(body, 0, 3), KEY, lambda _loss: None)
+    record = decode_record(body)
+    stored_at = message_id_prefix(record.store_host) + f"{77:016X}"
+    assert [tuple(row.values()) for row in batch.to_pylist()] == [
+        (1, True, "application/json", stored_at, [{"key": "unit", "value": b"C"}], 1),
+        (None, None, None, stored_at, [], 1),
+        (None, None, None, "K", [{"key": "color", "value": b"red"}], 1),
+    ]
 
 
 def test_complete_answers_are_taken_whole() -> None:
