@@ -45,6 +45,8 @@ _NAMES: Final = (
     "failOnDataLoss",
     "includeHeaders",
     "groupIdPrefix",
+    "groupId",
+    "includeExpired",
     "pullBytes",
     "requestTimeoutMs",
     "retryTimeoutMs",
@@ -149,6 +151,9 @@ class SourceOptions:
     fail_on_data_loss: bool
     include_headers: bool
     group_prefix: str
+    # The group that a stream's progress is published as; "" for one of its own.
+    group_id: str
+    include_expired: bool
     pull_bytes: int
     request_timeout_s: float
     retry_timeout_s: float
@@ -197,7 +202,9 @@ def parse_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptio
         combine_rows=_count(given, "combineRows", 0, least=0),
         fail_on_data_loss=_flag(given, "failOnDataLoss", True),
         include_headers=_flag(given, "includeHeaders", False),
-        group_prefix=_group_prefix(given),
+        group_prefix=_group(given, "groupIdPrefix", "iotmq-spark"),
+        group_id=_group(given, "groupId", ""),
+        include_expired=_flag(given, "includeExpired", False),
         pull_bytes=pull_bytes,
         request_timeout_s=_count(given, "requestTimeoutMs", 10_000, least=1) / 1000,
         retry_timeout_s=_count(given, "retryTimeoutMs", 60_000, least=0) / 1000,
@@ -398,8 +405,8 @@ def _certificate_file(given: Mapping[str, str]) -> str:
     return name
 
 
-def _group_prefix(given: Mapping[str, str]) -> str:
-    prefix = given.get("groupidprefix", "iotmq-spark")
-    if not re.fullmatch(r"[%|a-zA-Z0-9_-]{1,200}", prefix):
-        raise ConfigError(f"option groupIdPrefix is 1 to 200 letters, digits and any of %|_-, not {prefix!r}")
-    return prefix
+def _group(given: Mapping[str, str], option: str, default: str) -> str:
+    name = given.get(option.lower(), default)
+    if name != default and not re.fullmatch(r"[%|a-zA-Z0-9_-]{1,200}", name):
+        raise ConfigError(f"option {option} is 1 to 200 letters, digits and any of %|_-, not {name!r}")
+    return name

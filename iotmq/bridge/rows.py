@@ -7,7 +7,7 @@ columns to make; each one left out is work saved.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy
 import numpy.typing
@@ -28,10 +28,11 @@ from pyspark.sql.types import (
 )
 
 from iotmq.bridge import derived
+from iotmq.bridge.gaps import gaps_of, left_out, rows_between, tell_all
 from iotmq.bridge.offsets import QueueKey
 from iotmq.bridge.plan import Loss, LossHandler
 from iotmq.bridge.pull import Pulled
-from iotmq.errors import ConfigError, IotmqError
+from iotmq.errors import ConfigError
 from iotmq.message.properties import (
     KEYS,
     MQTT_CLIENT_ID,
@@ -43,10 +44,6 @@ from iotmq.message.properties import (
     UNIQ_KEY,
 )
 from iotmq.message.records.columns import MESSAGE_ID_COLUMN, Columns, iter_columns
-
-
-class RecordOrderError(IotmqError):
-    """A pull answer whose offsets do not rise: the broker's queue is damaged, and nothing of it is used."""
 
 
 class Column(NamedTuple):
@@ -167,6 +164,10 @@ class RowBuilder:
         that do not come in the order of their offsets.
         """
         expected = pulled.first_offset
+        # The broker may leave out records that nobody wants, or that are lost; then it says how many.
+        missing = pulled.missing
+        found = 0
+        gaps: list[Loss] = []
         for columns in iter_columns(
             pulled.body, columns=self._columns, keys=self._keys, timestamp_unit="us", bad_bodies="null"
         ):
@@ -177,14 +178,21 @@ class RowBuilder:
                 first == expected and last == expected + count - 1 and bool((numpy.diff(offsets) == 1).all())
             )
             if not is_run or last >= pulled.next_offset:
-                batch = self._cut(batch, offsets, expected, pulled.next_offset, key, lose)
+                low, high = rows_between(offsets, expected, pulled.next_offset, key)
+                gaps += gaps_of(offsets[low:high], expected, key)
+                batch = batch.slice(low, high - low)
             if columns.bad_body_count:
                 lose(Loss(key, first, f"{columns.bad_body_count} bodies from here on cannot be decompressed"))
+            if gaps and not missing:
+                tell_all(gaps, lose)
+            found += batch.num_rows
             if batch.num_rows:
                 yield batch
             expected = max(expected, last + 1)
         if expected < pulled.next_offset:
-            lose(Loss(key, expected, f"the broker left out offsets up to {pulled.next_offset - 1}"))
+            gaps.append(left_out(key, expected, pulled.next_offset))
+        if found + missing != pulled.next_offset - pulled.first_offset:
+            tell_all(gaps, lose)
 
     def build_mixed(self, records: memoryview) -> Iterator[tuple[pyarrow.RecordBatch, int]]:
         """Yield the rows of records of any queues in their order, and how many bodies are unreadable."""
@@ -214,24 +222,3 @@ class RowBuilder:
                 assert made is not None
                 arrays.append(made.column(name))
         return pyarrow.RecordBatch.from_arrays(arrays, schema=self._schema)
-
-    @staticmethod
-    def _cut(
-        batch: pyarrow.RecordBatch,
-        offsets: numpy.typing.NDArray[Any],
-        expected: int,
-        end: int,
-        key: QueueKey,
-        lose: LossHandler,
-    ) -> pyarrow.RecordBatch:
-        """The rows of `batch` from `expected` to before `end`; what is missing between goes to `lose`."""
-        steps = numpy.diff(offsets)
-        if (steps < 1).any():
-            raise RecordOrderError(f"the broker sent records of {key} out of order from offset {expected} on")
-        low, high = (int(n) for n in numpy.searchsorted(offsets, (expected, end)))
-        kept = offsets[low:high]
-        if len(kept):
-            ahead = numpy.concatenate(([expected], kept[:-1] + 1))
-            for at in numpy.flatnonzero(kept != ahead):
-                lose(Loss(key, int(ahead[at]), f"the broker left out offsets up to {int(kept[at]) - 1}"))
-        return batch.slice(low, high - low)

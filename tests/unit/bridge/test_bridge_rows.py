@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("pyspark")
 
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from iotmq.bridge.gaps import RecordOrderError
 from iotmq.bridge.offsets import QueueKey
 from iotmq.bridge.plan import Loss
 from iotmq.bridge.pull import Pulled
-from iotmq.bridge.rows import COLUMNS, RecordOrderError, RowBuilder, default_schema
+from iotmq.bridge.rows import COLUMNS, RowBuilder, default_schema
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.message_ids import message_id_prefix
 from iotmq.message.properties import encode_properties
@@ -83,6 +86,38 @@ def test_gaps_are_told_with_their_first_offset() -> None:
     offsets, lost = built(records(6, 7, 9), 5, 12)
     assert offsets == [6, 7, 9]
     assert [loss.wanted for loss in lost] == [5, 8, 10]
+
+
+def explained(present: list[int], first: int, end: int, lost: list[int], passed: int) -> list[Loss]:
+    """What is told of an answer with `present` of [first, end), of which the broker explains some."""
+    told: list[Loss] = []
+    ranges = tuple((n, n) for n in lost)
+    pulled = Pulled(records(*present), first, end, ranges, passed)
+    rows = [row for batch in RowBuilder(OFFSETS).build(pulled, KEY, told.append) for row in batch.to_pylist()]
+    assert [row["offset"] for row in rows] == present
+    return told
+
+
+@given(st.sets(st.integers(0, 30), min_size=1), st.integers(0, 5), st.integers(0, 5))
+def test_every_gap_is_found_unless_the_broker_explains_as_many_offsets(
+    present: set[int], lost: int, passed: int
+) -> None:
+    first, end = 0, 31
+    missing = sorted(set(range(first, end)) - present)
+    told = explained(sorted(present), first, end, missing[:lost], passed)
+    if len(missing[:lost]) + passed == len(missing):
+        assert told == []
+    else:
+        # All gaps: which of them are explained nobody can say.
+        assert [n for loss in told for n in range(loss.wanted, loss.end or 0)] == missing
+
+
+def test_very_many_gaps_become_one_behind_the_first_hundred() -> None:
+    told = explained(list(range(0, 600, 2)), 0, 599, [], 0)
+    assert [(loss.wanted, loss.end) for loss in told[:2]] == [(1, 2), (3, 4)]
+    assert len(told) == 101
+    assert (told[-1].wanted, told[-1].end) == (201, 598)
+    assert "at 199 places" in told[-1].what
 
 
 def test_records_out_of_order_are_refused() -> None:
