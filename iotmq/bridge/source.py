@@ -43,6 +43,8 @@ from iotmq.bridge.options import Edge, SourceOptions, parse_options, wants_heade
 from iotmq.bridge.plan import Loss, advance, describe_losses, split_tasks, within
 from iotmq.bridge.pull import PullSettings, pull_range, record_at
 from iotmq.bridge.rows import RowBuilder, check_schema, default_schema
+from iotmq.bridge.sink import IotmqStreamWriter, IotmqWriter
+from iotmq.bridge.sink_options import parse_sink_options
 from iotmq.errors import ConfigError, IotmqError
 from iotmq.message.records.record import decode_record
 from iotmq.remoting.blocking import BlockingConnection
@@ -70,6 +72,16 @@ class IotmqDataSource(DataSource):
 
     def reader(self, schema: StructType) -> IotmqReader:
         return IotmqReader(parse_options(dict(self.options), streaming=False), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> IotmqWriter:
+        if overwrite:
+            raise ConfigError("format iotmq only appends: a topic is not overwritten. Use mode append")
+        return IotmqWriter(parse_sink_options(dict(self.options), streaming=False), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> IotmqStreamWriter:  # noqa: N802
+        if overwrite:
+            raise ConfigError("format iotmq only appends: use output mode append or update")
+        return IotmqStreamWriter(parse_sink_options(dict(self.options), streaming=True), schema)
 
     def streamReader(self, schema: StructType) -> IotmqStreamReader:  # noqa: N802
         return IotmqStreamReader(parse_options(dict(self.options), streaming=True), schema)
