@@ -28,8 +28,8 @@ KINDS: Final = ("half-open", "guessing", "slow", "flooding")
 PASSWORD: Final = b"hostile"
 _PAUSE_S: Final = 1.0
 _DRIP_S: Final = 1.0
-_FLOOD: Final = packets.encode_publish("hostile/flood", b"x" * 50, qos=0, packet_id=0) * 200
-_LARGE: Final = packets.encode_publish("hostile/slow", b"x" * 1_000_000, qos=0, packet_id=0)[:1_000]
+_FLOOD: Final = packets.encode_publish("devices/hostile/flood", b"x" * 50, qos=0, packet_id=0) * 200
+_LARGE: Final = packets.encode_publish("devices/hostile/slow", b"x" * 1_000_000, qos=0, packet_id=0)[:1_000]
 
 
 class Attacker:

@@ -1,12 +1,13 @@
-"""What permissions cost: messages a second with a hundred rules, and without, in turns.
+"""What permissions cost, alone and with limits and routes: messages a second with and without, in turns.
 
     .venv/bin/python -m benchmarks.mqtt_permissions [--rounds 7] [--quick]
 
 QoS 1 from 100 connections with a window of 100, on one core; the load is on the other. Each round starts a
-fresh server of each kind, so that a machine that is slow for a while is slow for both: `without` rules, and
-`with` a hundred rules with placeholders, of which the last one allows what is published. `ten topics` is the
-same with ten topics for each connection. Then the time of one decision, in this process: of a topic that is
-new to a connection, and of a filter.
+fresh server of each kind, so that a machine that is slow for a while is slow for all. `without` has none of
+it; `with` has a hundred rules with placeholders, of which the last one allows what is published; `all` has
+these rules, limits of every kind that nobody reaches, and three routes, of which the second gives messages a
+key. `ten topics` is the same with ten topics for each connection. Then the time of one decision, in this
+process: of a topic that is new to a connection, and of a filter.
 
 On a machine that others use, messages for each second of the server's processor time say more than messages a
 second.
@@ -18,11 +19,13 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Final, NamedTuple
 
 from benchmarks import _swarm, machine, peers
+from benchmarks.mqtt_routes import THREE_ROUTES
 from iotmq.mqtt_front.access.identity import Identity
 from iotmq.mqtt_front.permissions.policies import Policies
 from iotmq.mqtt_front.permissions.rule import SUBSCRIBE, Use
@@ -31,6 +34,14 @@ from iotmq.mqtt_front.settings.permissions import PermissionSettings
 
 GOAL_SHARE: Final = 0.85
 RULES: Final = 100
+# Every device, address and listener has buckets, from which each message takes tokens; none is ever empty.
+LIMITS: Final = {
+    f"mqtt.device_limits.{scope}.{kind}_{way}_per_s": str(1 << 31)
+    for scope in ("client", "address", "listener")
+    for kind in ("messages", "bytes")
+    for way in ("in", "out")
+}
+TOLD: Final = {"with": f"with {RULES} rules", "all": f"with {RULES} rules, limits and three routes"}
 LOADS: Final = {
     "one topic": ("--topic", "devices/{n}/telemetry"),
     "ten topics": ("--topic", "devices/{n}/telemetry", "--topics-per-publisher", "10"),
@@ -48,6 +59,13 @@ def rules() -> str:
         )
     text += '[[rules]]\npermission = "deny"\nwho = "all"\naction = "publish"\ntopics = ["+/%c/config"]\n'
     return text + '[[rules]]\npermission = "allow"\nwho = "all"\naction = "all"\ntopics = ["devices/#"]\n'
+
+
+class Kind(NamedTuple):
+    """A server: its settings, and its routes as TOML."""
+
+    settings: dict[str, str]
+    routes: str = ""
 
 
 class Rate(NamedTuple):
@@ -106,15 +124,20 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "permissions.toml"
         file.write_text(rules())
-        kinds = {"without": {}, "with": {"mqtt.permissions.permissions_file": str(file)}}
+        permitted = {"mqtt.permissions.permissions_file": str(file)}
+        kinds = {
+            "without": Kind({}),
+            "with": Kind(permitted),
+            "all": Kind(permitted | LIMITS, THREE_ROUTES % ""),
+        }
         measured: dict[str, dict[str, list[Rate]]] = {load: {kind: [] for kind in kinds} for load in LOADS}
         for number in range(1 if options.quick else options.rounds):
             # Which one comes first changes.
-            for kind, settings in list(kinds.items())[:: 1 if number % 2 else -1]:
+            for kind, (settings, routes) in list(kinds.items())[:: 1 if number % 2 else -1]:
                 for load, words in LOADS.items():
-                    with peers.iotmq(core=machine.cores()[0], settings=settings) as server:
+                    with peers.iotmq(core=machine.cores()[0], settings=settings, routes=routes) as server:
                         measured[load][kind].append(rate(server, words, options.seconds))
-            told = "; ".join(
+            shown = "; ".join(
                 f"{load}: "
                 + ", ".join(
                     f"{kind} {values[-1].per_s:,.0f}/s ({values[-1].per_cpu_s:,.0f} a cpu second)"
@@ -122,16 +145,16 @@ def main() -> None:
                 )
                 for load, rates in measured.items()
             )
-            print(f"{number + 1}: {told}", flush=True)
+            print(f"{number + 1}: {shown}", flush=True)
         taken = decisions(file)
-    for load, rates in measured.items():
+    for (load, rates), kind in product(measured.items(), ("with", "all")):
         told = []
         for name, unit in (("per_s", "a second"), ("per_cpu_s", "a second of the server's processor")):
             some, all_of_it = (
-                median(getattr(one, name) for one in rates[kind]) for kind in ("with", "without")
+                median(getattr(one, name) for one in rates[which]) for which in (kind, "without")
             )
             told.append(f"{some:,.0f} of {all_of_it:,.0f} {unit} ({some / all_of_it:.3f})")
-        print(f"{load}, with {RULES} rules of without: {', '.join(told)}; goal {GOAL_SHARE}")
+        print(f"{load}, {TOLD[kind]}, of without: {', '.join(told)}; goal {GOAL_SHARE}")
     print("a decision: " + ", ".join(f"{name} {value:.1f} us" for name, value in taken.items()))
     machine.save(
         "mqtt_permissions",

@@ -39,7 +39,8 @@ QUESTIONS: Final[dict[str, dict[str, Any]]] = {
     "a condition on a property": {"when": ("{content_type} missing",)},
 }
 
-_THREE_ROUTES: Final = """
+#: With a place for more that is asked of each message.
+THREE_ROUTES: Final = """
 [[mqtt.routes]]
 filter = "alarms/#"
 topic = "alarms"
@@ -55,11 +56,11 @@ topic = "devices"
 """
 ROUTES_OF: Final = {
     "without routes": "",
-    "three routes": _THREE_ROUTES % "",
-    "with a highest QoS": _THREE_ROUTES % "qos_max = 1",
-    "with tags": _THREE_ROUTES % 'tags = "{2}"',
-    "with an expiry": _THREE_ROUTES % "expiry_s_max = 86400",
-    "with a key of JSON": _THREE_ROUTES.replace('key = "{1}"', 'key = "{json:id}"') % "",
+    "three routes": THREE_ROUTES % "",
+    "with a highest QoS": THREE_ROUTES % "qos_max = 1",
+    "with tags": THREE_ROUTES % 'tags = "{2}"',
+    "with an expiry": THREE_ROUTES % "expiry_s_max = 86400",
+    "with a key of JSON": THREE_ROUTES.replace('key = "{1}"', 'key = "{json:id}"') % "",
 }
 
 

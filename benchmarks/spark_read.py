@@ -5,7 +5,8 @@
 A gateway of its own (registry, broker and store in a child process) is filled with JSON measurements as
 an MQTT front end stores them, then read in one batch per round into Spark's noop sink. "batch" is the
 time from the start of the query to its end, planning included; "micro-batch" is what Spark reports for a
-streaming batch of all rows. The cases alternate within each round. "CPU s" is the processor time of all
+streaming batch of all rows; "files" reads the log's files in place of asking the broker, "files, one core"
+with one task at a time. The cases alternate within each round. "CPU s" is the processor time of all
 processes, broker included, per million rows: on a machine with other work it says more than rows/s.
 The mark is 1 M rows/s for the default columns.
 """
@@ -33,6 +34,7 @@ MARK_ROWS_PER_S: Final = 1_000_000
 TOPIC: Final = "telemetry"
 QUEUES: Final = 4
 BATCH_ROWS: Final = 2_000
+ONE_CORE: Final = "files, one core"
 
 # What a reader asks for; None is the default schema.
 CASES: Final[dict[str, str | None]] = {
@@ -70,7 +72,7 @@ def main(words: Sequence[str] | None = None) -> int:
             if not address:
                 print("the gateway did not start", file=sys.stderr)
                 return 1
-            rates, processor_s = measure(address, rows, rounds, options.pull_bytes)
+            rates, processor_s = measure(address, Path(directory), rows, rounds, options.pull_bytes)
             gateway.stdin.close()
             gateway.wait(10)
         finally:
@@ -106,7 +108,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def measure(
-    address: str, rows: int, rounds: int, pull_bytes: int
+    address: str, directory: Path, rows: int, rounds: int, pull_bytes: int
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """Rows per second and processor seconds per million rows of each case and round, after a warm-up."""
     from iotmq.bridge.spark_session import session
@@ -115,17 +117,25 @@ def measure(
     options = {"iotmq.bootstrap.servers": address, "subscribe": TOPIC}
     if pull_bytes:
         options["pullBytes"] = str(pull_bytes)
+    files = {"path": str(directory), "subscribe": TOPIC}
     try:
-        counted = spark.read.format("iotmq").options(**options).load().count()
-        assert counted == rows, f"{counted} of {rows} rows were read"
-        rates: dict[str, list[float]] = {name: [] for name in [*CASES, "micro-batch"]}
+        for given in (options, files):
+            counted = spark.read.format("iotmq").options(**given).load().count()
+            assert counted == rows, f"{counted} of {rows} rows were read"
+        of_files = {f"files: {name}": name for name in CASES}
+        rates: dict[str, list[float]] = {name: [] for name in [*CASES, "micro-batch", *of_files, ONE_CORE]}
         processor_s: dict[str, list[float]] = {name: [] for name in rates}
         for number in range(rounds + 1):
             for name in rates:
                 before_s = processor_seconds(os.getpid())
-                took_s = (
-                    micro_batch(spark, options) if name not in CASES else batch_read(spark, options, name)
-                )
+                if name in CASES:
+                    took_s = batch_read(spark, options, CASES[name])
+                elif name in of_files:
+                    took_s = batch_read(spark, files, CASES[of_files[name]])
+                elif name == ONE_CORE:
+                    took_s = batch_read(spark, files, None, tasks=1)
+                else:
+                    took_s = micro_batch(spark, options)
                 if number:  # the first round warms up
                     rates[name].append(rows / took_s)
                     processor_s[name].append((processor_seconds(os.getpid()) - before_s) * 1e6 / rows)
@@ -134,11 +144,14 @@ def measure(
         spark.stop()
 
 
-def batch_read(spark: SparkSession, options: dict[str, str], name: str) -> float:
-    """Seconds of one batch read."""
+def batch_read(
+    spark: SparkSession, options: dict[str, str], schema: str | None, tasks: int | None = None
+) -> float:
+    """Seconds of one batch read, with so many tasks at most."""
     reader = spark.read.format("iotmq").options(**options)
-    schema = CASES[name]
     frame = (reader if schema is None else reader.schema(schema)).load()
+    if tasks is not None:
+        frame = frame.coalesce(tasks)
     started_s = time.perf_counter()
     frame.write.format("noop").mode("overwrite").save()
     return time.perf_counter() - started_s

@@ -269,6 +269,10 @@ class Process:
         from iotmq.mqtt_front.server import MqttFront
 
         settings = self._config.mqtt
+        if self._role == "serve":
+            copies = Path(self._config.data) / "token-keys"
+            authentication = settings.authentication.keeping_copies(copies)
+            settings = msgspec.structs.replace(settings, authentication=authentication)
         port: GatewayPort
         sessions: SessionPort
         # The one difference between the all-in-one process and separate ones.

@@ -1,7 +1,8 @@
 """Do work later on the event loop: in slices of a turn, in the next turn, at a deadline.
 
-`LoopSlice` bounds long work, `NextTurn` calls something once in the next turn, `DeadlineTimer` is one timer
-for many deadlines, and `DueActions` does many things when each of them is due. `happens_within` waits.
+`LoopSlice` bounds long work, `NextTurn` calls something once in the next turn, `SomePerTurn` does many
+things, a few in each turn, `DeadlineTimer` is one timer for many deadlines, and `DueActions` does many things
+when each of them is due. `happens_within` waits.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import asyncio
 import heapq
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from iotmq.clock import Clock
 from iotmq.errors import StoreError
@@ -24,6 +26,8 @@ ACTION_RETRY_S: Final = 1.0
 ACTIONS_PER_TURN: Final = 256
 # Cancelled actions that the heap keeps beside as many as there are others.
 CANCELLED_ACTIONS_KEPT: Final = 64
+
+_Item = TypeVar("_Item")
 
 
 class LoopSlice:
@@ -72,6 +76,42 @@ class NextTurn:
     def _run(self) -> None:
         self._is_scheduled = False
         self._action()
+
+
+class SomePerTurn(Generic[_Item]):
+    """Calls `action` with one item after the other, for so many of them in a turn of the running loop."""
+
+    __slots__ = ("_action", "_items", "_next_turn", "_per_turn")
+
+    def __init__(self, action: Callable[[_Item], object], per_turn: int) -> None:
+        self._action = action
+        self._per_turn = per_turn
+        self._items: deque[_Item] = deque()
+        self._next_turn = NextTurn(self.do_some)
+
+    def __len__(self) -> int:
+        """Return how many items wait."""
+        return len(self._items)
+
+    def add(self, item: _Item) -> None:
+        """Have it done in the next turn, or in a later one."""
+        self._items.append(item)
+        self._next_turn.schedule()
+
+    def take_all(self) -> list[_Item]:
+        """Return the items that wait, which are nothing to be done any more."""
+        items = list(self._items)
+        self._items.clear()
+        return items
+
+    def do_some(self) -> None:
+        """Do so many at once; the others have their turns."""
+        try:
+            for _ in range(min(len(self._items), self._per_turn)):
+                self._action(self._items.popleft())
+        finally:
+            if self._items:
+                self._next_turn.schedule()
 
 
 class DeadlineTimer:

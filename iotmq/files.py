@@ -62,13 +62,13 @@ def replace_private_file(path: Path, data: bytes, *, mode: int = 0o600) -> None:
     replace_file(path, data, private_mode=mode, written=keep_former)
 
 
-def is_open_to_others(path: Path) -> bool:
-    """Return whether others on this machine may read or change a file that holds secrets."""
+def is_open_to_others(path: Path, *, may_read: bool = False) -> bool:
+    """Return whether others on this machine may change a file, or read one that holds secrets."""
     try:
         mode = path.stat().st_mode
     except OSError:
         return False
-    return bool(mode & (stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP))
+    return bool(mode & (stat.S_IWOTH | stat.S_IWGRP | (0 if may_read else stat.S_IROTH)))
 
 
 def make_directory(path: Path) -> None:

@@ -88,7 +88,10 @@ class Hooks:
         """A device wants subscriptions; an answer for each."""
 
     def before_publish(self, messages: Sequence[Message]) -> Answers:
-        """Devices have published; an answer for each. All messages of a turn of the loop come together."""
+        """Devices have published; an answer for each. All messages of a turn of the loop come together.
+
+        A will comes alone, at the CONNECT, which is refused when the answer is no.
+        """
 
     def before_deliver(self, message: Message) -> Deny | None:
         """A device is to get a message. Called on the front end's loop, for each: return at once."""

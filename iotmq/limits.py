@@ -360,6 +360,8 @@ MQTT_REFUSING_RULES_MAX: Final = 4_096
 MQTT_PERMISSION_WORK_MAX: Final = 10_000
 MQTT_PERMISSION_ANSWERS_MAX: Final = 64
 MQTT_PERMISSION_QUESTIONS_MAX: Final = 4_096
+# Wills with a delay of devices that have gone, of one front end, that are looked at when rules change.
+MQTT_LEFT_WILLS_MAX: Final = 16_384
 MQTT_PERMISSION_WAITING_BYTES_MAX: Final = 32 * 1024 * 1024
 # The authentication chain: links, bytes of the answers that one of them remembers, hashing by argon2id
 # (memory in KiB, rounds, lanes), an answer of a service and a set of keys by HTTP, keys of one link, what a
@@ -425,6 +427,7 @@ MQTT_UNFINISHED_BYTES_MAX: Final = 256 * 1024 * 1024
 MQTT_HOOKS_MAX: Final = 16
 HOOK_QUESTIONS_MAX: Final = 10_000
 HOOK_EVENTS_WAITING_MAX: Final = 10_000
+HOOK_EVENTS_BYTES_MAX: Final = 16 * 1024 * 1024
 HOOK_HELD_BYTES_MAX: Final = 8 * 1024 * 1024
 # Properties of one MQTT 5 packet: those of a message become properties of its record, where they are longer.
 # Topic aliases cost their topic on each connection, one way from the device, one way to it.

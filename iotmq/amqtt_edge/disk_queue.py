@@ -1,16 +1,21 @@
 """Messages that wait on the disk, in order, in an SQLite file with a maximum of bytes.
 
 One thread at a time calls it. What `put` has written survives the end of the process, and with `sync` that
-of the machine.
+of the machine. A file that is damaged is kept beside a new one.
 """
 
 from __future__ import annotations
 
+import logging
+import secrets
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
+
+_log: Final = logging.getLogger("iotmq.amqtt_edge")
 
 # Beside topic, payload and client id: the row and its place in the tree.
 _ROW_BYTES: Final = 64
@@ -22,6 +27,9 @@ _TABLE: Final = """
         client_id text not null
     )
 """
+
+
+_NAME: Final = "create table if not exists name (text text not null)"
 
 
 class Waiting(NamedTuple):
@@ -49,10 +57,10 @@ class DiskQueue:
     ) -> None:
         self._bytes_max = bytes_max
         self._drops_oldest = drops == "oldest"
-        self._database = sqlite3.connect(file, check_same_thread=False, isolation_level=None)
-        self._database.execute("pragma journal_mode = wal")
+        self._database = _open(file)
         self._database.execute(f"pragma synchronous = {'full' if sync else 'normal'}")
-        self._database.execute(_TABLE)
+        self.name = self._name()
+        """Of this file and no other, for as long as it is there."""
         self.count = 0
         """Messages in the queue."""
         self.bytes = 0
@@ -60,6 +68,14 @@ class DiskQueue:
         self.dropped = 0
         """Messages for which there was no room, or that made room."""
         self._add_up()
+
+    def _name(self) -> str:
+        self._database.execute(_NAME)
+        self._database.execute(
+            "insert into name select ? where not exists (select * from name)", (secrets.token_hex(8),)
+        )
+        (name,) = self._database.execute("select text from name").fetchone()
+        return str(name)
 
     def put(self, messages: Sequence[Waiting]) -> None:
         """Add messages at the end, all in one transaction; their numbers are given here."""
@@ -129,3 +145,39 @@ class DiskQueue:
     def close(self) -> None:
         """Close the file."""
         self._database.close()
+
+
+def _open(file: Path) -> sqlite3.Connection:
+    """Open the file. One that is damaged gets another name, and a new one its place."""
+    try:
+        return _opened(file)
+    except sqlite3.OperationalError:
+        # It says nothing of what is in the file: no such directory, a full disk, another process.
+        raise
+    except sqlite3.DatabaseError as error:
+        aside = f"{file}.damaged-{time.time_ns()}"
+        for ending in ("", "-wal"):
+            source = Path(f"{file}{ending}")
+            if source.exists():
+                source.rename(f"{aside}{ending}")
+        Path(f"{file}-shm").unlink(missing_ok=True)
+        _log.error(
+            "the queue of messages for the centre is damaged, and a new one begins: %s is kept: %s",
+            aside,
+            error,
+        )
+        return _opened(file)
+
+
+def _opened(file: Path) -> sqlite3.Connection:
+    database = sqlite3.connect(file, check_same_thread=False, isolation_level=None)
+    try:
+        database.execute("pragma journal_mode = wal")
+        (found,) = database.execute("pragma quick_check(1)").fetchone()
+        if found != "ok":
+            raise sqlite3.DatabaseError(found)
+        database.execute(_TABLE)
+    except BaseException:
+        database.close()
+        raise
+    return database

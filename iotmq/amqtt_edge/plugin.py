@@ -82,6 +82,8 @@ class ForwardPlugin(BasePlugin[BrokerContext]):  # type: ignore[misc]
         self._arrived_bytes = 0
         self._has_arrived = asyncio.Event()
         self._has_waiting = asyncio.Event()
+        # The file was opened, or could not be.
+        self._is_tried = asyncio.Event()
         # Of the file: one thread at a time.
         self._lock = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
@@ -103,16 +105,9 @@ class ForwardPlugin(BasePlugin[BrokerContext]):  # type: ignore[misc]
 
     async def on_broker_post_start(self) -> None:
         """Open the queue, and begin to forward what is in it."""
-        settings = self._settings
-        self._queue = await asyncio.to_thread(
-            DiskQueue,
-            Path(settings.queue_file),
-            bytes_max=settings.queue_bytes_max,
-            drops=settings.drops,
-            sync=settings.sync,
-        )
-        self._has_waiting.set()
-        self._tasks = [asyncio.ensure_future(self._keep()), asyncio.ensure_future(self._forward_forever())]
+        # Before anything is awaited: what comes meanwhile waits.
+        self._tasks = [asyncio.ensure_future(self._run())]
+        await self._is_tried.wait()
 
     async def on_broker_message_broadcast(
         self, *, client_id: str, message: ApplicationMessage, **_: Any
@@ -141,6 +136,32 @@ class ForwardPlugin(BasePlugin[BrokerContext]):  # type: ignore[misc]
             await asyncio.to_thread(queue.close)
 
     # Inside
+
+    async def _run(self) -> None:
+        while True:
+            if await self._open():
+                break
+            await asyncio.sleep(_PAUSE_S)
+        self._has_waiting.set()
+        self._tasks += [asyncio.ensure_future(self._keep()), asyncio.ensure_future(self._forward_forever())]
+
+    async def _open(self) -> bool:
+        """Return whether the file is open; amqtt itself does not say why it is not."""
+        settings = self._settings
+        try:
+            self._queue = await asyncio.to_thread(
+                DiskQueue,
+                Path(settings.queue_file),
+                bytes_max=settings.queue_bytes_max,
+                drops=settings.drops,
+                sync=settings.sync,
+            )
+        except (OSError, sqlite3.Error):
+            _log.exception("%s cannot be opened: messages wait in memory", settings.queue_file)
+            return False
+        finally:
+            self._is_tried.set()
+        return True
 
     async def _keep(self) -> None:
         """Write what has arrived, all of it in one transaction."""
@@ -215,7 +236,7 @@ class ForwardPlugin(BasePlugin[BrokerContext]):  # type: ignore[misc]
             properties=Properties(
                 user_properties=(
                     (CLIENT_ID_PROPERTY, message.client_id),
-                    (MESSAGE_PROPERTY, f"{self._identity}@{message.number}"),
+                    (MESSAGE_PROPERTY, f"{self.queue.name}@{message.number}"),
                 )
             ),
         )

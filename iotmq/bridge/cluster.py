@@ -49,6 +49,11 @@ _PASSING_CODES: Final = frozenset(
 _NO_QUEUE_CODES: Final = frozenset((ResponseCode.TOPIC_NOT_EXIST, ResponseCode.QUERY_NOT_FOUND))
 
 
+def is_system_topic(topic: str) -> bool:
+    """Return whether brokers make such a topic for themselves; those named like clusters look like others."""
+    return _SYSTEM_TOPIC.fullmatch(topic) is not None
+
+
 class TopicMissingError(IotmqError):
     """No registry knows the topic."""
 
@@ -189,7 +194,7 @@ class Cluster:
             )
             for code in codes
         )
-        return sorted(name for name in set(known) - set(own) if not _SYSTEM_TOPIC.fullmatch(name))
+        return sorted(name for name in set(known) - set(own) if not is_system_topic(name))
 
     def route(self, topic: str) -> Route:
         """Queues and brokers of `topic`; raises TopicMissingError when there is no such topic."""

@@ -27,6 +27,7 @@ PULL_BYTES_DEFAULT: Final = 2 * 1024 * 1024
 
 _NAMES: Final = (
     "iotmq.bootstrap.servers",
+    "path",
     "subscribe",
     "subscribePattern",
     "assign",
@@ -52,6 +53,12 @@ _NAMES: Final = (
     "tlsCaFile",
 )
 _SPELLING: Final = {name.lower(): name for name in _NAMES}
+# Those that mean something where no broker is asked.
+_NAMES_WITH_PATH: Final = frozenset(
+    {"path", "subscribe", "subscribePattern", "assign", "minPartitions", "failOnDataLoss", "includeHeaders"}
+    | {"startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp"}
+    | {"endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"}
+)
 
 _Number = TypeVar("_Number")
 
@@ -146,12 +153,17 @@ class SourceOptions:
     secret_key: str = field(default="", repr=False)
     is_encrypted: bool = False
     ca_file: str = ""
+    # A directory of CommitLog files to read in place of brokers; empty for brokers.
+    path: str = ""
 
 
 def parse_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     """Check `options` as Spark gives them; raises ConfigError that names the option and what it takes."""
     given = {name.lower(): value for name, value in options.items()}
     _refuse_unknown(given)
+    path = given.get("path", "").strip()
+    if "path" in given:
+        _refuse_beside_path(given, path, streaming=streaming)
     if streaming:
         for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
             if name.lower() in given:
@@ -168,7 +180,7 @@ def parse_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptio
     if pull_bytes > limits.PULL_BYTES_MAX:
         raise ConfigError(f"option pullBytes is at most {limits.PULL_BYTES_MAX}, not {pull_bytes}")
     return SourceOptions(
-        registries=_registries(given),
+        registries=() if path else _registries(given),
         subscription=_subscription(given),
         starting=starting,
         ending=ending,
@@ -186,6 +198,7 @@ def parse_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptio
         secret_key=given.get("secretkey", ""),
         is_encrypted=_flag(given, "tls", False),
         ca_file=given.get("tlscafile", ""),
+        path=path,
     )
 
 
@@ -199,6 +212,16 @@ def _refuse_unknown(given: Mapping[str, str]) -> None:
         if name not in _SPELLING:
             hint = did_you_mean(name, _SPELLING) or f"; known: {', '.join(_NAMES)}"
             raise ConfigError(f"unknown option {name!r} of format iotmq{hint}")
+
+
+def _refuse_beside_path(given: Mapping[str, str], path: str, *, streaming: bool) -> None:
+    if streaming:
+        raise ConfigError("option path is for batch reads: files are read up to where they end now")
+    if not path:
+        raise ConfigError("option path is empty: name a data directory, or one with files of a CommitLog")
+    for name in given:
+        if _SPELLING[name] not in _NAMES_WITH_PATH:
+            raise ConfigError(f"option {_SPELLING[name]} is for reading from brokers, not from a path")
 
 
 def _refuse_for_batch(edge: Edge, refused: int, why: str) -> None:

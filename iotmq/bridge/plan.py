@@ -8,8 +8,13 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from iotmq.bridge.offsets import QueueBounds, QueueKey, QueueRange, StreamOffset
+from iotmq.errors import IotmqError
 
 _LOSSES_NAMED_MAX = 5
+
+
+class DataLossError(IotmqError):
+    """Records that a checkpoint or an option asks for cannot be read any more (option failOnDataLoss)."""
 
 
 class Loss(NamedTuple):

@@ -138,7 +138,14 @@ class RowBuilder:
         if expected < pulled.next_offset:
             lose(Loss(key, expected, f"the broker left out offsets up to {pulled.next_offset - 1}"))
 
-    def _record_batch(self, columns: Columns, key: QueueKey) -> pyarrow.RecordBatch:
+    def build_mixed(self, records: memoryview) -> Iterator[tuple[pyarrow.RecordBatch, int]]:
+        """Yield the rows of records of any queues in their order, and how many bodies are unreadable."""
+        for columns in iter_columns(
+            records, columns=self._columns, keys=self._keys, timestamp_unit="us", bad_bodies="null"
+        ):
+            yield self._record_batch(columns, None), columns.bad_body_count
+
+    def _record_batch(self, columns: Columns, key: QueueKey | None) -> pyarrow.RecordBatch:
         if len(self._decoded) == len(self._names):
             plain: pyarrow.RecordBatch = columns.to_arrow(self._decoded)
             return pyarrow.RecordBatch.from_arrays(plain.columns, schema=self._schema)
@@ -149,7 +156,9 @@ class RowBuilder:
                 raw = columns.to_arrow({"raw": "properties"}).column(0)
                 arrays.append(properties_as_maps(raw))
             elif name == "broker":
-                arrays.append(pyarrow.repeat(key.broker, len(columns)))
+                # A record does not say which broker has it.
+                name_of_broker = pyarrow.scalar(None if key is None else key.broker, pyarrow.string())
+                arrays.append(pyarrow.repeat(name_of_broker, len(columns)))
             else:
                 assert made is not None
                 arrays.append(made.column(name))

@@ -33,8 +33,8 @@ _NAMES: Final = (
     "tls",
     "tlsCaFile",
 )
-# What Spark itself adds to the options of a write.
-_OF_SPARK: Final = frozenset(("path", "checkpointlocation"))
+# An option of Spark's, which gives it to the sink, too.
+_OF_SPARK: Final = frozenset(("checkpointlocation",))
 _SPELLING: Final = {name.lower(): name for name in _NAMES}
 
 

@@ -40,12 +40,13 @@ from iotmq.bridge.offsets import (
     to_json,
 )
 from iotmq.bridge.options import Edge, SourceOptions, parse_options, wants_headers
-from iotmq.bridge.plan import Loss, advance, describe_losses, split_tasks, within
+from iotmq.bridge.plan import DataLossError, Loss, advance, describe_losses, split_tasks, within
 from iotmq.bridge.pull import PullSettings, pull_range, record_at
 from iotmq.bridge.rows import RowBuilder, check_schema, default_schema
+from iotmq.bridge.segment_reader import SegmentReader
 from iotmq.bridge.sink import IotmqStreamWriter, IotmqWriter
 from iotmq.bridge.sink_options import parse_sink_options
-from iotmq.errors import ConfigError, IotmqError
+from iotmq.errors import ConfigError
 from iotmq.message.records.record import decode_record
 from iotmq.remoting.blocking import BlockingConnection
 from iotmq.remoting.signature import Credentials
@@ -54,10 +55,6 @@ from iotmq.remoting.tls.files import client_tls
 FORMAT_NAME: Final = "iotmq"
 
 _log = logging.getLogger("iotmq.bridge")
-
-
-class DataLossError(IotmqError):
-    """Records that a checkpoint or an option asks for cannot be read any more (option failOnDataLoss)."""
 
 
 class IotmqDataSource(DataSource):
@@ -70,8 +67,9 @@ class IotmqDataSource(DataSource):
     def schema(self) -> StructType:
         return default_schema(with_properties=wants_headers(dict(self.options)))
 
-    def reader(self, schema: StructType) -> IotmqReader:
-        return IotmqReader(parse_options(dict(self.options), streaming=False), schema)
+    def reader(self, schema: StructType) -> IotmqReader | SegmentReader:
+        options = parse_options(dict(self.options), streaming=False)
+        return SegmentReader(options, schema) if options.path else IotmqReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> IotmqWriter:
         if overwrite:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from iotmq.errors import ConfigError
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from iotmq.mqtt_front.permissions.topic_template import Subject
     from iotmq.mqtt_front.publish.device_names import DeviceNames
     from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
+    from iotmq.mqtt_front.settings.listeners import ListenerSettings
     from iotmq.mqtt_front.settings.mqtt import MqttSettings
     from iotmq.mqtt_front.settings.permissions import PermissionSettings
 
@@ -57,9 +58,14 @@ def add_access_actions(
         metavar="NAME=VALUE",
         help="an attribute of it, such as a claim of its token; may be repeated",
     )
+    test.add_argument(
+        "--permissions",
+        metavar="FILE.json",
+        help="rules that come with its identity, as in a token, a database or the answer of a service",
+    )
     test.add_argument("--certificate", metavar="NAME", help="identity in its client certificate")
     test.add_argument("--address", metavar="IP", help="where it connects from")
-    test.add_argument("--listener", default="tcp", metavar="NAME", help="listener it connects to (tcp)")
+    test.add_argument("--listener", metavar="NAME", help="listener it connects to (the first one)")
     test.add_argument(
         "--qos", type=int, choices=(0, 1, 2), default=0, help="QoS of the message or filter (0)"
     )
@@ -144,9 +150,9 @@ def _decided(options: argparse.Namespace, config: Config) -> tuple[Decision, str
         raise ConfigError(f"--topic {options.topic!r}: {error}") from error
     decision = policy.may_publish(really, use) if is_publish else policy.may_subscribe(really, use)
     identity = subject.identity
-    if identity == Identity() and not config.mqtt.authentication.allow_anonymous:
+    if identity == Identity() and config.mqtt.needs_user_at(_listener(options, config.mqtt)):
         decision = Decision(False, "mqtt.authentication", "it cannot connect without a user name")
-    elif not settings.permissions_file:
+    elif not settings.permissions_file and (identity is None or identity.permissions is None):
         why = f'mqtt.permissions.without_rules = "{settings.without_rules}"'
         decision = decision._replace(detail=_NOBODY_ASKED if identity is None else why)
     return decision, really
@@ -192,17 +198,52 @@ def _subject(options: argparse.Namespace, mqtt: MqttSettings) -> Subject:
         if not equals or not name:
             raise ConfigError(f"--attribute {text!r} is not NAME=VALUE")
         attributes[name] = value
+    listener = _listener(options, mqtt)
     identity = None
-    if options.user is not None or options.role or options.group or attributes:
+    user = options.user
+    if user is None and listener.client_identity_is_user:
+        user = options.certificate
+    brought = None if options.permissions is None else _brought(Path(options.permissions))
+    if user is not None or options.role or options.group or attributes or brought is not None:
         identity = Identity(
-            user=options.user, roles=tuple(options.role), groups=tuple(options.group), attributes=attributes
+            user=user,
+            roles=tuple(options.role),
+            groups=tuple(options.group),
+            attributes=attributes,
+            permissions=brought,
         )
-    elif mqtt.asks_at(options.listener):
+    elif mqtt.asks_at(listener.name) or mqtt.needs_user_at(listener):
         identity = Identity()
     return Subject(
         client_id=options.client,
         identity=identity,
         address=options.address,
-        listener=options.listener,
+        listener=listener.name,
         certificate_identity=options.certificate,
     )
+
+
+def _listener(options: argparse.Namespace, mqtt: MqttSettings) -> ListenerSettings:
+    listeners = {each.name: each for each in mqtt.all_listeners}
+    if options.listener is None:
+        return mqtt.all_listeners[0]
+    if options.listener not in listeners:
+        raise ConfigError(f"--listener {options.listener}: there is none; those are {', '.join(listeners)}")
+    return listeners[options.listener]
+
+
+def _brought(path: Path) -> tuple[Mapping[str, object], ...]:
+    """Return the rules of an identity; ConfigError says what is wrong with them."""
+    import msgspec
+
+    from iotmq.mqtt_front.permissions.identity_rules import rules_of_identity
+
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=list[dict[str, Any]])
+        rules_of_identity(found)
+    except OSError as error:
+        raise ConfigError(f"--permissions {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        # A device with such rules may do nothing.
+        raise ConfigError(f"--permissions {path}: {error}") from error
+    return tuple(found)

@@ -30,6 +30,7 @@ _COLUMNS: Final = {
     "sent": "sent_total",
     "acknowledged": "acknowledged_total",
     "refused": "refused_total",
+    "put_aside": "put_aside_total",
     "received": "received_total",
     "reconnects": "reconnects_total",
     "lost": "lost_total",
@@ -52,7 +53,8 @@ def add_bridges_actions(
         "status",
         help="show the bridges of a gateway, and those that are connected to it",
         description="Show the bridges of a gateway, and those of other brokers that are connected to it. "
-        "Exit codes: 0 all are connected, 1 some are not, or the gateway cannot be asked.",
+        "Exit codes: 0 all are connected, 1 some are not or may not subscribe, or the gateway cannot be "
+        "asked.",
     )
     add_config_options(status)
     status.add_argument(
@@ -91,7 +93,7 @@ def _metrics_of(url: str, token: str) -> str:
 
 
 def bridge_rows(metrics: str) -> tuple[list[dict[str, Any]], bool]:
-    """Make a row for each bridge from the text of /metrics; False when one of them is not connected."""
+    """Make a row for each bridge from the text of /metrics; False when one of them is not well."""
     own: dict[str, dict[str, float]] = {}
     peers: dict[str, float] = {}
     for name, label, value in _SAMPLE.findall(metrics):
@@ -104,8 +106,10 @@ def bridge_rows(metrics: str) -> tuple[list[dict[str, Any]], bool]:
     is_well = True
     for bridge, values in sorted(own.items()):
         is_connected = values.get("connections", 0) >= values.get("connections_wanted", 1)
-        is_well &= is_connected
-        row: dict[str, Any] = {"bridge": bridge, "is": "connected" if is_connected else "away"}
+        is_refused = bool(values.get("filters_refused", 0))
+        is_well &= is_connected and not is_refused
+        state = "may not subscribe" if is_refused else "connected"
+        row: dict[str, Any] = {"bridge": bridge, "is": state if is_connected else "away"}
         row.update({column: int(values.get(key, 0)) for column, key in _COLUMNS.items()})
         rows.append(row)
     for bridge, value in sorted(peers.items()):

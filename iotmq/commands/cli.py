@@ -280,7 +280,12 @@ def _run_role(options: argparse.Namespace) -> int:
 
 def _add_config_actions(config: argparse.ArgumentParser) -> None:
     actions = config.add_subparsers(title="actions", metavar="ACTION", required=True)
-    check = actions.add_parser("check", help="check the settings and print errors")
+    check = actions.add_parser("check", help="check the settings and their files, and print errors")
+    check.add_argument(
+        "--settings-only",
+        action="store_true",
+        help="look at no files of users, permissions, accounts, keys and certificates",
+    )
     show = actions.add_parser("show", help="print the settings in effect, as TOML")
     reference = actions.add_parser("reference", help="print every setting with its meaning, as Markdown")
     for action in (check, show):
@@ -291,17 +296,12 @@ def _add_config_actions(config: argparse.ArgumentParser) -> None:
 
 
 def _check_config(options: argparse.Namespace) -> int:
-    """Everything that stops a start and is known without other files than that of the routes."""
-    config = _load(options)
-    if config.mqtt.routes or config.mqtt.routes_file:
-        from iotmq.mqtt_front.publish.route_file import open_router
+    """Everything that stops a start and is known without another machine."""
+    from iotmq.commands.config_check import problems_of
 
-        open_router(config.mqtt)
-    if config.bridges:
-        from iotmq.mqtt_bridge.bridge import check_bridge
-
-        for bridge in config.bridges:
-            check_bridge(bridge)
+    problems = list(problems_of(_load(options), with_files=not options.settings_only))
+    if problems:
+        raise ConfigError("\n".join(problems))
     print("the settings are valid")
     return EXIT_OK
 

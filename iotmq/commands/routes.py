@@ -27,7 +27,8 @@ def add_routes_actions(
 ) -> None:
     """Add the actions of `routes`."""
     actions = routes.add_subparsers(title="actions", metavar="ACTION", required=True)
-    check = actions.add_parser("check", help="check the routes, and say which are never used")
+    check = actions.add_parser("check", help="check the routes, and say which are never used, and which "
+                               "placeholders stand for nothing")  # fmt: skip
     test = actions.add_parser("test", help="say what becomes of a message, and why; publishes nothing")
     test.add_argument("topic", metavar="TOPIC", help="the MQTT topic a device publishes to")
     payload = test.add_mutually_exclusive_group()
@@ -68,10 +69,11 @@ def _command(
 
 
 def _check(_options: argparse.Namespace, _config: Config, router: Router) -> int:
-    for warning in router.warnings:
+    warnings = [*router.warnings, *router.unfilled]
+    for warning in warnings:
         print(warning)
     print(f"{router.count} routes, {len(router.warnings)} never used")
-    return _FAILED if router.warnings else _OK
+    return _FAILED if warnings else _OK
 
 
 def _test(options: argparse.Namespace, config: Config, router: Router) -> int:
@@ -147,6 +149,10 @@ def _properties(options: argparse.Namespace) -> dict[str, object]:
     return given
 
 
+def _because(why: str) -> str:
+    return f" ({why})" if why else ""
+
+
 def _lines(outcome: Outcome, delay_s: int, queues: int) -> list[tuple[str, str]]:
     lines = [("topic", outcome.topic)]
     lines += [("passed over", text) for text in outcome.passed_over]
@@ -154,6 +160,8 @@ def _lines(outcome: Outcome, delay_s: int, queues: int) -> list[tuple[str, str]]
     lines += [("check", text) for text in outcome.checks]
     if outcome.why:
         lines.append(("put aside" if outcome.is_put_aside else "dropped", outcome.why))
+    if outcome.answer:
+        lines.append(("answer", outcome.answer))
     if not outcome.goes_to:
         return lines
     lines.append(("goes to", f"{outcome.goes_to}, queue {outcome.queue} of {queues}"))
@@ -161,9 +169,9 @@ def _lines(outcome: Outcome, delay_s: int, queues: int) -> list[tuple[str, str]]
     if outcome.tags:
         lines.append(("tags", outcome.tags))
     lines += [("property", f"{name} = {value}") for name, value in outcome.properties.items()]
-    lines.append(("QoS", str(outcome.qos)))
+    lines.append(("QoS", f"{outcome.qos}{_because(outcome.qos_why)}"))
     if outcome.expiry_s is not None:
-        lines.append(("expires", f"after {outcome.expiry_s} s"))
+        lines.append(("expires", f"after {outcome.expiry_s} s{_because(outcome.expiry_why)}"))
     if delay_s and not outcome.is_put_aside:
         lines.append(("delayed", f"{delay_s} s"))
     if not outcome.is_stored and not delay_s:

@@ -32,6 +32,7 @@ from iotmq.mqtt_bridge.settings import BridgeSettings
 from iotmq.mqtt_front.settings.authentication import NOBODY
 from iotmq.mqtt_front.settings.listeners import TCP_NAME, WORKER_PLACE, ListenerSettings
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
+from iotmq.mqtt_front.settings.plugins import AmqttLinkSettings
 from iotmq.registry.settings import RegistrySettings
 from iotmq.replication.settings import ReplicationSettings
 from iotmq.secret_text import SECRET_SHOWN, hidden, read_secret
@@ -447,22 +448,25 @@ def _mqtt_places(mqtt: MqttSettings) -> Iterable[tuple[str, ListenerSettings]]:
         yield "mqtt" if index < first else f"mqtt.listeners[{index - first}]", listener
 
 
-def _has_to_be_proved(mqtt: MqttSettings, listener: ListenerSettings) -> bool:
-    """Return whether a device has to prove there who it is."""
-    return mqtt.authentication.has_to_be_proved and listener.chain != (NOBODY,)
-
-
 def _chain_contradictions(mqtt: MqttSettings) -> Iterable[str]:
     for problem in mqtt.authentication.problems:
         yield f"mqtt.authentication.{problem} is refused"
     names = {link.name for link in mqtt.authentication.chain}
+    asking = [link.name for link in mqtt.authentication.chain if isinstance(link, AmqttLinkSettings)]
+    if asking and not mqtt.plugins.amqtt:
+        yield (
+            f"mqtt.authentication.chain with the link {asking[0]} is refused: it asks plug-ins, and there is "
+            "none in [[mqtt.plugins.amqtt]]"
+        )
     client_ids = mqtt.authentication.client_ids
     for place, listener in _mqtt_places(mqtt):
-        has_users = listener.needs_client_certificate and listener.client_identity_is_user
-        if client_ids != "any" and listener.chain == (NOBODY,) and not has_users:
+        has_users = listener.client_identity_is_user and mqtt.has_to_be_proved_at(listener)
+        if client_ids != "any" and not mqtt.asks_at(listener.name) and not has_users:
+            nobody = f"{place}.chain = {toml_value([NOBODY])}"
+            where = nobody if listener.chain == (NOBODY,) else f"neither a users_file nor a chain at {place}"
             yield (
-                f"mqtt.authentication.client_ids = {toml_value(client_ids)} is refused with {place}.chain = "
-                f"{toml_value(listener.chain)}: who is asked nothing there could have a user's"
+                f"mqtt.authentication.client_ids = {toml_value(client_ids)} is refused with {where}: who is "
+                "asked nothing there could have a user's"
             )
         chain = listener.chain or ()
         unknown = [name for name in chain if name not in names] if chain != (NOBODY,) else []
@@ -478,17 +482,16 @@ def _listener_contradictions(mqtt: MqttSettings) -> Iterable[str]:
         yield "mqtt.tcp_enabled = false is refused: without mqtt.listeners no device could connect"
     names: dict[str, str] = {TCP_NAME: "mqtt.listen_port"}
     for place, listener in _mqtt_places(mqtt):
-        if (
-            listener.is_on_network
-            and not is_loopback(listener.listen_host)
-            and not mqtt.allow_anonymous_remote
-            and not listener.needs_client_certificate
-            and not _has_to_be_proved(mqtt, listener)
-        ):
+        is_proved = mqtt.has_to_be_proved_at(listener)
+        if listener.is_reachable and not mqtt.allow_anonymous_remote and not is_proved:
+            what, allowed = f"listen_host = {toml_value(listener.listen_host)}", "a loopback address; "
+            if listener.proxy_protocol:
+                what, allowed = "proxy_protocol = true", ""
             yield (
-                f"{place}.listen_host = {toml_value(listener.listen_host)} is refused: anybody who reaches "
-                "this address could publish and subscribe without a name or password\n"
-                "    allowed: a loopback address; mqtt.authentication.users_file or a chain, without "
+                f"{place}.{what} is refused: anybody who reaches "
+                f"{'the load balancer' if listener.proxy_protocol else 'this address'} could publish and "
+                "subscribe without a name or password\n"
+                f"    allowed: {allowed}mqtt.authentication.users_file or a chain, without "
                 "allow_anonymous, so that devices have to prove who they are; or "
                 "mqtt.allow_anonymous_remote = true where that is meant"
             )
@@ -496,8 +499,7 @@ def _listener_contradictions(mqtt: MqttSettings) -> Iterable[str]:
             listener.transport in ("ws", "wss")
             and is_loopback(listener.listen_host)
             and not listener.allowed_origins
-            and not listener.needs_client_certificate
-            and not _has_to_be_proved(mqtt, listener)
+            and not is_proved
         ):
             yield (
                 f"{place}.allowed_origins = [] is refused: any page in a browser of this machine could "
@@ -515,3 +517,12 @@ def _listener_contradictions(mqtt: MqttSettings) -> Iterable[str]:
                 f"{place}.socket_path = {toml_value(listener.socket_path)} is refused: with mqtt.workers "
                 f"above 1 it has to have {WORKER_PLACE} in it, because each worker has a socket of its own"
             )
+    limited: set[str] = set()
+    for number, own in enumerate(mqtt.device_limits.listeners):
+        if own.listener not in {listener.name for listener in mqtt.all_listeners} - limited:
+            why = "has limits before" if own.listener in limited else "is no listener"
+            yield (
+                f"mqtt.device_limits.listeners[{number}].listener = {toml_value(own.listener)} is refused: "
+                f"{own.listener} {why}"
+            )
+        limited.add(own.listener)

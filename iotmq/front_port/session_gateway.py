@@ -216,6 +216,10 @@ class RemoteSessions:
             del self._sessions[request.client_id]
             for link, part in session.parts.items():
                 link.close_session(replace(request, epoch=part))
+        elif request.drops_will and request.client_id not in self._sessions:
+            home = self.brokers.chosen_for(request.client_id)
+            if home is not None:
+                home.drop_will(request)
 
     def read_queue(self, request: QueueRead, done: Callable[[QueueRecords | Refused], None]) -> None:
         number = broker_number_of(request.queue_id)

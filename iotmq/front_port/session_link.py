@@ -277,6 +277,10 @@ class SessionLink(KeptConnection):
             del self._known[request.client_id]
             self._part(request, known)
 
+    def drop_will(self, request: CloseRequest) -> None:
+        """Have the broker drop the will of a session that is closed, now or when it is back."""
+        self._ask_patiently(lambda: _command(RequestCode.CLOSE_SESSION, request), lambda _: None)
+
     def read_queue(self, request: QueueRead, done: Callable[[QueueRecords | Refused], None]) -> None:
         def decode(answer: Command) -> QueueRecords:
             next_position = answer.integer("nextPosition", minimum=0)

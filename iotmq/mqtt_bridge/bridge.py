@@ -13,16 +13,17 @@ from iotmq.backoff import Backoff
 from iotmq.client.transport.client import IotmqClient
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.clock import Clock
-from iotmq.errors import ConfigError, IotmqError
+from iotmq.errors import IotmqError
 from iotmq.metrics import Metric, samples
-from iotmq.mqtt.client.server_packets import Answers, Connack, Receipt, ServerDisconnect
+from iotmq.mqtt.client.server_packets import Answers, Connack, ServerDisconnect
 from iotmq.mqtt.codec import bridge_names
 from iotmq.mqtt.codec.packets import PROTOCOL_LEVEL_3_1_1, PROTOCOL_LEVEL_5, Connect
 from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties
 from iotmq.mqtt.codec.subscription_options import NO_LOCAL, RETAIN_AS_PUBLISHED, SEND_RETAINED_WHEN_NEW
-from iotmq.mqtt.reason_codes import FIRST_ERROR, KEEP_ALIVE_TIMEOUT, reason_text
+from iotmq.mqtt.reason_codes import CONNECTION_LOST, FIRST_ERROR, KEEP_ALIVE_TIMEOUT, reason_text
 from iotmq.mqtt.server.connection_settings import ConnectionSettings
 from iotmq.mqtt.topics.topics import is_shared
+from iotmq.mqtt_bridge.checks import address_of, check_bridge, echo_of, tls_of
 from iotmq.mqtt_bridge.connection import (
     BridgeConnection,
     BridgeCounts,
@@ -30,13 +31,14 @@ from iotmq.mqtt_bridge.connection import (
     RefusingSink,
     SentTopics,
 )
+from iotmq.mqtt_bridge.count_metrics import count_metrics
 from iotmq.mqtt_bridge.identity import BridgeIdentity
 from iotmq.mqtt_bridge.queue_feed import QueueFeed
-from iotmq.mqtt_bridge.settings import BridgeSettings
-from iotmq.mqtt_bridge.topic_maps import ReceiveMap, SendMap
-from iotmq.mqtt_client.address import Address, parse_url
+from iotmq.mqtt_bridge.refusals import Refusal
+from iotmq.mqtt_bridge.settings import BridgeSettings, ReceiveRuleSettings
+from iotmq.mqtt_bridge.topic_maps import SendMap
 from iotmq.mqtt_client.links import open_link
-from iotmq.mqtt_client.tls import TlsOptions, tls_context
+from iotmq.mqtt_client.tls import tls_context
 from iotmq.mqtt_front.connection.device import Device, DeviceGroup
 from iotmq.mqtt_front.connection.replay_pace import PaceLimits
 from iotmq.supervised import end, supervise, surviving
@@ -50,16 +52,28 @@ _STOP_S: Final = 0.5
 # Records that are looked at before another queue has its turn, and before the loop has.
 _RECORDS_AT_ONCE: Final = 512
 _RECORDS_PER_TURN: Final = 4_096
-# Refusals that have a line in the log, in a minute.
-_REFUSALS_TOLD: Final = 10
+# Messages that are refused or left out, and have a line in the log, in a minute; all are counted.
+_LEFT_OUT_TOLD: Final = 10
 _REFUSED_VERSION: Final = 1
 # With these the other broker says that a PUBLISH of ours was wrong, and that it would be so again: its topic,
-# size, format, retain flag or QoS. Other reasons may be about other packets, or be over soon.
+# size, format, retain flag or QoS.
 _PACKET_FAULTS: Final = frozenset((0x90, 0x95, 0x99, 0x9A, 0x9B))
-# Connections in a row that end so, without an acknowledgement, before messages go one at a time; and before
-# the one that goes then is given up.
-_FAULTS_BEFORE_ONE: Final = 2
-_FAULTS_BEFORE_NONE: Final = 4
+# With these it may mean a message, or something else. Other reasons are about time, load or other packets.
+_MAYBE_FAULTS: Final = frozenset((0x80, 0x81, 0x82, 0x83, 0x87))
+# Connections in a row that end with the same message on its way before it is left out: when the other
+# broker has said that it is the message, and when it has just closed them.
+_TRIES_TOLD: Final = 4
+_TRIES_CLOSED: Final = 8
+# The tries double with each message that is left out while none is acknowledged, so often at most: then it
+# may be the other broker that is not well.
+_DOUBLED_MAX: Final = 2
+# A filter that was refused is asked for again after so long: permissions change.
+_SUBSCRIBE_AGAIN_S: Final = 60
+
+
+# With so many messages on their way, and few of them acknowledged since, acknowledgements may come together.
+_REST_IN_FLIGHT_MIN: Final = 128
+_REST_S: Final = 0.001
 
 
 class _Lost(NamedTuple):
@@ -82,10 +96,18 @@ class _Way:
         self.pinged_s: float | None = None
         """When the other broker was asked whether it is there, and has not answered; None when it was not."""
         self.said_s = 0.0
-        self.is_at_fault = False
-        """The other broker has ended the connection because of a packet of ours."""
-        self.faults = 0
-        """Connections in a row that ended so, and on which nothing was acknowledged."""
+        self.acknowledged = 0
+        """Messages on this connection, when it had no room for more before."""
+        self.tries_max = 0
+        """How often a message may end the connection so before it is left out; 0: it was no message."""
+        self.left_out_in_row = 0
+        """Messages that were, while none was acknowledged."""
+        self.received: list[int] = []
+        """Packet ids of QoS 2 that the connection before has stored, and the other broker not released."""
+        self.asked: list[ReceiveRuleSettings] = []
+        """Rules whose filters wait for SUBACK."""
+        self.refused: dict[str, str] = {}
+        """Filters that the other broker has refused, with its reason."""
         self.is_pumping = False
         self.is_pump_due = False
         self.why = "is not connected yet"
@@ -116,6 +138,7 @@ class Bridge:
 
         Raises ConfigError, and ClientError for files of TLS that cannot be used.
         """
+        check_bridge(settings)
         self.settings = settings
         self.name = settings.name
         self.client_id = settings.client_id or f"{gateway}-{settings.name}"
@@ -126,20 +149,22 @@ class Bridge:
         self._gateway = gateway
         where = f"bridges[{settings.name}]"
         self._sent_topics = SentTopics(SendMap(settings.send, gateway=gateway, where=where).find)
-        self._address, self._user_name, self._password = _address(settings, where)
-        self._context = tls_context(_tls(settings)) if self._address.is_secure else None
+        self._address, self._user_name, self._password = address_of(settings, where)
+        self._context = tls_context(tls_of(settings)) if self._address.is_secure else None
+        self._forwards_bridged = settings.version == "5"
+        if settings.forwards_bridged is not None:
+            self._forwards_bridged = settings.forwards_bridged
         self._identity = BridgeIdentity(
             gateway=gateway,
             mark=f"bridge:{settings.name}",
             adds_properties=settings.properties,
-            forwards_bridged=settings.forwards_bridged,
+            forwards_bridged=self._forwards_bridged,
             drops_qos0_offline=settings.drops_qos0_offline,
             takes_any_record=bool(settings.broker_topics),
         )
         self._connection_settings = ConnectionSettings(
             packet_bytes_max=settings.packet_bytes_max, in_flight_max=settings.in_flight_max
         )
-        self._one_at_a_time = ConnectionSettings(packet_bytes_max=settings.packet_bytes_max, in_flight_max=1)
         self._pace = PaceLimits(settings.messages_per_s, settings.bytes_per_s).begin()
         self._sink, self.counts = sink
         self._group: DeviceGroup | None = None
@@ -148,7 +173,8 @@ class Bridge:
         self._tasks: list[asyncio.Task[None]] = []
         self._is_stopping = False
         self._reconnects = 0
-        self._refusals_told = 0
+        self._left_out_told = 0
+        self._tells_not_forwarded = settings.forwards_bridged is None
 
     # The role ---------------------------------------------------------------------------------------------
 
@@ -209,6 +235,7 @@ class Bridge:
                 lost = _Lost(way.why)
                 self._reconnects += 1
             self._learn(way)
+            await self._settle(way)
             self._gone(way)
             for feed in way.feeds:
                 await feed.rewind()
@@ -228,22 +255,32 @@ class Bridge:
             await asyncio.sleep(pause_s)
 
     def _learn(self, way: _Way) -> None:
-        """Find the message that the other broker ends every connection for, and give it up."""
+        """Find the message that the other broker ends every connection for, and leave it out."""
         connection = way.connection
         if connection is None:
             return
-        if connection.acknowledged or not way.is_at_fault:
-            way.faults = 0
-        else:
-            way.faults += 1
-        way.is_at_fault = False
-        if way.faults >= _FAULTS_BEFORE_NONE:
-            way.faults = 0
-            place = connection.give_up_oldest()
+        if connection.acknowledged:
+            way.left_out_in_row = 0
+        tries_max, way.tries_max = way.tries_max, 0
+        if not tries_max:
+            return
+        place = connection.blame(tries_max << min(way.left_out_in_row, _DOUBLED_MAX))
+        if place is not None:
+            way.left_out_in_row += 1
             _log.error(
-                "a message is left out, because the other broker ends the connection for it",
+                "a message is left out, because the other broker does not take it",
                 extra={"bridge": self.name, "place": place, "detail": way.why},
             )
+
+    async def _settle(self, way: _Way) -> None:
+        """Wait until what the connection has received is stored: the next one is not to store it again."""
+        connection = way.connection
+        if connection is None or not isinstance(self._sink, BridgeIngress):
+            return
+        settled = asyncio.Event()
+        if not self._sink.when_settled(connection, settled.set):
+            await settled.wait()
+        way.received = connection.received
 
     def _gone(self, way: _Way) -> None:
         connection = way.connection or way.opening
@@ -256,9 +293,8 @@ class Bridge:
         assert self._group is not None
         way.ended.clear()
         way.pinged_s = None
-        settings = self._connection_settings if way.faults < _FAULTS_BEFORE_ONE else self._one_at_a_time
         connection = way.opening = BridgeConnection(
-            self._group, settings, self._identity, self._sent_topics, self.counts
+            self._group, self._connection_settings, self._identity, self._sent_topics, self.counts
         )
         way.answer = asyncio.get_running_loop().create_future()
         connection.client_id = self._identity.mark
@@ -274,11 +310,15 @@ class Bridge:
             return _Lost(str(error))
         if connack.code:
             if way.uses_bridge_bit and connack.code == _REFUSED_VERSION:
+                echo = echo_of(self.settings, gateway=self._gateway)
+                if echo is not None:
+                    return _Lost(f"the other broker does not know the bit of bridges, and {echo}")
                 way.uses_bridge_bit = False
                 return await self._connect_plainly(way)
             return _Lost(f"refused: {_connack_text(connack.code, self.settings.version)}")
-        if connack.properties.qos_max == 0 and any(rule.qos_max for rule in self.settings.send):
-            return _Lost("the other broker takes no QoS 1")
+        qos_max = connack.properties.qos_max
+        if qos_max is not None and any(rule.qos_max > qos_max for rule in self.settings.send):
+            return _Lost(f"the other broker takes no QoS above {qos_max}; see qos_max of send")
         self._opened(way, connection)
         return None
 
@@ -290,20 +330,27 @@ class Bridge:
     def _opened(self, way: _Way, connection: BridgeConnection) -> None:
         way.connection, way.opening = connection, None
         way.why = ""
+        way.acknowledged = 0
         way.said_s = self._clock.monotonic_s()
         if way.receives:
-            options = SEND_RETAINED_WHEN_NEW << 4 | RETAIN_AS_PUBLISHED
-            is_v5 = self.settings.version == "5"
-            connection.subscribe(
-                [
-                    (
-                        rule.filter,
-                        rule.qos | (options | (0 if is_shared(rule.filter) else NO_LOCAL) if is_v5 else 0),
-                    )
-                    for rule in self.settings.receive
-                ]
-            )
+            self._subscribe(way, connection, self.settings.receive)
         self._pump(way)
+
+    def _subscribe(
+        self, way: _Way, connection: BridgeConnection, rules: Iterable[ReceiveRuleSettings]
+    ) -> None:
+        options = SEND_RETAINED_WHEN_NEW << 4 | RETAIN_AS_PUBLISHED
+        is_v5 = self.settings.version == "5"
+        way.asked = list(rules)
+        connection.subscribe(
+            [
+                (
+                    rule.filter,
+                    rule.qos | (options | (0 if is_shared(rule.filter) else NO_LOCAL) if is_v5 else 0),
+                )
+                for rule in way.asked
+            ]
+        )
 
     def _connect_packet(self, way: _Way) -> Connect:
         settings = self.settings
@@ -336,7 +383,8 @@ class Bridge:
         """The transport is there."""
         way = self._way_of(device)
         if way is not None and way.opening is not None:
-            way.opening.begin(self._connect_packet(way))
+            is_careful = any(feed.progress is not None and feed.progress.is_suspect for feed in way.feeds)
+            way.opening.begin(self._connect_packet(way), way.received, is_careful)
 
     def device_events(self, device: Device, events: Sequence[object]) -> None:
         """CONNACK, SUBACK, DISCONNECT, or a PUBACK that refuses has come."""
@@ -350,18 +398,24 @@ class Bridge:
             elif isinstance(event, Answers):
                 self._subscribed(way, event)
             elif isinstance(event, ServerDisconnect):
-                way.is_at_fault = event.code in _PACKET_FAULTS
+                if event.code in _PACKET_FAULTS:
+                    way.tries_max = _TRIES_TOLD
+                elif event.code in _MAYBE_FAULTS:
+                    way.tries_max = _TRIES_CLOSED
                 way.why = f"the other broker ends it: {reason_text(event.code)}"
                 if event.properties.reason_string:
                     way.why += f" ({event.properties.reason_string})"
-            elif isinstance(event, Receipt):
-                self._refused(event)
+            elif isinstance(event, Refusal):
+                way.tries_max = 0 if event.is_final or event.is_later else _TRIES_TOLD
+                self._left_out(event.place, f"refused: {reason_text(event.code)} {event.reason}".rstrip())
 
     def device_lost(self, device: Device) -> None:
         """The transport is gone."""
         way = self._way_of(device)
         if way is None:
             return
+        if not way.why and device.close_reason is CONNECTION_LOST and not self._is_stopping:
+            way.tries_max = _TRIES_CLOSED
         way.why = way.why or device.close_detail or "the other broker has closed it"
         if way.answer is not None and not way.answer.done():
             way.answer.set_exception(IotmqError(way.why))
@@ -371,23 +425,24 @@ class Bridge:
         return next((way for way in self._ways if device in (way.connection, way.opening)), None)
 
     def _subscribed(self, way: _Way, answers: Answers) -> None:
-        for rule, code in zip(self.settings.receive, answers.codes, strict=False):
-            if code >= FIRST_ERROR:
+        for rule, code in zip(way.asked, answers.codes, strict=False):
+            if code < FIRST_ERROR:
+                way.refused.pop(rule.filter, None)
+                continue
+            if rule.filter not in way.refused:
                 _log.error(
                     "a bridge may not subscribe",
                     extra={"bridge": self.name, "filter": rule.filter, "detail": reason_text(code)},
                 )
+            way.refused[rule.filter] = reason_text(code)
+        way.asked = []
 
-    def _refused(self, receipt: Receipt) -> None:
-        self._refusals_told += 1
-        if self._refusals_told <= _REFUSALS_TOLD:
+    def _left_out(self, place: str, why: str) -> None:
+        self._left_out_told += 1
+        if self._left_out_told <= _LEFT_OUT_TOLD:
             _log.warning(
-                "a message of a bridge is refused, and left out when that is final",
-                extra={
-                    "bridge": self.name,
-                    "detail": reason_text(receipt.code),
-                    "reason": receipt.properties.reason_string or "",
-                },
+                "the other broker does not get a message",
+                extra={"bridge": self.name, "place": place, "detail": why},
             )
 
     # Sending ----------------------------------------------------------------------------------------------
@@ -427,9 +482,12 @@ class Bridge:
             feeds = [feed for feed in way.feeds if feed.has_records]
             if not feeds:
                 return None
+            if connection.is_careful:
+                # First the message that may end the connection, alone, so that it is known whether it does.
+                feeds.sort(key=lambda feed: feed.progress is None or not feed.progress.is_suspect)
             for feed in feeds:
                 if not connection.can_send:
-                    connection.call_when_room(partial(self._pump, way))
+                    self._wait_for_room(way, connection)
                     return None
                 count_max = _RECORDS_AT_ONCE
                 if pace is not None:
@@ -441,11 +499,21 @@ class Bridge:
                 assert feed.progress is not None
                 sent, sent_bytes = self.counts.sent, self.counts.sent_bytes
                 feed.sent_up_to(connection.send_records(feed.progress, records, at, count_max))
+                if connection.left_out:
+                    for each in connection.left_out:
+                        self._left_out(*each)
+                    connection.left_out = []
                 if pace is not None:
                     count, size = self.counts.sent - sent, self.counts.sent_bytes - sent_bytes
                     pace.count(size, self._clock.monotonic_s(), count=count)
                 left -= count_max
         return 0.0
+
+    def _wait_for_room(self, way: _Way, connection: BridgeConnection) -> None:
+        connection.call_when_room(partial(self._pump, way))
+        came, way.acknowledged = connection.acknowledged - way.acknowledged, connection.acknowledged
+        if connection.in_flight_count >= _REST_IN_FLIGHT_MIN and came < connection.in_flight_count // 4:
+            connection.rest(_REST_S)
 
     async def _look_for_queues(self) -> None:
         """Find the queues of the topics, now and when they change."""
@@ -512,10 +580,21 @@ class Bridge:
             self._group.now_s = now_s + _TICK_S
             seconds += 1
             if seconds % 60 == 0:
-                self._refusals_told = 0
+                self._left_out_told = 0
+            if self.counts.not_forwarded and self._tells_not_forwarded:
+                self._tells_not_forwarded = False
+                _log.warning(
+                    "what came here over another bridge is left out: see forwards_bridged",
+                    extra={"bridge": self.name},
+                )
             for way in self._ways:
-                if way.connection is not None:
-                    self._look_after(way, way.connection, now_s)
+                connection = way.connection
+                if connection is None:
+                    continue
+                self._look_after(way, connection, now_s)
+                if way.refused and not way.asked and seconds % _SUBSCRIBE_AGAIN_S == 0:
+                    rules = [rule for rule in self.settings.receive if rule.filter in way.refused]
+                    self._subscribe(way, connection, rules)
 
     def _look_after(self, way: _Way, connection: BridgeConnection, now_s: float) -> None:
         """Ask a silent broker whether it is there, and give it up when it does not say so."""
@@ -557,15 +636,26 @@ class Bridge:
         return max((self._clock.now_ms() - min(found)) / 1000, 0.0) if found else 0.0
 
     @property
+    def filters_refused(self) -> dict[str, str]:
+        """Return the filters that the other broker has refused, with its reasons."""
+        return {topic_filter: why for way in self._ways for topic_filter, why in way.refused.items()}
+
+    @property
     def not_ready_reason(self) -> str | None:
+        """Return why the gateway is not ready; None while it is, and without alarm_age_s."""
+        return self.alarm if self.settings.alarm_age_s else None
+
+    @property
+    def alarm(self) -> str | None:
         """Return why the alarm is on; None when it is off."""
+        for topic_filter, why in self.filters_refused.items():
+            return f"bridge {self.name} may not subscribe {topic_filter}: {why}"
         alarm_s = self.settings.alarm_age_s
         if not alarm_s or (age_s := self.age_s) < alarm_s:
             return None
         return f"{self.lag} messages of bridge {self.name} wait, the oldest for {age_s:.0f} s"
 
     def metrics(self) -> Iterable[Metric]:
-        counts = self.counts
         yield from samples(
             ("connections", "Connections to the other broker that are open.", self.connected_count),
             ("connections_wanted", "Connections to the other broker that there should be.", len(self._ways)),
@@ -574,22 +664,13 @@ class Bridge:
             ("lag_seconds", "Age of the oldest of these messages.", self.age_s),
             (
                 "alarm",
-                "1 while the oldest is older than alarm_age_s.",
-                float(self.not_ready_reason is not None),
+                "1 while the oldest is older than alarm_age_s, or a filter of receive is refused.",
+                float(self.alarm is not None),
             ),
-            ("sent_total", "Messages sent to the other broker, repeats included.", counts.sent),
-            ("sent_bytes_total", "Bytes of their records.", counts.sent_bytes),
-            ("acknowledged_total", "Messages that the other broker has acknowledged.", counts.acknowledged),
-            ("refused_total", "Of these, messages that it has refused for good.", counts.refused),
-            ("received_total", "Messages received from the other broker.", counts.received),
-            ("looped_total", "Messages left out, or not taken, because they have been there.", counts.looped),
-            ("skipped_total", "Records that no rule of send is for.", counts.skipped),
-            ("expired_total", "Messages whose time was over before they were sent.", counts.expired),
-            ("dropped_total", "Messages of QoS 0 left out after an outage.", counts.dropped),
             (
-                "too_large_total",
-                "Messages left out that the other broker takes no packet for.",
-                counts.too_large,
+                "filters_refused",
+                "Filters of receive that the other broker refuses; they are asked for again each minute.",
+                len(self.filters_refused),
             ),
             (
                 "lost_total",
@@ -599,52 +680,7 @@ class Bridge:
             prefix="iotmq_bridge_",
             labels=(("bridge", self.name),),
         )
-
-
-def check_bridge(settings: BridgeSettings) -> None:
-    """Raise ConfigError for settings that no bridge can have."""
-    where = f"bridges[{settings.name}]"
-    _address(settings, where)
-    SendMap(settings.send, gateway="gateway", where=where)
-    ReceiveMap(settings.receive, gateway="gateway", where=where)
-
-
-def _address(settings: BridgeSettings, where: str) -> tuple[Address, str | None, bytes | None]:
-    try:
-        parsed = parse_url(settings.address)
-    except IotmqError as error:
-        raise ConfigError(
-            f"{where}.address: {error}; a bridge takes mqtt, mqtts and unix, without a topic"
-        ) from None
-    if parsed.user_name or parsed.password or parsed.topic:
-        raise ConfigError(
-            f"{where}.address: user_name and password are settings of their own, and there is no topic"
-        )
-    if parsed.address.scheme in ("ws", "wss"):
-        raise ConfigError(f"{where}.address: a bridge connects by mqtt, mqtts or unix")
-    if not settings.send and not settings.receive:
-        raise ConfigError(f"{where}: a bridge has send, receive or both")
-    if settings.version == "3.1.1" and settings.password and not settings.user_name:
-        raise ConfigError(f"{where}.password: before MQTT 5 a password needs a user_name")
-    if settings.version == "3.1.1" and settings.receive and settings.send and settings.connections > 1:
-        raise ConfigError(
-            f"{where}.connections: with MQTT 3.1.1, send and receive need one connection, because the "
-            "other broker would send back on the first what comes on the others"
-        )
-    return (
-        parsed.address,
-        settings.user_name or None,
-        settings.password.encode() if settings.password else None,
-    )
-
-
-def _tls(settings: BridgeSettings) -> TlsOptions:
-    return TlsOptions(
-        ca_file=settings.tls_ca_file or None,
-        certificate_file=settings.tls_certificate_file or None,
-        key_file=settings.tls_key_file or None,
-        is_unverified=not settings.tls_is_verified,
-    )
+        yield from count_metrics(self.name, self.counts)
 
 
 def _connack_text(code: int, version: str) -> str:

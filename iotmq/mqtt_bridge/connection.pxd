@@ -40,6 +40,11 @@ cdef class Progress:
     cdef public int64_t sent        # behind the last record that was looked at
     cdef uint32_t _in_flight        # of these, what has no acknowledgement
     cdef uint32_t _place            # of the connection, plus one; 0 for none
+    cdef int64_t _suspect           # the message that may be why connections end; -1 for none
+    cdef uint32_t _tries            # connections in a row that have ended so
+    cdef int64_t _left_out          # the last message that was given up because of them; -1 for none
+
+    cdef str place(self, int64_t offset)
 
 
 cdef class BridgeCounts:
@@ -49,9 +54,12 @@ cdef class BridgeCounts:
     cdef readonly uint64_t refused
     cdef readonly uint64_t skipped      # for what they are: of no rule, or no message of a device
     cdef readonly uint64_t looped       # would have come to where they have been
+    cdef readonly uint64_t not_forwarded    # came over another bridge
     cdef readonly uint64_t expired
     cdef readonly uint64_t dropped      # of QoS 0, stored while there was no connection
     cdef readonly uint64_t too_large
+    cdef readonly uint64_t put_aside    # after some tries in vain
+    cdef readonly uint64_t unreadable
     cdef readonly uint64_t received
 
 
@@ -83,8 +91,14 @@ cdef class BridgeConnection(Device):
     cdef bytes _remote              # the gateway at the other end; empty when it has not said
     cdef int64_t _connected_ms
     cdef readonly uint64_t acknowledged     # messages, on this connection
+    cdef public list left_out       # messages since somebody has emptied it (LeftOut)
+    cdef int64_t _refused           # place of a message that was not taken, and ends the connection; -1 for none
+    cdef bint _is_careful
+    cdef uint16_t _window_goal      # where _window_max grows to
 
     cdef int _send(self, Progress progress, const RecordParts* record) except -1
+    cdef Py_ssize_t _pass_unreadable(self, Progress progress, const uint8_t* at, Py_ssize_t left) except -1
+    cdef int _tell(self, Progress progress, int64_t offset, str why) except -1
     cdef int _put_properties(self, Progress progress, const RecordParts* record) except -1
     cdef int _put_user(self, bytes name, const uint8_t* value, Py_ssize_t size) except -1
     cdef bint _loops(self) noexcept

@@ -15,14 +15,16 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memchr, memcmp, memcpy
 
 from iotmq.message.records.fields cimport FORMAT_OK, RecordParts
-from iotmq.message.records.layout cimport get_u16, put_u16
+from iotmq.message.records.layout cimport AT_SIZE, RECORD_FIXED_BYTES, get_u16, get_u32, put_u16
 from iotmq.message.records.record cimport parse_record
 from iotmq.mqtt.codec.byte_buffer cimport append, reserve
 from iotmq.mqtt.codec.packet_types cimport (
-    LEVEL_5, PACKET_DISCONNECT, PACKET_PUBACK, PACKET_PUBCOMP, STATE_AWAITING_CONNECT, STATE_CONNECTED, USER_PROPERTY,
+    LEVEL_5, PACKET_DISCONNECT, PACKET_PUBACK, PACKET_PUBCOMP, PACKET_PUBREC, STATE_AWAITING_CONNECT, STATE_CONNECTED,
+    USER_PROPERTY,
 )
 from iotmq.mqtt.codec.publish_properties cimport next_user_property
 from iotmq.mqtt.server.outbound cimport DeliveryOptions
+from iotmq.mqtt.server.outbound_in_flight cimport InFlightSlot
 from iotmq.mqtt.server.publish_sink cimport Publication, PublishSink
 from iotmq.mqtt.topics.topic_aliases cimport OutboundAliases
 from iotmq.mqtt.topics.topic_cache cimport TopicCache
@@ -32,13 +34,13 @@ from iotmq.mqtt_front.connection.outgoing cimport OutgoingMessage
 from iotmq.mqtt_front.publish.ingress cimport Ingress
 
 from iotmq import limits
-from iotmq.errors import PeerError
 from iotmq.message.properties import MQTT_USER_PREFIX
 from iotmq.mqtt import reason_codes
 from iotmq.mqtt.client import server_packets
 from iotmq.mqtt.codec import bridge_names, packets
 from iotmq.mqtt.codec.properties import Properties
 from iotmq.mqtt.errors import MqttProtocolError
+from iotmq.mqtt_bridge.refusals import LeftOut, Refusal
 from iotmq.mqtt_front.connection.bridge_role import BridgeRole
 
 cdef enum:
@@ -50,6 +52,8 @@ cdef enum:
     PACKET_PINGRESP = 13
     PROPERTY_END = 2
     COMMA = 44
+    LEFT_OUT_TOLD = 16      # messages of one call that are told one by one; all are counted
+    NOBODY = -1
 
 cdef uint32_t USER_PROPERTIES_MAX = limits.MQTT_USER_PROPERTIES_MAX
 cdef Py_ssize_t HOPS_BYTES_MAX = limits.BRIDGE_HOPS_BYTES_MAX
@@ -62,6 +66,8 @@ cdef bytes _MESSAGE_NAME = bridge_names.MESSAGE_PROPERTY.encode()
 
 # What the same message would be refused with for ever: not allowed, no such topic, not the promised format.
 _FINAL_CODES = frozenset((0x87, 0x90, 0x95, 0x99))
+# The other broker has no room; that says nothing of the message.
+_QUOTA_EXCEEDED = 0x97
 
 
 # Its memory is freed by what a collection of cycles would clear before.
@@ -121,6 +127,7 @@ cdef class Progress:
     def __init__(self, str label not None, int64_t offset):
         self.label = label.encode()
         self.acked = self.sent = offset
+        self._suspect = self._left_out = NOBODY
 
     @property
     def in_flight(self):
@@ -142,6 +149,15 @@ cdef class Progress:
     def move(self, int64_t offset):
         """The queue begins anew here."""
         self.acked = self.sent = offset
+        self._suspect = self._left_out = NOBODY
+
+    @property
+    def is_suspect(self):
+        """Return whether the next message may be one that the other broker does not stand."""
+        return self._suspect >= self.acked
+
+    cdef str place(self, int64_t offset):
+        return f"{self.label.decode()}{offset}"
 
 
 cdef class BridgeCounts:
@@ -208,6 +224,8 @@ cdef class BridgeConnection(Device):
         self._topics = topics
         self._counts = counts
         self._progress = []
+        self.left_out = []
+        self._refused = NOBODY
         self._remote = b""
         self._message = OutgoingMessage(self.group.clock)
         self._message.takes_any_record = bridge.takes_any_record
@@ -219,8 +237,14 @@ cdef class BridgeConnection(Device):
 
     # What a client says
 
-    def begin(self, connect not None):
-        """Send CONNECT."""
+    def begin(self, connect not None, received=(), bint is_careful=False):
+        """Send CONNECT.
+
+        `received` are the packet ids of QoS 2 that the connection before has stored, should the session go on. Who is
+        careful sends one message, and one more at a time with each that is acknowledged.
+        """
+        self._is_careful = is_careful
+        self.restore_received(received)
         self.protocol_level = connect.protocol_level
         self.keep_alive_s = connect.keep_alive_s
         if self.protocol_level == LEVEL_5:
@@ -235,6 +259,15 @@ cdef class BridgeConnection(Device):
     def ping(self):
         """Ask whether the other broker is there."""
         self._say(packets.PINGREQ_PACKET)
+
+    def rest(self, double seconds):
+        """Read nothing for a moment: acknowledgements that come one by one come together then.
+
+        A broker that writes each of them wakes this process with it, and pays for that with most of its time.
+        """
+        if self.transport is not None and not self._is_paused and self.state == STATE_CONNECTED:
+            self.group.pause(self)
+            self.group.loop.call_later(seconds, self.answer_came)
 
     def leave(self):
         """Say good-bye."""
@@ -288,6 +321,11 @@ cdef class BridgeConnection(Device):
         if connack.code == 0:
             if properties.receive_max is not None:
                 self._window_max = min(self._window_max, properties.receive_max)
+            self._window_goal = self._window_max
+            if self._is_careful:
+                self._window_max = 1
+            if not connack.is_session_present:
+                self.restore_received(())
             if properties.packet_bytes_max is not None:
                 self._sent_bytes_max = properties.packet_bytes_max
             if properties.topic_alias_max:
@@ -307,17 +345,27 @@ cdef class BridgeConnection(Device):
         return self._add_event(connack)
 
     cdef int _handle_receipt(self, int packet_type, bytes body) except -1:
-        if packet_type != PACKET_PUBACK or self.protocol_level != LEVEL_5:
+        cdef InFlightSlot* slot
+        cdef Sent* sent
+        if packet_type not in (PACKET_PUBACK, PACKET_PUBREC) or self.protocol_level != LEVEL_5:
             return Device._handle_receipt(self, packet_type, body)
         receipt = server_packets.decode_receipt(packet_type, body, LEVEL_5)
-        if receipt.code in _FINAL_CODES:
+        slot = self._slot_of(receipt.packet_id)
+        if receipt.code >= 0x80 and slot != NULL and slot.awaited == packet_type:
+            sent = &self._ring[slot.place & self._ring_mask]
+            is_final, is_later = receipt.code in _FINAL_CODES, receipt.code == _QUOTA_EXCEEDED
+            place = (<Progress>self._progress[sent.progress]).place(sent.offset)
+            self._add_event(Refusal(place, receipt.code, receipt.properties.reason_string or "", is_final, is_later))
+            if not is_final:
+                # It may be taken later: the queue waits, and it is sent again.
+                if not is_later:
+                    self._refused = slot.place
+                reason = reason_codes.reason_text(receipt.code)
+                self._fail(reason_codes.QUOTA_EXCEEDED, f"a message was not taken: {reason}")
+                return 0
             self._counts.refused += 1
-            self._add_event(receipt)
-        elif receipt.code >= 0x80:
-            # It may be taken later: the queue waits, and it is sent again.
-            self._add_event(receipt)
-            self._fail(reason_codes.QUOTA_EXCEEDED, f"a message was not taken: {reason_codes.reason_text(receipt.code)}")
-            return 0
+        if packet_type == PACKET_PUBREC:
+            return self.handle_pubrec(receipt.packet_id, receipt.code)
         return self.handle_puback(receipt.packet_id)
 
     # Records of the log
@@ -349,18 +397,32 @@ cdef class BridgeConnection(Device):
         while at < size and count_max:
             if not self.has_room() or self._tail - self._head > self._ring_mask:
                 break
+            count_max -= 1
             if parse_record(&records[0] + at, &records[0] + size, &record) != FORMAT_OK:
-                raise PeerError(f"the record behind offset {progress.sent} cannot be read")
+                at += self._pass_unreadable(progress, &records[0] + at, size - at)
+                continue
             if record.queue_offset >= progress.sent:
                 self._send(progress, &record)
                 progress.sent = record.queue_offset + 1
                 if not progress._in_flight:
                     progress.acked = progress.sent
             at += record.size
-            count_max -= 1
         if self.output.size:
             self.group.touch(self)
         return at
+
+    cdef Py_ssize_t _pass_unreadable(self, Progress progress, const uint8_t* at, Py_ssize_t left) except -1:
+        """Leave out a record that is none, and all behind it when it does not say how large it is."""
+        cdef Py_ssize_t size = get_u32(at + AT_SIZE) if left >= RECORD_FIXED_BYTES else 0
+        cdef bint is_one = RECORD_FIXED_BYTES <= size <= left
+        self._counts.unreadable += 1
+        self._tell(progress, progress.sent, "a record cannot be read" if is_one else "records cannot be read from here on")
+        return size if is_one else left
+
+    cdef int _tell(self, Progress progress, int64_t offset, str why) except -1:
+        if len(self.left_out) < LEFT_OUT_TOLD:
+            self.left_out.append(LeftOut(progress.place(offset), why))
+        return 0
 
     cdef int _send(self, Progress progress, const RecordParts* record) except -1:
         cdef OutgoingMessage message = self._message
@@ -368,6 +430,8 @@ cdef class BridgeConnection(Device):
         cdef DeliveryOptions options
         cdef uint16_t packet_id
         cdef Sent* sent
+        if record.queue_offset == progress._left_out:
+            return 0
         if not message.read(record):
             self._counts.skipped += 1
             return 0
@@ -387,12 +451,12 @@ cdef class BridgeConnection(Device):
             self._counts.dropped += 1
             return 0
         if not self._put_properties(progress, record):
-            self._counts.looped += 1
             return 0
         message.view.topic = target.topic
         message.view.topic_size = target.topic_size
         if not self.fits(&message.view, &options):
             self._counts.too_large += 1
+            self._tell(progress, record.queue_offset, "a message is larger than the other broker takes")
             return 0
         packet_id = self.send_message(&message.view, &options, 0)
         self._counts.sent += 1
@@ -417,10 +481,13 @@ cdef class BridgeConnection(Device):
         cdef char[24] number
         cdef int digits
         cdef uint32_t user_count
-        if message.has_come_over_bridge and (
-            not self._forwards_bridged or message.is_from(<const uint8_t*>self._mark, len(self._mark))
-        ):
-            return 0
+        if message.has_come_over_bridge:
+            if message.is_from(<const uint8_t*>self._mark, len(self._mark)):
+                self._counts.looped += 1
+                return 0
+            if not self._forwards_bridged:
+                self._counts.not_forwarded += 1
+                return 0
         if self.protocol_level != LEVEL_5:
             return 1
         if not self._adds_properties:
@@ -443,6 +510,7 @@ cdef class BridgeConnection(Device):
                 append_publish_property(&self._extra, at, stop)
             at = stop + 1
         if self._loops():
+            self._counts.looped += 1
             return 0
         message.view.properties = self._extra.data
         message.view.properties_size = self._extra.size
@@ -482,24 +550,45 @@ cdef class BridgeConnection(Device):
             len(self._remote) and _has_name(self._passed.data, self._passed.size, self._remote)
         )
 
-    def give_up_oldest(self):
-        """Leave out the oldest message without an acknowledgement, which the other broker does not survive or stand.
+    def blame(self, uint32_t tries_max):
+        """Count the end of the connection against the message that may be why it has ended.
 
-        Returns its place in the log; None when there is none.
+        That is the one that was refused, else the oldest without an acknowledgement, as far as no other was on its
+        way with it. After `tries_max` ends in a row it is left out from now on: returns its place in the log, else None.
         """
-        cdef Sent* sent = &self._ring[self._head & self._ring_mask]
+        cdef bint is_refused = self._refused != NOBODY
+        cdef Sent* sent = &self._ring[(<uint32_t>self._refused if is_refused else self._head) & self._ring_mask]
+        cdef Progress progress
         if self._head == self._tail:
             return None
-        place = f"{(<Progress>self._progress[sent.progress]).label.decode()}{sent.offset}"
-        sent.is_done = True
-        self._counts.refused += 1
-        self._advance()
-        return place
+        progress = <Progress>self._progress[sent.progress]
+        if progress._suspect != sent.offset:
+            progress._suspect = sent.offset
+            progress._tries = 0
+        progress._tries += is_refused or self._tail - self._head == 1
+        if progress._tries < tries_max:
+            return None
+        progress._left_out = sent.offset
+        progress._suspect = NOBODY
+        self._counts.put_aside += 1
+        return progress.place(sent.offset)
+
+    @property
+    def is_careful(self):
+        """Return whether it sends less than it may, because of a message that may end the connection."""
+        return self._window_max < self._window_goal
+
+    @property
+    def received(self):
+        """Return the packet ids of messages of QoS 2 that were received, and not released."""
+        return sorted(self._qos2_received or ())
 
     cdef int message_done(self, uint16_t packet_id, uint32_t place) except -1:
         self._has_acknowledged = True
         self._counts.acknowledged += 1
         self.acknowledged += 1
+        if self._window_max < self._window_goal:
+            self._window_max += 1
         self._ring[place & self._ring_mask].is_done = True
         return self._advance()
 
@@ -522,10 +611,10 @@ cdef class BridgeConnection(Device):
 
 
 def stored_ms(const uint8_t[::1] records not None, Py_ssize_t at):
-    """When the record at a byte was stored."""
+    """Return when the record at a byte was stored; None for one that cannot be read."""
     cdef RecordParts record
     if at >= records.shape[0] or parse_record(&records[0] + at, &records[0] + records.shape[0], &record) != FORMAT_OK:
-        raise PeerError("a record cannot be read")
+        return None
     return record.store_timestamp_ms
 
 

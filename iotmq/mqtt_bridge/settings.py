@@ -26,8 +26,9 @@ class SendRuleSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     qos_min: Annotated[int, Meta(ge=0, le=1)] = 0
     """QoS 1 has messages of QoS 0 acknowledged by the other broker, too: what is in the log arrives at least
     once."""
-    qos_max: Annotated[int, Meta(ge=0, le=1)] = 1
-    """A message of QoS 2 goes with 1, and iotmq-message tells repeats apart."""
+    qos_max: Annotated[int, Meta(ge=0, le=2)] = 1
+    """A message of QoS 2 goes with 1, and iotmq-message tells repeats apart. With 2 the other broker has it
+    as QoS 2; after a lost connection it may come twice all the same."""
     retain: bool = True
     """Messages keep their retain flag; false takes it off."""
 
@@ -94,9 +95,10 @@ class BridgeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     properties: bool = True
     """With MQTT 5, tell which device has published a message (iotmq-client-id), its place in the log, by
     which a receiver tells repeats apart (iotmq-message), and which gateways it has passed (iotmq-hops)."""
-    forwards_bridged: bool = True
-    """Send messages, too, that came here over a bridge. False where both sides bridge to each other by MQTT
-    3.1.1, which has no marks that would end a loop."""
+    forwards_bridged: bool | None = None
+    """Send messages, too, that came here over another bridge. Without it: with MQTT 5, which marks where a
+    message has been. MQTT 3.1.1 does not: true is for another broker that sends nothing back over a bridge
+    of its own."""
     bridge_bit: bool = True
     """With MQTT 3.1.1, say that this is a bridge by a bit of the protocol level, as Mosquitto does; without
     it where that is refused."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from iotmq import limits
 from iotmq.errors import ConfigError
 from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt.reason_codes import TOPIC_NAME_INVALID
@@ -35,8 +36,16 @@ class _Template:
 
     def topic(self, topic: str) -> str:
         """Return what stands for the topic; it may be none that is legal."""
-        levels = topic.split("/")
+        return self._filled(topic, topic.split("/"))
 
+    def filter(self, topic_filter: str) -> str:
+        """Return what stands for the topics of a filter, with + and # where anything may stand."""
+        levels = topic_filter.split("/")
+        if levels[-1] == "#":
+            levels += ["#"] * limits.MQTT_TOPIC_LEVELS_MAX
+        return self._filled(topic_filter, levels)
+
+    def _filled(self, topic: str, levels: list[str]) -> str:
         def value(found: re.Match[str]) -> str:
             name = found[1]
             if name == "topic":
@@ -72,6 +81,10 @@ class SendMap:
             _check_filter(rule.filter, f"{where}.send[{place}].filter")
             if rule.qos_min > rule.qos_max:
                 raise ConfigError(f"{where}.send[{place}].qos_min is above qos_max")
+
+    def filters(self) -> list[str]:
+        """Return filters of the topics there: + in a level is any text, # any levels, inside, too."""
+        return [template.filter(rule.filter) for rule, template in self._rules]
 
     def find(self, raw: bytes) -> SentTopic | None:
         """Return where a topic goes; None for one that stays, or that has no legal name there."""

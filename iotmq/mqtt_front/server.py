@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import socket
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +24,7 @@ from iotmq.mqtt_front.access.authentication import AccessEvents, Authentication,
 from iotmq.mqtt_front.audit import Audit, facts_of
 from iotmq.mqtt_front.connection.deadlines import Deadlines
 from iotmq.mqtt_front.connection.device import Device, DeviceGroup
+from iotmq.mqtt_front.connection.late_ends import LateEnds
 from iotmq.mqtt_front.connection.peer import Peer
 from iotmq.mqtt_front.connection.replay_pace import PaceLimits
 from iotmq.mqtt_front.deliver.egress import Egress
@@ -33,7 +35,7 @@ from iotmq.mqtt_front.limiting.guard import Guard, GuardedFront
 from iotmq.mqtt_front.limiting.limiter import Refusal
 from iotmq.mqtt_front.limiting.shared_bans import BrokerPorts
 from iotmq.mqtt_front.listen.admission import Admission
-from iotmq.mqtt_front.listen.listeners import Listeners
+from iotmq.mqtt_front.listen.listeners import Doors, Listeners
 from iotmq.mqtt_front.metrics import durable_metrics, topic_metrics, traffic_metrics
 from iotmq.mqtt_front.permissions.permissions import Permissions
 from iotmq.mqtt_front.permissions.questions import Decider
@@ -142,6 +144,7 @@ class MqttFront:
         self._closed_total: Counter[str] = Counter()
         self._deadlines = Deadlines(self._clock.monotonic_s())
         self._ticker: asyncio.TimerHandle | None = None
+        self._late_ends = LateEnds(self._deadlines)
         self._is_listening = False
         self._is_stopping = False
         self._all_gone: asyncio.Event = asyncio.Event()
@@ -259,12 +262,22 @@ class MqttFront:
             settings, ingress, subscriptions, self._auto_subscriptions, self._deadlines, self._clock
         )
         sessions.audit = self._audit.record
+        guard = Guard(
+            settings.device_limits,
+            GuardedFront(
+                sessions.ended_by_bans, lambda: ingress.waited_s, self._overload_changed, self._audit.record
+            ),
+            BrokerPorts(self._gateway, port),
+            loop,
+            self._clock,
+        )
         listeners = Listeners(
             settings.all_listeners,
             partial(Device, group, self._connection_settings),
             is_shared=self._shares_port,
-            has_room=self._has_room_beside,
-            enter=self._refusal_at_door,
+            doors=Doors(
+                self._has_room_beside, guard.refusal_at_door, self._is_turned_away, guard.overload_refusal
+            ),
             ticket_secret=settings.tls_ticket_secret,
         )
         drain = Drain(loop, sessions.devices, self._drain_changed, server_reference=settings.server_reference)
@@ -272,8 +285,8 @@ class MqttFront:
             drain, connections_max=settings.connections_max, server_reference=settings.server_reference
         )
         if plugins is not None:
-            subscriptions.subscribed = plugins.subscribed
-        events = AccessEvents(self._open_session, sessions.identity_renewed, self._audit.record)
+            group.listeners = (*group.listeners, plugins)
+        events = AccessEvents(self._open_session, self._identity_renewed, self._audit.record)
         authentication = open_authentication(
             settings,
             loop,
@@ -285,15 +298,6 @@ class MqttFront:
         group.unfinished_bytes_max = settings.device_limits.unfinished_bytes_max
         group.packet_timeout_s = settings.device_limits.packet_timeout_s
         group.packet_bytes_per_s_min = settings.device_limits.packet_bytes_per_s_min
-        guard = Guard(
-            settings.device_limits,
-            GuardedFront(
-                sessions.devices, lambda: ingress.waited_s, self._overload_changed, self._audit.record
-            ),
-            BrokerPorts(self._gateway, port),
-            loop,
-            self._clock,
-        )
         return FrontEndParts(
             loop,
             ingress,
@@ -432,16 +436,8 @@ class MqttFront:
         # and what devices sent meanwhile is read first.
         is_late = now_s > group.now_s + _TICK_S
         group.now_s = now_s + _TICK_S
-        for device in () if is_late else self._deadlines.late(now_s):
-            # Nobody watches those that are late any more: one that fails must not leave the others open.
-            with surviving("end of late devices"):
-                self._end_late(device, now_s)
-        for device in () if is_late else group.slow_packets(now_s):
-            with surviving("end of slow packets"):
-                device.close(reason_codes.PACKET_TIMEOUT, "mqtt.device_limits.packet_timeout_s")
-                device.finish()
-                self._deadlines.watch(device, now_s)
         if not is_late:
+            self._late_ends.tick(group, self._end_late, now_s)
             with surviving("end of late exchanges"):
                 parts.authentication.tick(now_s)
         if parts.sys_topics is not None:
@@ -450,6 +446,10 @@ class MqttFront:
         self._ticker = parts.loop.call_later(_TICK_S, self._tick)
 
     def _end_late(self, device: Device, now_s: float) -> None:
+        deadline_s = device.next_deadline()
+        if device.close_reason is None and (deadline_s is None or deadline_s > now_s):
+            self._deadlines.watch(device, now_s)  # it has done something since it was found to be late
+            return
         if device.close_reason is not None:
             device.abort()  # it was told to go a while ago
             return
@@ -495,26 +495,38 @@ class MqttFront:
             device, device.peer.listener, address
         )
 
-    def _refusal_at_door(self, listener: str, address: str | None) -> Refusal | None:
-        return self.parts.guard.refusal_at_door(listener, address)
+    def _is_turned_away(self, listener: str, address: str | None) -> bool:
+        """Whether a connection without TLS is closed before it costs anything."""
+        refusal = self.parts.guard.refusal_of_place(listener, address)
+        if refusal is None:
+            return False
+        self._accepted_total += 1
+        self._closed_total[refusal.reason.name] += 1
+        self._audit.record("refused", address=address, listener=listener, reason=refusal.detail)
+        return True
 
     def _open_session(self, device: Device, connect: packets.Connect, client_id: str) -> None:
         """A device may connect, as far as authentication goes."""
         if self.parts.hooks is not None:
             go_on = partial(self._open_allowed, device, connect, client_id)
-            self.parts.hooks.sessions.after_authenticate(device, client_id, go_on)
+            self.parts.hooks.sessions.after_authenticate(device, connect, client_id, go_on)
         else:
             self._open_allowed(device, connect, client_id)
 
+    def _identity_renewed(self, device: Device) -> None:
+        self.parts.guard.renewed(device)
+        self.parts.sessions.identity_renewed(device)
+
     def _open_allowed(self, device: Device, connect: packets.Connect, client_id: str) -> None:
         parts = self.parts
-        refusal = parts.guard.opening(device, client_id, _own_limits(device))
+        refusal = parts.guard.opening(device, client_id)
         if refusal is not None:
             device.refuse(refusal.reason, refusal.detail)
         else:
-            parts.sessions.open(device, connect, client_id)
+            client_id = client_id or f"iotmq-{secrets.token_hex(8)}"
             if parts.plugins is not None:
-                parts.plugins.opened(device, connect)
+                parts.plugins.opening(device, client_id, connect)
+            parts.sessions.open(device, connect, client_id)
 
     def _has_room_beside(self, arriving_count: int) -> bool:
         return self._connections + arriving_count <= self._settings.connections_max
@@ -568,10 +580,8 @@ class MqttFront:
         hooks, subscriptions = self.parts.hooks, self.parts.subscriptions
         if isinstance(event, packets.Unsubscribe):
             subscriptions.unsubscribe(device, event)
-            if hooks is not None:
-                hooks.sessions.unsubscribed(device, event)
-            if self.parts.plugins is not None:
-                self.parts.plugins.unsubscribed(device, event)
+            for listener in device.group.listeners:
+                listener.unsubscribed(device, event)
         elif hooks is None:
             subscriptions.subscribe(device, event)
         else:
@@ -600,12 +610,10 @@ class MqttFront:
         if self._parts is not None:
             self._parts.listeners.lost(device)
             self._parts.authentication.lost(device)
-            if self._parts.plugins is not None:
-                self._parts.plugins.lost(device)
             self._parts.admission.lost(device)
             self._parts.guard.lost(device)
-            if self._parts.hooks is not None:
-                self._parts.hooks.sessions.lost(device)
+            for listener in device.group.listeners:
+                listener.lost(device)
             self._parts.sessions.lost(device)
         if not self._connections:
             self._all_gone.set()
@@ -683,8 +691,3 @@ class MqttFront:
                 yield from durable_metrics(parts.durable)
             if parts.shared is not None:
                 yield from parts.shared.metrics()
-
-
-def _own_limits(device: Device) -> Mapping[str, int] | None:
-    """Return the limits that came with the identity of a device."""
-    return None if device.identity is None else device.identity.limits

@@ -127,7 +127,10 @@ class UnsubscribeRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=T
 
 
 class CloseRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """A client that is gone: its session ends `expiry_s` later, its will is published unless dropped."""
+    """A client that is gone: its session ends `expiry_s` later, its will is published unless dropped.
+
+    Said again of a session that is closed, it drops the will that waits.
+    """
 
     client_id: ClientId
     epoch: Epoch

@@ -468,7 +468,8 @@ def fuzzed_gateway(directory: Path) -> GatewayProcess:
     gateway = GatewayProcess(
         directory / "data", "broker.idle_s=5", "registry.idle_timeout_s=5",
         "broker.registration_interval_s=1", "mqtt.connect_timeout_s=2",
-        "mqtt.default_topic=FuzzedDevices", f"mqtt.listeners={toml_value(listeners)}", *tls,
+        "mqtt.default_topic=FuzzedDevices", f"mqtt.listeners={toml_value(listeners)}",
+        "mqtt.allow_anonymous_remote=true", *tls,
     )  # fmt: skip
     gateway.ports["mqtt behind a proxy"] = behind["listen_port"]
     gateway.ports["mqtt in frames"] = web["listen_port"]

@@ -159,13 +159,19 @@ async def agree_about_topics(
     topics: Sequence[str] = TOPICS,
     password: str | None = None,
 ) -> int:
-    """Return how many of the answers are yes."""
+    """Return how many of the answers are yes.
+
+    Ours to a subscription is amqtt's to that and to what it asks about each message later.
+    """
     count = 0
     for user in users:
         for action in ("publish", "subscribe", "receive"):
             for topic in topics:
                 ours = await site.we_let(user, action, topic, password)
-                assert ours == await site.amqtt_lets(user, action, topic, password), (user, action, topic)
+                theirs = await site.amqtt_lets(user, action, topic, password)
+                if action == "subscribe":
+                    theirs = theirs and await site.amqtt_lets(user, "receive", topic, password)
+                assert ours == theirs, (user, action, topic)
                 count += ours
     return count
 
@@ -262,7 +268,7 @@ async def test_users_in_a_database(connection: str) -> None:
 
 async def test_topics_in_a_database(connection: str) -> None:
     async with both((TOPIC_DB, {"connection": connection})) as site:
-        assert await agree_about_topics(site) == 4 + 2 + 1
+        assert await agree_about_topics(site) == 4 + 1 + 1
         assert not await site.we_let("pump", "subscribe", "a/#")
         assert await site.amqtt_lets("pump", "subscribe", "a/#")
 
@@ -334,7 +340,8 @@ async def test_users_and_topics_of_a_service(
             assert await agree_about_devices(site, devices) == [True, False, False, False, False]
             for device in DEVICES:
                 assert await site.we_accept(*device) == (device == DEVICES[0])
-            assert await agree_about_topics(site, ("pump", "nobody")) == 3
+            # One topic may be subscribed and not received.
+            assert await agree_about_topics(site, ("pump", "nobody")) == 2
 
 
 async def test_a_service_that_is_down_lets_nobody_in() -> None:
@@ -449,11 +456,13 @@ async def test_topics_in_a_directory(slapd: SlapdServer) -> None:
         "receive_attribute": "employeeType",
     }
     async with both((TOPIC_LDAP, directory_options(slapd) | attributes)) as site:
-        assert await agree_about_topics(site, ("pump", "nobody")) == 2 + 4 + 2
+        assert await agree_about_topics(site, ("pump", "nobody")) == 2 + 2 + 2
         assert not await site.we_let(None, "publish", "x")
         assert not await site.we_let("p*", "publish", "x")
         assert await site.amqtt_lets("p*", "publish", "x")
-        assert await site.we_let("pump", "subscribe", "a/#")
+        # It may receive one level below alone.
+        assert not await site.we_let("pump", "subscribe", "a/#")
+        assert await site.we_let("pump", "subscribe", "a/+")
 
 
 # amqtt.contrib: certificates

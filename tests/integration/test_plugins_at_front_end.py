@@ -17,6 +17,7 @@ from fake_gateway import connect_packet
 
 from iotmq.errors import ConfigError
 from iotmq.mqtt.codec import packets
+from iotmq.mqtt.codec.packets import Will
 from iotmq.mqtt.codec.properties import Properties
 from iotmq.mqtt_front.access.scram import make_verifier
 from iotmq.mqtt_front.plugins.host import PluginStartError
@@ -174,6 +175,31 @@ async def test_plugins_hear_of_devices_and_publish(told: list[tuple[str, dict[st
     assert told[names.index("subscribed")][1] == {"client_id": "d", "topic": "publish/that", "qos": 1}
     session = told[names.index("connected")][1]["session"]
     assert (session.username, session.password, session.transitions.state) == ("pump", None, "disconnected")
+
+
+async def test_plugins_do_not_hear_of_devices_that_are_refused(
+    told: list[tuple[str, dict[str, Any]]],
+) -> None:
+    """A device that may not have its will takes neither the session nor the place of the one before it."""
+    entries = [
+        scripted(),
+        {"class_path": "amqtt_plugins.Listening"},
+        {"class_path": "amqtt_plugins.ScriptedTopics"},
+    ]
+    async with chained(LINK, mqtt=plugins(*entries)) as site:
+        device, code = await site.connect(connect_packet("d", user_name="pump", password=b"yes"))
+        assert code == 0
+        assert await site.code("pump", b"yes", will=Will("no/a", b"", 0, 0)) == 5
+        assert await site.code("valve", b"yes", client_id="e", will=Will("no/a", b"", 0, 0)) == 5
+        await soon(lambda: site.number("iotmq_mqtt_plugin_sessions") == 1, "those who were refused are gone")
+        device.send(packets.encode_subscribe(1, [("yes/a", 0)]))
+        assert (await device.packet())[0] == packets.SUBACK << 4
+        await soon(lambda: told[-1][0] == "subscribed", "it hears of the one that is there")
+    heard = [
+        (name, words["client_id"]) for name, words in told if "connected" in name or name == "subscribed"
+    ]
+    assert heard[:2] == [("connected", "d"), ("subscribed", "d")]
+    assert "e" not in dict(map(reversed, heard))
 
 
 async def refused(*chain: dict[str, Any], mqtt: dict[str, Any]) -> str:

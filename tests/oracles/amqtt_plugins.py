@@ -58,7 +58,10 @@ class Scripted(BaseAuthPlugin):
 
 
 class ScriptedTopics(BaseTopicPlugin):
-    """Does what the first level of the topic says; remembers what it was asked."""
+    """Does what the first level of the topic says; remembers what it was asked.
+
+    What ends with "unseen" may be subscribed and not received.
+    """
 
     asked: ClassVar[list[tuple[str, str, str]]] = []
 
@@ -68,6 +71,8 @@ class ScriptedTopics(BaseTopicPlugin):
         assert topic is not None
         assert action is not None
         self.asked.append((session.username, topic, action.value))
+        if topic.endswith("/unseen") and action is Action.RECEIVE:
+            return False
         answer: bool | None = await act(topic.split("/")[0], 1.0)
         return answer
 

@@ -642,6 +642,114 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "tests/unit/mqtt_front/permissions/test_questions.py::test_a_message_past_what_may_wait_is_refused",
     ),
     Bound(
+        "mqtt_front.permissions.filter_decisions: filters that wait for a turn of the loop",
+        "MQTT_SUBSCRIPTIONS_PER_PACKET_MAX, or MQTT_SUBSCRIPTIONS_PER_SESSION_MAX of a session that is back",
+        "one packet, MQTT_FILTER_BYTES_PER_SESSION_MAX",
+        "tests/unit/mqtt_front/permissions/test_filter_decisions.py"
+        "::test_a_subscribe_with_as_many_filters_as_fit_is_decided_in_turns_and_in_order",
+    ),
+    Bound(
+        "mqtt_front.permissions.identity_rules: rules of an identity",
+        "MQTT_IDENTITY_RULES_MAX",
+        "as the token has that they come in, or the answer: MQTT_SERVICE_ANSWER_BYTES_MAX",
+        "tests/unit/mqtt_front/permissions/test_identity_rules.py::test_an_identity_has_at_most_so_many",
+    ),
+    Bound(
+        "mqtt_front.sessions.left_wills: wills that brokers keep for a while",
+        "MQTT_LEFT_WILLS_MAX",
+        "items x (MQTT_TOPIC_BYTES_MAX + MQTT_CLIENT_ID_BYTES_MAX)",
+        "tests/unit/mqtt_front/sessions/test_left_wills.py::test_so_many_are_looked_at_and_the_oldest_goes",
+    ),
+    Bound(
+        "front_port.session_link: wills to be dropped by a broker that is away",
+        "MQTT_LEFT_WILLS_MAX",
+        "items x MQTT_CLIENT_ID_BYTES_MAX",
+        "tests/unit/mqtt_front/sessions/test_left_wills.py::test_a_will_is_dropped_once",
+    ),
+    # Limits, bans and hooks of a front end, and bridges.
+    Bound(
+        "mqtt_front.limiting.limiter: clients, users and addresses without a connection",
+        "MQTT_IDLE_SCOPES_MAX of each kind",
+        "items x (MQTT_CLIENT_ID_BYTES_MAX and 400 bytes)",
+        "tests/unit/mqtt_front/limiting/test_limiter.py"
+        "::test_those_without_a_connection_are_remembered_within_a_maximum",
+    ),
+    Bound(
+        "mqtt_front.limiting.limiter: those with connections",
+        "mqtt.connections_max of each kind",
+        "items x (MQTT_CLIENT_ID_BYTES_MAX and 400 bytes)",
+        "tests/unit/mqtt_front/test_mqtt_front.py::test_connections_at_their_limit_and_past_it",
+    ),
+    Bound(
+        "mqtt_front.limiting.buckets: devices that wait for tokens",
+        "one place of each connection and way",
+        "items x one pointer",
+        "tests/unit/mqtt_front/limiting/test_buckets.py::test_who_has_gone_is_passed_over",
+    ),
+    Bound(
+        "mqtt_front.limiting.window_counts: addresses and client ids that connect",
+        "MQTT_FLAPPING_COUNTED_MAX of each",
+        "items x MQTT_CLIENT_ID_BYTES_MAX",
+        "tests/unit/mqtt_front/limiting/test_flapping.py::test_so_many_are_counted",
+    ),
+    Bound(
+        "mqtt_front.limiting.bans: names and addresses",
+        "MQTT_BANS_MAX together",
+        "items x (MQTT_CLIENT_ID_BYTES_MAX + MQTT_BAN_REASON_CHARACTERS_MAX)",
+        "tests/unit/mqtt_front/limiting/test_bans.py::test_exact_bans_have_a_maximum_together",
+    ),
+    Bound(
+        "mqtt_front.limiting.bans: networks",
+        "MQTT_BANNED_NETWORKS_MAX",
+        "items x (an address + MQTT_BAN_REASON_CHARACTERS_MAX)",
+        "tests/unit/mqtt_front/limiting/test_bans.py::test_networks_have_a_maximum",
+    ),
+    Bound(
+        "mqtt_front.limiting.bans: patterns",
+        "MQTT_BANNED_PATTERNS_MAX",
+        "items x (MQTT_BAN_PATTERN_CHARACTERS_MAX and the program that RE2 makes of them)",
+        "tests/unit/mqtt_front/limiting/test_bans.py::test_patterns_have_a_maximum",
+    ),
+    Bound(
+        "mqtt_front.limiting.shared_bans: bans that brokers are still to be told",
+        "MQTT_BANS_MAX, for 30 s",
+        "items x (MQTT_CLIENT_ID_BYTES_MAX + MQTT_BAN_REASON_CHARACTERS_MAX)",
+        "tests/unit/mqtt_front/limiting/test_shared_bans.py::test_a_ban_past_what_may_be_is_nowhere",
+    ),
+    Bound(
+        "mqtt_front.connection.device: packets that have not come whole",
+        "mqtt.connections_max",
+        "MQTT_UNFINISHED_BYTES_MAX of large ones, 64 KiB of each other one",
+        "tests/unit/mqtt_front/limiting/test_limited_devices.py"
+        "::test_large_packets_that_are_not_whole_have_a_limit_together",
+    ),
+    Bound(
+        "mqtt_front.hooks.hook_calls: decisions that are waited for",
+        "HOOK_QUESTIONS_MAX",
+        "items x one SUBSCRIBE, and HOOK_HELD_BYTES_MAX of messages",
+        "tests/unit/mqtt_front/hooks/test_hooks.py::test_questions_that_wait_have_a_maximum",
+    ),
+    Bound(
+        "mqtt_front.hooks.hook_thread: events that programs are still to be told",
+        "HOOK_EVENTS_WAITING_MAX",
+        "HOOK_EVENTS_BYTES_MAX",
+        "tests/unit/mqtt_front/hooks/test_hooks.py"
+        "::test_messages_that_programs_are_still_to_be_told_have_a_maximum_of_bytes",
+    ),
+    Bound(
+        "mqtt_front.hooks.hooked_sink: messages that wait for an answer",
+        "as many as the bytes",
+        "HOOK_HELD_BYTES_MAX, and one turn's",
+        "tests/unit/mqtt_front/hooks/test_hooks.py::test_messages_that_are_held_stop_reading",
+    ),
+    Bound(
+        "mqtt_front.sessions.bridge_clients: states of bridges",
+        "MQTT_BRIDGE_STATES_MAX",
+        "items x MQTT_TOPIC_BYTES_MAX",
+        "tests/unit/mqtt_front/sessions/test_bridge_clients.py"
+        "::test_states_have_a_maximum_and_those_that_are_gone_go_first",
+    ),
+    Bound(
         "mqtt_front.plugins.host: questions without an answer",
         "waiting_max of each of MQTT_PLUGINS_MAX plug-ins",
         "each a CONNECT or a topic",

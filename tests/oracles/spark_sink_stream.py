@@ -1,7 +1,7 @@
 """A Spark driver that streams numbers into a topic, to be killed.
 
-Words: REGISTRY TOPIC CHECKPOINT ROWS_PER_BATCH LAST_BATCH. Tells each batch as it is done, and ends behind the
-last one. An error is told, too.
+Words: REGISTRY TOPIC CHECKPOINT ROWS_PER_BATCH LAST_BATCH. Tells each batch as it is done, and ends
+behind the last one. An error is told, too.
 """
 
 from __future__ import annotations

@@ -13,13 +13,13 @@ from iotmq.mqtt_front.access.identity import Identity
 from iotmq.mqtt_front.permissions.clauses import fitting
 from iotmq.mqtt_front.permissions.containment import all_allowed, is_matched
 from iotmq.mqtt_front.permissions.decisions import EVERY_SIZE, OwnTopics, RulesPolicy
-from iotmq.mqtt_front.permissions.rule import PUBLISH, SUBSCRIBE, Conditions, Rule, Use
+from iotmq.mqtt_front.permissions.rule import NO_RULE, PUBLISH, SUBSCRIBE, Conditions, Rule, Use
 from iotmq.mqtt_front.permissions.rule_set import clauses_of
 from iotmq.mqtt_front.permissions.topic_template import Subject, filled, parse_template
 
 # The last of each stand for all texts that no filter names.
-LEVELS = ("a", "b", "", "z")
-FIRST_LEVELS = (*LEVELS, "$s", "$z")
+LEVELS = ("a", "b", "", "$s", "z")
+FIRST_LEVELS = (*LEVELS, "$z")
 DEPTH_MAX = 3
 TOPICS = [
     "/".join(levels)
@@ -32,8 +32,8 @@ TOPICS = [
 @st.composite
 def filters(draw: st.DrawFn) -> str:
     depth = draw(st.integers(1, DEPTH_MAX))
-    levels = [draw(st.sampled_from(("a", "b", "+", "$s")))]
-    levels += [draw(st.sampled_from(("a", "b", "+", ""))) for _ in range(depth - 1)]
+    levels = [draw(st.sampled_from(("a", "b", "+", "$s", "") if depth > 1 else ("a", "b", "+", "$s")))]
+    levels += [draw(st.sampled_from(("a", "b", "+", "", "$s"))) for _ in range(depth - 1)]
     if draw(st.integers(0, 3)) == 0:
         levels[-1] = "#"
     return "/".join(levels)
@@ -62,6 +62,19 @@ def is_allowed(rules: list[tuple[str, bool]], topic: str) -> bool:
 @example("$s/#", [("#", True)])
 @example("a/b", [("a/b/#", True)])
 @example("a/b/#", [("a/b", True), ("a/b/+/#", True)])
+@example("+/#", [("#", True)])
+@example("#", [("+/#", True), ("$s/#", False)])
+@example("a/+/#", [("a/#", True), ("a", False)])
+@example("a/#", [("a/+/#", True)])
+@example("/#", [("+/#", True)])
+@example("/#", [("/+", True)])
+@example("/+", [("/", True)])
+@example("+/+", [("/+", False), ("+/+", True)])
+@example("a/", [("a/#", True)])
+@example("a/#", [("a/", False), ("a/#", True)])
+@example("$s/+/#", [("$s/#", True), ("#", False)])
+@example("a/$s/#", [("a/+/#", True)])
+@example("a/+", [("a/$s", False), ("a/+", True)])
 def test_a_filter_is_allowed_when_every_topic_of_it_is(wanted: str, rules: list[tuple[str, bool]]) -> None:
     verdict = all_allowed(wanted.split("/"), [(name.split("/"), allows) for name, allows in rules])
     refused = [topic for topic in topics_of(wanted) if not is_allowed(rules, topic)]
@@ -166,9 +179,14 @@ def test_what_is_remembered_of_a_topic_is_what_each_message_would_get(
         room = rooms.room[qos * 2 + is_retained]
         assert (size < room) is decision.is_allowed
         if not decision.is_allowed:
-            assert rooms.rules is not None
-            assert rooms.rules[qos * 2 + is_retained] == decision.rule
-    assert (rooms.rules is None) is (set(rooms.room) == {EVERY_SIZE})
+            assert rooms.refusals is not None
+            assert rooms.refusals[qos * 2 + is_retained] == decision
+            assert (decision.rule == NO_RULE) is not any(
+                rule.is_allow or rule.conditions.hold(use)
+                for name, rule in expanded(rules, subject)
+                if matches(name, topic)
+            )
+    assert (rooms.refusals is None) is (set(rooms.room) == {EVERY_SIZE})
 
 
 @given(rules_of_a_file(), subjects, filters(), st.integers(0, 2))

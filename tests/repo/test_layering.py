@@ -337,6 +337,9 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "edges",
         "pull",
         "rows",
+        "record_picker",
+        "segment_files",
+        "segment_reader",
         "source",
         "spark_session",
         "jobs",
@@ -361,6 +364,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "loadtest",
         "mqtt_worker",
         "command_parser",
+        "config_check",
         "cli",
     ),
     "remoting": (

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from iotmq import event_loop
-from iotmq.event_loop import SLICE_S, LoopSlice, NextTurn, happens_within
+from iotmq.event_loop import SLICE_S, LoopSlice, NextTurn, SomePerTurn, happens_within
 from tests.oracles.session_bench import turns
 
 
@@ -111,6 +111,41 @@ async def test_what_raises_can_be_scheduled_again() -> None:
     next_turn.schedule()
     await turns(2)
     assert (len(done), len(reported)) == (2, 2)
+
+
+async def test_a_few_are_done_in_a_turn_in_their_order() -> None:
+    done: list[int] = []
+    some = SomePerTurn(done.append, 3)
+    for number in range(7):
+        some.add(number)
+    assert (done, len(some)) == ([], 7)
+    for count in (3, 6, 7, 7):
+        await turns(1)
+        assert done == list(range(count))
+    some.add(7)
+    some.do_some()
+    assert done == list(range(8)), "at once, for who asks"
+    some.add(8)
+    assert some.take_all() == [8]
+    await turns(2)
+    assert done == list(range(8))
+
+
+async def test_one_that_fails_does_not_keep_the_others() -> None:
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["exception"]))
+    done: list[int] = []
+
+    def act(number: int) -> None:
+        if number == 1:
+            raise ValueError("refused")
+        done.append(number)
+
+    some = SomePerTurn(act, 2)
+    for number in range(4):
+        some.add(number)
+    await turns(3)
+    assert (done, len(reported)) == ([0, 2, 3], 1)
 
 
 async def test_an_event_is_waited_for_so_long() -> None:

@@ -96,7 +96,7 @@ class End(msgspec.Struct, frozen=True, array_like=True, tag="end"):
 
 
 class WillSent(msgspec.Struct, frozen=True, array_like=True, tag="will"):
-    """The will of the session was published."""
+    """The will of the session was published, or may not be any more."""
 
     client_id: str
     epoch: int

@@ -317,6 +317,10 @@ class Ownership:
 
         self._actions.do_surely(close)
 
+    def drop_will(self, client_id: str, epoch: int) -> None:
+        """Drop the will of a client that has gone, once the database lets it."""
+        self._actions.do_surely(partial(self.wills.drop, client_id, epoch))
+
     def kick(self, client_id: str) -> bool:
         """Have the client disconnected; False when it is not connected."""
         owner = self._owners.get(client_id)

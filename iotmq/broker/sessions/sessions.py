@@ -153,12 +153,14 @@ class Sessions:
         self.owners.open(channel, wanted, opened)
 
     def close_session(self, channel: SessionChannel, gone: CloseRequest) -> None:
-        """Close the session of a client that has gone."""
+        """Close the session of a client that has gone; of one that is closed, drop the will that waits."""
         owner = self.owners.owned_by(channel, gone.client_id, gone.epoch)
-        if owner is None:
-            self.fenced_total += 1
-        else:
+        if owner is not None:
             self.owners.close(owner, gone)
+        elif gone.drops_will and gone.client_id not in self.owners:
+            self.owners.drop_will(gone.client_id, gone.epoch)
+        else:
+            self.fenced_total += 1
 
     def subscribe(
         self,

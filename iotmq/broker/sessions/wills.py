@@ -72,6 +72,16 @@ class Wills:
         self._waiting_bytes += size if is_kept else 0
         self._waiting[client_id] = _DelayedWill(epoch, will if is_kept else None, due)
 
+    def drop(self, client_id: str, epoch: int) -> None:
+        """Publish nothing for a client that has gone: its front end says that it may not any more."""
+        stored = self._projection.session(client_id)
+        if stored is None or stored.epoch != epoch or stored.will is None:
+            return
+        self._log.write([WillSent(client_id, epoch)], log_refusal)
+        waiting = self._waiting.get(client_id)
+        if waiting is not None and waiting.epoch == epoch:
+            self._forget(client_id)
+
     def hold(self, client_id: str, epoch: int, will: Will, *, for_s: float) -> None:
         """Publish a will after `for_s`, unless its front end turns out to be alive by then (`release`).
 

@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from iotmq.mqtt.server.connection_settings import ConnectionSettings
 
@@ -18,6 +18,7 @@ class OutboundHalf:
     @property
     def queued_bytes(self) -> int: ...
     def data_to_send(self) -> bytes: ...
+    def withdraw_queued(self, is_unwanted: Callable[[bytes], bool]) -> int: ...
     def deliver_message(
         self,
         topic: bytes,

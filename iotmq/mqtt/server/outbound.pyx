@@ -73,6 +73,14 @@ cdef inline int _compact(ByteBuffer* queued) except -1:
     return 0
 
 
+cdef bytes _topic_of(const uint8_t* queued):
+    """Return the topic of a queued packet."""
+    cdef const uint8_t* at = queued + sizeof(QueuedPacket) + 1
+    while at[0] & 0x80:
+        at += 1
+    return (at + 3)[: at[1] << 8 | at[2]]
+
+
 cdef class OutboundHalf:
     """Send for `ServerConnection`. Not used by itself."""
 
@@ -268,6 +276,32 @@ cdef class OutboundHalf:
             self.message_dropped()
             _compact(queued)
         return True
+
+    def withdraw_queued(self, is_unwanted not None):
+        """Drop the messages that wait for the window and whose topic is unwanted; return how many."""
+        if self._subscriber == NULL or not self._subscriber.queued.size:
+            return 0
+        cdef ByteBuffer* queued = &self._subscriber.queued
+        cdef QueuedPacket header
+        cdef uint32_t at = queued.start
+        cdef uint32_t kept = at
+        cdef list verdicts = []
+        while at < queued.size:
+            memcpy(&header, queued.data + at, sizeof(QueuedPacket))
+            verdicts.append(bool(is_unwanted(_topic_of(queued.data + at))))
+            at += header.size
+        # Nothing is moved before all were asked about.
+        at = kept
+        for is_dropped in verdicts:
+            memcpy(&header, queued.data + at, sizeof(QueuedPacket))
+            if not is_dropped:
+                memmove(queued.data + kept, queued.data + at, header.size)
+                kept += header.size
+            at += header.size
+        queued.size = kept
+        self._subscriber.queued_count -= <uint32_t>sum(verdicts)
+        _compact(queued)
+        return sum(verdicts)
 
     cdef int message_expired(self) except -1:
         """Override to be told that a waiting message was dropped because its time was over."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -39,6 +40,7 @@ from iotmq.mqtt_front.access.undecided import Undecided
 from iotmq.mqtt_front.access.verdicts import Accepted, Credentials, Denied, Question
 from iotmq.mqtt_front.connection.deadlines import Deadlines
 from iotmq.mqtt_front.connection.device import Device
+from iotmq.mqtt_front.settings.authentication import NOBODY
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ _log: Final = logging.getLogger("iotmq.mqtt")
 # The shortest signature of a token has 43 characters.
 _TOKEN_CHARACTERS_MIN: Final = 64
 _TOKEN_CHARACTERS_SHOWN: Final = 16
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 class Opens(Protocol):
@@ -91,7 +94,7 @@ def open_authentication(
     """As the settings say. ConfigError when a link cannot be used, such as a file of users."""
     wanted = settings.authentication
     chains = None
-    if wanted.users_file or wanted.chain:
+    if wanted.is_asked:
         # Loaded only where somebody is asked.
         from iotmq.mqtt_front.access.chains import Chains
 
@@ -110,12 +113,14 @@ class Authentication:
         deadlines: Deadlines,
         events: AccessEvents,
     ) -> None:
-        """Without chains everybody may connect."""
+        """Without chains everybody may connect, but where certificates say who a device is."""
         self.chains = chains
         self._clock = clock
         self._deadlines = deadlines
         self._events = events
         self._exchange_timeout_s = settings.connect_timeout_s
+        # Where it is said that nobody is asked.
+        self._open_listeners = {each.name for each in settings.all_listeners if each.chain == (NOBODY,)}
         self._client_ids = ClientIds(settings.authentication)
         self._failures = FailedAttempts(settings.authentication.failures_per_minute_max)
         self._is_stopping = False
@@ -156,10 +161,14 @@ class Authentication:
             self._begin(device, chain, method, connect, asked, connect.properties.authentication_data)
         elif device.peer.is_certificate_user and device.peer.certificate_identity is not None:
             self._check_certificate(device, connect, device.peer.certificate_identity)
-        elif chain is None:
-            self._events.opens(device, connect, connect.client_id)
-        else:
+        elif chain is not None:
             self._check(device, chain, connect, _credentials(device, connect, certificate))
+        elif device.peer.is_certificate_user and device.peer.listener not in self._open_listeners:
+            detail = "it has no certificate, and there is no link that could know it by anything else"
+            asked = _credentials(device, connect, None)
+            self._refuse(device, asked, Denied(NOT_AUTHORIZED, "certificate", detail))
+        else:
+            self._events.opens(device, connect, connect.client_id)
 
     def received(self, device: Device, auth: Auth) -> None:
         """An AUTH came; the connection core has seen to it that it is one that may come."""
@@ -394,8 +403,16 @@ class Authentication:
         return not self._is_blocked(device, asked) and self._has_room(device, connect, asked)
 
     def _is_blocked(self, device: Device, asked: Credentials) -> bool:
-        """Refuse a device whose address has failed too often; True also for one that has gone."""
+        """Refuse a device that nobody is asked about; True also for one that has gone.
+
+        Its names have control characters, which services take for something else or leave out, or its
+        address has failed too often.
+        """
         if device.close_reason is not None:
+            return True
+        if any(map(_CONTROL.search, filter(None, (asked.user_name, asked.certificate_identity)))):
+            detail = "its user name, or that in its certificate, has control characters"
+            self._refuse(device, asked, Denied(BAD_USER_NAME_OR_PASSWORD, "credentials", detail))
             return True
         if not self._failures.is_exceeded(asked.address, asked.user_name, self._clock.monotonic_s()):
             return False

@@ -10,7 +10,6 @@ from typing import Final
 import msgspec
 
 from iotmq.clock import Clock
-from iotmq.errors import ConfigError
 from iotmq.metrics import Metric
 from iotmq.mqtt_front.access.access_loop import AccessLoop
 from iotmq.mqtt_front.access.chain import Chain, Decision
@@ -145,8 +144,5 @@ def _link(
 
             return RedisLink(settings)
         case AmqttLinkSettings():
-            if plugin_link is None:
-                raise ConfigError(
-                    f"the link {settings.name} asks plug-ins, and there is none in mqtt.plugins.amqtt"
-                )
+            assert plugin_link is not None, "config._chain_contradictions sees to it"
             return plugin_link(settings)

@@ -77,6 +77,8 @@ class Users:
 def read_users(path: Path, *, former: Users | None = None) -> Users:
     """Return the users of a file; lines as in `former` are taken as they are, which makes reading again fast.
 
+    An empty file in the place of `former` users is an error, because it is one that is being written.
+
     OSError when it cannot be read, UsersFileError when it is too large or breaks a rule.
     """
     return parse_users(read_bytes(path), former=former)
@@ -93,6 +95,9 @@ def read_bytes(path: Path) -> bytes:
 
 def parse_users(data: bytes, *, former: Users | None = None) -> Users:
     """Return the users that the bytes of a file say; UsersFileError names the lines that are wrong."""
+    if former and not data.strip():
+        # As it is while somebody writes it anew in place, or after a full disk.
+        raise UsersFileError("it is empty; a file without users has a comment in it")
     kept: dict[str, str] = {}
     problems: list[str] = []
     for number, raw in enumerate(data.splitlines(), start=1):
@@ -153,12 +158,12 @@ def with_users(data: bytes, kept: Mapping[str, Verifier | str]) -> bytes:
 
 
 def without_user(data: bytes, name: str) -> bytes:
-    """Return the bytes of the file without this user; UsersFileError when it is not there."""
+    """Return the bytes of the file without this user, never none; UsersFileError when it is not there."""
     lines = data.splitlines(keepends=True)
     kept = [line for line in lines if _name_of(line) != name]
     if len(kept) == len(lines):
         raise UsersFileError(f"there is no user {name[:64]!a}")
-    return b"".join(kept)
+    return b"".join(kept) or b"# nobody\n"
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ cdef class DeviceGroup:
     cdef readonly object loop
     cdef readonly PublishSink sink
     cdef object _handler
-    cdef public object hooks            # told of sessions and subscriptions (hooks.SessionHooks); None for nobody
+    cdef public tuple listeners         # told of sessions and subscriptions: users' programs and plug-ins
     cdef public object may_deliver      # asked whether a device gets a message; None without such a program
     cdef public list delivered          # messages that were handed to devices in this turn; None for nobody
     cdef readonly object clock

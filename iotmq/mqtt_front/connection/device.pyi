@@ -6,7 +6,7 @@ from typing_extensions import Buffer
 
 from iotmq.clock import Clock
 from iotmq.hooks import Message
-from iotmq.mqtt.codec.packets import Event, Subscribe, Will
+from iotmq.mqtt.codec.packets import Event, Subscribe, Unsubscribe, Will
 from iotmq.mqtt.codec.properties import Properties
 from iotmq.mqtt.server.connection_settings import ConnectionSettings
 from iotmq.mqtt.server.publish_sink import PublishSink
@@ -19,13 +19,15 @@ class DeviceHandler(Protocol):
     def device_events(self, device: Device, events: Sequence[Event]) -> None: ...
     def device_lost(self, device: Device) -> None: ...
 
-class SessionEvents(Protocol):
+class SessionListener(Protocol):
     def opened(self, device: Device, is_resumed: bool) -> None: ...
     def subscribed(self, device: Device, event: Subscribe, codes: Sequence[int]) -> None: ...
+    def unsubscribed(self, device: Device, event: Unsubscribe) -> None: ...
+    def lost(self, device: Device) -> None: ...
 
 class DeviceGroup:
     now_s: float
-    hooks: SessionEvents | None
+    listeners: tuple[SessionListener, ...]
     may_deliver: Callable[[Message], bool] | None
     delivered: list[Message] | None
     dropped: int

@@ -83,6 +83,7 @@ cdef class DeviceGroup:
         self.packet_bytes_per_s_min = limits.MQTT_PACKET_BYTES_PER_S_MIN
         self._events_left = EVENTS_PER_TURN
         self._turn_bytes = TURN_BYTES_MAX
+        self.listeners = ()
         self._share_input(1)
 
     @property
@@ -514,8 +515,9 @@ cdef class Device(LimitedConnection):
         if not self.open_session(session_present=session_present, properties=properties):
             # A will is one only when its CONNECT was accepted [MQTT-3.1.2-8].
             self.will = None
-        elif self.group.hooks is not None:
-            self.group.hooks.opened(self, bool(session_present))
+        else:
+            for listener in self.group.listeners:
+                listener.opened(self, bool(session_present))
         if self._unopened_bytes:
             self._count_unopened()
         if not self.group.is_congested:

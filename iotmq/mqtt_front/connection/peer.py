@@ -22,7 +22,7 @@ class Peer:
     certificate_identity: str | None = None
     """The name in a client certificate that was verified."""
     is_certificate_user: bool = False
-    """Whether that name is the connection's user, who is then not asked for a password."""
+    """Whether such a name is the connection's user, who is then not asked for a password."""
     server_name: str | None = None
     """The host that the device asked a proxy for."""
     proxy_id: str | None = None

@@ -22,6 +22,8 @@ _START_TIMEOUT_S: Final = 10.0
 # A program that decides about deliveries has the loop so long; past it so often, it is asked no more.
 _DELIVER_S: Final = 0.005
 _DELIVER_LATE_MAX: Final = 100
+# What a message takes beside its topic and payload.
+_EACH_BYTES: Final = 512
 
 
 class _Program(NamedTuple):
@@ -192,18 +194,17 @@ class HookCalls:
     def tell(self, method: str, *arguments: Any) -> None:
         """Tell programs what has happened; they hear of it in this order."""
         assert self._thread is not None
+        size = sum(map(_size_of, arguments))
         for program in self._of_method[method]:
             key = (program.name, method)
 
-            def done(
-                _: Any, error: BaseException | None, seconds: float, key: tuple[str, str] = key
-            ) -> None:
+            def done(_: Any, error: BaseException | None, seconds: float, key: tuple[str, str] = key) -> None:
                 self._calls[key] += 1
                 self._seconds[key] += seconds
                 if error is not None:
                     self._note_failed(key, error)
 
-            if not self._thread.tell(HookCall(getattr(program.hooks, method), arguments, done)):
+            if not self._thread.tell(HookCall(getattr(program.hooks, method), arguments, done, size)):
                 self._untold[method] += 1
 
     # On the loop
@@ -286,6 +287,15 @@ class HookCalls:
                 self._thread.told_count,
             ),
         )
+
+
+def _size_of(argument: Any) -> int:
+    """Return about how many bytes an argument of an event takes: messages are what may be large."""
+    if isinstance(argument, list):
+        return sum(map(_size_of, argument))
+    if isinstance(argument, Message):
+        return _EACH_BYTES + len(argument.topic) + len(argument.payload)
+    return _EACH_BYTES
 
 
 def _answers_of(result: Any, count: int) -> Sequence[Deny | None] | None:

@@ -28,7 +28,7 @@ class HookParts:
 
     def connect(self, group: DeviceGroup) -> None:
         """Have the devices of a group tell programs."""
-        group.hooks = self.sessions
+        group.listeners = (*group.listeners, self.sessions)
         if self.sink is not None:
             self.sink.group = group
         if self.calls.has("before_deliver"):

@@ -30,6 +30,8 @@ class HookCall(NamedTuple):
     method: Callable[..., Any]
     arguments: tuple[Any, ...]
     done: Callable[[Any, BaseException | None, float], None]
+    size: int = 0
+    """About how many bytes its arguments take."""
 
 
 class HookThread:
@@ -43,6 +45,9 @@ class HookThread:
         self._tasks: set[asyncio.Task[None]] = set()
         # What is only told, in its order; a condition is not needed, because the loop is woken.
         self._told: deque[HookCall] = deque()
+        # Of all events since the start: one number is the front end's, the other one the thread's.
+        self._told_bytes = 0
+        self._begun_bytes = 0
         self._is_telling = False
         self._is_stopped = False
 
@@ -71,10 +76,15 @@ class HookThread:
         return give_up
 
     def tell(self, call: HookCall) -> bool:
-        """Make a call behind those told before; False when too many wait."""
-        if len(self._told) >= limits.HOOK_EVENTS_WAITING_MAX:
+        """Make a call behind those told before; False when too much waits."""
+        waiting_bytes = self._told_bytes - self._begun_bytes
+        if (
+            len(self._told) >= limits.HOOK_EVENTS_WAITING_MAX
+            or waiting_bytes + call.size > limits.HOOK_EVENTS_BYTES_MAX
+        ):
             return False
         self._told.append(call)
+        self._told_bytes += call.size
         if not self._is_telling:
             self._is_telling = True
             self._in_thread(self._begin_telling)
@@ -111,7 +121,9 @@ class HookThread:
     async def _tell_all(self) -> None:
         while True:
             while self._told:
-                await self._call(self._told.popleft())
+                call = self._told.popleft()
+                self._begun_bytes += call.size
+                await self._call(call)
             # The front end may have added one since; it looks at the flag behind that.
             self._is_telling = False
             if not self._told or self._is_telling:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
-from iotmq.hooks import Client, Deny, Subscription
-from iotmq.mqtt.codec.packets import Connect, Subscribe, Unsubscribe
+from iotmq.hooks import Client, Deny, Message, Subscription
+from iotmq.mqtt.codec.packets import Connect, Subscribe, Unsubscribe, Will
 from iotmq.mqtt.codec.subscription_options import QOS
 from iotmq.mqtt.reason_codes import NOT_AUTHORIZED
 from iotmq.mqtt_front.connection.device import Device
@@ -37,8 +38,11 @@ class SessionHooks:
         )
         self._decide("before_connect", device, client, go_on)
 
-    def after_authenticate(self, device: Device, client_id: str, go_on: Callable[[], None]) -> None:
-        """The device is known, and its session would open now."""
+    def after_authenticate(
+        self, device: Device, connect: Connect, client_id: str, go_on: Callable[[], None]
+    ) -> None:
+        """The device is known, and its session would open now, with its will."""
+        go_on = partial(self._before_will, device, connect.will, client_id, go_on)
         if not self._calls.has("after_authenticate"):
             go_on()
             return
@@ -50,7 +54,25 @@ class SessionHooks:
         )
         self._decide("after_authenticate", device, client, go_on)
 
-    def _decide(self, method: str, device: Device, client: Client, go_on: Callable[[], None]) -> None:
+    def _before_will(
+        self, device: Device, will: Will | None, client_id: str, go_on: Callable[[], None]
+    ) -> None:
+        """Ask about a will as about a message: whoever may not publish that leaves none either."""
+        if will is None or not self._calls.has("before_publish"):
+            go_on()
+            return
+        message = Message(
+            client_id=client_id,
+            topic=will.topic,
+            payload=will.payload,
+            qos=will.qos,
+            is_retained=will.retain,
+        )
+        self._decide("before_publish", device, [message], go_on)
+
+    def _decide(
+        self, method: str, device: Device, asked: Client | list[Message], go_on: Callable[[], None]
+    ) -> None:
         def answered(verdicts: Sequence[Deny | None]) -> None:
             if device.close_reason is not None:
                 return
@@ -61,7 +83,7 @@ class SessionHooks:
                 device.refuse(NOT_AUTHORIZED, denied.reason[:REASON_CHARACTERS_MAX])
             device.after_answer()
 
-        self._calls.ask(method, (client,), answered)
+        self._calls.ask(method, (asked,), answered)
 
     def before_subscribe(
         self,
@@ -86,7 +108,7 @@ class SessionHooks:
     # Told
 
     def opened(self, device: Device, is_resumed: bool) -> None:
-        """A session is open (DeviceGroup.hooks)."""
+        """A session is open (DeviceGroup.listeners)."""
         client = _client_of(device)
         if self._calls.has("after_disconnect"):
             self._open[device] = client
@@ -94,7 +116,7 @@ class SessionHooks:
             self._calls.tell("after_connect", client, is_resumed)
 
     def subscribed(self, device: Device, event: Subscribe, codes: Sequence[int]) -> None:
-        """A SUBSCRIBE was answered (DeviceGroup.hooks)."""
+        """A SUBSCRIBE was answered."""
         if self._calls.has("after_subscribe"):
             self._calls.tell("after_subscribe", _client_of(device), _subscriptions(event), tuple(codes))
 

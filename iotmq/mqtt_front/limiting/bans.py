@@ -92,6 +92,10 @@ class Bans:
         """Return the ban of an address; None when it may connect."""
         if address is None or not self.has_addresses:
             return None
+        # The kernel writes addresses of IPv4 as they are kept here.
+        ban = _lasting(self._bans["address"].get(address), now_ms)
+        if ban is not None or (not self._networks and ":" not in address):
+            return ban
         found = parsed(address)
         if found is None:
             return None

@@ -12,9 +12,7 @@ class Waiting(Protocol):
 
 class Scope:
     connections: int
-    def __init__(
-        self, name: str, key: object, rates: Sequence[tuple[int, int]], pacer: Pacer
-    ) -> None: ...
+    def __init__(self, name: str, key: object, rates: Sequence[tuple[int, int]], pacer: Pacer) -> None: ...
     @property
     def name(self) -> str: ...
     @property

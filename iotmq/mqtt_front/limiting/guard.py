@@ -18,6 +18,7 @@ from iotmq.metrics import Metric, samples, samples_by
 from iotmq.mqtt.bans import KINDS, Ban
 from iotmq.mqtt.codec.packets import Connect
 from iotmq.mqtt.reason_codes import ADMINISTRATIVE_ACTION, BANNED, SERVER_BUSY, Reason
+from iotmq.mqtt_front.access.identity import Identity
 from iotmq.mqtt_front.limiting.bans import Bans
 from iotmq.mqtt_front.limiting.flapping import Flapping
 from iotmq.mqtt_front.limiting.limiter import LimitedDevice, Limiter, Refusal
@@ -29,22 +30,38 @@ from iotmq.supervised import surviving
 _log: Final = logging.getLogger("iotmq.mqtt")
 
 _LOG_PAUSE_S: Final = 1.0
+# Connections that are looked at in a turn because of new bans, some 3 us each; when that may begin again.
+_LOOKED_AT_PER_TURN: Final = 64
+_LOOK_PAUSE_S: Final = 0.5
 
 
-class GuardedDevice(LimitedDevice, Protocol):
+class Bannable(Protocol):
+    """Something that a ban ends."""
+
+    @property
+    def client_id(self) -> str | None: ...
+    @property
+    def user(self) -> str | None: ...
+    @property
+    def address(self) -> str | None: ...
+    @property
+    def close_reason(self) -> Reason | None: ...
+    def close(self, reason: Reason, detail: str = "") -> None: ...
+    def finish(self) -> None: ...
+
+
+class GuardedDevice(LimitedDevice, Bannable, Protocol):
     """The connection of a device, as far as a guard knows it."""
 
     @property
-    def address(self) -> str | None: ...
-    def close(self, reason: Reason, detail: str = "") -> None: ...
-    def finish(self) -> None: ...
+    def identity(self) -> Identity | None: ...
 
 
 class GuardedFront(NamedTuple):
     """Hold what a guard needs of its front end."""
 
-    devices: Callable[[], Iterable[GuardedDevice]]
-    """Every connection."""
+    devices: Callable[[], Iterable[Bannable]]
+    """Everything that a ban ends: connections, and wills that wait."""
     broker_latency_s: Callable[[], float]
     """How long the oldest batch of messages has had no answer."""
     overload_changed: Callable[[int], None]
@@ -76,7 +93,7 @@ class Guard:
             settings.overload, loop, clock, front.broker_latency_s, front.overload_changed
         )
         # The connections that are still to be looked at because of new bans; None while there are none.
-        self._looking: Iterator[GuardedDevice] | None = None
+        self._looking: Iterator[Bannable] | None = None
         self._has_new_bans = False
         self._refused: Counter[str] = Counter()
         self._ended_total = 0
@@ -97,26 +114,32 @@ class Guard:
     @property
     def knows_addresses(self) -> bool:
         """Return whether it matters where a connection comes from."""
-        return (
-            self.bans.has_addresses or self.limiter.knows_addresses or self.flapping.counts_addresses
-        )
+        return self.bans.has_addresses or self.limiter.knows_addresses or self.flapping.counts_addresses
 
     def refusal_at_door(self, listener: str, address: str | None) -> Refusal | None:
         """A connection was accepted: return why it is closed before anything is read, or None."""
-        ban = self.bans.of_address(address, self._clock.now_ms())
-        if ban is not None:
-            return self._refusal_of_ban(ban, address=address)
-        if self.overload.level:
-            self._refused["overload"] += 1
-            return Refusal(SERVER_BUSY, "overload", self.overload.reason or "")
+        return self._ban_of(address) or self.overload_refusal() or self._limit_at_door(listener, address)
+
+    def refusal_of_place(self, listener: str, address: str | None) -> Refusal | None:
+        """As `refusal_at_door`, but for overload: a connection without TLS may be told of that."""
+        return self._ban_of(address) or self._limit_at_door(listener, address)
+
+    def overload_refusal(self) -> Refusal | None:
+        """Return why no connection is taken now, wherever it comes from."""
+        if not self.overload.level:
+            return None
+        self._refused["overload"] += 1
+        return Refusal(SERVER_BUSY, "overload", self.overload.reason or "")
+
+    def _ban_of(self, address: str | None) -> Refusal | None:
+        ban = self.bans.of_address(address, self._clock.now_ms()) if self.bans.has_addresses else None
+        return None if ban is None else self._refusal_of_ban(ban, address=address)
+
+    def _limit_at_door(self, listener: str, address: str | None) -> Refusal | None:
         refusal = self.limiter.arriving(listener, address)
         if refusal is not None:
             return refusal
-        if self.flapping.arrived(address):
-            ban = self.bans.of_address(address, self._clock.now_ms())
-            if ban is not None:
-                return self._refusal_of_ban(ban, address=address)
-        return None
+        return self._ban_of(address) if self.flapping.arrived(address) else None
 
     def connected(self, device: GuardedDevice, listener: str, address: str | None) -> Refusal | None:
         """A connection may begin with MQTT: return why there is no room for it, or count it."""
@@ -135,26 +158,26 @@ class Guard:
             )
             if ban is not None:
                 return self._refusal_of_ban(ban, address=device.address)
-        if self.flapping.connecting(connect.client_id):
-            ban = self.bans.of_client(connect.client_id, self._clock.now_ms())
-            if ban is not None:
-                return self._refusal_of_ban(ban, address=device.address)
         return None
 
-    def opening(
-        self, device: GuardedDevice, client_id: str, own: Mapping[str, int] | None
-    ) -> Refusal | None:
-        """A device has proved who it is: return why it may not connect, or have it keep to its limits.
-
-        `own` are the limits that came with its identity.
-        """
+    def opening(self, device: GuardedDevice, client_id: str) -> Refusal | None:
+        """A device has proved who it is: return why it may not connect, or have it keep to its limits."""
         if len(self.bans):
             now_ms = self._clock.now_ms()
             # The client id may be another one than that of the CONNECT.
             ban = self.bans.of_user(device.user, now_ms) or self.bans.of_client(client_id, now_ms)
             if ban is not None:
                 return self._refusal_of_ban(ban, address=device.address)
-        return self.limiter.opening(device, client_id, own)
+        # Of those who have proved who they are: nobody else is to have a client id banned.
+        if self.flapping.connecting(client_id):
+            ban = self.bans.of_client(client_id, self._clock.now_ms())
+            if ban is not None:
+                return self._refusal_of_ban(ban, address=device.address)
+        return self.limiter.opening(device, client_id, _own_limits(device))
+
+    def renewed(self, device: GuardedDevice) -> None:
+        """A connected device has proved anew who it is."""
+        self.limiter.renewed(device, device.client_id or "", _own_limits(device))
 
     def lost(self, device: GuardedDevice) -> None:
         """The connection is over."""
@@ -192,29 +215,35 @@ class Guard:
     def _banned(self, ban: Ban) -> None:
         """There is a new ban: look for connections that it ends."""
         self._front.audit("banned", kind=ban.kind, value=ban.value, reason=ban.reason, by=ban.by)
+        if self._looking is None and not self._has_new_bans:
+            self._loop.call_soon(self._begin_to_look)
         self._has_new_bans = True
-        if self._looking is None:
-            self._looking = iter(())
-            self._loop.call_soon(self._look)
 
     def _look(self) -> None:
         """Look at some connections; another ban that comes meanwhile has all looked at once more."""
         assert self._looking is not None
-        loop_slice = LoopSlice()
+        loop_slice = LoopSlice(_LOOKED_AT_PER_TURN)
         with surviving("ends of banned connections"):
             while loop_slice.take():
                 device = next(self._looking, None)
                 if device is not None:
                     self._end_if_banned(device)
-                elif self._has_new_bans:
-                    self._has_new_bans = False
-                    self._looking = iter(self._front.devices())
                 else:
                     self._looking = None
-                    return
-        self._loop.call_soon(self._look)
+                    break
+        if self._looking is not None:
+            self._loop.call_soon(self._look)
+        elif self._has_new_bans:
+            # In an attack there are many bans a second: one look is for all that came during the last.
+            self._loop.call_later(_LOOK_PAUSE_S, self._begin_to_look)
 
-    def _end_if_banned(self, device: GuardedDevice) -> None:
+    def _begin_to_look(self) -> None:
+        if self._looking is None and self._has_new_bans:
+            self._has_new_bans = False
+            self._looking = iter(self._front.devices())
+            self._look()
+
+    def _end_if_banned(self, device: Bannable) -> None:
         if device.close_reason is not None:
             return
         now_ms = self._clock.now_ms()
@@ -250,7 +279,7 @@ class Guard:
             ),
             (
                 "iotmq_mqtt_banned_ended_total",
-                "Connections that a ban has ended.",
+                "Connections, and wills that waited, that a ban has ended.",
                 self._ended_total,
             ),
             (
@@ -259,3 +288,8 @@ class Guard:
                 self.flapping.banned_total,
             ),
         )
+
+
+def _own_limits(device: GuardedDevice) -> Mapping[str, int] | None:
+    """Return the limits that came with the identity of a device."""
+    return None if device.identity is None else device.identity.limits

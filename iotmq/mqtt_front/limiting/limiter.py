@@ -56,9 +56,11 @@ class Refusal(NamedTuple):
 class Scopes:
     """The scopes of one kind, by what they are of. Those without connections are remembered for a while."""
 
-    def __init__(self, name: str, settings: RateSettings, pacer: Pacer) -> None:
+    def __init__(self, name: str, settings: RateSettings, pacer: Pacer, *, section: str = "") -> None:
+        """`section` is where the settings are, when that is not `name`."""
         self._name = name
         self._pacer = pacer
+        self.section = section or name
         self.rates = _rates_of(settings)
         self.connections_max: int = getattr(settings, "connections_max", 0)
         self._scopes: dict[Hashable, Scope] = {}
@@ -117,6 +119,10 @@ class Limiter:
         self._settings = settings
         self.pacer = Pacer(loop, self._held, clock)
         self._listeners = Scopes("listener", settings.listener, self.pacer)
+        self._own_listeners: Final = {
+            own.listener: Scopes("listener", own, self.pacer, section=f"listeners[{number}]")
+            for number, own in enumerate(settings.listeners)
+        }
         self._addresses = Scopes("address", settings.address, self.pacer)
         self._users = Scopes("user", settings.user, self.pacer)
         self._clients = Scopes("client", settings.client, self.pacer)
@@ -126,6 +132,7 @@ class Limiter:
             "address": self._addresses,
             "listener": self._listeners,
         }
+        self._all_books: Final = (*self._books.values(), *self._own_listeners.values())
         # Connection -> the scopes it counts in; connections without any are not here.
         self._devices: dict[LimitedDevice, list[Scope]] = {}
         self._refused: Counter[str] = Counter()
@@ -144,14 +151,15 @@ class Limiter:
         for book, key in self._places(listener, address):
             scope = book.of(key)
             if not scope.takes_connect(self.pacer):
-                return self._refusal(CONNECTION_RATE_EXCEEDED, scope.name, "connects_per_s", key)
+                return self._refusal(CONNECTION_RATE_EXCEEDED, scope, "connects_per_s")
         return self.refusal_of_place(listener, address)
 
     def refusal_of_place(self, listener: str, address: str | None) -> Refusal | None:
         """Return why a listener or an address has no room for one more connection."""
         for book, key in self._places(listener, address):
-            if 0 < book.connections_max <= book.of(key).connections:
-                return self._refusal(QUOTA_EXCEEDED, book.of(key).name, "connections_max", key)
+            scope = book.of(key)
+            if 0 < book.connections_max <= scope.connections:
+                return self._refusal(QUOTA_EXCEEDED, scope, "connections_max")
         return None
 
     def connected(self, device: LimitedDevice, listener: str, address: str | None) -> None:
@@ -166,15 +174,21 @@ class Limiter:
             self._apply(device, scopes)
 
     def _places(self, listener: str, address: str | None) -> Iterable[tuple[Scopes, str]]:
-        if self._listeners.is_used:
-            yield self._listeners, listener
+        book = self._own_listeners.get(listener, self._listeners)
+        if book.is_used:
+            yield book, listener
         if self._addresses.is_used and address is not None:
             yield self._addresses, network_of(address)
 
     # Sessions
 
     def opening(
-        self, device: LimitedDevice, client_id: str, own: Mapping[str, int] | None = None
+        self,
+        device: LimitedDevice,
+        client_id: str,
+        own: Mapping[str, int] | None = None,
+        *,
+        is_open: bool = False,
     ) -> Refusal | None:
         """A device is known: return why it may not be connected, or have it keep to its limits.
 
@@ -187,8 +201,8 @@ class Limiter:
             user_settings, client_settings = own_limits(user_settings, client_settings, own)
         if device.user is not None and (self._users.is_used or own):
             scope = self._users.of(device.user, _rates_of(user_settings))
-            if 0 < user_settings.connections_max <= scope.connections:
-                return self._refusal(QUOTA_EXCEEDED, "user", "connections_max", device.user)
+            if not is_open and 0 < user_settings.connections_max <= scope.connections:
+                return self._refusal(QUOTA_EXCEEDED, scope, "connections_max")
             scopes.append(scope)
             self._users.enter(scope)
         if self._clients.is_used or own:
@@ -201,10 +215,24 @@ class Limiter:
             self._apply(device, found)
         return None
 
+    def renewed(self, device: LimitedDevice, client_id: str, own: Mapping[str, int] | None) -> None:
+        """A connected device has another identity of its user: the limits of that hold from now on."""
+        places = []
+        for scope in self._devices.pop(device, ()):
+            if scope.name in ("listener", "address"):
+                places.append(scope)
+            else:
+                self._book_of(scope).leave(scope)
+        if places:
+            self._devices[device] = places
+        device.limit(None)
+        self._apply(device, places)
+        self.opening(device, client_id, own, is_open=True)
+
     def lost(self, device: LimitedDevice) -> None:
         """The connection is over."""
         for scope in self._devices.pop(device, ()):
-            self._books[scope.name].leave(scope)
+            self._book_of(scope).leave(scope)
 
     def _apply(self, device: LimitedDevice, scopes: Iterable[Scope]) -> None:
         limiting = [scope for scope in scopes if scope.is_limiting]
@@ -213,19 +241,23 @@ class Limiter:
 
     # What is told
 
-    def _refusal(self, reason: Reason, scope: str, setting: str, key: str) -> Refusal:
-        name = f"{scope}.{setting}"
+    def _refusal(self, reason: Reason, scope: Scope, setting: str) -> Refusal:
         if setting == "connections_max":
-            self._refused[name] += 1
-            self._tell(name, key)
-        return Refusal(reason, setting, f"mqtt.device_limits.{name} is reached")
+            self._refused[f"{scope.name}.{setting}"] += 1
+            self._held(scope, setting)
+        return Refusal(
+            reason, setting, f"mqtt.device_limits.{self._book_of(scope).section}.{setting} is reached"
+        )
+
+    def _book_of(self, scope: Scope) -> Scopes:
+        if scope.name == "listener":
+            return self._own_listeners.get(str(scope.key), self._listeners)
+        return self._books[scope.name]
 
     def _held(self, scope: Scope, kind: str) -> None:
-        key = scope.key[0] if isinstance(scope.key, tuple) else scope.key
-        self._tell(f"{scope.name}.{kind}", str(key))
-
-    def _tell(self, name: str, key: str) -> None:
         """Log a limit that was reached, at most once a second for each."""
+        name = f"{self._book_of(scope).section}.{kind}"
+        key = scope.key[0] if isinstance(scope.key, tuple) else scope.key
         now_us = self.pacer.now_us
         last_us = self._logged_us.get(name)
         if last_us is not None and now_us - last_us < _LOG_PAUSE_US:
@@ -236,7 +268,7 @@ class Limiter:
             "a limit is reached",
             extra={
                 "setting": f"mqtt.device_limits.{name}",
-                name.partition(".")[0]: key,
+                scope.name: str(key),
                 "others_since_last": self._suppressed.pop(name, 0),
             },
         )
@@ -271,13 +303,13 @@ class Limiter:
             (
                 "iotmq_mqtt_limit_scopes",
                 "Clients, users, addresses and listeners whose use of limits is known.",
-                sum(map(len, self._books.values())),
+                sum(map(len, self._all_books)),
             )
         )
 
     def check_invariants(self) -> None:
         """Raise AssertionError when scopes and connections do not agree."""
-        for book in self._books.values():
+        for book in self._all_books:
             book.check_invariants()
         counted = Counter(id(scope) for scopes in self._devices.values() for scope in scopes)
         for scopes in self._devices.values():

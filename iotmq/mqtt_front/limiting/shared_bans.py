@@ -92,9 +92,9 @@ class SharedBans:
         await end(self._tasks)
 
     def put(self, ban: Ban) -> None:
-        """Ban here at once, and everywhere soon."""
-        self._take(ban)
-        self._tell(ban, 0)
+        """Ban here at once, and everywhere soon; one past what may be is nowhere."""
+        if self._take(ban):
+            self._tell(ban, 0)
 
     # From the brokers
 
@@ -121,18 +121,19 @@ class SharedBans:
         else:
             self._take(ban)
 
-    def _take(self, ban: Ban) -> None:
+    def _take(self, ban: Ban) -> bool:
         if ban.is_over(self._clock.now_ms()):
-            return
+            return False
         try:
             is_taken = self.bans.put(ban)
         except ValueError as error:
             self._note_malformed(ban.topic, error)
-            return
+            return False
         if is_taken:
             self._banned(ban)
         else:
             _log.warning("a ban is not taken: there are too many", extra={"kind": ban.kind})
+        return is_taken
 
     def _note_malformed(self, topic: str, error: ValueError) -> None:
         self.bans.malformed_total += 1

@@ -15,17 +15,19 @@ import logging
 import socket
 import ssl
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable
 from ipaddress import IPv6Address, ip_address
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 from iotmq import limits
-from iotmq.event_loop import NextTurn
+from iotmq.event_loop import SomePerTurn
 from iotmq.metrics import Metric, samples, samples_by
 from iotmq.mqtt_front.connection.peer import Peer
 from iotmq.mqtt_front.limiting.limiter import Refusal
+from iotmq.mqtt_front.listen.own_handshakes import OwnHandshakes
 from iotmq.mqtt_front.listen.proxy_header import NO_HEADER, ProxyHeader, ProxyHeaderError, ProxyHeaderReader
+from iotmq.mqtt_front.listen.sockets import Sockets
 from iotmq.mqtt_front.listen.tls import certificate_identity, has_expired, listener_tls
 from iotmq.mqtt_front.settings.listeners import ListenerSettings
 from iotmq.remoting.tls.accepting import Acceptor, Starting
@@ -58,6 +60,15 @@ REASONS: Final = (
 )
 
 
+class Door(NamedTuple):
+    """Hold what decides about connections on their way in."""
+
+    has_room: Callable[[], bool]
+    """Whether one more connection may be open."""
+    enter: Enter
+    """Why one of an address may not, as soon as the address is known."""
+
+
 class Handshakes:
     """Accepts for one listener; hands connections over when they are ready for `make`'s protocol."""
 
@@ -67,13 +78,12 @@ class Handshakes:
         listener: socket.socket,
         make: MakeProtocol,
         *,
-        has_room: Callable[[], bool],
-        enter: Enter,
+        door: Door,
         ticket_secret: str = "",
+        sockets: Sockets | None = None,
     ) -> None:
-        """`listener` is bound and listens; `has_room` says whether one more connection may be open.
-
-        `enter` says why one of an address may not, as soon as the address is known.
+        """`listener` is bound and listens. With `sockets` connections by TLS are among these, else they are
+        the event loop's.
 
         ConfigError when a file of the settings is no use.
         """
@@ -81,8 +91,7 @@ class Handshakes:
         self._make = make
         # Of those of whom nothing is known.
         self._peer = Peer(settings.name)
-        self._has_room = has_room
-        self._enter = enter
+        self._has_room, self._enter = door
         self._trusted = settings.trusted_networks
         self._loop = asyncio.get_running_loop()
         self._tls = listener_tls(settings, ticket_secret=ticket_secret)
@@ -91,10 +100,9 @@ class Handshakes:
         )
         # Those whose next bytes are waited for, and those whose handshake may begin.
         self._waiting: set[_Arrival] = set()
-        self._ready: deque[_Arrival] = deque()
-        self._next_turn = NextTurn(self._start_some)
+        self._ready: SomePerTurn[_Arrival] = SomePerTurn(self._start, limits.TLS_HANDSHAKES_PER_TURN)
         # Those in the hands of the loop, until they are connected or failed.
-        self._starting = Starting()
+        self._starting = Starting() if sockets is None or self._tls is None else OwnHandshakes(sockets)
         self._started: set[_Arrival] = set()
         self._ended = dict.fromkeys(REASONS, 0)
         self._handshakes: Counter[bool] = Counter()
@@ -110,10 +118,9 @@ class Handshakes:
         self._acceptor.close()
         if self._reloads is not None:
             self._reloads.cancel()
-        for arrival in (*self._waiting, *self._ready):
+        for arrival in (*self._waiting, *self._ready.take_all()):
             self._forget(arrival)
             arrival.connection.close()
-        self._ready.clear()
         self._starting.cancel()
 
     def metrics(self, labels: tuple[tuple[str, str], ...]) -> Iterable[Metric]:
@@ -288,14 +295,7 @@ class Handshakes:
         self._forget(arrival)
         if arrival.awaited_bytes:
             arrival.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-        self._ready.append(arrival)
-        self._next_turn.schedule()
-
-    def _start_some(self) -> None:
-        for _ in range(min(len(self._ready), limits.TLS_HANDSHAKES_PER_TURN)):
-            self._start(self._ready.popleft())
-        if self._ready:
-            self._next_turn.schedule()
+        self._ready.add(arrival)
 
     def _start(self, arrival: _Arrival) -> None:
         self._started.add(arrival)
@@ -328,12 +328,13 @@ class Handshakes:
                 return
             identity = self._identity_of(certificate) or identity
             if certificate:
-                shown = {**certificate, "der": encrypted.getpeercert(binary_form=True)}
+                shown = {**certificate, "der": encrypted.getpeercert(True)}
             # The transport would keep it as long as the connection.
             certificate.clear()
-            transport.set_write_buffer_limits(high=limits.TLS_BUFFER_BYTES)
-            # Of uvloop's own: what comes from a device that is not read, before the kernel keeps it.
-            transport.set_read_buffer_limits(high=limits.TLS_BUFFER_BYTES)  # type: ignore[attr-defined]
+            if isinstance(self._starting, Starting):
+                transport.set_write_buffer_limits(high=limits.TLS_BUFFER_BYTES)
+                # Of uvloop's own: what comes from a device that is not read, before the kernel keeps it.
+                transport.set_read_buffer_limits(high=limits.TLS_BUFFER_BYTES)  # type: ignore[attr-defined]
         protocol = self._make(self._peer_of(header, identity, shown))
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
@@ -362,7 +363,7 @@ class Handshakes:
             self._settings.name,
             address=header.address,
             certificate_identity=identity,
-            is_certificate_user=self._settings.client_identity_is_user and identity is not None,
+            is_certificate_user=self._settings.client_identity_is_user,
             server_name=header.server_name,
             proxy_id=header.shown_id,
             certificate=shown,

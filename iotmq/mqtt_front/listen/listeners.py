@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 import uvloop
@@ -22,8 +22,9 @@ from iotmq.metrics import Metric, samples
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.connection.peer import Peer
 from iotmq.mqtt_front.limiting.limiter import Refusal
-from iotmq.mqtt_front.listen.handshakes import Enter, Handshakes
+from iotmq.mqtt_front.listen.handshakes import Door, Enter, Handshakes
 from iotmq.mqtt_front.listen.sockets import Sockets
+from iotmq.mqtt_front.listen.tls_link import can_shake_hands
 from iotmq.mqtt_front.settings.listeners import ListenerSettings
 
 if TYPE_CHECKING:
@@ -35,6 +36,19 @@ MakeProtocol: TypeAlias = Callable[[Peer], asyncio.BaseProtocol]
 _BACKLOG: Final = 4096
 
 
+class Doors(NamedTuple):
+    """Hold what a front end decides about connections before they are devices."""
+
+    has_room: Callable[[int], bool] = lambda _: True
+    """Whether so many connections that are not MQTT yet may be open beside the devices."""
+    enter: Enter = lambda listener, address: None
+    """Why one from an address may not be open."""
+    is_turned_away: Callable[[str, str | None], bool] = lambda listener, address: False
+    """Whether one without TLS is closed because of its address, without a word."""
+    overload: Callable[[], Refusal | None] = lambda: None
+    """Why such a one is told that there is no room."""
+
+
 class Listeners:
     """The listeners of one front end. Every connection gets a device of its own, made by `make_device`."""
 
@@ -44,25 +58,23 @@ class Listeners:
         make_device: MakeDevice,
         *,
         is_shared: bool = False,
-        has_room: Callable[[int], bool] = lambda _: True,
-        enter: Enter = lambda listener, address: None,
+        doors: Doors | None = None,
         ticket_secret: str = "",
     ) -> None:
         """With `is_shared` other processes may listen on the same ports; with the same `ticket_secret` each
         resumes the TLS sessions of all.
 
-        `has_room` says whether so many connections that are not MQTT yet may be open beside the devices,
-        `enter` why one from an address may not be open.
+        Without `doors` everybody is let in.
         """
         self._settings = tuple(settings)
         self._make_device = make_device
         self._is_shared = is_shared
-        self._has_room = has_room
-        self._enter = enter
+        self._doors = Doors() if doors is None else doors
         self._ticket_secret = ticket_secret
         self._servers: list[asyncio.AbstractServer] = []
         # Of those where MQTT comes at once and as it is; made by `open`.
         self._sockets: Sockets | None = None
+        self._plain: set[str] = set()
         # Of those where something comes before MQTT, by the listener's name.
         self._handshakes: dict[str, Handshakes] = {}
         # Sockets in the file system that are ours to remove.
@@ -106,13 +118,18 @@ class Listeners:
                 settings,
                 listener,
                 protocol_for,
-                has_room=self._has_room_for_one,
-                enter=self._enter,
+                door=Door(self._has_room_for_one, self._doors.enter),
                 ticket_secret=self._ticket_secret,
+                sockets=self._sockets if settings.transport == "tls" and can_shake_hands() else None,
             )
         elif not settings.is_websocket:
             assert self._sockets is not None
-            self._sockets.listen(listener, partial(self._make_device, peer))
+            self._sockets.listen(
+                listener,
+                partial(self._make_device, peer),
+                partial(self._doors.is_turned_away, settings.name),
+            )
+            self._plain.add(settings.name)
         else:
             self._servers.append(await loop.create_server(make, sock=listener, backlog=_BACKLOG))
 
@@ -145,10 +162,11 @@ class Listeners:
         return sum(handshakes.count for handshakes in self._handshakes.values())
 
     def refusal_of(self, device: Device, address: str | None) -> Refusal | None:
-        """Return why a new connection is to be closed; None also where that was decided before TLS."""
-        if device.peer.listener in self._handshakes:
+        """Return why a new connection is to be closed, as far as that was not decided before."""
+        listener = device.peer.listener
+        if listener in self._handshakes:
             return None
-        return self._enter(device.peer.listener, address)
+        return self._doors.overload() if listener in self._plain else self._doors.enter(listener, address)
 
     def connected(self, device: Device) -> None:
         """A connection of one of the listeners is open."""
@@ -173,7 +191,7 @@ class Listeners:
             yield from websocket.metrics()
 
     def _has_room_for_one(self) -> bool:
-        return self._has_room(self.arriving_count + 1)
+        return self._doors.has_room(self.arriving_count + 1)
 
     def _listening_socket(self, settings: ListenerSettings) -> socket.socket:
         if settings.transport == "unix":

@@ -1,4 +1,4 @@
-"""Connections without TLS or WebSockets, read and written here instead of in the event loop.
+"""Connections without WebSockets, read and written here instead of in the event loop; by TLS: `tls_link.pyx`.
 
 Operations: accept, a recv for each readable connection and turn, a send for each that is answered, wait for room in
 a socket that is full. Goals: no Python call and no system call that asyncio's interface would need beside those; an
@@ -9,7 +9,7 @@ turn stays in epoll: only when the kernel names it meanwhile is it taken out.
 
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.errno cimport EAGAIN, ECONNABORTED, EINTR, EMFILE, ENFILE, ENOBUFS, ENOMEM, EPERM, EPROTO, errno
-from libc.stdint cimport uint8_t, uint32_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy, strerror
 
@@ -23,11 +23,6 @@ import socket
 from iotmq.supervised import FAILURES
 
 cdef extern from "<sys/epoll.h>" nogil:
-    ctypedef union epoll_data_t:
-        void* ptr
-    cdef struct epoll_event:
-        uint32_t events
-        epoll_data_t data
     int epoll_create1(int flags)
     int epoll_ctl(int descriptor, int operation, int other, epoll_event* event)
     int epoll_wait(int descriptor, epoll_event* events, int count, int timeout_ms)
@@ -36,24 +31,44 @@ cdef extern from "<sys/epoll.h>" nogil:
         EPOLL_CTL_ADD
         EPOLL_CTL_DEL
         EPOLL_CTL_MOD
-        EPOLLIN
-        EPOLLOUT
 
 cdef extern from "<sys/socket.h>" nogil:
-    int accept4(int descriptor, void* address, void* size, int flags)
+    ctypedef uint32_t socklen_t
+    cdef struct sockaddr:
+        pass
+    cdef struct sockaddr_storage:
+        uint16_t ss_family
+    int accept4(int descriptor, sockaddr* address, socklen_t* size, int flags)
+    int getpeername(int descriptor, sockaddr* address, socklen_t* size)
     Py_ssize_t recv(int descriptor, void* data, size_t size, int flags)
     Py_ssize_t send(int descriptor, const void* data, size_t size, int flags)
     enum:
         SOCK_NONBLOCK
         SOCK_CLOEXEC
         MSG_NOSIGNAL
+        AF_INET
+        AF_INET6
+
+cdef extern from "<arpa/inet.h>" nogil:
+    cdef struct in_addr:
+        pass
+    cdef struct in6_addr:
+        pass
+    cdef struct sockaddr_in:
+        uint16_t sin_port
+        in_addr sin_addr
+    cdef struct sockaddr_in6:
+        in6_addr sin6_addr
+    const char* inet_ntop(int family, const void* source, char* target, socklen_t size)
+    uint16_t ntohs(uint16_t number)
+    enum:
+        INET6_ADDRSTRLEN
 
 cdef extern from "<unistd.h>" nogil:
     int close_descriptor "close"(int descriptor)
 
 cdef enum:
-    EVENTS_MAX = 512            # connections served in one callback; the loop comes back for more
-    ACCEPTS_MAX = 32            # connections accepted in one, some 20 us each
+    ACCEPTS_MAX = 8             # connections accepted in one, some 20 us each: a message takes three turns
     # Of what the kernel did not take: past the first a device is told to stop writing, below the second to go on.
     UNSENT_BYTES_HIGH = 65536
     UNSENT_BYTES_LOW = 16384
@@ -63,14 +78,25 @@ cdef double _ACCEPT_PAUSE_S = 1.0
 logger = logging.getLogger("iotmq.mqtt")
 
 
-cdef class Sockets:
-    """The plain listeners of one front end, and their connections."""
+cdef object _host_of(const sockaddr_storage* address):
+    """Return the IP address as text; None for another kind."""
+    cdef char[INET6_ADDRSTRLEN] text
+    if address.ss_family == AF_INET:
+        inet_ntop(AF_INET, &(<const sockaddr_in*>address).sin_addr, text, INET6_ADDRSTRLEN)
+    elif address.ss_family == AF_INET6:
+        inet_ntop(AF_INET6, &(<const sockaddr_in6*>address).sin6_addr, text, INET6_ADDRSTRLEN)
+    else:
+        return None
+    return text.decode()
 
-    cdef object _loop
-    cdef list _listeners                # sockets that accept; cleared by `close`
-    cdef int _epoll                     # -1 before the first listener, and after the end
-    cdef Py_ssize_t _count              # connections that are open
-    cdef epoll_event[EVENTS_MAX] _events
+
+cdef bint _peer_of(int descriptor, sockaddr_storage* address) noexcept:
+    cdef socklen_t size = sizeof(address[0])
+    return getpeername(descriptor, <sockaddr*>address, &size) == 0
+
+
+cdef class Sockets:
+    """The plain listeners of one front end, and its connections that are not the event loop's."""
 
     def __cinit__(self):
         self._epoll = -1
@@ -78,6 +104,7 @@ cdef class Sockets:
     def __init__(self, loop not None):
         self._loop = loop
         self._listeners = []
+        self._unread = []
 
     def __dealloc__(self):
         if self._epoll >= 0:
@@ -88,15 +115,14 @@ cdef class Sockets:
         """Connections that are open."""
         return self._count
 
-    def listen(self, listener not None, make_device not None):
-        """Accept at a listening socket that does not block; each connection gets a device made by `make_device`."""
-        if self._epoll < 0:
-            self._epoll = epoll_create1(EPOLL_CLOEXEC)
-            if self._epoll < 0:
-                raise OSError(errno, strerror(errno).decode())
-            self._loop.add_reader(self._epoll, self._ready)
+    def listen(self, listener not None, make_device not None, is_turned_away=None):
+        """Accept at a listening socket that does not block; each connection gets a device made by `make_device`.
+
+        `is_turned_away` says of an address, None at a Unix socket, whether its connection is closed before that.
+        """
+        self._begin()
         self._listeners.append(listener)
-        self._loop.add_reader(listener.fileno(), self._accept, listener, make_device)
+        self._loop.add_reader(listener.fileno(), self._accept, listener, make_device, is_turned_away)
 
     def close(self):
         """Accept nothing more; what is open stays."""
@@ -106,6 +132,14 @@ cdef class Sockets:
         self._listeners.clear()
         self._end_if_over()
 
+    cdef int _begin(self) except -1:
+        if self._epoll < 0:
+            self._epoll = epoll_create1(EPOLL_CLOEXEC)
+            if self._epoll < 0:
+                raise OSError(errno, strerror(errno).decode())
+            self._loop.add_reader(self._epoll, self._ready)
+        return 0
+
     cdef int _end_if_over(self) except -1:
         if not self._count and not self._listeners and self._epoll >= 0:
             self._loop.remove_reader(self._epoll)
@@ -113,14 +147,25 @@ cdef class Sockets:
             self._epoll = -1
         return 0
 
-    def _accept(self, listener, make_device):
+    def _accept(self, listener, make_device, is_turned_away):
+        cdef sockaddr_storage address
+        cdef socklen_t size
         cdef int descriptor
         cdef int accepting = listener.fileno()
         for _ in range(ACCEPTS_MAX):
-            descriptor = accept4(accepting, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)
+            size = sizeof(address)
+            descriptor = accept4(accepting, <sockaddr*>&address, &size, SOCK_NONBLOCK | SOCK_CLOEXEC)
             if descriptor >= 0:
                 try:
-                    SocketLink(self, make_device())._open(descriptor)
+                    if is_turned_away is not None and is_turned_away(_host_of(&address)):
+                        close_descriptor(descriptor)
+                        continue
+                except Exception:
+                    FAILURES.note("accepted connections")
+                    close_descriptor(descriptor)
+                    continue
+                try:
+                    self._take(descriptor, make_device)
                 except Exception:
                     FAILURES.note("accepted connections")
             elif errno in (EINTR, ECONNABORTED, EPERM, EPROTO):
@@ -128,14 +173,24 @@ cdef class Sockets:
             elif errno in (EMFILE, ENFILE, ENOBUFS, ENOMEM):
                 logger.error("connections cannot be accepted", extra={"detail": strerror(errno).decode()})
                 self._loop.remove_reader(accepting)
-                self._loop.call_later(_ACCEPT_PAUSE_S, self._accept_again, listener, make_device)
+                self._loop.call_later(_ACCEPT_PAUSE_S, self._accept_again, listener, make_device, is_turned_away)
                 return
             else:
                 return
 
-    def _accept_again(self, listener, make_device):
+    cdef int _take(self, int descriptor, make_device) except -1:
+        """Give a device to a connection that was accepted; without one it is closed."""
+        cdef SocketLink link
+        try:
+            link = SocketLink(self, make_device())
+        except BaseException:
+            close_descriptor(descriptor)
+            raise
+        return link._open(descriptor)
+
+    def _accept_again(self, listener, make_device, is_turned_away):
         if listener in self._listeners:
-            self._loop.add_reader(listener.fileno(), self._accept, listener, make_device)
+            self._loop.add_reader(listener.fileno(), self._accept, listener, make_device, is_turned_away)
 
     def _ready(self):
         cdef int index
@@ -149,24 +204,33 @@ cdef class Sockets:
                 FAILURES.note("connections of devices")
                 link.abort()
 
+    cdef int _read_again(self, SocketLink link) except -1:
+        """Read from a link in the next turn without waiting for the kernel: it has bytes that came already."""
+        if not self._unread:
+            self._loop.call_soon(self._read_unread)
+        self._unread.append(link)
+        return 0
+
+    def _read_unread(self):
+        cdef SocketLink link
+        unread = self._unread
+        self._unread = []
+        for link in unread:
+            try:
+                if link._has_unread and link._is_reading:
+                    link._read()
+            except Exception:
+                FAILURES.note("connections of devices")
+                link.abort()
+
 
 cdef class SocketLink(DeviceLink):
     """One connection: a Device's transport, with the methods of asyncio's that it calls."""
 
-    cdef Sockets _sockets
-    cdef Device _device                 # None once it was told that the connection is lost
-    cdef ByteBuffer _unsent             # what the kernel did not take
-    cdef int _descriptor                # -1 once it is closed
-    cdef uint32_t _watched              # what epoll is asked for; 0: it does not know the socket
-    cdef uint8_t _is_reading
-    cdef uint8_t _is_closing            # nothing is read or written any more, beside what is unsent
-    cdef uint8_t _is_over               # the device will be told in a moment
-    cdef uint8_t _is_full               # the device was told to stop writing
-
     def __cinit__(self):
         self._descriptor = -1
 
-    def __init__(self, Sockets sockets not None, Device device not None):
+    def __init__(self, Sockets sockets not None, Device device):
         self._sockets = sockets
         self._device = device
 
@@ -175,11 +239,16 @@ cdef class SocketLink(DeviceLink):
         if self._descriptor >= 0:
             close_descriptor(self._descriptor)
 
-    cdef int _open(self, int descriptor) except -1:
+    cdef int _hold(self, int descriptor) except -1:
+        """The descriptor is this link's from now on."""
         self._descriptor = descriptor
         # For epoll, which names it by its address; taken back by `_lost`.
         Py_INCREF(self)
         self._sockets._count += 1
+        return 0
+
+    cdef int _open(self, int descriptor) except -1:
+        self._hold(descriptor)
         self._is_reading = True
         try:
             self._device.connection_made(self)
@@ -202,12 +271,12 @@ cdef class SocketLink(DeviceLink):
             self._keep(output)
             release(output)
         else:
-            sent = send(self._descriptor, output.data, output.size, MSG_NOSIGNAL)
+            sent = self._send(output.data, output.size)
             if sent == output.size:
                 release(output)
                 return 0
-            if sent < 0 and errno != EAGAIN and errno != EINTR:
-                self._fail()
+            if sent < 0 and sent != -EAGAIN and sent != -EINTR:
+                self._fail(<int>-sent)
                 release(output)
                 return 0
             free(self._unsent.data)
@@ -230,6 +299,8 @@ cdef class SocketLink(DeviceLink):
             self._is_reading = True
             if not self._watched & EPOLLIN:
                 self._watch(self._watched | EPOLLIN)
+            if self._has_unread:
+                self._sockets._read_again(self)
 
     def is_reading(self):
         return bool(self._is_reading)
@@ -245,6 +316,7 @@ cdef class SocketLink(DeviceLink):
             if self._unsent.size:
                 self._watch(EPOLLOUT)
             else:
+                self._part()
                 self._end(None)
 
     def abort(self):
@@ -263,8 +335,11 @@ cdef class SocketLink(DeviceLink):
 
     def get_extra_info(self, name, default=None):
         """Return the address for "peername" or "sockname", as asyncio's transports do."""
+        cdef sockaddr_storage address
         if self._descriptor < 0 or name not in ("peername", "sockname"):
             return default
+        if name == "peername" and _peer_of(self._descriptor, &address) and address.ss_family == AF_INET:
+            return _host_of(&address), ntohs((<sockaddr_in*>&address).sin_port)
         with socket.socket(fileno=os.dup(self._descriptor)) as copy:
             try:
                 return copy.getpeername() if name == "peername" else copy.getsockname()
@@ -286,14 +361,32 @@ cdef class SocketLink(DeviceLink):
 
     cdef int _read(self) except -1:
         cdef Device device = self._device
-        cdef Py_ssize_t size = recv(self._descriptor, device.group._input_data, device.read_bytes_max(), 0)
+        cdef Py_ssize_t size = self._receive(device.group._input_data, device.read_bytes_max())
         if size > 0:
             device.received(<uint32_t>size)
+            if self._has_unread and self._is_reading:
+                self._sockets._read_again(self)
         elif size == 0:
             device.eof_received()
             self.close()
-        elif errno != EAGAIN and errno != EINTR:
-            self._fail()
+        elif size != -EAGAIN and size != -EINTR:
+            self._fail(<int>-size)
+        return 0
+
+    # What is different with TLS
+
+    cdef Py_ssize_t _receive(self, uint8_t* data, Py_ssize_t size) except? -1:
+        """Read what has come: the number of bytes, 0 at the end, or the negative number of an error."""
+        cdef Py_ssize_t got = recv(self._descriptor, data, size, 0)
+        return got if got >= 0 else -errno
+
+    cdef Py_ssize_t _send(self, const uint8_t* data, Py_ssize_t size) except? -1:
+        """Send what the kernel takes, and return likewise."""
+        cdef Py_ssize_t sent = send(self._descriptor, data, size, MSG_NOSIGNAL)
+        return sent if sent >= 0 else -errno
+
+    cdef int _part(self) except -1:
+        """Say goodbye, when everything is sent."""
         return 0
 
     cdef int _keep(self, const ByteBuffer* output) except -1:
@@ -308,13 +401,14 @@ cdef class SocketLink(DeviceLink):
 
     cdef int _send_more(self) except -1:
         cdef ByteBuffer* unsent = &self._unsent
-        cdef Py_ssize_t sent = send(self._descriptor, unsent.data + unsent.start, unsent.size - unsent.start, MSG_NOSIGNAL)
+        cdef Py_ssize_t sent = self._send(unsent.data + unsent.start, unsent.size - unsent.start)
         if sent < 0:
-            return 0 if errno == EAGAIN or errno == EINTR else self._fail()
+            return 0 if sent == -EAGAIN or sent == -EINTR else self._fail(<int>-sent)
         unsent.start += <uint32_t>sent
         if unsent.start == unsent.size:
             release(unsent)
             if self._is_closing:
+                self._part()
                 return self._end(None)
             self._watch(self._watched & ~<uint32_t>EPOLLOUT)
         if self._is_full and unsent.size - unsent.start <= UNSENT_BYTES_LOW:
@@ -340,9 +434,8 @@ cdef class SocketLink(DeviceLink):
         self._watched = events
         return 0
 
-    cdef int _fail(self) except -1:
+    cdef int _fail(self, int problem) except -1:
         """A call of the kernel has failed: the connection is lost."""
-        cdef int problem = errno
         self._is_closing = True
         return self._end(OSError(problem, strerror(problem).decode()))
 
@@ -364,6 +457,7 @@ cdef class SocketLink(DeviceLink):
         sockets._count -= 1
         Py_DECREF(self)
         try:
-            device.connection_lost(error)
+            if device is not None:
+                device.connection_lost(error)
         finally:
             sockets._end_if_over()

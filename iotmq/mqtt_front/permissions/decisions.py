@@ -23,11 +23,19 @@ _FLAGS: Final = tuple((qos, is_retained) for qos in range(3) for is_retained in 
 class Rooms(NamedTuple):
     """Limits of what may be published to a topic: by QoS * 2 + retain flag the size that is too large.
 
-    `rules` has the names of the rules that refuse what is as large; None when nothing is refused.
+    `refusals` has the decisions about what is as large; None when nothing is refused.
     """
 
     room: tuple[int, ...]
-    rules: tuple[str, ...] | None
+    refusals: tuple[Decision, ...] | None
+
+
+EVERYTHING_FITS: Final = Rooms((EVERY_SIZE,) * len(_FLAGS), None)
+
+
+def nothing_by(rule: str) -> Rooms:
+    """Return the rooms of a topic to which nothing may be published, because of one rule."""
+    return Rooms((0,) * len(_FLAGS), (Decision(False, rule),) * len(_FLAGS))
 
 
 class Policy(Protocol):
@@ -63,15 +71,16 @@ class RulesPolicy:
             for qos, is_retained in _FLAGS
         ]
         room = tuple(size for size, _ in found)
-        return Rooms(room, None if min(room) == EVERY_SIZE else tuple(name for _, name in found))
+        return Rooms(room, None if min(room) == EVERY_SIZE else tuple(decision for _, decision in found))
 
     def may_publish(self, topic: str, use: Use) -> Decision:
-        for clause in fitting(self._publish, topic.split("/"), self._subject):
+        fits = fitting(self._publish, topic.split("/"), self._subject)
+        for clause in fits:
             conditions = clause.rule.conditions
             size_max = conditions.payload_bytes_max
             if conditions.hold(use) and (size_max is None or use.payload_bytes <= size_max):
                 return Decision(clause.rule.is_allow, clause.rule.name)
-        return _without_rule(topic)
+        return _without_rule(fits, use, topic)
 
     def may_subscribe(self, topic_filter: str, use: Use) -> Decision:
         wanted = topic_filter.split("/")
@@ -98,11 +107,13 @@ class RulesPolicy:
             return Decision(
                 False, NO_RULE, "the rules that fit it are too many and too mixed to be compared with it"
             )
-        name = NO_RULE if verdict.rule is None else rules[verdict.rule][0].name
-        topic_filter = "/".join(wanted)
-        return Decision(
-            False, name, "" if verdict.witness == topic_filter else f"it matches {verdict.witness}"
-        )
+        why = [] if verdict.witness == "/".join(wanted) else [f"it matches {verdict.witness}"]
+        if verdict.rule is not None:
+            name = rules[verdict.rule][0].name
+        else:
+            name, missed = _missed(fitting(self._subscribe, verdict.witness.split("/"), self._subject), use)
+            why += [missed] if missed else []
+        return Decision(False, name, "; ".join(why))
 
 
 class Everything:
@@ -111,7 +122,7 @@ class Everything:
     __slots__ = ()
 
     def rooms(self, topic: str, *, is_delayed: bool) -> Rooms:
-        return Rooms((EVERY_SIZE,) * len(_FLAGS), None)
+        return EVERYTHING_FITS
 
     def may_publish(self, topic: str, use: Use) -> Decision:
         return Decision(True, NO_RULE)
@@ -130,8 +141,8 @@ class OwnTopics:
 
     def rooms(self, topic: str, *, is_delayed: bool) -> Rooms:
         if self.may_publish(topic, Use(PUBLISH, is_delayed=is_delayed)).is_allowed:
-            return Rooms((EVERY_SIZE,) * len(_FLAGS), None)
-        return Rooms((0,) * len(_FLAGS), (OWN_TOPICS,) * len(_FLAGS))
+            return EVERYTHING_FITS
+        return nothing_by(OWN_TOPICS)
 
     def may_publish(self, topic: str, use: Use) -> Decision:
         if topic.startswith(REPLY_PREFIX):
@@ -143,22 +154,36 @@ class OwnTopics:
         return Decision(is_own, OWN_TOPICS)
 
 
-def _room(fits: Iterable[Clause], use: Use, topic: str) -> tuple[int, str]:
-    """Return the size of payload that is too large, and the name of the rule that refuses it."""
+def _room(fits: Iterable[Clause], use: Use, topic: str) -> tuple[int, Decision]:
+    """Return the size of payload that is too large, and the decision about one as large."""
     room = 0
     for clause in fits:
         rule = clause.rule
         if not rule.conditions.hold(use):
             continue
         if not rule.is_allow:
-            return room, rule.name
+            return room, Decision(False, rule.name)
         if rule.conditions.payload_bytes_max is None:
-            return EVERY_SIZE, rule.name
+            return EVERY_SIZE, Decision(True, rule.name)
         room = max(room, rule.conditions.payload_bytes_max + 1)
-    last = _without_rule(topic)
-    return (EVERY_SIZE if last.is_allowed else room), last.rule
+    last = _without_rule(fits, use, topic)
+    return (EVERY_SIZE if last.is_allowed else room), last
 
 
-def _without_rule(topic: str) -> Decision:
-    is_answer = topic.startswith(REPLY_PREFIX)
-    return Decision(is_answer, ANSWERS if is_answer else NO_RULE)
+def _without_rule(fits: Iterable[Clause], use: Use, topic: str) -> Decision:
+    """Decide about a message that none of the rules for its topic is for."""
+    if topic.startswith(REPLY_PREFIX):
+        return Decision(True, ANSWERS)
+    return Decision(False, *_missed(fits, use))
+
+
+def _missed(fits: Iterable[Clause], use: Use) -> tuple[str, str]:
+    """Return the rule that would allow it but for a condition, and the condition: that on its size first."""
+    near: tuple[str, str] = NO_RULE, ""
+    for clause in fits:
+        rule = clause.rule
+        if rule.is_allow and rule.conditions.hold(use):
+            return rule.name, f"payload_bytes_max is {rule.conditions.payload_bytes_max}"
+        if rule.is_allow and near[0] == NO_RULE:
+            near = rule.name, rule.conditions.missed(use)
+    return near

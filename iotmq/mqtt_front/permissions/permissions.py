@@ -106,10 +106,11 @@ class Permissions:
 
     async def reload(self) -> None:
         """Read the file again if it changed; one that breaks a rule changes nothing and is counted."""
-        if self._path is None or self._watched is None or not await self._watched.have_changed():
+        if self._path is None or self._watched is None:
             return
+        path = self._path
         try:
-            rules = await asyncio.to_thread(lambda path: RuleSet(read_rules(path)), self._path)
+            rules = await self._watched.read_changed(lambda: RuleSet(read_rules(path)))
         except (OSError, RulesFileError) as error:
             self.failed_reloads_count += 1
             if not isinstance(error, (RulesFileError, FileNotFoundError)):
@@ -119,6 +120,8 @@ class Permissions:
                 "the changed permissions are not used, the former ones hold",
                 extra={"file": str(self._path), "detail": str(error)},
             )
+            return
+        if rules is None:
             return
         self.policies.rules = rules
         self.reloads_count += 1

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from iotmq import limits
 from iotmq.metrics import Metric, samples
 from iotmq.mqtt_front.access.identity import Identity
-from iotmq.mqtt_front.permissions.decisions import EVERY_SIZE, Policy, Rooms
+from iotmq.mqtt_front.permissions.decisions import EVERYTHING_FITS, Policy, Rooms, nothing_by
 from iotmq.mqtt_front.permissions.rule import PUBLISH, Decision, Use
 from iotmq.mqtt_front.permissions.topic_template import Subject
 from iotmq.supervised import surviving
@@ -66,8 +66,8 @@ class AskedPolicy:
         if answer.is_allowed is None:
             return self.rules.rooms(topic, is_delayed=is_delayed)
         if answer.is_allowed:
-            return Rooms((EVERY_SIZE,) * 6, None)
-        return Rooms((0,) * 6, (answer.name,) * 6)
+            return EVERYTHING_FITS
+        return nothing_by(answer.name)
 
     def may_publish(self, topic: str, use: Use) -> Decision:
         answer = self._answers[PUBLISH, topic]

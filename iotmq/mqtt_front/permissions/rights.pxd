@@ -27,7 +27,7 @@ cdef class Rights:
     cdef KnownRight* _known             # NULL until the first PUBLISH
     cdef uint32_t _mask
     cdef uint32_t _turn                 # which slot is taken next from another target, of those it may be in
-    cdef list _refusing                 # for each slot, names of the rules that refuse; None where none does
+    cdef list _refusing                 # for each slot, the decisions that refuse; None where none does
     cdef public object waiting          # messages behind a question to others (asked.Waiting); None while none is
 
     cdef int may_publish(self, uint64_t target, int flags, Py_ssize_t payload_size) noexcept

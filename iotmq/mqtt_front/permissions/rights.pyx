@@ -55,7 +55,7 @@ cdef class Rights:
     def change(self, subject not None):
         """Another identity has this connection from now on."""
         self.subject = subject
-        self._version = 0
+        self._version = self._decided_by = 0
 
     def note_decided(self):
         """A decision about the connection's filters begins."""
@@ -114,7 +114,7 @@ cdef class Rights:
         self._known[slot].target = target
         for flags in range(6):
             self._known[slot].room[flags] = rooms.room[flags]
-        self._refusing[slot] = rooms.rules
+        self._refusing[slot] = rooms.refusals
         return 0
 
     cdef int _resize(self, uint32_t count) except -1:
@@ -152,7 +152,7 @@ cdef class Rights:
         return 0
 
     def refusing(self, uint64_t target, int flags):
-        """Return the name of the rule that refuses, after `may_publish` said so."""
+        """Return the decision of the rule that refuses, after `may_publish` said so."""
         return self._refusing[self._find(target)][flags]
 
     # For tests

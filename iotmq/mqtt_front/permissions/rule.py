@@ -54,14 +54,25 @@ class Conditions:
 
     def hold(self, use: Use) -> bool:
         """Return whether the rule is for this use, whatever its payload."""
+        return not self.missed(use)
+
+    def missed(self, use: Use) -> str:
+        """Return the condition that does not hold, as a file says it; empty when all hold."""
         if self.qos is not None and use.qos not in self.qos:
-            return False
-        asked: tuple[tuple[bool | None, bool], ...]
+            return f"it is for QoS {', '.join(map(str, sorted(self.qos)))}"
+        asked: tuple[tuple[str, bool | None, bool], ...]
         if use.action == PUBLISH:
-            asked = ((self.retain, use.is_retained), (self.will, use.is_will), (self.delayed, use.is_delayed))
-            return all(wanted is None or wanted == given for wanted, given in asked)
-        asked = ((self.shared, use.is_shared), (self.exclusive, use.is_exclusive))
-        return all(wanted is None or wanted == given for wanted, given in asked)
+            asked = (
+                ("retain", self.retain, use.is_retained),
+                ("will", self.will, use.is_will),
+                ("delayed", self.delayed, use.is_delayed),
+            )
+        else:
+            asked = (("shared", self.shared, use.is_shared), ("exclusive", self.exclusive, use.is_exclusive))
+        for name, wanted, given in asked:
+            if wanted is not None and wanted != given:
+                return f"it has {name} = {str(wanted).lower()}"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,16 +77,23 @@ class FrontPlugins:
         """End the plug-ins. May be called twice."""
         await self._plugins.stop()
 
-    def opened(self, device: Device, connect: Connect) -> None:
-        """The session of a device opens."""
-        if self._plugins.needs_sessions and device.client_id is not None:
-            self._sessions[device] = self._plugins.opened(device.identity, device.client_id, connect)
+    def opening(self, device: Device, client_id: str, connect: Connect) -> None:
+        """A device may connect, unless a broker or its will stand against it."""
+        if self._plugins.needs_sessions:
+            self._sessions[device] = self._plugins.opening(device.identity, client_id, connect)
+
+    # What the front end tells (device.SessionListener)
+
+    def opened(self, device: Device, _is_resumed: bool) -> None:
+        """A session is open."""
+        if device in self._sessions:
+            self._plugins.opened(self._sessions[device])
 
     def lost(self, device: Device) -> None:
         """The connection is over."""
         session = self._sessions.pop(device, None)
         if session is not None:
-            self._plugins.closed(session.client_id, session)
+            self._plugins.closed(session)
 
     def subscribed(self, device: Device, event: Subscribe, codes: Sequence[int]) -> None:
         """A SUBSCRIBE was answered."""

@@ -129,8 +129,9 @@ def session_of_identity(identity: Identity | None, client_id: str) -> LightSessi
 
 
 def session_of_connect(identity: Identity | None, client_id: str, connect: Connect) -> LightSession:
-    """Return the session of a device that has connected, without its password."""
+    """Return the session of a device that is about to connect, without its password."""
     session = session_of_identity(identity, client_id)
+    session.transitions = _STATES["new"]
     session.clean_session = connect.clean_session
     session.keep_alive = connect.keep_alive_s
     will = connect.will
@@ -140,5 +141,4 @@ def session_of_connect(identity: Identity | None, client_id: str, connect: Conne
         session.will_message = will.payload
         session.will_qos = will.qos
         session.will_retain = bool(will.retain)
-    session.connected()
     return session

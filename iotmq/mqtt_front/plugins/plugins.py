@@ -80,16 +80,21 @@ class Plugins:
         """End all. May be called twice, and without a start."""
         await asyncio.gather(*(host.stop() for host in self._hosts.values()))
 
-    def opened(self, identity: Identity | None, client_id: str, connect: Connect) -> LightSession:
-        """A device has connected."""
-        session = self._sessions.opened(identity, client_id, connect)
-        self._tell("broker_client_connected", {"client_id": client_id, "client_session": session})
-        return session
+    def opening(self, identity: Identity | None, client_id: str, connect: Connect) -> LightSession:
+        """A device is about to connect, of which nobody is told yet."""
+        return self._sessions.opening(identity, client_id, connect)
 
-    def closed(self, client_id: str, session: LightSession) -> None:
-        """A connection is over."""
-        self._sessions.closed(client_id, session)
-        self._tell("broker_client_disconnected", {"client_id": client_id, "client_session": session})
+    def opened(self, session: LightSession) -> None:
+        """A device has connected."""
+        self._sessions.opened(session)
+        words = {"client_id": session.client_id, "client_session": session}
+        self._tell("broker_client_connected", words)
+
+    def closed(self, session: LightSession) -> None:
+        """A connection is over, or was refused."""
+        if self._sessions.closed(session):
+            words = {"client_id": session.client_id, "client_session": session}
+            self._tell("broker_client_disconnected", words)
 
     def subscribed(self, client_id: str, topic_filter: str, qos: int) -> None:
         """A device has a subscription."""

@@ -17,6 +17,8 @@ class Asked(NamedTuple):
     user: str | None
     action: str
     topic: str
+    proof: bytes = b""
+    """Digest of what else an answer may depend on, such as a token."""
 
 
 class TopicAnswers:

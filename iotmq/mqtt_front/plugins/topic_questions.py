@@ -15,8 +15,8 @@ from iotmq.mqtt_front.access.identity import Identity
 from iotmq.mqtt_front.plugins.combination import Combined, combined
 from iotmq.mqtt_front.plugins.guards import is_ldap_name, is_unguarded_name
 from iotmq.mqtt_front.plugins.host import PluginHost
-from iotmq.mqtt_front.plugins.light_session import LightSession, session_of_identity
-from iotmq.mqtt_front.plugins.sessions import PluginSessions
+from iotmq.mqtt_front.plugins.light_session import LightSession
+from iotmq.mqtt_front.plugins.sessions import PluginSessions, proof_of
 from iotmq.mqtt_front.plugins.topic_answers import Asked, TopicAnswers
 from iotmq.mqtt_front.plugins.wildcards import has_wildcards, is_contained, matches_any, probes_of
 
@@ -50,7 +50,8 @@ class PluginTopics:
         self, identity: Identity | None, client_id: str, action: str, topic: str
     ) -> tuple[bool | None] | None:
         """Return the answer in a tuple, if it was given lately; for those who cannot wait."""
-        return self._answers.find(_asked(identity, client_id, action, topic), self._clock.monotonic_s())
+        session = self._sessions.shown(identity, client_id)
+        return self._answers.find(_asked(session, identity, action, topic), self._clock.monotonic_s())
 
     async def may(self, identity: Identity | None, client_id: str, action: str, topic: str) -> bool | None:
         """Return whether the device may "publish", "subscribe" or "receive"; None: there is no opinion.
@@ -59,14 +60,15 @@ class PluginTopics:
         """
         if action == "subscribe" and topic.startswith("$share/"):
             topic = topic.split("/", _SHARE_LEVELS)[-1]
-        asked = _asked(identity, client_id, action, topic)
+        session = self._sessions.shown(identity, client_id)
+        asked = _asked(session, identity, action, topic)
         found = self._answers.find(asked, self._clock.monotonic_s())
         if found is not None:
             self._remembered_total += 1
             return found[0]
         asking = self._asking.get(asked)
         if asking is None:
-            asking = self._asking[asked] = asyncio.ensure_future(self._ask(identity, asked))
+            asking = self._asking[asked] = asyncio.ensure_future(self._ask(session, asked))
             asking.add_done_callback(lambda _: self._asking.pop(asked, None))
         # Who gives up leaves the question to others who wait for the same.
         return (await asyncio.shield(asking)).answer
@@ -95,11 +97,7 @@ class PluginTopics:
             ),
         )
 
-    async def _ask(self, identity: Identity | None, asked: Asked) -> Combined:
-        session = self._sessions.by_client_id.get(asked.client_id)
-        if session is None or session.username != asked.user:
-            # Of another front end, or of before: what is known of it is who it is.
-            session = session_of_identity(identity, asked.client_id)
+    async def _ask(self, session: LightSession, asked: Asked) -> Combined:
         result = await combined([(host.name, self._ask_one(host, session, asked)) for host in self._hosts])
         if result.is_final and self._cache_s:
             self._answers.keep(asked, result.answer, self._clock.monotonic_s() + self._cache_s)
@@ -109,8 +107,10 @@ class PluginTopics:
         plugin = host.plugin
         if not is_unguarded_name(asked.user) or (plugin.known.is_ldap and not is_ldap_name(asked.user)):
             return False
-        if asked.action != "subscribe" or not has_wildcards(asked.topic):
-            return await self._asked(host, session, asked, asked.topic)
+        if asked.action != "subscribe":
+            return await self._said(host, session, asked.action, asked.topic)
+        if not has_wildcards(asked.topic):
+            return await self._subscribed(host, session, asked.topic)
         if plugin.settings.wildcards == "refuse":
             return False
         if plugin.known.filters_by_user:
@@ -118,21 +118,30 @@ class PluginTopics:
             return is_contained(asked.topic, by_user.get(asked.user or "anonymous", ()))
         if plugin.known.denied_topics and asked.user != "admin":
             return not matches_any(asked.topic, plugin.known.denied_topics)
-        answer = await self._asked(host, session, asked, asked.topic)
-        if answer is not True or plugin.settings.wildcards == "as-asked":
+        if plugin.settings.wildcards == "as-asked":
+            return await self._subscribed(host, session, asked.topic)
+        answer = await self._said(host, session, "subscribe", asked.topic)
+        if answer is not True:
             return answer
         for probe in probes_of(asked.topic):
-            if await self._asked(host, session, asked, probe) is not True:
+            if await self._subscribed(host, session, probe) is not True:
                 return False
         return True
 
-    def _asked(
-        self, host: PluginHost, session: LightSession, asked: Asked, topic: str
+    async def _subscribed(self, host: PluginHost, session: LightSession, topic: str) -> bool | None:
+        """Ask about a subscription: who may not receive a topic, which amqtt asks later, does not get it."""
+        answer = await self._said(host, session, "subscribe", topic)
+        if answer is False or await self._said(host, session, "receive", topic) is not False:
+            return answer
+        return False
+
+    def _said(
+        self, host: PluginHost, session: LightSession, action: str, topic: str
     ) -> Awaitable[bool | None]:
         return host.ask(
-            "topic_filtering", {"session": session, "topic": topic, "action": self._actions[asked.action]}
+            "topic_filtering", {"session": session, "topic": topic, "action": self._actions[action]}
         )
 
 
-def _asked(identity: Identity | None, client_id: str, action: str, topic: str) -> Asked:
-    return Asked(client_id, None if identity is None else identity.user, action, topic)
+def _asked(session: LightSession, identity: Identity | None, action: str, topic: str) -> Asked:
+    return Asked(session.client_id, session.username, action, topic, proof_of(session, identity))

@@ -95,12 +95,12 @@ cdef class PublishGuard:
             payload_bytes=publication.payload_size,
         ))
         if not decision.is_allowed:
-            self._refuse(device, publication, topic, decision.rule)
+            self._refuse(device, publication, topic, decision)
         return decision.is_allowed
 
-    cdef int _refuse(self, Device device, const Publication* publication, str topic, str rule) except -1:
+    cdef int _refuse(self, Device device, const Publication* publication, str topic, decision) except -1:
         cdef Rights rights = device.rights
-        self._refusals.note(rights.subject, "publish", topic, rule=rule)
+        self._refusals.note(rights.subject, "publish", topic, rule=decision.rule, detail=decision.detail)
         if self._disconnects:
             raise MqttProtocolError(NOT_AUTHORIZED, "it may not publish that")
         return self._tell(device, publication, NOT_AUTHORIZED)
@@ -181,9 +181,9 @@ cdef class PublishGuard:
         publication.is_retained = message[6]
         publication.is_duplicate = message[7]
         if device.bridge is None:
-            return device.group.sink.on_publish(device, &publication)
+            return self.sink.on_publish(device, &publication)
         device.bridge.is_mounted = True
         try:
-            return device.group.sink.on_publish(device, &publication)
+            return self.sink.on_publish(device, &publication)
         finally:
             device.bridge.is_mounted = False

@@ -5,6 +5,7 @@ from iotmq.mqtt.server.publish_sink cimport Publication, PublishSink
 from iotmq.mqtt_front.connection.device cimport Device, DeviceGroup
 from iotmq.mqtt_front.publish.batch cimport Batch, BatchOwner, Waiter
 from iotmq.mqtt_front.publish.guard cimport PublishGuard
+from iotmq.mqtt_front.publish.releases cimport Releases
 from iotmq.mqtt_front.publish.targets cimport Ruling, Target, Targets
 
 
@@ -30,22 +31,13 @@ cdef class Lane(BatchOwner):
     cdef Batch newest(self)
 
 
-cdef class Release:
-    cdef Ingress ingress
-    cdef object broker                  # by name; None for all
-    cdef Py_ssize_t body_bytes          # of all of them, as in broker.exactly_once.received_ids
-    cdef list waiters                   # (device, packet id)
-
-    cdef int add(self, Device device, uint16_t packet_id) except -1
-
-
 cdef class Ingress(PublishSink):
     cdef object _port
     cdef object _loop
     cdef public DeviceGroup group       # set once, by the front end that owns both
     cdef Targets _targets
     cdef readonly PublishGuard guard    # of devices with rights; None where nobody has any
-    cdef list _lanes
+    cdef list _lanes                    # None at places that are free again
     cdef dict _lane_of                  # (broker topic, queue id, is stored, is delayed) -> place in _lanes
     cdef list _active                   # lanes with something to send at the end of the turn
     cdef list _spare                    # empty batches with their memory
@@ -56,7 +48,7 @@ cdef class Ingress(PublishSink):
     cdef double _retry_interval_s
     cdef Py_ssize_t _pending_bytes      # in batches of any kind
     cdef object _unique_keys            # None where no answer of a broker can get lost
-    cdef dict _releases                 # of this turn: broker, or None for all -> Release
+    cdef Releases _releases
     cdef bint _is_marked                # the message that is being added has its packet id
     cdef bint _is_closed                # nothing is offered again
     cdef public bint sheds              # messages of QoS 0 are dropped, because of overload
@@ -81,7 +73,6 @@ cdef class Ingress(PublishSink):
     cdef int add(self, Target* target, Device device, const uint8_t* payload, Py_ssize_t payload_size, int qos,
             bint retain, bint is_waiting, uint32_t sequence) except -1
     cdef int _mark(self, Lane lane, const Publication* publication) except -1
-    cdef int _released(self, Release release) except -1
     cdef int _after_answer(self) except -1
     cdef int _answer(self, const Waiter* waiter, int code, str remark, object broker) except -1
     cdef Batch _take_batch(self, Lane lane)

@@ -16,12 +16,13 @@ from libc.string cimport memcmp, memcpy
 from iotmq.message.records.layout cimport ELEMENT_FIXED_BYTES, RECORD_FIXED_BYTES, put_u16, put_u32
 from iotmq.message.records.short_bytes cimport copy_short
 from iotmq.mqtt.codec.byte_buffer cimport append
-from iotmq.mqtt.codec.packet_types cimport LEVEL_5, STATE_CLOSED, STATE_CONNECTED
+from iotmq.mqtt.codec.packet_types cimport LEVEL_5
 from iotmq.mqtt.server.publish_sink cimport Publication, PublishSink
 from iotmq.mqtt_front.connection.device cimport CONGESTED_INGRESS, Device
 from iotmq.mqtt_front.connection.message_properties cimport append_record_properties
 from iotmq.mqtt_front.publish.batch cimport Batch, BatchOwner, Waiter
 from iotmq.mqtt_front.publish.guard cimport PublishGuard
+from iotmq.mqtt_front.publish.releases cimport Releases
 from iotmq.mqtt_front.publish.targets cimport TARGET_REFUSED, TARGET_RESOLVED, Ruling, Target, Targets, topic_of
 
 import logging
@@ -68,7 +69,6 @@ cdef enum:
 cdef enum:
     RELEASE_BYTES = 256
 
-cdef Py_ssize_t RELEASE_BODY_BYTES_MAX = limits.RELEASED_BODY_BYTES_MAX - 1024
 cdef bytes _PACKET_ID = MQTT_PACKET_ID.encode() + b"\x01"
 cdef bytes _UNIQUE_KEY = UNIQ_KEY.encode() + b"\x01"
 cdef uint32_t BATCH_RECORDS_MAX = limits.BATCH_RECORDS_MAX
@@ -176,49 +176,6 @@ cdef class Lane(BatchOwner):
             raise
 
 
-cdef bytes _release_of(Device device, uint16_t packet_id):
-    cdef bytes client_id = device.client_id_utf8
-    return len(client_id).to_bytes(2) + client_id + packet_id.to_bytes(2)
-
-
-cdef class Release:
-    """Packet ids of one turn for one broker, and the devices that wait for it."""
-
-    def __init__(self, Ingress ingress not None, broker):
-        self.ingress = ingress
-        self.broker = broker
-        self.waiters = []
-
-    cdef int add(self, Device device, uint16_t packet_id) except -1:
-        self.body_bytes += 4 + <Py_ssize_t>len(device.client_id_utf8)
-        self.waiters.append((device, packet_id))
-        return 0
-
-    def offer(self):
-        """Hand it to the broker (again), for those who wait for it still.
-
-        Who has gone may have had its answer elsewhere, and use the packet id for another message.
-        """
-        if self.ingress._is_closed:
-            return
-        body = b"".join([
-            _release_of(device, packet_id)
-            for device, packet_id in self.waiters
-            if (<Device>device).state != STATE_CLOSED
-        ])
-        if body:
-            self.ingress._port.release(self.broker, body, self.completed)
-        else:
-            self.completed(0, "")
-
-    def completed(self, int code, str remark):
-        """Take the broker's answer (ports.gateway.AppendDone)."""
-        if code:
-            self.ingress._loop.call_later(self.ingress._retry_interval_s, self.offer)
-        else:
-            self.ingress._released(self)
-
-
 cdef class Ingress(PublishSink):
     """The sink of all devices of a front end. `router` resolves topics, `port` is the way to the brokers.
 
@@ -239,6 +196,8 @@ cdef class Ingress(PublishSink):
         self._port = port
         self._loop = loop
         self.guard = guard
+        if guard is not None:
+            guard.sink = self
         self._targets = Targets(router, TopicRewrites() if rewrites is None else rewrites, port, self._lane_at)
         self._lanes = []
         self._lane_of = {}
@@ -250,7 +209,7 @@ cdef class Ingress(PublishSink):
         self._retry_interval_s = settings.retry_interval_s
         # For brokers that may have to be asked whether they have a batch.
         self._unique_keys = UniqueKeys() if port.may_lose_answers else None
-        self._releases = {}
+        self._releases = Releases(port, loop, settings.retry_interval_s, self._released)
 
     def __dealloc__(self):
         free(self._own_properties.data)
@@ -271,6 +230,11 @@ cdef class Ingress(PublishSink):
         return self._targets
 
     @property
+    def lanes(self):
+        """The ways to queues, with None at places that are free again."""
+        return tuple(self._lanes)
+
+    @property
     def is_idle(self):
         """Return whether nothing waits for the broker."""
         return self._pending_bytes == 0
@@ -279,12 +243,24 @@ cdef class Ingress(PublishSink):
     def waited_s(self):
         """Return how long the oldest batch that a broker was handed has had no answer; 0 without one."""
         now_s = self.group.clock.monotonic_s()
-        offered = [(<Lane>lane).offered_s for lane in self._lanes if (<Lane>lane).under_way is not None]
+        offered = [
+            (<Lane>lane).offered_s
+            for lane in self._lanes
+            if lane is not None and (<Lane>lane).under_way is not None
+        ]
         return now_s - min(offered, default=now_s)
 
     def forget_routes(self):
         """Resolve every topic anew: routes, numbers of queues or the brokers' limits changed."""
+        cdef Lane lane
+        cdef uint32_t place
         self._targets.drop()
+        for kind, place in tuple(self._lane_of.items()):
+            lane = <Lane>self._lanes[place]
+            if lane.newest() is None and not lane.is_active:
+                # Its queue may have gone; where it has not, the next message makes another.
+                del self._lane_of[kind]
+                self._lanes[place] = None
         self._record_bytes_max = self._port.record_bytes_max
 
     def when_settled(self, Device device not None, callback not None):
@@ -301,7 +277,7 @@ cdef class Ingress(PublishSink):
         if published:
             settling = Settling(callback)
             for place, lane in enumerate(self._lanes):
-                if not published >> (place & 63) & 1:
+                if lane is None or not published >> (place & 63) & 1:
                     continue
                 batch = lane.newest()
                 if batch is None:
@@ -589,8 +565,13 @@ cdef class Ingress(PublishSink):
         kind = (topic, queue_id, is_stored, is_delayed)
         place = self._lane_of.get(kind)
         if place is None:
-            place = len(self._lanes)
-            self._lanes.append(Lane(self, topic, queue_id, is_stored=is_stored, is_delayed=is_delayed))
+            lane = Lane(self, topic, queue_id, is_stored=is_stored, is_delayed=is_delayed)
+            if len(self._lane_of) < len(self._lanes):
+                place = self._lanes.index(None)
+                self._lanes[place] = lane
+            else:
+                place = len(self._lanes)
+                self._lanes.append(lane)
             self._lane_of[kind] = place
         return place
 
@@ -610,10 +591,7 @@ cdef class Ingress(PublishSink):
                 except Exception:
                     # The other queues go on.
                     FAILURES.note("batches of devices' messages")
-        releases, self._releases = self._releases, {}
-        for release in releases.values():
-            release.offer()
-        return 0
+        return self._releases.end_turn()
 
     def flush(self):
         """`end_turn` now, when the front end stops."""
@@ -621,7 +599,7 @@ cdef class Ingress(PublishSink):
 
     def close(self):
         """Offer nothing again: what the broker has not confirmed by now stays unacknowledged."""
-        self._is_closed = True
+        self._is_closed = self._releases.is_closed = True
 
     cdef Batch _take_batch(self, Lane lane):
         cdef Batch batch = self._spare.pop() if self._spare else Batch()
@@ -631,27 +609,16 @@ cdef class Ingress(PublishSink):
     # Packet ids that are released
 
     cdef int on_release(self, object connection, uint16_t packet_id, object broker) except -1:
-        cdef Release release = self._releases.get(broker)
-        if release is None:
-            release = self._releases[broker] = Release(self, broker)
-            self.group.schedule_turn()
-        release.add(<Device>connection, packet_id)
         self._pending_bytes += RELEASE_BYTES
         if self._pending_bytes > self._pending_bytes_max:
             self.group.congest(CONGESTED_INGRESS)
-        if release.body_bytes > RELEASE_BODY_BYTES_MAX:
-            del self._releases[broker]
-            release.offer()
-        return 0
+        self.group.schedule_turn()
+        # Last, because its answer may come at once.
+        return self._releases.add(<Device>connection, packet_id, broker)
 
-    cdef int _released(self, Release release) except -1:
-        cdef Device device
-        self._pending_bytes -= RELEASE_BYTES * <Py_ssize_t>len(release.waiters)
-        for device, packet_id in release.waiters:
-            if device.state == STATE_CONNECTED:
-                device.complete(packet_id, 0)
-                self.group.touch(device)
-        return self._after_answer()
+    def _released(self, Py_ssize_t count):
+        self._pending_bytes -= RELEASE_BYTES * count
+        self._after_answer()
 
     cdef int _after_answer(self) except -1:
         if self.group.is_congested and self._pending_bytes * 2 <= self._pending_bytes_max:

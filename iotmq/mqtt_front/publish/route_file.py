@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import tomllib
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -17,11 +18,19 @@ from iotmq.errors import ConfigError, IotmqError
 from iotmq.metrics import Metric, samples
 from iotmq.mqtt_front.publish.routes import RouteBook, Router
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
-from iotmq.mqtt_front.settings.routes import RouteSettings, RoutesFile
+from iotmq.mqtt_front.settings.routes import ChecksumSettings, RouteSettings, RoutesFile
+from iotmq.spelling import did_you_mean
 from iotmq.supervised import supervise
 from iotmq.watched_file import WatchedFiles
 
 _log: Final = logging.getLogger("iotmq.mqtt")
+
+_HEADER: Final = re.compile(r"\s*\[\[\s*routes\s*\]\]")
+_UNKNOWN: Final = re.compile(r"unknown field `(.+)`")
+_NAMES: Final = {"routes": "routes"}
+_KEYS: Final = {
+    name: name for name in (*RouteSettings.__struct_fields__, *ChecksumSettings.__struct_fields__)
+}
 
 AddTopics: TypeAlias = Callable[[Collection[str]], Coroutine[None, None, None]]
 
@@ -33,9 +42,34 @@ def read_routes(path: Path) -> tuple[RouteSettings, ...]:
     if len(content) > limits.MQTT_ROUTES_FILE_BYTES_MAX:
         raise ConfigError(f"{path} has more than {limits.MQTT_ROUTES_FILE_BYTES_MAX} bytes")
     try:
-        return msgspec.convert(tomllib.loads(content.decode()), RoutesFile).routes
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: {error}") from None
+        text = content.decode()
+        table = tomllib.loads(text)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start})") from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    try:
+        return msgspec.convert(table, RoutesFile).routes
+    except msgspec.ValidationError as error:
+        problems = "\n".join(_problems(table, text, path))
+        raise ConfigError(problems or f"{path}: {error}") from None
+
+
+def _problems(table: dict[str, Any], text: str, path: Path) -> Iterable[str]:
+    """Say what is wrong in each route, with the line it begins at, and in names beside them."""
+    for key in table.keys() - {"routes"}:
+        yield f"{path}: {key} is unknown{did_you_mean(key, _NAMES)}; a file of routes has [[routes]] only"
+    routes = table.get("routes")
+    lines = [number for number, line in enumerate(text.splitlines(), 1) if _HEADER.match(line)]
+    for place, route in enumerate(routes if isinstance(routes, list) else ()):
+        try:
+            msgspec.convert(route, RouteSettings)
+        except msgspec.ValidationError as error:
+            at = f" line {lines[place]}" if place < len(lines) else ""
+            what, _, where = str(error).partition(" - at `$")
+            unknown = _UNKNOWN.search(what)
+            hint = did_you_mean(unknown[1], _KEYS) if unknown else ""
+            yield f"routes[{place}]{where.rstrip('`')} ({path}{at}): {what}{hint}"
 
 
 def open_router(settings: MqttSettings) -> Router:
@@ -55,7 +89,7 @@ def open_router(settings: MqttSettings) -> Router:
         default_topic=settings.default_topic,
         quarantine_topic=settings.quarantine_topic,
         json_bytes_max=settings.json_bytes_max,
-        place="routes" if settings.routes_file else "mqtt.routes",
+        place=f"{settings.routes_file}: routes" if settings.routes_file else "mqtt.routes",
     )
 
 
@@ -92,10 +126,12 @@ class RouteReloads:
 
     async def reload(self, add_topics: AddTopics, forget_routes: Callable[[], None]) -> None:
         """Read the file if it has changed; routes that cannot be used change nothing and are counted."""
-        if self._path is None or not await self._watched.have_changed():
+        if self._path is None:
             return
         try:
-            book = await asyncio.to_thread(self._read, self._path)
+            book = await self._watched.read_changed(partial(self._read, self._path))
+            if book is None:
+                return
             await add_topics(self.router.topics_of(book))
         except (OSError, IotmqError) as error:
             self.failed_reloads_count += 1

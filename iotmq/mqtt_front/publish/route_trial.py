@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from iotmq.client.transport.routes import queue_of_key
+from iotmq.mqtt.reason_codes import reason_text
 from iotmq.mqtt_front.publish.route_conditions import Condition
 from iotmq.mqtt_front.publish.route_fields import RoutedMessage, text_of
 from iotmq.mqtt_front.publish.routes import Route, Router, Target
@@ -30,7 +31,13 @@ class Outcome:
     is_stored: bool = False
     is_put_aside: bool = False
     qos: int = 0
+    qos_why: str = ""
+    """Why it is not that of the message."""
     expiry_s: int | None = None
+    expiry_why: str = ""
+    """Why it is not that of the message."""
+    answer: str = ""
+    """Answer to the device, where it is no success."""
     checks: list[str] = field(default_factory=list)
     """Found to be right beside conditions: a checksum, JSON, a sample."""
 
@@ -92,6 +99,8 @@ def _decide(
     if wrong:
         outcome.why, outcome.is_put_aside, outcome.is_stored = wrong, True, True
         outcome.goes_to, outcome.tags, outcome.properties = rules.quarantine_topic, "", {}
+        if outcome.qos and route.settings.quarantine_answer == "refuse":
+            outcome.answer = f"{reason_text(0x99)} with MQTT 5, else success"
         return
     if target.is_left_out:
         outcome.goes_to, outcome.why = (
@@ -103,5 +112,11 @@ def _decide(
         is_by_key = route.settings.sample_by == "key"
         what = "its key is in the sample of" if is_by_key else "taken is"
         outcome.checks.append(f"{what} one in {route.settings.sample_one_in}")
-    outcome.qos = min(outcome.qos, rules.qos_max)
-    outcome.expiry_s = rules.expiry_of(outcome.expiry_s)
+    if outcome.qos > rules.qos_max:
+        outcome.qos_why = f"instead of {outcome.qos}, because of qos_max"
+        outcome.qos = rules.qos_max
+    expiry_s = rules.expiry_of(outcome.expiry_s)
+    if expiry_s != outcome.expiry_s:
+        before = "none" if outcome.expiry_s is None else f"{outcome.expiry_s} s"
+        outcome.expiry_why = f"instead of {before}, because of the route"
+        outcome.expiry_s = expiry_s

@@ -24,7 +24,7 @@ from iotmq.mqtt_front.permissions.containment import all_allowed
 from iotmq.mqtt_front.publish.checksum_names import checksum_of
 from iotmq.mqtt_front.publish.device_names import DeviceNames
 from iotmq.mqtt_front.publish.route_conditions import Condition, condition, contradiction
-from iotmq.mqtt_front.publish.route_fields import RoutedMessage, Template
+from iotmq.mqtt_front.publish.route_fields import Placeholder, RoutedMessage, Template
 from iotmq.mqtt_front.publish.route_rules import RouteRules
 from iotmq.mqtt_front.settings.routes import RouteSettings
 
@@ -70,6 +70,7 @@ class Route:
     __slots__ = (
         "asks_json", "asks_names", "asks_properties", "conditions", "filter", "json_conditions", "key",
         "label", "properties", "property_conditions", "rules", "settings", "tags", "topic_conditions",
+        "unfilled",
     )  # fmt: skip
 
     def __init__(self, settings: RouteSettings, where: str, *, quarantine_topic: str = "") -> None:
@@ -95,9 +96,11 @@ class Route:
         excluded = contradiction(self.conditions)
         if excluded is not None:
             raise ConfigError(f"{where}.when: {excluded}")
-        sources = [each.source for each in self.conditions]
-        for template in (self.key, self.tags, *(template for _, template in self.properties)):
-            sources += template.placeholders
+        named = [(f"when[{number}]", [each.source]) for number, each in enumerate(self.conditions)]
+        named += [("key", self.key.placeholders), ("tags", self.tags.placeholders)]
+        named += [(f"properties.{name}", template.placeholders) for name, template in self.properties]
+        sources = [source for _, placeholders in named for source in placeholders]
+        self.unfilled = _unfilled(settings.filter, where, named)
         self.asks_names = any(source.asks_names for source in sources)
         self.asks_json = any(source.asks_json for source in sources) or settings.invalid_json == "quarantine"
         self.asks_properties = any(source.asks_properties for source in sources)
@@ -232,11 +235,18 @@ class Router:
         self._book = book
         for warning in book.warnings:
             _log.warning("route never used", extra={"detail": warning})
+        for warning in book.unfilled:
+            _log.warning("route with a placeholder that stands for nothing", extra={"detail": warning})
 
     @property
     def warnings(self) -> list[str]:
         """Return which routes are never used, in words."""
         return self._book.warnings
+
+    @property
+    def unfilled(self) -> list[str]:
+        """Return which placeholders stand for nothing, whatever the topic, in words."""
+        return self._book.unfilled
 
     @property
     def count(self) -> int:
@@ -301,12 +311,16 @@ class Router:
 
 
 class RouteBook:
-    """Routes in their order, found by topic. `warnings` says which of them no message can reach."""
+    """Routes in their order, found by topic.
+
+    `warnings` says which of them no message can reach, `unfilled` which placeholders stand for nothing.
+    """
 
     def __init__(self, routes: Sequence[Route], place: str) -> None:
         self.routes = tuple(routes)
         self.has_names = any(route.asks_names for route in routes)
         self.warnings: list[str] = []
+        self.unfilled = [warning for route in routes for warning in route.unfilled]
         # Topics are remembered by those who ask.
         self._index = FilterIndex(cached_topics_max=1, cached_bytes_max=0)
         # By the id of a filter: the places of its routes, ascending.
@@ -360,6 +374,19 @@ def _check_filter(topic_filter: str, where: str) -> None:
         raise ConfigError(
             f"{where}.filter: more than {limits.MQTT_TOPIC_LEVELS_MAX} levels, which no topic has"
         )
+
+
+def _unfilled(topic_filter: str, where: str, named: Sequence[tuple[str, Sequence[Placeholder]]]) -> list[str]:
+    """Say which levels no topic of the filter has."""
+    levels = topic_filter.split("/")
+    if levels[-1] == "#":
+        return []
+    return [
+        f"{where}.{name} has {{{each.text}}}, but the last level of {topic_filter} is {{{len(levels) - 1}}}"
+        for name, placeholders in named
+        for each in placeholders
+        if each.text.isdecimal() and int(each.text) >= len(levels)
+    ]
 
 
 def _check_property(name: str, where: str) -> None:

@@ -20,15 +20,17 @@ from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt.reason_codes import NOT_AUTHORIZED
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.permissions.filter_decisions import Wanted, use_of
-from iotmq.mqtt_front.permissions.permissions import Permissions
+from iotmq.mqtt_front.permissions.permissions import Permissions, subject_of
 from iotmq.mqtt_front.permissions.questions import Answer, AskedPolicy
 from iotmq.mqtt_front.permissions.refusals import REVOKED
+from iotmq.mqtt_front.permissions.rights import Rights
 from iotmq.mqtt_front.permissions.rule import PUBLISH, Decision, Use
 from iotmq.mqtt_front.publish.device_names import names_of
 from iotmq.mqtt_front.publish.ingress import Ingress
 from iotmq.mqtt_front.publish.refused_filters import refused_filter
 from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
 from iotmq.mqtt_front.sessions.auto_subscriptions import AutoSubscriptions
+from iotmq.mqtt_front.sessions.left_wills import LeftWill, LeftWills
 from iotmq.ports.sessions import EXCLUSIVE
 from iotmq.supervised import surviving
 
@@ -60,7 +62,7 @@ class SessionRights:
         # Those whose wills others have no opinion about.
         self._wills_by_rules: set[Device] = set()
         # Those whose subscriptions are compared with changed rules.
-        self._checking: Iterator[Device] | None = None
+        self._checking: Iterator[Device | LeftWill] | None = None
 
     # Wills
 
@@ -81,18 +83,34 @@ class SessionRights:
     def allows_still(self, device: Device, will: packets.Will) -> bool:
         """Return whether a will that was allowed at the CONNECT is allowed by the rules of today."""
         asked = None if device.rights is None else self._will_use(device, will)
-        if asked is None:
+        return self._allows_still(device.rights, asked, is_for_rules=device in self._wills_by_rules)
+
+    def _allows_still(
+        self, rights: Rights | None, asked: tuple[str, Use] | None, *, is_for_rules: bool
+    ) -> bool:
+        if rights is None or asked is None:
             return True
-        policy = device.rights.policy
+        policy = rights.policy
         if isinstance(policy, AskedPolicy) and not policy.is_known(PUBLISH, asked[0]):
-            if device not in self._wills_by_rules:
+            if not is_for_rules:
                 # They said yes at the CONNECT, and nobody waits for another answer at its end.
                 return True
             policy = policy.rules
         decision: Decision = policy.may_publish(*asked)
         if not decision.is_allowed:
-            self.permissions.refusals.note(device.rights.subject, "will", asked[0], rule=decision.rule)
+            self._note_will(rights, asked[0], decision)
         return decision.is_allowed
+
+    def left_will(self, book: LeftWills, device: Device, will: packets.Will) -> LeftWill:
+        """Return what is asked later about a will that a broker is to keep for a while."""
+        rights: Rights | None = device.rights
+        return LeftWill(
+            book,
+            subject_of(device) if rights is None else rights.subject,
+            rights,
+            None if rights is None else self._will_use(device, will),
+            is_for_rules=device in self._wills_by_rules,
+        )
 
     def forget(self, device: Device) -> None:
         """The connection is over, and its will published or not."""
@@ -132,8 +150,13 @@ class SessionRights:
         self, device: Device, decision: Decision, topic: str, done: Callable[[bool], None]
     ) -> None:
         if not decision.is_allowed:
-            self.permissions.refusals.note(device.rights.subject, "will", topic, rule=decision.rule)
+            self._note_will(device.rights, topic, decision)
         done(decision.is_allowed)
+
+    def _note_will(self, rights: Rights, topic: str, decision: Decision) -> None:
+        self.permissions.refusals.note(
+            rights.subject, "will", topic, rule=decision.rule, detail=decision.detail
+        )
 
     # SUBSCRIBE
 
@@ -172,6 +195,14 @@ class SessionRights:
 
     # What a session has already
 
+    def lost_on_return(
+        self, device: Device, held: Iterable[tuple[str, int]], done: Callable[[list[str]], None]
+    ) -> None:
+        """As `lost`, of a kept session that is about to open: `check_again` is to follow."""
+        if device.rights is not None:
+            device.rights.note_decided()
+        self.lost(device, held, done)
+
     def lost(
         self, device: Device, held: Iterable[tuple[str, int]], done: Callable[[list[str]], None]
     ) -> None:
@@ -186,7 +217,6 @@ class SessionRights:
         if device.rights is None or not wanted:
             done(list(outside))
             return
-        device.rights.note_decided()
 
         def decided(found: Sequence[Decision | None]) -> None:
             lost = list(outside)
@@ -235,19 +265,26 @@ class SessionRights:
         if device.rights is not None and device.rights.is_outdated:
             self._loop.call_soon(self.check, device, withdraw)
 
-    def rules_changed(self, devices: Iterable[Device], withdraw: Withdraw) -> None:
-        """Compare what connected devices have subscribed with the rules, some in each turn of the loop."""
+    def rules_changed(self, devices: Iterable[Device | LeftWill], withdraw: Withdraw) -> None:
+        """Compare what devices have subscribed, and wills that wait, with the rules: some in each turn."""
         is_running = self._checking is not None
         self._checking = iter(deque(devices))
         if not is_running:
             self._loop.call_soon(self._check_some, withdraw)
+
+    def _check_will(self, will: LeftWill) -> None:
+        if not self._allows_still(will.rights, will.asked, is_for_rules=will.is_for_rules):
+            will.close(NOT_AUTHORIZED)
 
     def _check_some(self, withdraw: Withdraw) -> None:
         end_s = self._clock.monotonic_s() + _TURN_S
         assert self._checking is not None
         for device in self._checking:
             with surviving("comparing subscriptions with rules"):
-                self.check(device, withdraw)
+                if isinstance(device, LeftWill):
+                    self._check_will(device)
+                else:
+                    self.check(device, withdraw)
             if self._clock.monotonic_s() >= end_s:
                 self._loop.call_soon(self._check_some, withdraw)
                 return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Iterator
 from functools import partial
 from typing import Final
@@ -22,6 +21,7 @@ from iotmq.mqtt_front.publish.device_names import DeviceNames, names_of
 from iotmq.mqtt_front.publish.ingress import Ingress
 from iotmq.mqtt_front.sessions.auto_subscriptions import AutoSubscriptions
 from iotmq.mqtt_front.sessions.durable import DurableSession, open_session
+from iotmq.mqtt_front.sessions.left_wills import LeftWill, LeftWills
 from iotmq.mqtt_front.sessions.subscriptions import Subscriptions
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.ports.sessions import (
@@ -61,6 +61,7 @@ class ConnectedSessions:
         self._durable = None if at_brokers is None else at_brokers.durable
         self._auto_subscriptions = auto_subscriptions
         self._rights = subscriptions.rights
+        self.left_wills = None if self._port is None else LeftWills(self._port, clock)
         # Templates of topics ask for the names of devices (device_names).
         self._keeps_names = (
             subscriptions.rewrites.has_names
@@ -68,7 +69,7 @@ class ConnectedSessions:
             or ingress.targets.asks_names
             or bool(settings.routes_file)
         )
-        self._asks_users = bool(settings.authentication.users_file or settings.authentication.chain)
+        self._asks_users = settings.authentication.is_asked
         self._devices: dict[str, Device] = {}
         # Connections that have not opened a session yet, or lost theirs to another connection.
         self._without_session: set[Device] = set()
@@ -88,11 +89,10 @@ class ConnectedSessions:
         self._without_session.add(device)
 
     def open(self, device: Device, connect: packets.Connect, client_id: str) -> None:
-        """Open or take over the session of a device whose CONNECT has come; an empty id is for a new one.
+        """Open or take over the session of a device whose CONNECT has come.
 
         A device that may not have its will is refused.
         """
-        client_id = client_id or f"iotmq-{secrets.token_hex(8)}"
         device.client_id = client_id
         device.properties = encode_properties({MQTT_CLIENT_ID: client_id})
         if self._keeps_names:
@@ -127,6 +127,8 @@ class ConnectedSessions:
             self.audit("kicked", **facts_of(former), reason="taken over")
             self._hang_up_former(former, reason_codes.SESSION_TAKEN_OVER)
         self._devices[client_id] = device
+        if self.left_wills is not None:
+            self.left_wills.forget(client_id)
         keep_alive_s_max = self._settings.keep_alive_s_max
         if keep_alive_s_max and not 0 < connect.keep_alive_s <= keep_alive_s_max:
             device.keep_alive_s = keep_alive_s_max
@@ -185,7 +187,14 @@ class ConnectedSessions:
 
     def rules_changed(self) -> None:
         """Have what connected devices have subscribed compared with the permissions of now."""
-        self._rights.rules_changed(self._devices.values(), self._subscriptions.withdraw)
+        self._rights.rules_changed(
+            (*self._devices.values(), *(self.left_wills or ())), self._subscriptions.withdraw
+        )
+
+    def ended_by_bans(self) -> Iterator[Device | LeftWill]:
+        """Yield every connection, and the wills that brokers keep for those that have gone."""
+        yield from self.devices()
+        yield from self.left_wills or ()
 
     def lost(self, device: Device) -> None:
         """End a connection: its will is due unless dropped, and a session that is not kept ends."""
@@ -263,7 +272,7 @@ class ConnectedSessions:
         assert self._durable is not None
         session = open_session(self._durable, device, client_id, opened)
         held = [(entry.topic_filter, entry.options) for entry in opened.subscriptions]
-        self._rights.lost(device, held, partial(self._go_on, device, told, will, opened, session))
+        self._rights.lost_on_return(device, held, partial(self._go_on, device, told, will, opened, session))
 
     def _go_on(
         self,
@@ -308,7 +317,7 @@ class ConnectedSessions:
         """
         if self._port is None or not device.has_session or device.client_id is None:
             return
-        drops_will = not self._is_will_delayed(device)
+        left = self._will_to_leave(device)
         device.has_session = False
         self._subscriptions.leave_shared(device)
         expiry_s = 0
@@ -319,11 +328,21 @@ class ConnectedSessions:
                 self._port.progress([progress], _log_refusal)
         self._port.close_session(
             CloseRequest(
-                client_id=device.client_id, epoch=device.epoch, expiry_s=expiry_s, drops_will=drops_will
+                client_id=device.client_id, epoch=device.epoch, expiry_s=expiry_s, drops_will=left is None
             )
         )
-        if not drops_will:
-            device.will = None
+        if left is not None and self.left_wills is not None:
+            self.left_wills.add(left[0], epoch=device.epoch, delay_s=left[1])
+
+    def _will_to_leave(self, device: Device) -> tuple[LeftWill, int] | None:
+        """Return the will that the broker is to see to, and its delay: one that is still allowed."""
+        will = device.will
+        if self.left_wills is None or will is None or not self._is_will_delayed(device):
+            return None
+        device.will = None
+        if not self._rights.allows_still(device, will):
+            return None
+        return self._rights.left_will(self.left_wills, device, will), will.properties.will_delay_s or 0
 
     def _is_will_delayed(self, device: Device) -> bool:
         """Return whether the broker is to see to the will.

@@ -24,6 +24,7 @@ from iotmq.mqtt.codec.subscription_options import (
     SEND_RETAINED_WHEN_NEW,
     SubscriptionOptions,
 )
+from iotmq.mqtt.topics.filters import FilterIndex
 from iotmq.mqtt.topics.topics import is_exclusive, is_private, is_shared, without_prefix
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.deliver.egress import Egress
@@ -60,6 +61,7 @@ _UNASKED: Final = 0
 _ATTACHED_PER_TURN: Final = 8
 # Filters of a lost connection that go in one turn of the loop: less than a tenth of a millisecond.
 _DROPPED_PER_TURN: Final = 8
+_WITHDRAWN_TOPICS_CACHED: Final = 1_024
 
 
 class BrokerSessions(NamedTuple):
@@ -104,8 +106,6 @@ class Subscriptions:
         self._attaching: dict[str, _Attachment] = {}
         self.count = 0
         """Subscriptions of connected sessions."""
-        self.subscribed: Callable[[Device, packets.Subscribe, Sequence[int]], None] | None = None
-        """Told the answer to each SUBSCRIBE of a device, where somebody is interested."""
 
     def subscribe(self, device: Device, event: packets.Subscribe) -> None:
         """Answer a SUBSCRIBE: at once, or when a broker has taken what is new."""
@@ -279,10 +279,8 @@ class Subscriptions:
         self.rights.check_again(device, self.withdraw)
         if event.packet_id != _UNASKED:
             device.send_suback(event.packet_id, codes, refusal_text(event.subscriptions))
-            if device.group.hooks is not None:
-                device.group.hooks.subscribed(device, event, codes)
-            if self.subscribed is not None:
-                self.subscribed(device, event, codes)
+            for listener in device.group.listeners:
+                listener.subscribed(device, event, codes)
             return
         self.auto_refused += sum(code >= reason_codes.SUBACK_FAILURE for code in codes)
 
@@ -304,6 +302,8 @@ class Subscriptions:
         for start in range(0, len(filters), MQTT_SUBSCRIPTIONS_PER_PACKET_MAX):
             some = filters[start : start + MQTT_SUBSCRIPTIONS_PER_PACKET_MAX]
             self._unsubscribe(device, packets.Unsubscribe(_UNASKED, tuple(some)))
+        if device.session is None and device.queued_bytes:
+            _withdraw_queued(device, filters)
 
     def _unsubscribe(self, device: Device, event: packets.Unsubscribe) -> None:
         if self._shared is not None:
@@ -502,6 +502,27 @@ class _Granted(NamedTuple):
         for topic_filter in refused:
             self.filters.pop(topic_filter, None)
             self.retained.pop(topic_filter, None)
+
+
+def _withdraw_queued(device: Device, filters: Iterable[str]) -> None:
+    """Drop what waits for a slow device because of filters that it may not have any more, and of no other."""
+    lost, kept = _index_of(filters), _index_of(device.subscriptions or ())
+    prefix = b"" if device.bridge is None else device.bridge.prefix
+
+    def is_unwanted(topic: bytes) -> bool:
+        name = (prefix + topic).decode()
+        return bool(lost.match(name)) and not kept.match(name)
+
+    device.withdraw_queued(is_unwanted)
+
+
+def _index_of(filters: Iterable[str]) -> FilterIndex:
+    index = FilterIndex(cached_topics_max=_WITHDRAWN_TOPICS_CACHED)
+    for name in filters:
+        # What is for a group is not there, and waits elsewhere.
+        if not is_shared(name):
+            index.add(name)
+    return index
 
 
 def _checked(subscription: tuple[str, int]) -> tuple[str, int]:

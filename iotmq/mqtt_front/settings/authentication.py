@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -87,9 +88,9 @@ class AuthenticationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_u
     not tell which names exist. Empty: a new one for each start of iotmq, which workers share."""
 
     @property
-    def has_to_be_proved(self) -> bool:
-        """Return whether a device has to prove who it is."""
-        return bool(self.users_file or self.chain) and not self.allow_anonymous
+    def is_asked(self) -> bool:
+        """Return whether there is anything by which a device can say who it is."""
+        return bool(self.users_file or self.chain)
 
     @property
     def methods(self) -> frozenset[str]:
@@ -101,6 +102,16 @@ class AuthenticationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_u
             for method, is_taken in ((SCRAM_METHOD, has_users), (TOKEN_METHOD, JwtLinkSettings in kinds))
             if is_taken
         )
+
+    def keeping_copies(self, directory: Path) -> AuthenticationSettings:
+        """Return these settings with fetched sets of keys kept in a directory, unless they say where."""
+        chain = tuple(
+            msgspec.structs.replace(link, jwks_copy_file=str(directory / f"{link.name}.json"))
+            if isinstance(link, JwtLinkSettings) and link.jwks_url and not link.jwks_copy_file
+            else link
+            for link in self.chain
+        )
+        return msgspec.structs.replace(self, chain=chain)
 
     @property
     def problems(self) -> Iterator[str]:

@@ -63,11 +63,19 @@ class PlaceLimitSettings(RateSettings, frozen=True, kw_only=True, forbid_unknown
     """New connections that may come at once after a pause; 0 = those of a second."""
 
 
+class ListenerLimitSettings(PlaceLimitSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Limits of one listener, in place of all of `[mqtt.device_limits.listener]`."""
+
+    listener: Annotated[str, Meta(min_length=1, max_length=limits.MQTT_LISTENER_NAME_BYTES_MAX)]
+    """Name of the listener; that of mqtt.listen_port is "tcp"."""
+
+
 class FlappingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Ban devices that connect again and again."""
 
     client_connects_max: Rate = 0
-    """CONNECTs of one client id within window_s; past that the client id is banned. 0 = no limit."""
+    """Sessions that are opened with one client id within window_s, behind authentication; past that the
+    client id is banned. 0 = no limit."""
     address_connects_max: Rate = 0
     """Connections of one address (of IPv6, of its /64) within window_s; past that the address is banned. 0 =
     no limit."""
@@ -115,7 +123,9 @@ class LimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     address: PlaceLimitSettings = PlaceLimitSettings()
     """Limits of each address; of IPv6, of each /64, because one host has that many addresses."""
     listener: PlaceLimitSettings = PlaceLimitSettings()
-    """Limits of each listener."""
+    """Limits of each listener that has none of its own."""
+    listeners: Annotated[tuple[ListenerLimitSettings, ...], Meta(max_length=limits.MQTT_LISTENERS_MAX)] = ()
+    """Limits of single listeners."""
     flapping: FlappingSettings = FlappingSettings()
     """When devices that connect again and again are banned."""
     overload: OverloadSettings = OverloadSettings()

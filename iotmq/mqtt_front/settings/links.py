@@ -105,6 +105,10 @@ class JwtLinkSettings(LinkSettings, frozen=True, kw_only=True, forbid_unknown_fi
     jwks_url: ServiceUrl = ""
     """Where the set of keys is fetched from. While that fails the last good one counts; without one all
     tokens are denied."""
+    jwks_copy_file: FileName = ""
+    """Where the last good set of jwks_url is kept, for a start while that cannot be reached. Who can write
+    the file can make tokens: it is written for its owner alone, and not used when others may write it. Empty:
+    token-keys/NAME.json in the data directory of iotmq serve; nowhere for a front end of its own."""
     jwks_ca_file: FileName = ""
     """PEM file with the roots of that service's certificate; empty for the machine's own."""
     refresh_s: Annotated[float, Meta(ge=0.05, le=86_400.0)] = 300.0
@@ -140,6 +144,8 @@ class JwtLinkSettings(LinkSettings, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         if not (self.secret_file or self.key_files or self.jwks_file or self.jwks_url):
             raise ValueError("it needs secret_file, key_files, jwks_file or jwks_url")
+        if self.jwks_copy_file and not self.jwks_url:
+            raise ValueError("jwks_copy_file means nothing without jwks_url")
         is_secret = [name.startswith("HS") for name in self.algorithms]
         if any(is_secret) and not all(is_secret):
             raise ValueError(

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from iotmq import limits
-from iotmq.addresses import address_text
+from iotmq.addresses import address_text, is_loopback
 from iotmq.setting_types import FileName, ListenHost, Port
 
 TCP_NAME: Final = "tcp"
@@ -77,7 +77,8 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Field of a client certificate that is the device's identity: its common name, or its first alternative
     name of a kind. A device whose certificate lacks the field is refused."""
     client_identity_is_user: bool = False
-    """Use the identity as the device's user name; no password is asked for then."""
+    """Use the identity as the device's user name; no password is asked for then. A device without one is for
+    the authentication chain; without a chain it is refused, unless `chain` says that nobody is asked."""
     handshake_timeout_s: Annotated[float, Meta(ge=0.1, le=600.0)] = limits.TLS_HANDSHAKE_S
     """Seconds a device has for the header of the PROXY protocol and the TLS handshake."""
     handshakes_max: Annotated[int, Meta(ge=1, le=100_000)] = limits.TLS_HANDSHAKES_MAX
@@ -138,6 +139,11 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             return tuple(ip_network(network) for network in self.proxy_trusted)
         except ValueError as error:
             raise ValueError(f"proxy_trusted: {error}") from error
+
+    @property
+    def is_reachable(self) -> bool:
+        """Return whether devices of other machines get here, by themselves or through a load balancer."""
+        return self.proxy_protocol or (self.is_on_network and not is_loopback(self.listen_host))
 
     @property
     def is_encrypted(self) -> bool:

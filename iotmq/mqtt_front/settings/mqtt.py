@@ -202,6 +202,16 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def asks_at(self, listener: str) -> bool:
         """Return whether devices of this listener are asked who they are."""
-        asked = self.authentication
         chain = next((each.chain for each in self.all_listeners if each.name == listener), None)
-        return bool(asked.users_file or asked.chain) and chain != (NOBODY,)
+        return self.authentication.is_asked and chain != (NOBODY,)
+
+    def has_to_be_proved_at(self, listener: ListenerSettings) -> bool:
+        """Return whether nobody gets in at a listener without a proof."""
+        return listener.needs_client_certificate or self.needs_user_at(listener)
+
+    def needs_user_at(self, listener: ListenerSettings) -> bool:
+        """Return whether nobody gets in at a listener without being some user."""
+        if listener.chain == (NOBODY,):
+            return False
+        asked = self.authentication
+        return not asked.allow_anonymous if asked.is_asked else listener.client_identity_is_user

@@ -15,7 +15,20 @@ _Statement = Annotated[str, Meta(max_length=16 * 1024)]
 _LdapName = Annotated[str, Meta(max_length=1_024)]
 
 
-class SqlLinkSettings(LinkSettings, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="sql"):
+class LookedUpSettings(LinkSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Hold what links have that read a device's hashed password, and more, from a service."""
+
+    password_required: bool = True
+    """False: to be there is enough, whatever the password; for questions with certificate_identity."""
+    unknown_users: Literal["deny", "not-mine"] = "not-mine"
+    """Whether a device that is not there is for the next link, or denied."""
+    connections_max: Annotated[int, Meta(ge=1, le=256)] = 4
+    """Connections to the service."""
+    threads: Annotated[int, Meta(ge=1, le=64)] = 2
+    """Passwords compared at one time, each in a thread of its own."""
+
+
+class SqlLinkSettings(LookedUpSettings, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="sql"):
     """Users in an SQL database."""
 
     url: _Secret
@@ -29,17 +42,9 @@ class SqlLinkSettings(LinkSettings, frozen=True, kw_only=True, forbid_unknown_fi
     permissions_statement: _Statement = ""
     """SELECT of the rows of its permissions, with the columns permission, action, topic and, if there are,
     qos and retain; they follow those of the column permissions. Empty: none."""
-    password_required: bool = True
-    """False: a row is enough, whatever the password; for statements with :certificate_identity."""
-    unknown_users: Literal["deny", "not-mine"] = "not-mine"
-    """When there is no row: the device is for the next link, or denied."""
-    connections_max: Annotated[int, Meta(ge=1, le=256)] = 4
-    """Connections to the database."""
-    threads: Annotated[int, Meta(ge=1, le=64)] = 2
-    """Passwords compared at one time, each in a thread of its own."""
 
 
-class RedisLinkSettings(LinkSettings, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="redis"):
+class RedisLinkSettings(LookedUpSettings, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="redis"):
     """Users in Redis."""
 
     url: _Secret
@@ -48,14 +53,6 @@ class RedisLinkSettings(LinkSettings, frozen=True, kw_only=True, forbid_unknown_
     """Key of the hash of a device, with {user_name}, {client_id}, {address}, {listener} or
     {certificate_identity} in it. Names of others than letters, digits and - _ . @ + = ~ are in no key. Fields
     that are read: as the columns of an sql link."""
-    password_required: bool = True
-    """False: a hash is enough, whatever the password; for keys with {certificate_identity}."""
-    unknown_users: Literal["deny", "not-mine"] = "not-mine"
-    """When there is no hash: the device is for the next link, or denied."""
-    connections_max: Annotated[int, Meta(ge=1, le=256)] = 4
-    """Connections to Redis."""
-    threads: Annotated[int, Meta(ge=1, le=64)] = 2
-    """Passwords compared at one time, each in a thread of its own."""
 
 
 class LdapLinkSettings(LinkSettings, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="ldap"):

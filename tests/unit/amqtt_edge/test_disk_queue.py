@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -101,4 +103,100 @@ def test_a_failure_within_a_transaction_changes_nothing(tmp_path: Path) -> None:
     found.put([message(2)])
     found.done(found.first(2))
     assert (topics(found), found.count) == (["t/2"], 1)
+    found.close()
+
+
+PUTS = """
+import sys
+from pathlib import Path
+from iotmq.amqtt_edge.disk_queue import DiskQueue, Waiting
+
+queue = DiskQueue(Path(sys.argv[1]), bytes_max=1 << 30, drops="oldest")
+number = queue.count
+while True:
+    queue.put([Waiting(0, f"t/{number + each}", bytes(200), 1, False, "d") for each in range(7)])
+    number += 7
+    print(number, flush=True)
+"""
+
+
+def test_what_was_put_survives_kill_and_its_name_stays(tmp_path: Path) -> None:
+    file = tmp_path / "queue.db"
+    names = set()
+    told = 0
+    for _ in range(3):
+        process = subprocess.Popen([sys.executable, "-c", PUTS, str(file)], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        for line in process.stdout:
+            told = int(line)
+            if told % 350 == 0:
+                process.kill()
+                break
+        process.stdout.close()
+        process.wait()
+        found = queue(tmp_path, bytes_max=1 << 30)
+        names.add(found.name)
+        assert found.count >= told
+        assert found.count % 7 == 0, "whole batches"
+        assert [each.topic for each in found.first(1 << 20)] == [f"t/{each}" for each in range(found.count)]
+        found.close()
+    assert len(names) == 1
+    assert names != {queue(tmp_path / "..", bytes_max=1).name}
+
+
+def test_a_torn_tail_loses_the_last_batches_only(tmp_path: Path) -> None:
+    found = queue(tmp_path)
+    for number in range(20):
+        found.put([message(2 * number, 1_000), message(2 * number + 1, 1_000)])
+    whole = (tmp_path / "queue.db").read_bytes(), (tmp_path / "queue.db-wal").read_bytes()
+    found.close()
+    counts = []
+    for place, size in enumerate(range(0, len(whole[1]) + 1, len(whole[1]) // 13)):
+        directory = tmp_path / str(place)
+        directory.mkdir()
+        (directory / "queue.db").write_bytes(whole[0])
+        (directory / "queue.db-wal").write_bytes(whole[1][:size])
+        torn = queue(directory)
+        assert topics(torn) == [f"t/{number}" for number in range(torn.count)]
+        assert torn.count % 2 == 0
+        torn.put([message(99)])
+        counts.append(torn.count)
+        torn.close()
+    assert counts == sorted(counts)
+    assert counts[-1] >= 38
+
+
+@pytest.mark.parametrize("is_header", [True, False])
+def test_a_damaged_file_is_kept_beside_a_new_one(
+    tmp_path: Path, is_header: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = queue(tmp_path)
+    found.put([message(number, 1_000) for number in range(50)])
+    found.close()
+    file = tmp_path / "queue.db"
+    content = bytearray(file.read_bytes())
+    begin = 0 if is_header else 4_096
+    content[begin : begin + 8_192] = b"\xa5" * 8_192
+    file.write_bytes(content)
+    again = queue(tmp_path)
+    assert (again.count, topics(again)) == (0, [])
+    again.put([message(1)])
+    assert topics(again) == ["t/1"]
+    again.close()
+    (kept,) = tmp_path.glob("queue.db.damaged-*")
+    assert kept.read_bytes() == bytes(content)
+    assert str(kept) in caplog.text
+
+
+def test_a_full_disk_takes_nothing_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    found = queue(tmp_path)
+    found.put([message(0)])
+    (pages,) = found._database.execute("pragma page_count").fetchone()
+    found._database.execute(f"pragma max_page_count = {pages + 2}")
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        found.put([message(number, 4_000) for number in range(1, 9)])
+    assert (topics(found), found.count, found.bytes) == (["t/0"], 1, message(0).size)
+    found._database.execute("pragma max_page_count = 1000000")
+    found.put([message(number, 4_000) for number in range(1, 9)])
+    assert topics(found) == [f"t/{number}" for number in range(9)]
     found.close()

@@ -140,3 +140,18 @@ async def test_one_message_may_be_larger_than_that(tmp_path: Path) -> None:
     plugin = made(tmp_path)
     await comes(plugin, "a", bytes(edge._ARRIVED_BYTES_MAX))
     assert (len(plugin._arrived), plugin.dropped) == (1, 0)
+
+
+async def test_a_file_that_cannot_be_opened_is_said_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(edge, "_PAUSE_S", 0.01)
+    file = tmp_path / "later" / "queue.db"
+    config = ForwardPlugin.Config(address="mqtt://127.0.0.1:1", queue_file=str(file))
+    plugin = ForwardPlugin(cast(Any, SimpleNamespace(config=config)))
+    await plugin.on_broker_post_start()
+    assert f"{file} cannot be opened" in caplog.text
+    await comes(plugin, "a")
+    file.parent.mkdir()
+    await soon(lambda: plugin._queue is not None and plugin.queue.count == 1, "it is in the file")
+    await plugin.on_broker_pre_shutdown()

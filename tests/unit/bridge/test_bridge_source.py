@@ -18,13 +18,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import IntegerType, StringType, StructType
 
 from iotmq.bridge.cluster import TopicMissingError
+from iotmq.bridge.plan import DataLossError
 from iotmq.bridge.rows import COLUMNS, default_schema
-from iotmq.bridge.source import (
-    DataLossError,
-    IotmqDataSource,
-    IotmqStreamReader,
-    QueueRanges,
-)
+from iotmq.bridge.source import IotmqDataSource, IotmqStreamReader, QueueRanges
 from iotmq.errors import BrokerError, ConfigError, ConnectionClosedError
 from iotmq.message.properties import encode_properties
 from iotmq.message.records.record import encode_record

@@ -18,6 +18,12 @@ RULES = (
     + rule_text("allow", "publish", "small", payload_bytes_max="10", who="{ certificate = 'cn' }")
 )
 
+TLS = "--set mqtt.listeners=[{name='tls',transport='tcp'}]"
+BALANCED = (
+    "--set mqtt.listeners=[{name='b',transport='tcp',proxy_protocol=true,proxy_identity_trusted=true,"
+    "client_identity_is_user=true}] --set mqtt.tcp_enabled=false"
+)
+
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
@@ -30,8 +36,10 @@ def file(tmp_path: Path) -> Path:
     ("words", "code", "said"),
     [
         ("--user pump-7 --action publish --topic d/pump-7/x --qos 1", 0, "allowed by rules[1]"),
-        ("--user pump-7 --action publish --topic d/pump-7/x --qos 2", 1, "refused by no rule"),
-        ("--user pump-7 --action publish --topic d/pump-7/x --retain", 1, "refused by no rule"),
+        ("--user pump-7 --action publish --topic d/pump-7/x --qos 2", 1, "refused by rules[1]"),
+        ("--user pump-7 --action publish --topic d/pump-7/x --qos 2", 1, "it is for QoS 0, 1"),
+        ("--user pump-7 --action publish --topic d/pump-7/x --retain", 1, "refused by rules[1]"),
+        ("--user pump-7 --action publish --topic d/pump-7/x --retain", 1, "it has retain = false"),
         ("--user pump-8 --action publish --topic d/pump-8/x", 1, "refused by no rule"),
         ("--user pump-8 --role pump --action publish --topic d/pump-8/x", 0, "rules[1]"),
         ("--user pump-7 --action subscribe --topic d/pump-7/+ --qos 2", 1, "refused by secret"),
@@ -39,21 +47,29 @@ def file(tmp_path: Path) -> Path:
         ("--user pump-7 --action subscribe --topic d/pump-7/x --qos 2", 0, "with QoS 1 at most"),
         ("--user pump-7 --action subscribe --topic $exclusive/d/pump-7/x", 0, "subscribe d/pump-7/x"),
         ("--action subscribe --topic $share/g/jobs/+", 0, "subscribe jobs/+"),
-        ("--action subscribe --topic jobs/+", 1, "no rule"),
+        ("--action subscribe --topic jobs/+", 1, "refused by rules[4]"),
+        ("--action subscribe --topic jobs/+", 1, "it has shared = true"),
         ("--action publish --topic $delayed/5/late/x", 0, "publish late/x"),
-        ("--action publish --topic late/x", 1, "no rule"),
+        ("--action publish --topic late/x", 1, "refused by rules[3]"),
+        ("--action publish --topic late/x", 1, "it has delayed = true"),
         (
-            "--action publish --topic g/a/t --group a --attribute tenant=t --address 10.1.1.1 --listener tls",
+            "--action publish --topic g/a/t --group a --attribute tenant=t --address 10.1.1.1 --listener tls "
+            + TLS,
             0,
             "2",
         ),
         (
-            "--action publish --topic g/a/t --group a --attribute tenant=t --address 11.1.1.1 --listener tls",
+            "--action publish --topic g/a/t --group a --attribute tenant=t --address 11.1.1.1 --listener tls "
+            + TLS,
             1,
             "no",
         ),
         ("--action publish --topic small --certificate cn --payload-bytes 10", 0, "rules[5]"),
-        ("--action publish --topic small --certificate cn --payload-bytes 11", 1, "no rule"),
+        ("--action publish --topic small --certificate cn --payload-bytes 11", 1, "refused by rules[5]"),
+        ("--action publish --topic small --certificate cn --payload-bytes 11", 1, "payload_bytes_max is 10"),
+        ("--action publish --topic small --payload-bytes 1", 1, "refused by no rule"),
+        (f"--certificate pump-7 --action publish --topic d/pump-7/x {BALANCED}", 0, "rules[1]"),
+        (f"--action publish --topic jobs/x {BALANCED}", 1, "it cannot connect without a user name"),
     ],
 )
 def test_the_decision_and_the_rule_are_told(
@@ -71,6 +87,7 @@ def test_the_decision_and_the_rule_are_told(
         "--action subscribe --topic a/#/b",
         "--action subscribe --topic $share/g",
         "--action publish --topic x --attribute x",
+        "--action publish --topic x --listener tls",
     ],
 )
 def test_what_cannot_be_asked_is_a_wrong_usage(file: Path, words: str) -> None:
@@ -115,6 +132,35 @@ def test_a_device_without_a_name_is_one_where_somebody_asks(
     words = ["--config", str(config), "--client", "c", "--action", "publish", "--topic", "c"]
     assert main(["access", "test", *words, "--listener", "room" if "room" in settings else "tcp"]) == code
     assert capsys.readouterr().out.startswith(said)
+
+
+def test_rules_of_an_identity_stand_in_front_of_those_of_the_file(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    brought = tmp_path / "permissions.json"
+    brought.write_text(
+        '[{"permission": "deny", "action": "all", "topic": "d/%u/x"},'
+        ' {"permission": "allow", "action": "publish", "topic": "own/${clientid}", "qos": [0]}]'
+    )
+    words = ["access", "test", "--client", "c", "--action", "publish", "--permissions", str(brought)]
+    with_file = [*words, "--file", str(file), "--user", "pump-7"]
+    for topic, code, said in (
+        ("d/pump-7/x", 1, "refused by identity[0]"),
+        ("own/c", 0, "allowed by identity[1]"),
+        ("d/pump-7/y", 0, "allowed by rules[1]"),
+    ):
+        assert main([*with_file, "--topic", topic]) == code
+        assert capsys.readouterr().out == f"{said}: publish {topic}\n"
+    assert main([*words, "--topic", "own/c", "--qos", "1"]) == 1
+    assert capsys.readouterr().out == "refused by identity[1]: publish own/c\nit is for QoS 0\n"
+    assert main([*words, "--topic", "d/pump-7/y"]) == 1
+    assert "refused by no rule" in capsys.readouterr().out
+    for text in ('[{"permission": "maybe"}]', "{}", "["):
+        brought.write_text(text)
+        assert main([*words, "--topic", "own/c"]) == EXIT_USAGE
+        assert "--permissions" in capsys.readouterr().err
+    brought.unlink()
+    assert main([*words, "--topic", "own/c"]) == EXIT_USAGE
 
 
 def test_a_file_is_checked(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,6 +32,15 @@ def test_a_row_for_each_bridge() -> None:
     assert rows[1]["lag"] == 12345
 
 
+def test_a_bridge_that_may_not_subscribe_is_not_well() -> None:
+    refused = METRICS.replace(
+        'bridge_connections_wanted{bridge="b"} 2', 'bridge_filters_refused{bridge="b"} 1'
+    )
+    rows, is_well = bridge_rows(refused)
+    assert not is_well
+    assert [row["is"] for row in rows[:2]] == ["connected", "may not subscribe"]
+
+
 def test_none_is_well() -> None:
     assert bridge_rows("") == ([], True)
 

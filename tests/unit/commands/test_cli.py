@@ -128,6 +128,60 @@ def test_the_check_refuses_routes_and_bridges_that_would_stop_a_start(
     assert said in capsys.readouterr().err
 
 
+CHAIN = "[[mqtt.authentication.chain]]\nname = 'x'\n"
+TLS_FILES = "tls_certificate_file = '/nowhere/cert.pem'\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[mqtt.authentication]\nusers_file = '/nowhere/users'", "/nowhere/users"),
+        (
+            CHAIN + "kind = 'jwt'\nalgorithms = ['ES256']\nkey_files = ['/nowhere/key.pem']",
+            "/nowhere/key.pem",
+        ),
+        (CHAIN + "kind = 'sql'\nurl = 'magic://x'\nstatement = 'SELECT :user_name'", "x.url"),
+        ("[mqtt.permissions]\npermissions_file = '/nowhere/rules.toml'", "/nowhere/rules.toml"),
+        (
+            "[[mqtt.listeners]]\nname = 'safe'\ntransport = 'tls'\n"
+            "certificates = [{ certificate_file = '/nowhere/cert.pem' }]",
+            "mqtt.listeners safe: ",
+        ),
+        ("[mqtt]\nbroker_tls_enabled = true\nbroker_tls_ca_file = '/nowhere/ca.pem'", "/nowhere/ca.pem"),
+        ("[[mqtt.plugins.amqtt]]\nclass_path = 'nowhere.Plugin'", "nowhere"),
+        ("[broker]\nacl_file = '/nowhere/accounts'", "/nowhere/accounts"),
+        ("[registry]\naccess = 'everything'\nacl_file = '/nowhere/accounts'", "/nowhere/accounts"),
+        ("[broker]\n" + TLS_FILES, "/nowhere/cert.pem"),
+        ("[registry]\n" + TLS_FILES, "/nowhere/cert.pem"),
+        ("[http]\n" + TLS_FILES, "/nowhere/cert.pem"),
+    ],
+)
+def test_the_check_finds_files_that_would_stop_a_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text(text)
+    assert exit_code("config", "check", "--config", str(file)) == cli.EXIT_USAGE
+    assert said in capsys.readouterr().err
+    assert exit_code("config", "check", "--settings-only", "--config", str(file)) == 0
+
+
+def test_the_check_says_everything_at_once_and_passes_what_is_good(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    users, file = tmp_path / "users", tmp_path / "gateway.toml"
+    text = f"[mqtt.authentication]\nusers_file = '{users}'\n"
+    file.write_text(text + "[broker]\nacl_file = '/nowhere/accounts'\n")
+    assert exit_code("config", "check", "--config", str(file)) == cli.EXIT_USAGE
+    said = capsys.readouterr().err
+    assert str(users) in said
+    assert "/nowhere/accounts" in said
+    users.write_text("# nobody\n")
+    users.chmod(0o600)
+    file.write_text(text + CHAIN + "kind = 'users'\n")
+    assert exit_code("config", "check", "--config", str(file)) == 0
+
+
 @pytest.mark.parametrize("command", [("config", "check"), ("config", "show"), ("serve",), ("broker",)])
 def test_a_wrong_setting_is_refused_by_name_without_a_traceback(
     command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]

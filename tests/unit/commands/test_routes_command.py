@@ -28,6 +28,12 @@ expiry_s = 60
 checksum = { algorithm = "modbus" }
 
 [[mqtt.routes]]
+filter = "strict/+"
+topic = "meters"
+quarantine_answer = "refuse"
+checksum = { algorithm = "modbus" }
+
+[[mqtt.routes]]
 filter = "noise/#"
 drop = true
 
@@ -103,10 +109,15 @@ def test_checks_and_what_goes_on(capsys: pytest.CaptureFixture[str], config: Pat
     found = shown(capsys, config, "$delayed/5/old/1", "--hex", "010300000002c40b", "--qos", "2")
     assert found["topic"] == "meters/1"
     assert found["check"] == "the checksum modbus is right"
-    assert (found["QoS"], found["expires"], found["delayed"]) == ("1", "after 60 s", "5 s")
+    assert found["QoS"] == "1 (instead of 2, because of qos_max)"
+    assert found["expires"] == "after 60 s (instead of none, because of the route)"
+    assert found["delayed"] == "5 s"
     bad = shown(capsys, config, "meters/1", "--hex", "020300000002c40b")
     assert "the checksum modbus of the frame is 0x0BC4" in bad["put aside"]
     assert bad["goes to"].startswith("mqtt-quarantine, ")
+    assert "answer" not in bad
+    refused = shown(capsys, config, "strict/1", "--hex", "020300000002c40b", "--qos", "1")
+    assert refused["answer"] == "payload format invalid (0x99) with MQTT 5, else success"
     assert shown(capsys, config, "meters/1", "", "--retain")["goes to"].startswith("meters, ")
 
 
@@ -145,8 +156,23 @@ def test_what_cannot_be_tried_is_said(
 
 
 def test_routes_that_are_never_used(capsys: pytest.CaptureFixture[str], config: Path) -> None:
-    assert run(capsys, "check", "--config", str(config)) == (0, "4 routes, 0 never used\n")
+    assert run(capsys, "check", "--config", str(config)) == (0, "5 routes, 0 never used\n")
     config.write_text(CONFIG + '[[mqtt.routes]]\nfilter = "noise/x"\ntopic = "T"\n')
     code, text = run(capsys, "check", "--config", str(config))
     assert code == 1
-    assert "mqtt.routes[4] (noise/x) is never used: mqtt.routes[2] (noise/#) takes all" in text
+    assert "mqtt.routes[5] (noise/x) is never used: mqtt.routes[3] (noise/#) takes all" in text
+
+
+def test_placeholders_that_stand_for_nothing(capsys: pytest.CaptureFixture[str], config: Path) -> None:
+    config.write_text(
+        CONFIG
+        + '[[mqtt.routes]]\nfilter = "x/+/y"\ntopic = "T"\nkey = "{2}{3}"\nwhen = ["{4} exists"]\n'
+        + '[[mqtt.routes]]\nfilter = "z/#"\ntopic = "T"\nkey = "{9}"\n'
+    )
+    code, text = run(capsys, "check", "--config", str(config))
+    assert code == 1
+    assert text.splitlines() == [
+        "mqtt.routes[5].when[0] has {4}, but the last level of x/+/y is {2}",
+        "mqtt.routes[5].key has {3}, but the last level of x/+/y is {2}",
+        "7 routes, 0 never used",
+    ]

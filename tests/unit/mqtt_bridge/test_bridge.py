@@ -13,23 +13,28 @@ from iotmq.client.consuming import offsets
 from iotmq.client.consuming.pulls import PullStatus
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.errors import ClientError
+from iotmq.mqtt.client.server_packets import Answers, ServerDisconnect
+from iotmq.mqtt.codec.properties import NO_PROPERTIES
+from iotmq.mqtt.reason_codes import CONNECTION_LOST
 from iotmq.mqtt_bridge import bridge as bridges
 from iotmq.mqtt_bridge.bridge import Bridge, _Way
-from iotmq.mqtt_bridge.connection import BridgeCounts, Progress, RefusingSink
+from iotmq.mqtt_bridge.connection import BridgeCounts, BridgeIngress, Progress, RefusingSink
 from iotmq.mqtt_bridge.queue_feed import QueueFeed
-from iotmq.mqtt_bridge.settings import BridgeSettings, SendRuleSettings
+from iotmq.mqtt_bridge.refusals import Refusal
+from iotmq.mqtt_bridge.settings import BridgeSettings, ReceiveRuleSettings, SendRuleSettings
 
 
 class Ended:
-    """A connection that has ended."""
+    """A connection that has ended; `place` is that of the message it is blamed on often enough."""
 
-    def __init__(self, acknowledged: int = 0) -> None:
+    def __init__(self, acknowledged: int = 0, place: str | None = None) -> None:
         self.acknowledged = acknowledged
-        self.given_up = 0
+        self.place = place
+        self.tries_max: int | None = None
 
-    def give_up_oldest(self) -> str:
-        self.given_up += 1
-        return "mqtt/broker-a/0@7"
+    def blame(self, tries_max: int) -> str | None:
+        self.tries_max = tries_max
+        return self.place
 
 
 def bridge_of(**settings: Any) -> Bridge:
@@ -44,39 +49,78 @@ def bridge_of(**settings: Any) -> Bridge:
     )
 
 
-def given_up(*endings: tuple[bool, int]) -> list[int]:
-    """How often a message is given up at each ending: at fault or not, and what was acknowledged before."""
-    bridge = bridge_of()
+def tries_of(bridge: Bridge, *endings: tuple[int, int]) -> list[int | None]:
+    """How often a message may be tried at each ending: what that allows, and what was acknowledged."""
     way = _Way(bridge, 0)
     found = []
-    for is_at_fault, acknowledged in endings:
-        ended = Ended(acknowledged)
+    for tries_max, acknowledged in endings:
+        ended = Ended(acknowledged, "mqtt/broker-a/0@7")
         way.connection = ended  # type: ignore[assignment]
-        way.is_at_fault = is_at_fault
+        way.tries_max = tries_max
         bridge._learn(way)
-        found.append(ended.given_up)
+        found.append(ended.tries_max)
     return found
 
 
-def test_a_message_is_given_up_when_nothing_else_is_left() -> None:
-    assert given_up(*[(True, 0)] * 4) == [0, 0, 0, 1]
+def test_messages_that_are_left_out_in_a_row_have_more_tries() -> None:
+    assert tries_of(bridge_of(), *[(4, 0)] * 4) == [4, 8, 16, 16]
+    assert tries_of(bridge_of(), (4, 0), (8, 1), (4, 0)) == [4, 8, 8]
 
 
-def test_no_message_is_given_up_for_connections_that_are_lost() -> None:
-    assert given_up(*[(False, 0)] * 20) == [0] * 20
-
-
-def test_what_is_acknowledged_meanwhile_begins_the_count_again() -> None:
-    assert given_up((True, 0), (True, 0), (True, 5), (True, 0), (True, 0), (True, 0)) == [0] * 6
-    assert given_up((True, 0), (True, 0), (True, 0), (False, 0), (True, 0)) == [0] * 5
+def test_no_message_is_blamed_for_connections_that_are_lost() -> None:
+    assert tries_of(bridge_of(), *[(0, 0)] * 3) == [None] * 3
 
 
 def test_without_a_connection_there_is_nothing_to_learn() -> None:
+    way = _Way(bridge := bridge_of(), 0)
+    way.tries_max = 4
+    bridge._learn(way)
+    assert way.left_out_in_row == 0
+
+
+@pytest.mark.parametrize(
+    ("event", "tries_max"),
+    [
+        (ServerDisconnect(0x95, NO_PROPERTIES), 4),
+        (ServerDisconnect(0x83, NO_PROPERTIES), 8),
+        (ServerDisconnect(0x8B, NO_PROPERTIES), 0),
+        (Refusal("q@1", 0x83, "full", is_final=False, is_later=False), 4),
+        (Refusal("q@1", 0x97, "", is_final=False, is_later=True), 0),
+        (Refusal("q@1", 0x87, "", is_final=True, is_later=False), 0),
+        (None, 8),
+    ],
+)
+def test_how_often_a_message_is_tried(event: object, tries_max: int) -> None:
+    """None is an end of which the other broker says nothing."""
     bridge = bridge_of()
     way = _Way(bridge, 0)
-    way.is_at_fault = True
-    bridge._learn(way)
-    assert way.faults == 0
+    bridge._ways = [way]
+    device = SimpleNamespace(close_detail="", close_reason=CONNECTION_LOST)
+    way.connection, way.why = device, ""  # type: ignore[assignment]
+    if event is not None:
+        bridge.device_events(device, [event])  # type: ignore[arg-type]
+        way.why = "said"
+    bridge.device_lost(device)  # type: ignore[arg-type]
+    assert way.tries_max == tries_max
+    assert way.ended.is_set()
+
+
+def test_a_filter_that_is_refused_is_an_alarm_until_it_is_not() -> None:
+    bridge = bridge_of(receive=[ReceiveRuleSettings(filter="a/#"), ReceiveRuleSettings(filter="b")])
+    way = _Way(bridge, 0)
+    bridge._ways = [way]
+    asked: list[Any] = []
+    connection = SimpleNamespace(subscribe=asked.append)
+    bridge._subscribe(way, connection, bridge.settings.receive)  # type: ignore[arg-type]
+    bridge._subscribed(way, Answers(1, (1, 0x87), NO_PROPERTIES))
+    assert bridge.alarm == "bridge b may not subscribe b: not authorized (0x87)"
+    assert bridge.not_ready_reason is None, "without alarm_age_s the gateway is ready"
+    numbers = {metric.name: metric.value for metric in bridge.metrics()}
+    assert (numbers["iotmq_bridge_alarm"], numbers["iotmq_bridge_filters_refused"]) == (1, 1)
+    bridge._subscribe(way, connection, bridge.settings.receive[1:])  # type: ignore[arg-type]
+    bridge._subscribed(way, Answers(2, (1,), NO_PROPERTIES))
+    assert bridge.alarm is None
+    assert [[topic_filter for topic_filter, _ in each] for each in asked] == [["a/#", "b"], ["b"]]
 
 
 def test_the_client_id_names_gateway_bridge_and_connection() -> None:
@@ -236,3 +280,54 @@ def test_a_broker_is_not_silent_while_nothing_is_read(is_congested: bool) -> Non
 def test_no_alarm_without_a_limit() -> None:
     assert bridge_of().not_ready_reason is None
     assert bridge_of(alarm_age_s=5).not_ready_reason is None
+
+
+@pytest.mark.parametrize(
+    ("version", "given", "does"), [("5", None, True), ("3.1.1", None, False), ("3.1.1", True, True)]
+)
+def test_what_came_over_another_bridge_is_forwarded_where_loops_end(
+    version: str, given: bool | None, does: bool
+) -> None:
+    assert bridge_of(version=version, forwards_bridged=given)._identity.forwards_bridged is does
+
+
+async def test_a_connection_is_made_again_when_what_came_on_the_last_one_is_stored() -> None:
+    bridge = bridge_of()
+    waiting: list[Any] = []
+
+    class Sink(BridgeIngress):
+        def __init__(self) -> None: ...
+
+        def when_settled(self, device: object, callback: Any) -> bool:
+            waiting.append(callback)
+            return False
+
+    bridge._sink = Sink()
+    way = _Way(bridge, 0)
+    way.connection = SimpleNamespace(received=[7])  # type: ignore[assignment]
+    task = asyncio.ensure_future(bridge._settle(way))
+    await asyncio.sleep(0)
+    assert not task.done()
+    waiting[0]()
+    await task
+    assert way.received == [7]
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "acknowledged", "rests"), [(127, 1, False), (128, 31, True), (128, 32, False)]
+)
+def test_acknowledgements_that_come_one_by_one_are_let_come_together(
+    in_flight: int, acknowledged: int, rests: bool
+) -> None:
+    bridge = bridge_of()
+    way = _Way(bridge, 0)
+    way.acknowledged = 1_000
+    rested: list[float] = []
+    connection = SimpleNamespace(
+        acknowledged=1_000 + acknowledged,
+        in_flight_count=in_flight,
+        rest=rested.append,
+        call_when_room=lambda _: None,
+    )
+    bridge._wait_for_room(way, connection)  # type: ignore[arg-type]
+    assert bool(rested) is rests

@@ -12,7 +12,7 @@ from manual_clock import ManualClock
 from iotmq.limits import BRIDGE_HOPS_BYTES_MAX
 from iotmq.message.properties import decode_properties, encode_properties
 from iotmq.message.records.record import encode_record
-from iotmq.mqtt.client.server_packets import Connack, Receipt, ServerPacketReader
+from iotmq.mqtt.client.server_packets import Connack, ServerPacketReader
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.codec.packets import Connect
 from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties, read_properties
@@ -27,6 +27,7 @@ from iotmq.mqtt_bridge.connection import (
     stored_ms,
 )
 from iotmq.mqtt_bridge.identity import BridgeIdentity
+from iotmq.mqtt_bridge.refusals import LeftOut, Refusal
 from iotmq.mqtt_bridge.settings import ReceiveRuleSettings, SendRuleSettings
 from iotmq.mqtt_bridge.topic_maps import ReceiveMap, SendMap
 from iotmq.mqtt_front.connection.device import Device, DeviceGroup
@@ -45,6 +46,9 @@ class Far:
         rules: Sequence[SendRuleSettings] = (SendRuleSettings(),),
         sink: Any = None,
         in_flight_max: int = 100,
+        received: Sequence[int] = (),
+        is_careful: bool = False,
+        is_kept: bool = False,
         **identity: Any,
     ) -> None:
         fields = {
@@ -71,6 +75,7 @@ class Far:
         if sink is not None:
             self.sink.group = self.group
         self.level = level
+        self.begun = (received, is_careful)
         topics = SentTopics(SendMap(rules, gateway="here", where="bridges[b]").find)
         self.connection = BridgeConnection(
             self.group,
@@ -84,12 +89,14 @@ class Far:
         self.loop.run()
         ((first, _),) = split_output(self.transport.take())
         assert first == packets.CONNECT << 4
-        self.say(packets.encode_connack(0, session_present=False, properties=connack if level == 5 else None))
+        self.say(
+            packets.encode_connack(0, session_present=is_kept, properties=connack if level == 5 else None)
+        )
         self.progress = Progress("mqtt/broker-a/0@", 0)
 
     def device_connected(self, device: Device) -> None:
         assert isinstance(device, BridgeConnection)
-        device.begin(Connect("here-b", True, 30, None, None, None, self.level))
+        device.begin(Connect("here-b", True, 30, None, None, None, self.level), *self.begun)
 
     def device_events(self, device: Device, events: Sequence[object]) -> None:
         self.events += events
@@ -283,7 +290,7 @@ def test_a_message_does_not_go_where_it_has_been() -> None:
     assert far.counts.looped == 2
     alone = Far(forwards_bridged=False, level=4)
     alone.send(record(0, MQTT_BRIDGE="bridge:other"), record(1))
-    assert alone.counts.looped == 1
+    assert (alone.counts.looped, alone.counts.not_forwarded) == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -320,7 +327,7 @@ def test_a_message_that_is_refused_for_good_is_left_out_and_told() -> None:
     far.acknowledge(1, code=0x87)
     assert far.progress.acked == 1
     assert far.counts.refused == 1
-    assert isinstance(far.events[-1], Receipt)
+    assert far.events[-1] == Refusal("mqtt/broker-a/0@0", 0x87, "", is_final=True, is_later=False)
     assert not far.lost
 
 
@@ -453,12 +460,147 @@ def test_a_message_with_as_many_user_properties_as_a_gateway_takes_goes_without_
     assert len(properties.user_properties) == count + 3 * has_ours
 
 
-def test_the_oldest_message_can_be_given_up() -> None:
+def again(far: Far, **options: Any) -> Far:
+    """The next connection, for the same queue."""
+    far.progress.rewind()
+    following = Far(is_careful=far.progress.is_suspect, **options)
+    following.progress = far.progress
+    return following
+
+
+@pytest.mark.parametrize("code", [0x80, 0x83])
+def test_a_message_that_is_never_taken_is_left_out_after_some_tries_and_the_others_go_on(code: int) -> None:
     far = Far()
-    assert far.connection.give_up_oldest() is None
-    far.send(record(3), record(4))
-    assert far.connection.give_up_oldest() == "mqtt/broker-a/0@3"
-    assert (far.progress.acked, far.counts.refused) == (4, 1)
+    records = [record(number, str(number).encode()) for number in range(4)]
+    for tries in range(3):
+        far.send(*records)
+        sent = far.published()
+        if tries:
+            assert [payload for _, payload, *_ in sent] == [b"1"], "alone"
+            far.acknowledge(1, code=code)
+        else:
+            far.acknowledge(1)
+            far.acknowledge(2, code=code)
+        assert far.events[-1] == Refusal("mqtt/broker-a/0@1", code, "", is_final=False, is_later=False)
+        assert far.connection.close_reason is not None
+        place = far.connection.blame(3)
+        assert place == (None, None, "mqtt/broker-a/0@1")[tries]
+        counts = far.counts
+        far = again(far)
+    assert counts.put_aside == 1
+    assert not far.connection.is_careful
+    far.send(*records)
+    assert far.payloads() == [b"2", b"3"]
+    far.acknowledge(1, 2)
+    assert far.progress.acked == 4
+
+
+def test_a_message_refused_behind_others_is_found_and_they_are_sent() -> None:
+    far = Far()
+    records = [record(number, str(number).encode()) for number in range(4)]
+    far.send(*records)
+    far.acknowledge(3, code=0x80)
+    assert far.connection.blame(1) == "mqtt/broker-a/0@2"
+    far = again(far)
+    far.send(*records)
+    assert far.payloads() == [b"0", b"1", b"3"]
+    far.acknowledge(1, 2, 3)
+    assert far.progress.acked == 4
+
+
+def test_an_end_without_a_word_counts_against_a_message_that_was_sent_alone() -> None:
+    far = Far(level=4)
+    records = [record(number, str(number).encode()) for number in range(3)]
+    far.send(*records)
+    assert far.connection.blame(1) is None, "it may be any of three"
+    far = again(far, level=4)
+    assert far.connection.is_careful
+    far.send(*records)
+    assert far.payloads() == [b"0"]
+    far.acknowledge(1)
+    far.send(*records)
+    assert far.payloads() == [b"1", b"2"], "one more with each that is acknowledged"
+    assert far.connection.blame(1) is None
+    far = again(far, level=4)
+    far.send(*records)
+    assert far.payloads() == [b"1"]
+    assert far.connection.blame(1) == "mqtt/broker-a/0@1"
+    far = again(far, level=4)
+    far.send(*records)
+    assert far.payloads() == [b"2"]
+    assert far.connection.blame(2) is None, "the count begins anew"
+
+
+def test_nothing_is_blamed_when_nothing_is_on_its_way() -> None:
+    far = Far()
+    assert far.connection.blame(1) is None
+    far.send(record(0))
+    far.acknowledge(1)
+    assert far.connection.blame(1) is None
+    assert not far.progress.is_suspect
+
+
+def test_a_record_that_cannot_be_read_is_left_out_and_counted() -> None:
+    far = Far()
+    broken = bytearray(record(1))
+    broken[84] ^= 0x40  # the size of its body
+    assert stored_ms(broken, 0) is None
+    far.send(record(0, b"0"), bytes(broken), record(2, b"2"))
+    assert far.payloads() == [b"0", b"2"]
+    assert far.counts.unreadable == 1
+    assert far.connection.left_out == [LeftOut("mqtt/broker-a/0@1", "a record cannot be read")]
+    far.acknowledge(1, 2)
+    assert far.progress.acked == 3
+    sizeless = b"\0" * 100
+    far.send(record(3, b"3"), sizeless, record(4, b"4"))
+    assert far.payloads() == [b"3"]
+    assert far.counts.unreadable == 2
+    assert far.connection.left_out[-1] == LeftOut("mqtt/broker-a/0@4", "records cannot be read from here on")
+
+
+@pytest.mark.parametrize("count", [16, 17])
+def test_so_many_messages_that_are_left_out_are_told_one_by_one(count: int) -> None:
+    far = Far(connack=Properties(packet_bytes_max=200))
+    far.send(*(record(number, b"x" * 500) for number in range(count)))
+    assert (far.counts.too_large, len(far.connection.left_out)) == (count, 16)
+
+
+def test_a_message_of_qos_2_goes_so_where_the_rule_says_it() -> None:
+    far = Far(rules=[SendRuleSettings(qos_max=2)])
+    far.send(record(0, MQTT_QOS="2"))
+    ((_, _, first, packet_id, _),) = far.published()
+    assert first >> 1 & 3 == 2
+    far.say(packets.encode_acknowledgement(packets.PUBREC, packet_id))
+    assert split_output(far.transport.take()) == [(packets.PUBREL << 4 | 2, packet_id.to_bytes(2))]
+    assert far.progress.acked == 0
+    far.say(packets.encode_acknowledgement(packets.PUBCOMP, packet_id))
+    assert far.progress.acked == 1
+    far.send(record(1, MQTT_QOS="2"))
+    ((*_, packet_id, _),) = far.published()
+    far.say(packets.encode_acknowledgement(packets.PUBREC, packet_id, 0x87))
+    assert (far.progress.acked, far.counts.refused) == (2, 1)
+
+
+@pytest.mark.parametrize(("is_kept", "is_stored_again"), [(True, False), (False, True)])
+def test_a_message_of_qos_2_is_stored_once_when_the_connection_ends_before_its_release(
+    is_kept: bool, is_stored_again: bool
+) -> None:
+    far = Far(sink=ingress_of([ReceiveRuleSettings(filter="#")]))
+    far.say(packets.encode_publish("a", b"1", qos=2, packet_id=9, properties=NO_PROPERTIES))
+    far.gateway.handed[0].answer(0, "")  # type: ignore[attr-defined]
+    far.loop.run()
+    assert split_output(far.transport.take())[-1] == (packets.PUBREC << 4, b"\0\x09")
+    received = far.connection.received
+    assert received == [9]
+    following = Far(sink=ingress_of([ReceiveRuleSettings(filter="#")]), received=received, is_kept=is_kept)
+    repeat = packets.encode_publish("a", b"1", qos=2, packet_id=9, dup=True, properties=NO_PROPERTIES)
+    following.say(repeat)
+    assert bool(following.gateway.handed) is is_stored_again  # type: ignore[attr-defined]
+    if not is_stored_again:
+        assert split_output(following.transport.take()) == [(packets.PUBREC << 4, b"\0\x09")]
+        following.say(packets.encode_acknowledgement(packets.PUBREL, 9))
+        assert split_output(following.transport.take()) == [(packets.PUBCOMP << 4, b"\0\x09")]
+        assert following.connection.received == []
 
 
 def test_what_comes_right_behind_connack_is_taken() -> None:
@@ -474,3 +616,18 @@ def test_what_comes_right_behind_connack_is_taken() -> None:
     far.loop.run()
     (handed,) = far.gateway.handed  # type: ignore[attr-defined]
     assert handed.payloads == [b"kept"]
+
+
+def test_nothing_is_read_for_a_moment_when_it_rests() -> None:
+    far = Far()
+    far.connection.rest(0.5)
+    assert not far.transport.is_reading
+    far.connection.rest(0.5)
+    assert [delay_s for delay_s, _ in far.loop.timers] == [0.5]
+    far.loop.fire()
+    assert far.transport.is_reading
+    far.connection.rest(0.5)
+    far.connection.connection_lost(None)
+    far.connection.rest(0.5)
+    far.loop.fire()
+    assert len(far.lost) == 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from iotmq.mqtt_front.access.identity import NO_ATTRIBUTES, Identity
 from iotmq.mqtt_front.access.links.link import LinkFailedError
 from iotmq.mqtt_front.access.password_hashes import PasswordHashError, is_password
 from iotmq.mqtt_front.access.verdicts import NOT_MINE, Accepted, Credentials, Denied, NotMine
+from iotmq.mqtt_front.settings.service_links import LookedUpSettings
 
 FIELDS: Final = (
     "password_hash",
@@ -37,6 +39,7 @@ FIELDS: Final = (
 PARAMETERS: Final = ("user_name", "client_id", "address", "listener", "certificate_identity")
 """The facts about a device that questions may name."""
 
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _TRUE: Final = frozenset({"1", "true", "t", "yes", "on"})
 _FALSE: Final = frozenset({"", "0", "false", "f", "no", "off"})
 _PERMISSION_KEYS: Final = frozenset({"permission", "action", "topic", "qos", "retain"})
@@ -75,22 +78,13 @@ def looked_at(asked: Credentials, names: Iterable[str]) -> Credentials:
 class LookedUp:
     """Judges by what was found; passwords are hashed in threads of its own."""
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        needs_password: bool,
-        denies_unknown: bool,
-        threads: int,
-        wall_s: Callable[[], float] = time.time,
-    ) -> None:
-        """`name` is the link's. `denies_unknown`: who is not there is denied, and no other link asked."""
-        self._name = name
-        self._hashing = ThreadPoolExecutor(threads, thread_name_prefix="iotmq-hash")
-        self._needs_password = needs_password
-        self._unknown: Denied | NotMine = (
-            Denied(BAD_USER_NAME_OR_PASSWORD, "user", "there is no such user") if denies_unknown else NOT_MINE
-        )
+    def __init__(self, settings: LookedUpSettings, *, wall_s: Callable[[], float] = time.time) -> None:
+        self._name = settings.name
+        self._hashing = ThreadPoolExecutor(settings.threads, thread_name_prefix="iotmq-hash")
+        self._needs_password = settings.password_required
+        self._unknown: Denied | NotMine = NOT_MINE
+        if settings.unknown_users == "deny":
+            self._unknown = Denied(BAD_USER_NAME_OR_PASSWORD, "user", "there is no such user")
         self._wall_s = wall_s
         # The last hash that was looked at: names that are not there cost as much as those that are.
         self._usual_hash: str | None = None
@@ -98,6 +92,10 @@ class LookedUp:
     def close(self) -> None:
         """Stop hashing."""
         self._hashing.shutdown(wait=False, cancel_futures=True)
+
+    def told(self, asked: Credentials, names: Iterable[str]) -> bytes:
+        """Return what an answer depends on that these facts decide about (links.link.Link)."""
+        return told(asked, names, with_password=self._needs_password)
 
     def is_question(self, asked: Credentials) -> bool:
         """Return whether the device has what the link needs."""
@@ -151,7 +149,10 @@ def identity_of(
     if user is None:
         user = user_name
     if user is not None and not (
-        isinstance(user, str) and user and len(user.encode()) <= limits.MQTT_USER_NAME_BYTES_MAX
+        isinstance(user, str)
+        and user
+        and len(user.encode()) <= limits.MQTT_USER_NAME_BYTES_MAX
+        and not _CONTROL.search(user)
     ):
         raise LinkFailedError("user is no name")
     permissions = _permissions(fields.get("permissions"))

@@ -15,7 +15,6 @@ from iotmq.mqtt_front.access.links.looked_up import (
     LookedUp,
     looked_at,
     parameters_of,
-    told,
 )
 from iotmq.mqtt_front.access.verdicts import NOT_MINE, Accepted, Credentials, Denied, NotMine
 from iotmq.mqtt_front.settings.service_links import RedisLinkSettings
@@ -36,12 +35,7 @@ class RedisLink:
         self.name = settings.name
         self._settings = settings
         _check_key(f"{self.name}.key", settings.key)
-        self._looked_up = LookedUp(
-            settings.name,
-            needs_password=settings.password_required,
-            denies_unknown=settings.unknown_users == "deny",
-            threads=settings.threads,
-        )
+        self._looked_up = LookedUp(settings)
         self._client: Redis = _client(settings)
         self._look_ups_total = 0
 
@@ -55,11 +49,7 @@ class RedisLink:
 
     def told(self, asked: Credentials) -> bytes:
         """Return what the answer depends on (links.link.Link)."""
-        return told(
-            asked,
-            set(_PLACEHOLDER.findall(self._settings.key)),
-            with_password=self._settings.password_required,
-        )
+        return self._looked_up.told(asked, set(_PLACEHOLDER.findall(self._settings.key)))
 
     async def decide(self, asked: Credentials) -> Accepted | Denied | NotMine:
         """LinkFailedError when Redis does not answer, or has something else there."""

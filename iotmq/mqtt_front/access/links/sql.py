@@ -19,7 +19,6 @@ from iotmq.mqtt_front.access.links.looked_up import (
     LookedUp,
     looked_at,
     parameters_of,
-    told,
 )
 from iotmq.mqtt_front.access.verdicts import NOT_MINE, Accepted, Credentials, Denied, NotMine
 from iotmq.mqtt_front.settings.service_links import SqlLinkSettings
@@ -51,12 +50,7 @@ class SqlLink:
             if each is not None
             for name in _names_in(each)
         }
-        self._looked_up = LookedUp(
-            settings.name,
-            needs_password=settings.password_required,
-            denies_unknown=settings.unknown_users == "deny",
-            threads=settings.threads,
-        )
+        self._looked_up = LookedUp(settings)
         self._engine: AsyncEngine = _engine(settings)
         self._statements_total = 0
 
@@ -70,7 +64,7 @@ class SqlLink:
 
     def told(self, asked: Credentials) -> bytes:
         """Return what the answer depends on (links.link.Link)."""
-        return told(asked, self._names, with_password=self._settings.password_required)
+        return self._looked_up.told(asked, self._names)
 
     async def decide(self, asked: Credentials) -> Accepted | Denied | NotMine:
         """LinkFailedError when the database does not answer, or says what cannot be."""

@@ -27,9 +27,11 @@ from jwt.utils import base64url_encode
 
 from iotmq import limits
 from iotmq.clock import Clock
+from iotmq.files import is_open_to_others, make_directory, replace_file
 from iotmq.metrics import Metric, samples
 from iotmq.mqtt_front.access.links.link import LinkFailedError
 from iotmq.mqtt_front.access.links.service_client import ServiceClient
+from iotmq.mqtt_front.access.users_file import changing
 from iotmq.mqtt_front.settings.links import JwtLinkSettings
 from iotmq.supervised import supervise
 
@@ -78,6 +80,8 @@ class TokenKeys:
         self._clock = clock
         self._of_files = _keys_of_files(settings)
         self._of_url: list[TokenKey] = []
+        self._copy = Path(settings.jwks_copy_file) if settings.jwks_copy_file else None
+        self._copied = b""
         self._client = (
             ServiceClient(settings.name, settings.jwks_url, ca_file=settings.jwks_ca_file, at_once_max=1)
             if settings.jwks_url
@@ -136,6 +140,8 @@ class TokenKeys:
         await self._read("files", self._read_files)
         if self._client is not None:
             await self._read(self._settings.jwks_url, self._fetch)
+            if not self._of_url and self._copy is not None and self._copy.exists():
+                await self._read(str(self._copy), self._read_copy)
         keys = KeySet([*self._of_files, *self._of_url])
         if keys.digest != self.current.digest:
             self.current = keys
@@ -164,6 +170,29 @@ class TokenKeys:
         assert self._client is not None, "there is a URL"
         answer = await self._client.ask("GET", bytes_max=limits.MQTT_TOKEN_KEYS_BYTES_MAX)
         self._of_url = keys_of_set(answer.body, self._settings.algorithms)
+        if self._copy is None or answer.body == self._copied:
+            return
+        try:
+            await asyncio.to_thread(_keep, self._copy, answer.body)
+        except OSError as error:
+            # The keys count all the same.
+            _log.error(
+                "the copy of token keys cannot be written",
+                extra={"link": self._settings.name, "file": str(self._copy), "detail": str(error)},
+            )
+        else:
+            self._copied = answer.body
+
+    async def _read_copy(self) -> None:
+        assert self._copy is not None, "there is a copy"
+        if is_open_to_others(self._copy, may_read=True):
+            raise ValueError("others on this machine may write it, and could make tokens")
+        data = await asyncio.to_thread(_content, self._copy)
+        self._of_url = keys_of_set(data, self._settings.algorithms)
+        _log.warning(
+            "token keys are those of before the start, because they cannot be fetched",
+            extra={"link": self._settings.name, "file": str(self._copy)},
+        )
 
     def metrics(self) -> Iterable[Metric]:
         yield from samples(
@@ -243,6 +272,13 @@ def _content(path: Path) -> bytes:
     if len(data) > limits.MQTT_TOKEN_KEYS_BYTES_MAX:
         raise ValueError(f"{path} has more than {limits.MQTT_TOKEN_KEYS_BYTES_MAX:,} bytes")
     return data
+
+
+def _keep(path: Path, data: bytes) -> None:
+    """Write the copy, after other processes that have the same one."""
+    make_directory(path.parent)
+    with changing(path):
+        replace_file(path, data, is_synced=False, private_mode=0o600)
 
 
 def _keys_of_secret(path: Path, algorithms: Iterable[str]) -> Iterator[TokenKey]:

@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -135,10 +136,9 @@ class UsersLink:
 
     async def reload(self) -> None:
         """Read the file again if it changed; one that breaks a rule changes nothing and is counted."""
-        if not await self._watched.have_changed():
-            return
         try:
-            self._users = await asyncio.to_thread(users_file.read_users, self._path, former=self._users)
+            read = partial(users_file.read_users, self._path, former=self._users)
+            users = await self._watched.read_changed(read)
         except (OSError, UsersFileError) as error:
             self.failed_reloads_count += 1
             if not isinstance(error, (UsersFileError, FileNotFoundError)):
@@ -148,6 +148,9 @@ class UsersLink:
                 "the changed users are not used", extra={"file": str(self._path), "detail": str(error)}
             )
             return
+        if users is None:
+            return
+        self._users = users
         self.reloads_count += 1
         _log.info("users read", extra={"file": str(self._path), "count": len(self._users)})
         users_file.warn_when_open(self._path)

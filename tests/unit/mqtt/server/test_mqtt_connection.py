@@ -125,6 +125,34 @@ def test_delivery_of_qos_1_keeps_to_the_window_and_goes_on_in_order() -> None:
     assert connection.queued_bytes == 0
 
 
+def test_what_waits_is_dropped_by_its_topic_and_the_rest_goes_on_in_order() -> None:
+    connection, _ = open_connection(in_flight_max=1)
+    assert connection.withdraw_queued(lambda topic: True) == 0
+    sizes = (0, 1, 200, 20_000)
+    for number, size in enumerate(sizes * 5):
+        topic = b"bad" if number % 3 else b"t"
+        assert connection.deliver_message(topic, b"%d" % number + b"." * size, 1)
+    asked: list[bytes] = []
+    connection.withdraw_queued(lambda topic: bool(asked.append(topic)))
+    assert asked == [b"bad" if number % 3 else b"t" for number in range(1, 20)]
+    with pytest.raises(ZeroDivisionError):
+        connection.withdraw_queued(lambda topic: bool(1 // (topic == b"bad")))
+    assert connection.withdraw_queued(lambda topic: topic == b"bad") == 13
+    left = connection.queued_bytes
+    assert connection.withdraw_queued(lambda topic: topic == b"bad") == 0
+    got = [connection.data_to_send()]
+    for packet_id in range(1, 7):
+        connection.receive_data(packets.encode_acknowledgement(packets.PUBACK, packet_id), 0.0)
+        got.append(connection.data_to_send())
+    assert 0 < sum(map(len, got[1:])) < left
+    for number, packet in zip(range(0, 19, 3), got, strict=True):
+        assert packet.rstrip(b".").endswith(b"%d" % number)
+    assert connection.queued_bytes == 0
+    connection.deliver_message(b"bad", b"", 1)
+    assert connection.withdraw_queued(lambda topic: True) == 1
+    assert connection.queued_bytes == 0
+
+
 def test_packet_ids_wrap_and_never_collide_with_one_in_flight() -> None:
     connection, _ = open_connection(in_flight_max=1000)
     assert connection.deliver_message(b"t", b"held", 1)

@@ -145,6 +145,15 @@ def with_chain(*chain: Any, **settings: Any) -> dict[str, Any]:
             {**listener(chain=["anonymous"]), "authentication": {"users_file": "y", "client_ids": "user"}},
             "client_ids",
         ),
+        (with_chain({"kind": "amqtt", "name": "x"}), "there is none in"),
+        ({"authentication": {"client_ids": "user"}}, "client_ids.*neither a users_file nor a chain"),
+        ({"authentication": {"client_ids": "prefix"}}, "client_ids"),
+        (listener(proxy_protocol=True), "anybody who reaches the load balancer"),
+        (
+            listener(proxy_protocol=True, proxy_identity_trusted=True, client_identity_is_user=True)
+            | {"authentication": {"client_ids": "user"}},
+            "client_ids.* at mqtt:",
+        ),
         (with_chain({"name": "x"}), "kind is missing"),
         (with_chain({"kind": "magic", "name": "x"}), 'kind is "magic", which is unknown'),
         (with_chain("users"), "kind is missing"),
@@ -164,7 +173,8 @@ def test_settings_that_do_not_go_together(mqtt: dict[str, Any], what: str) -> No
 
 def test_a_chain_makes_devices_prove_who_they_are() -> None:
     table = {"listen_host": "0.0.0.0", **with_chain(OF_FILE)}
-    assert config_from_table({"mqtt": table}).mqtt.authentication.has_to_be_proved
+    mqtt = config_from_table({"mqtt": table}).mqtt
+    assert mqtt.has_to_be_proved_at(mqtt.all_listeners[0])
 
 
 # Links that fail

@@ -92,6 +92,7 @@ async def test_the_right_password_opens_a_session_and_it_is_known_whose(
         ("pump", b"p" * limits.MQTT_PASSWORD_BYTES_MAX, "password", 4),
         ("pump", b"p" * (limits.MQTT_PASSWORD_BYTES_MAX + 1), "credentials", 4),
         ("\u0627a", b"x", "credentials", 4),
+        ("pump\x85", b"pmup", "credentials", 4),
         (None, None, "anonymous", 5),
     ],
 )
@@ -357,6 +358,18 @@ async def test_changes_of_the_file_count_at_once_and_connections_stay(
     assert await site.code("pump", b"other") == 4
 
 
+async def test_an_empty_file_is_one_that_is_being_written(site: Site, path: Path) -> None:
+    for content in (b"", b"\n \n"):
+        write_users(path, content)
+        await site.users.reload()
+        assert await site.code("pump", b"pmup") == 0
+    assert site.number("iotmq_mqtt_users_failed_reloads_total") == 2
+    write_users(path, b"# nobody\n")
+    await site.users.reload()
+    assert site.number("iotmq_mqtt_users") == 0
+    assert await site.code("pump", b"pmup") == 4
+
+
 async def test_a_changed_file_that_cannot_be_read_for_a_moment_is_read_the_next_time(
     site: Site, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -430,7 +443,8 @@ def test_beyond_loopback_devices_have_to_prove_who_they_are(
 ) -> None:
     table = {"mqtt": {"listen_host": "0.0.0.0", "authentication": authentication}}
     if is_taken:
-        assert config_from_table(table).mqtt.authentication.has_to_be_proved
+        mqtt = config_from_table(table).mqtt
+        assert mqtt.has_to_be_proved_at(mqtt.all_listeners[0])
     else:
         with pytest.raises(ConfigError, match=r"mqtt\.authentication\.users_file or a chain, without"):
             config_from_table(table)

@@ -130,6 +130,7 @@ def test_changes_leave_the_rest_as_it_is() -> None:
     assert with_users(data, {"c": other}) == data + f"\nc:{other}\n".encode()
     assert with_users(b"", {"c": other}) == f"c:{other}\n".encode()
     assert without_user(data, "a") == f"# head\r\n\nb:{VERIFIER}\n# tail".encode()
+    assert without_user(f"a:{VERIFIER}\n".encode(), "a") == b"# nobody\n"
     assert with_users(data, {"c": other, "b": other, "d": VERIFIER}) == (
         data.replace(f"b:{VERIFIER}".encode(), f"b:{other}".encode())
         + f"\nc:{other}\nd:{VERIFIER}\n".encode()

@@ -18,7 +18,7 @@ from iotmq import limits
 from iotmq.errors import ConfigError
 from iotmq.hooks import DECIDING, TOLD, Client, Deny, Hooks, Message, Subscription
 from iotmq.mqtt.codec import packets
-from iotmq.mqtt.codec.properties import Properties
+from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties
 from iotmq.mqtt_front.hooks import hook_calls, hook_thread
 from iotmq.mqtt_front.hooks.hook_calls import HookCalls
 from iotmq.mqtt_front.hooks.loading import load_hooks, overrides
@@ -100,6 +100,27 @@ async def test_a_coroutine_decides_behind_authentication() -> None:
         denied = await site.dial()
         denied.send(connect_packet("known"))
         assert await denied.packet() == (packets.CONNACK << 4, b"\x00\x05")
+
+
+@pytest.mark.parametrize(("level", "code"), [(4, 5), (5, 0x87)])
+async def test_a_hook_decides_about_wills_as_about_messages(level: int, code: int) -> None:
+    """Or a device would leave as its will what it may not publish."""
+    async with hooked(Waiting, Doorkeeper) as site:
+        properties = NO_PROPERTIES if level == 5 else None
+        denied = await site.dial()
+        will = packets.Will("secret", b"w", 1, True, properties)
+        denied.send(connect_packet("c", protocol_level=level, will=will))
+        assert (await denied.packet())[1][1] == code
+        assert await denied.rest() == b""
+        good = await site.dial()
+        good.send(connect_packet("c", protocol_level=level, will=will._replace(topic="open")))
+        assert (await good.packet())[1][1] == 0
+        assert heard[-1] == ("before_publish", [b"w"])
+        good.abort()
+        (handed,) = await site.handed()
+        assert [message.topic for message in handed.messages] == ["open"]
+        hook = f"{__name__}:Doorkeeper"
+        assert site.number("iotmq_mqtt_hook_denied_total", hook=hook, method="before_publish") == 1
 
 
 async def test_the_first_program_that_denies_decides() -> None:
@@ -344,7 +365,40 @@ async def test_events_that_wait_have_a_maximum(monkeypatch: pytest.MonkeyPatch) 
         await calls.stop()
 
 
+async def test_messages_that_programs_are_still_to_be_told_have_a_maximum_of_bytes() -> None:
+    release.clear()
+    calls = HookCalls((f"{__name__}:StuckListener",), asyncio.get_running_loop(), timeout_s=1)
+    await calls.start()
+    messages = [
+        Message(client_id="c", topic="t", payload=bytes(64 * 1024 - 513), qos=0, is_retained=False)
+        for _ in range(16)
+    ]
+
+    def untold() -> float:
+        return sum(metric.value for metric in calls.metrics() if metric.name.endswith("hook_untold_total"))
+
+    try:
+        calls.tell("after_unsubscribe", Client(client_id="c"), ())
+        await until(lambda: heard == [("began",)])
+        for _ in range(limits.HOOK_EVENTS_BYTES_MAX >> 20):
+            calls.tell("after_publish", messages)
+        assert untold() == 0
+        calls.tell("after_publish", messages[:1])
+        assert untold() == 1
+        release.set()
+        await until(lambda: len(heard) == 1 + (limits.HOOK_EVENTS_BYTES_MAX >> 20))
+        calls.tell("after_publish", messages)
+        await until(lambda: len(heard) == 2 + (limits.HOOK_EVENTS_BYTES_MAX >> 20))
+        assert untold() == 1
+    finally:
+        release.set()
+        await calls.stop()
+
+
 class StuckListener(Hooks):
+    def after_publish(self, messages: Sequence[Message]) -> None:
+        heard.append(("published",))
+
     def after_unsubscribe(self, client: Client, filters: Sequence[str]) -> None:
         heard.append(("began",))
         release.wait(30)
@@ -468,4 +522,3 @@ def test_so_many_hooks_may_be_named() -> None:
     with pytest.raises(ConfigError):
         config_from_table({"mqtt": {"hooks": [*names, "m:C"]}})
     assert MqttSettings().hooks == ()
-

@@ -9,9 +9,11 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import users_site
 from eventually import until
 from fake_gateway import RawClient, connect_packet
 from front_site import Site, running, tick_quickly
@@ -20,14 +22,18 @@ from iotmq import limits
 from iotmq.mqtt.bans import Ban
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.reason_codes import reason_text
+from iotmq.mqtt_front.limiting import guard as guard_module
+from iotmq.mqtt_front.limiting import overload
 from iotmq.mqtt_front.settings.limiting import (
     FlappingSettings,
     LimitSettings,
+    ListenerLimitSettings,
     OverloadSettings,
     PlaceLimitSettings,
     RateSettings,
     UserLimitSettings,
 )
+from iotmq.mqtt_front.settings.listeners import ListenerSettings
 
 
 @pytest.fixture(autouse=True)
@@ -258,6 +264,39 @@ async def test_connections_of_a_listener_have_a_limit() -> None:
         assert site.number("iotmq_mqtt_limit_refused_total", limit="listener.connections_max") == 1
 
 
+async def test_a_listener_has_limits_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    second = ListenerSettings(name="second", transport="tcp")
+    own = ListenerLimitSettings(
+        listener="second", connections_max=2, messages_in_per_s=1, messages_in_burst=1
+    )
+    device_limits = LimitSettings(listener=PlaceLimitSettings(connections_max=1), listeners=(own,))
+    async with running(device_limits=device_limits, listeners=(second,)) as site:
+        site.gateway.automatic = 0
+        port = int(site.front.addresses["second"].rpartition(":")[2])
+        first = await site.connect("a")
+        assert await is_closed(site)
+        clients = [await RawClient.connect(port, name) for name in ("b", "c")]
+        late = await RawClient.dial(port)
+        assert await late.rest() == b""
+        assert site.number("iotmq_mqtt_limit_refused_total", limit="listener.connections_max") == 2
+        # The other listener has no rate.
+        first.send(*(publish(number, qos=1) for number in range(5)))
+        for _ in range(5):
+            assert (await first.packet())[0] == packets.PUBACK << 4
+        clients[0].send(publish(0), publish(1))
+        await until(lambda: waits(site, "listener.messages_in_per_s") == 1)
+        site.front.parts.guard.limiter.check_invariants()
+        clients[1].abort()
+        await until(lambda: site.number("iotmq_mqtt_listener_connections", listener="second") == 1)
+        site.front.parts.guard.limiter.check_invariants()
+    lines = [vars(line) for line in caplog.records if line.message == "a limit is reached"]
+    assert {(line["setting"], line["listener"]) for line in lines} == {
+        ("mqtt.device_limits.listener.connections_max", "tcp"),
+        ("mqtt.device_limits.listeners[0].connections_max", "second"),
+        ("mqtt.device_limits.listeners[0].messages_in_per_s", "second"),
+    }
+
+
 @pytest.mark.parametrize("scope", ["address", "listener"])
 async def test_connects_have_a_rate(scope: str) -> None:
     settings = PlaceLimitSettings(connects_per_s=10, connects_burst=3)
@@ -287,6 +326,28 @@ async def test_a_client_that_flaps_is_banned_for_a_while() -> None:
         assert await clients[1].rest() == b""
         site.clock.advance(301)
         await site.connect("c")
+
+
+async def test_who_cannot_prove_a_client_id_has_nobody_banned(tmp_path: Path) -> None:
+    """A CONNECT costs nothing and may name any client id: that of another device, too."""
+    device_limits = {"flapping": {"client_connects_max": 2}}
+    file = users_site.file_of_all(tmp_path)
+    async with users_site.running(file, {"device_limits": device_limits}) as site:
+        site.gateway.automatic = 0
+        victim = await site.dial()
+        victim.send(connect_packet("c", user_name="pump", password=b"pmup"))
+        assert await victim.packet() == (packets.CONNACK << 4, b"\x00\x00")
+        for _ in range(5):
+            hostile = await site.dial()
+            hostile.send(connect_packet("c", user_name="pump", password=b"guess"))
+            assert (await hostile.packet())[1][1] == 4
+        await victim.ping()
+        assert site.number("iotmq_mqtt_flapping_bans_total") == 0
+        for code in (0, 5):
+            again = await site.dial()
+            again.send(connect_packet("c", user_name="pump", password=b"pmup"))
+            assert await again.packet() == (packets.CONNACK << 4, bytes([0, code]))
+        assert site.number("iotmq_mqtt_flapping_bans_total") == 1
 
 
 async def test_an_address_that_flaps_is_closed_at_the_door() -> None:
@@ -341,6 +402,68 @@ async def test_a_device_of_mqtt_5_is_told_that_it_is_banned() -> None:
         assert first == packets.CONNACK << 4
         assert reason_text(body[1]) == "banned (0x8A)"
         assert b"it was rude" in body
+
+
+async def test_a_banned_address_is_turned_away_before_it_is_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with limited() as site:
+        client = await site.connect("c")
+        seen: list[object] = []
+        monkeypatch.setattr(site.front, "device_connected", seen.append)
+        ban = Ban(kind="address", value="127.0.0.2")
+        site.front.parts.guard.bans.put(ban)
+        for count in (1, 2):
+            with socket.socket() as banned:
+                banned.bind(("127.0.0.2", 0))
+                banned.setblocking(False)
+                await asyncio.get_running_loop().sock_connect(banned, ("127.0.0.1", site.front.port))
+                assert await asyncio.get_running_loop().sock_recv(banned, 100) == b""
+            assert site.number("iotmq_mqtt_closed_total", reason="banned") == count
+            assert site.number("iotmq_mqtt_accepted_total") == 1 + count
+        assert not seen
+        assert site.number("iotmq_mqtt_connections") == 1
+        await client.ping()
+
+
+async def test_a_door_that_fails_turns_one_away(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with limited() as site:
+        client = await site.connect("c")
+
+        def fail(*_: object) -> None:
+            raise ZeroDivisionError
+
+        with monkeypatch.context() as broken:
+            broken.setattr(site.front.parts.guard, "refusal_of_place", fail)
+            assert await (await site.dial()).rest() == b""
+        assert "background work failed" in caplog.text
+        await (await site.connect("d")).ping()
+        await client.ping()
+
+
+async def test_many_bans_are_looked_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attack brings many bans a second; one look is for all that came during the last."""
+    monkeypatch.setattr(guard_module, "_LOOK_PAUSE_S", 0.01)
+    async with limited() as site:
+        guard = site.front.parts.guard
+        looks, begin = 0, guard._front.devices
+
+        def devices() -> Any:
+            nonlocal looks
+            looks += 1
+            return begin()
+
+        clients = [
+            await site.connect(f"c{number}") for number in range(guard_module._LOOKED_AT_PER_TURN + 10)
+        ]
+        guard._front = guard._front._replace(devices=devices)
+        guard.shared_bans.put(Ban(kind="client", value="c0"))
+        await until(lambda: looks == 1)
+        for number in range(1, 10):
+            guard.shared_bans.put(Ban(kind="client", value=f"c{number}"))
+        await site.gone("administrative_action", 10)
+        assert looks == 2
+        await clients[10].ping()
 
 
 async def test_a_thousand_connections_are_looked_at_in_slices() -> None:
@@ -416,11 +539,11 @@ def test_the_default_of_unfinished_packets_is_that_of_the_limits() -> None:
 async def test_overload_refuses_devices_then_sheds_qos_0_and_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    overload = OverloadSettings(
+    settings = OverloadSettings(
         refuse_loop_lag_ms=0, shed_loop_lag_ms=0, refuse_broker_latency_ms=400, shed_broker_latency_ms=1_200,
         calm_s=0,
     )  # fmt: skip
-    async with running(device_limits=LimitSettings(overload=overload), sys_interval_s=0.01) as site:
+    async with running(device_limits=LimitSettings(overload=settings), sys_interval_s=0.01) as site:
         parts = site.front.parts
         client = await subscribed(site, 0)
         watching = await site.connect("watching")
@@ -472,6 +595,70 @@ async def test_overload_refuses_devices_then_sheds_qos_0_and_says_so(
         "mqtt.device_limits.overload.refuse_broker_latency_ms",
         "mqtt.device_limits.overload.shed_broker_latency_ms",
     }
+
+
+async def test_memory_that_devices_use_up_is_an_overload_until_they_have_gone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Really used: subscribers that read nothing, and what is published for them."""
+    monkeypatch.setattr(overload, "MEASURE_S", 0.02)
+    payload, limit = bytes(64 * 1024), 24 << 20
+    before = overload.memory_bytes()
+    settings = OverloadSettings(
+        refuse_loop_lag_ms=0, shed_loop_lag_ms=0, refuse_broker_latency_ms=0,
+        refuse_memory_bytes=before + limit, shed_memory_bytes=before + 2 * limit, calm_s=0,
+    )  # fmt: skip
+    async with running(
+        device_limits=LimitSettings(overload=settings), sys_interval_s=0.01, queued_bytes_max=4 << 20
+    ) as site:
+        site.gateway.automatic = 0
+        guard = site.front.parts.guard
+        watching = await site.connect("watching")
+        watching.send(packets.encode_subscribe(2, [("$SYS/broker/overload/level", 0)]))
+        assert (await watching.packet())[0] == packets.SUBACK << 4
+        await subscribed(site, 0, "good")
+        writer = await site.connect("writer")
+        slow = [await subscribed(site, 1, f"slow{number}") for number in range(30)]
+
+        async def fill_until(level: int) -> None:
+            async with asyncio.timeout(30):
+                while guard.overload.level < level:
+                    site.gateway.push("t", payload, "t")
+                    await asyncio.sleep(0)
+
+        await fill_until(1)
+        assert not site.front.parts.egress.sheds
+        late = await site.dial()
+        late.send(connect_packet("late"))
+        assert await late.packet() == (packets.CONNACK << 4, b"\x00\x03")
+        writer.send(publish(0))
+        await until(lambda: published(site) == 1)
+        await fill_until(2)
+        writer.send(publish(1), publish(2, qos=1))
+        await until(lambda: site.number("iotmq_mqtt_shed_published_total") == 1)
+        await until(lambda: published(site) == 2)
+        site.gateway.push("t", b"", "t")
+        await until(lambda: site.number("iotmq_mqtt_shed_deliveries_total") > 0)
+        assert site.number("iotmq_mqtt_overload_level") == 2
+        told = b""
+        while told != b"2":
+            told = (await watching.publish_received())[1]
+            site.clock.advance(0.1)
+        for device in slow:
+            device.abort()
+        await until(lambda: guard.overload.level == 0)
+        while told != b"0":
+            site.clock.advance(0.1)
+            told = (await watching.publish_received())[1]
+        await site.connect("welcome")
+    lines = [vars(line) for line in caplog.records if "overload" in line.message]
+    assert [(line["message"], line["level"]) for line in lines if line["name"] == "iotmq.mqtt"][:2] == [
+        ("overload", 1),
+        ("overload", 2),
+    ]
+    assert lines[0]["setting"] == "mqtt.device_limits.overload.refuse_memory_bytes"
+    assert lines[1]["setting"] == "mqtt.device_limits.overload.shed_memory_bytes"
+    assert lines[-1]["message"] == "overload is over"
 
 
 # Users

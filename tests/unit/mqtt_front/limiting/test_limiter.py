@@ -13,6 +13,7 @@ from iotmq.mqtt_front.limiting.buckets import DeviceLimits
 from iotmq.mqtt_front.limiting.limiter import Limiter, own_limits
 from iotmq.mqtt_front.settings.limiting import (
     LimitSettings,
+    ListenerLimitSettings,
     PlaceLimitSettings,
     RateSettings,
     UserLimitSettings,
@@ -87,6 +88,25 @@ def test_addresses_of_one_network_share_a_bucket() -> None:
     assert found.refusal_of_place("unix", None) is None
 
 
+def test_a_listener_with_limits_of_its_own_has_none_of_the_others() -> None:
+    own = ListenerLimitSettings(listener="tls", connections_max=1)
+    found = limiter(listener=PlaceLimitSettings(messages_in_per_s=1), listeners=(own,))
+    device = FakeDevice()
+    found.connected(device, "tls", None)
+    assert device.scopes == []
+    refusal = found.refusal_of_place("tls", None)
+    assert refusal is not None
+    assert refusal.detail == "mqtt.device_limits.listeners[0].connections_max is reached"
+    assert found.refusal_of_place("tcp", None) is None
+    other = FakeDevice()
+    found.connected(other, "tcp", None)
+    assert other.scopes == ["listener"]
+    found.check_invariants()
+    found.lost(device)
+    assert found.refusal_of_place("tls", None) is None
+    found.check_invariants()
+
+
 def test_an_identity_brings_limits_of_its_own() -> None:
     found = limiter(user=UserLimitSettings(connections_max=1))
     device = opened(found, "c", "u", {"messages_in_per_s": 3, "user.connections_max": 2, "unknown": 1})
@@ -96,6 +116,31 @@ def test_an_identity_brings_limits_of_its_own() -> None:
     other = FakeDevice("u")
     assert found.opening(other, "d", {"user.connections_max": 1}) is not None
     assert found.opening(other, "d", {"user.connections_max": 2}) is None
+
+
+def test_another_identity_of_a_connected_device_brings_other_limits() -> None:
+    """As with a new token: a device that keeps its connection keeps no larger limits."""
+    found = limiter(address=PlaceLimitSettings(messages_in_per_s=9))
+    device = opened(found, "c", "u", {"messages_in_per_s": 5, "user.connections_max": 1})
+    assert device.scopes == ["client", "address"]
+    own = {"messages_in_per_s": 3, "user.messages_in_per_s": 7, "user.connections_max": 1}
+    found.renewed(device, "c", own)
+    assert device.limits is not None
+    assert [(scope.name, scope.left(0)) for scope in device.limits.scopes] == [
+        ("client", 3),
+        ("user", 7),
+        ("address", 9),
+    ]
+    found.check_invariants()
+    found.renewed(device, "c", None)
+    assert device.scopes == ["address"]
+    found.check_invariants()
+    found.lost(device)
+    found.check_invariants()
+    unlimited = limiter()
+    device = opened(unlimited, "c", "u", {"messages_in_per_s": 5})
+    unlimited.renewed(device, "c", None)
+    assert device.limits is None
 
 
 @pytest.mark.parametrize("nonsense", [-1, limits.MQTT_RATE_MAX + 1, "5", None])

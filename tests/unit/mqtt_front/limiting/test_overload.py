@@ -98,9 +98,7 @@ def test_calm_that_is_interrupted_begins_anew() -> None:
         ({"refuse_loop_lag_ms": 0, "shed_loop_lag_ms": 0}, {"lag_ms": 10**6}, 0),
     ],
 )
-def test_each_measure_has_its_limits(
-    settings: dict[str, int], measured: dict[str, Any], level: int
-) -> None:
+def test_each_measure_has_its_limits(settings: dict[str, int], measured: dict[str, Any], level: int) -> None:
     bench = Bench(**settings)
     assert bench.look(10, **measured) == level
 

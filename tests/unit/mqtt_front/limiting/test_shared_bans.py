@@ -10,6 +10,7 @@ from eventually import soon, until
 from fake_gateway import RawClient, connect_packet
 from mqtt_site import MqttSite, open_site
 
+from iotmq import limits
 from iotmq.client.admin.bans import BanAdmin
 from iotmq.client.sending.producer import Producer, ProducerSettings
 from iotmq.client.transport.client import ClientSettings, IotmqClient
@@ -77,6 +78,18 @@ async def test_an_operator_bans_lists_and_ends(remote: MqttSite) -> None:
         await admin.remove("client", "c")
         await told_everywhere(remote)
         assert await admin.all(now_ms) == []
+
+
+async def test_a_ban_past_what_may_be_is_nowhere(site: MqttSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers are not told of it again and again, either."""
+    monkeypatch.setattr(limits, "MQTT_BANS_MAX", 2)
+    guard = site.fronts["one"].mqtt.parts.guard
+    for number in range(4):
+        guard.shared_bans.put(Ban(kind="client", value=f"c{number}", made_ms=guard._clock.now_ms()))
+    await told_everywhere(site, ("client", "c0"), ("client", "c1"))
+    assert guard.bans.refused_total == 2
+    await guard.shared_bans._read_all()
+    assert guard.bans.refused_total == 2, "the brokers do not have them"
 
 
 async def test_what_comes_from_elsewhere_is_no_ban(remote: MqttSite) -> None:

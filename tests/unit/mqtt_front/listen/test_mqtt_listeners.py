@@ -57,6 +57,13 @@ def open_connections(front: MqttFront) -> dict[str, float]:
         ([unix(Path("/" + "s" * limits.UNIX_SOCKET_PATH_BYTES_MAX))], {}, "socket_path"),
         ([unix(Path("/s"))], {"workers": 2}, r"has to have \{worker\} in it"),
         ([], {"tcp_enabled": False}, "no device could connect"),
+        ([TCP], {"device_limits": {"listeners": [{"listener": "tls"}]}}, "tls is no listener"),
+        ([TCP], {"device_limits": {"listeners": [{"listener": "second"}] * 2}}, "second has limits before"),
+        (
+            [TCP],
+            {"device_limits": {"listeners": [{"listener": "tcp"}] * (limits.MQTT_LISTENERS_MAX + 1)}},
+            r"device_limits\.listeners",
+        ),
         ([TCP | {"listen_host": "0.0.0.0"}], {}, r"mqtt\.listeners\[0\]\.listen_host = .* is refused"),
         ([TCP | {"listen_port": 1884}], {"listen_port": 1884}, r"mqtt\.listen_port has the same address"),
     ],

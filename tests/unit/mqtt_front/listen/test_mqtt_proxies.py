@@ -8,6 +8,7 @@ import socket
 import ssl
 import struct
 from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from certificates import Certificate, make_certificate, make_root
 from eventually import soon
 from fake_gateway import RawClient, connect_packet
 from front_metrics import number_at
-from listener_site import config, directory_for_sockets, running
+from listener_site import config, directory_for_sockets
+from listener_site import running as running_with
 
 from iotmq import limits
 from iotmq.errors import ConfigError
@@ -59,6 +61,10 @@ def directory() -> Iterator[Path]:
 
 def listener(transport: str = "tcp", **more: Any) -> dict[str, Any]:
     return {"name": "behind", "transport": transport, "proxy_protocol": True, **more}
+
+
+def running(*listeners: dict[str, Any], **mqtt: Any) -> AbstractAsyncContextManager[MqttFront]:
+    return running_with(*listeners, allow_anonymous_remote=True, **mqtt)
 
 
 async def raw_connection(front: MqttFront) -> socket.socket:
@@ -124,7 +130,8 @@ def test_settings_that_are_refused(settings: dict[str, Any], said: str) -> None:
 
 
 def test_settings_at_their_limit() -> None:
-    assert config(listener(proxy_trusted=["::/0"] * limits.PROXY_NETWORKS_MAX))
+    networks = ["::/0"] * limits.PROXY_NETWORKS_MAX
+    assert config(listener(proxy_trusted=networks), allow_anonymous_remote=True)
 
 
 @pytest.mark.parametrize("header", [LINE, block(IPV4)], ids=["line", "block"])
@@ -274,9 +281,14 @@ async def test_an_identity_counts_only_where_it_is_to_be_trusted() -> None:
     unverified = tlv(0x20, struct.pack(">BI", 7, 19) + tlv(0x22, b"device-7"))
     async with running(listener(proxy_identity_trusted=True, client_identity_is_user=True)) as front:
         client = await dial(front, block(IPV4, unverified) + connect_packet("d"))
+        assert await client.packet() == (packets.CONNACK << 4, b"\0\5")
+        client.close()
+    asks_nobody = listener(proxy_identity_trusted=True, client_identity_is_user=True, chain=["anonymous"])
+    async with running(asks_nobody) as front:
+        client = await dial(front, block(IPV4, unverified) + connect_packet("d"))
         assert await client.packet() == CONNACK
         assert device_of(front).peer.certificate_identity is None
-        assert not device_of(front).peer.is_certificate_user
+        assert device_of(front).user is device_of(front).identity is None
         client.close()
 
 
@@ -311,7 +323,7 @@ async def test_others_than_the_trusted_proxies_are_closed_and_counted() -> None:
 
 async def test_a_proxy_of_ipv4_at_a_port_of_ipv6_is_the_same_proxy() -> None:
     there = listener(listen_host="::ffff:127.0.0.1", proxy_trusted=["127.0.0.1/32"])
-    async with running(there, allow_anonymous_remote=True) as front:
+    async with running(there) as front:
         client = await dial(front, LINE + connect_packet("d"))
         assert await client.packet() == CONNACK
         client.close()

@@ -17,11 +17,12 @@ from eventually import soon
 from fake_gateway import RawClient, ScriptedGateway, connect_packet
 
 from iotmq.mqtt import reason_codes
+from iotmq.mqtt.bans import Ban
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.listen import listeners
 from iotmq.mqtt_front.listen.listeners import _listen_tcp
-from iotmq.mqtt_front.listen.sockets import SocketLink
+from iotmq.mqtt_front.listen.sockets import SocketLink, Sockets
 from iotmq.mqtt_front.server import MqttFront
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 
@@ -95,6 +96,35 @@ async def test_its_addresses() -> None:
         await soon(lambda: not devices(front), "it is gone")
         assert transport.get_extra_info("peername") is None
         assert transport.is_closing()
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="there is no IPv6 here")
+async def test_an_address_of_ipv6() -> None:
+    front = MqttFront(MqttSettings(listen_host="::1", listen_port=0), ScriptedGateway())
+    await front.start()
+    loop = asyncio.get_running_loop()
+    try:
+        with socket.socket(socket.AF_INET6) as peer, socket.socket(socket.AF_INET6) as banned:
+            peer.setblocking(False)
+            await loop.sock_connect(peer, ("::1", front.port))
+            await loop.sock_sendall(peer, connect_packet("d"))
+            device = await the_device(front)
+            assert device.address == "::1"
+            front.parts.guard.bans.put(Ban(kind="network", value="::/64"))
+            banned.setblocking(False)
+            await loop.sock_connect(banned, ("::1", front.port))
+            assert await loop.sock_recv(banned, 1) == b""
+    finally:
+        await front.stop()
 
 
 @pytest.mark.parametrize("how", ["close", "abort"])
@@ -276,6 +306,21 @@ async def test_a_device_that_fails_ends_alone(caplog: pytest.LogCaptureFixture) 
         front.device_events = kept  # type: ignore[method-assign]
         await good.ping()
         assert "background work failed" in caplog.text
+
+
+async def test_a_connection_that_gets_no_device_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> Device:
+        raise ZeroDivisionError
+
+    sockets = Sockets(asyncio.get_running_loop())
+    listener = _listen_tcp("127.0.0.1", 0, is_shared=False)
+    sockets.listen(listener, fail)
+    peers = [await RawClient.dial(listener.getsockname()[1]) for _ in range(3)]
+    for peer in peers:
+        assert await peer.rest() == b""
+    assert sockets.count == 0
+    assert "background work failed" in caplog.text
+    sockets.close()
 
 
 def test_connections_have_what_their_listener_has() -> None:

@@ -106,6 +106,28 @@ async def test_rights_of_their_own_for_flags_sizes_and_ways(path: Path) -> None:
         assert site.number(REFUSED, rule="no retain") == 2
 
 
+async def test_a_refusal_names_the_rule_and_the_condition_that_is_missed(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = rule_text("allow", "publish", "d/#", name='"small"', qos_max="1", payload_bytes_max="4")
+    async with running(path, text) as site:
+        client = await site.connect(level=5)
+        for payload, qos, detail in ((b"12345", 1, "payload_bytes_max is 4"), (b"", 2, "it is for QoS 0, 1")):
+            caplog.clear()
+            assert (
+                await site.published(client, "d/x", payload, qos=qos, properties=NO_PROPERTIES)
+                == NOT_AUTHORIZED
+            )
+            (line,) = [line for line in caplog.records if line.message == "a device may not do that"]
+            assert (vars(line)["rule"], vars(line)["detail"]) == ("small", detail)
+            site.clock.advance(1)
+        will = await RawClient.dial(site.front.port)
+        will.send(connect_packet("w", protocol_level=4, will=Will("d/x", b"12345", 0, False)))
+        assert (await will.packet())[1][1] == 5
+        assert vars(caplog.records[-1])["detail"] == "payload_bytes_max is 4"
+        assert site.number(REFUSED, rule="small") == 3
+
+
 async def test_the_right_is_that_of_the_topic_after_rewriting_whatever_the_alias(path: Path) -> None:
     rewrites = (RewriteSettings(filter="old/#", pattern="^old/(.+)$", template="d/%c/$1", action="all"),)
     async with running(path, OWN + rule_text("deny", "all", "old/#"), rewrites=rewrites) as site:
@@ -120,6 +142,51 @@ async def test_the_right_is_that_of_the_topic_after_rewriting_whatever_the_alias
         client.send(subscribe_packet(5, ("old/x", 0), ("old/#", 0)))
         assert list((await client.packet())[1][-2:]) == [0, 0]
         assert sorted(site.gateway.filters.values()) == ["d/c/#", "d/c/x"]
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+async def test_what_a_name_means_is_the_same_for_every_qos_and_behind_an_alias(path: Path, qos: int) -> None:
+    rewrites = (RewriteSettings(filter="old/#", pattern="^old/(.+)$", template="d/$1", action="all"),)
+    text = rule_text("deny", "all", "d/%c/secret/#", "old/#") + rule_text("allow", "all", "d/%c/#")
+    async with running(path, text, rewrites=rewrites) as site:
+        client = await site.connect(level=5)
+
+        async def may(topic: str, alias: int) -> bool:
+            before = len(site.topics)
+            properties = Properties(topic_alias=alias)
+            if qos:
+                code = await site.published(client, topic, qos=qos, properties=properties)
+                if qos == 2 and not code:
+                    client.send(packets.encode_acknowledgement(packets.PUBREL, 7))
+                    await client.packet()
+            else:
+                client.send(packets.encode_publish(topic, b"x", qos=0, properties=properties))
+                await client.ping()
+                code = 0 if len(site.topics) > before else NOT_AUTHORIZED
+            assert (len(site.topics) > before) is (code == 0)
+            return code == 0
+
+        for alias, (topic, allowed) in enumerate(
+            (
+                ("d/c/x", True),
+                ("d/c/secret", False),
+                ("d/e/x", False),
+                ("old/c/x", True),
+                ("old/c/secret/x", False),
+                ("old/e/x", False),
+                ("$delayed/5/d/c/x", True),
+                ("$delayed/5/d/c/secret/x", False),
+                ("$delayed/5/old/c/x", True),
+                ("$delayed/5/old/c/secret", False),
+                ("$delayed/1/d/e/x", False),
+                ("$share/g/d/c/x", False),
+                ("$exclusive/d/c/x", False),
+            ),
+            1,
+        ):
+            for name in (topic, "", topic, ""):
+                assert await may(name, alias) is allowed, topic
+        assert set(site.topics) == {"d/c/x"}
 
 
 async def test_who_was_asked_may_answer_unless_a_rule_says_no(path: Path) -> None:
@@ -252,15 +319,18 @@ async def test_changed_rules_hold_for_the_next_message_and_take_subscriptions(
         assert site.number(REFUSED, what="revoked") == 1
         assert site.number("iotmq_mqtt_permissions_reloads_total") == 1
         assert site.number("iotmq_mqtt_subscriptions") == 1
-        # Rules with an error change nothing, and are logged.
-        with caplog.at_level(logging.ERROR):
-            await site.change("[[rules]]\n")
-        assert "rules[0]" in caplog.records[-1].detail  # type: ignore[attr-defined]
-        assert await site.published(client, "d/c/y", properties=NO_PROPERTIES) == 0
-        assert site.number("iotmq_mqtt_permissions_failed_reloads_total") == 1
-        await site.change(None)
+        # Rules with an error change nothing, and are logged; as are those that contradict each other.
+        contradicting = rule_text("allow", "all", "a") + rule_text("deny", "publish", "a")
+        for text, said in (("[[rules]]\n", "rules[0]"), (contradicting, "is allowed to the same devices")):
+            with caplog.at_level(logging.ERROR):
+                await site.change(text)
+            assert said in vars(caplog.records[-1])["detail"]
+            assert caplog.records[-1].message == "the changed permissions are not used, the former ones hold"
         assert await site.published(client, "d/c/y", properties=NO_PROPERTIES) == 0
         assert site.number("iotmq_mqtt_permissions_failed_reloads_total") == 2
+        await site.change(None)
+        assert await site.published(client, "d/c/y", properties=NO_PROPERTIES) == 0
+        assert site.number("iotmq_mqtt_permissions_failed_reloads_total") == 3
 
 
 @pytest.mark.parametrize("level", [4, 5])
@@ -380,13 +450,13 @@ async def test_another_identity_of_a_connected_device_brings_other_rights(path: 
         for topic, code in (("a", 0), ("b", NOT_AUTHORIZED)):
             rules = ({"permission": "allow", "action": "all", "topic": "a/#"},)
             device.identity = Identity(user="u", permissions=rules)
-            site.front.parts.sessions.identity_renewed(device)
+            site.front._identity_renewed(device)
             assert await site.published(client, topic, properties=NO_PROPERTIES) == code
         assert list(site.gateway.filters.values()) == ["a/#"]
         device.identity = Identity(
             user="u", permissions=({"permission": "allow", "action": "all", "topic": "b"},)
         )
-        site.front.parts.sessions.identity_renewed(device)
+        site.front._identity_renewed(device)
         assert await site.published(client, "a", properties=NO_PROPERTIES) == NOT_AUTHORIZED
         assert await site.published(client, "b", properties=NO_PROPERTIES) == 0
         assert not site.gateway.filters

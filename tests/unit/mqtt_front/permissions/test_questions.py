@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from eventually import soon
@@ -12,6 +14,7 @@ from fake_gateway import RawClient, connect_packet
 from permissions_site import NOT_AUTHORIZED, REFUSED, rule_text, running
 
 from iotmq import limits
+from iotmq.hooks import Hooks, Message
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.codec.packets import Will
 from iotmq.mqtt.codec.properties import NO_PROPERTIES
@@ -88,6 +91,31 @@ async def test_what_a_device_sends_waits_in_its_order_for_the_answer(path: Path)
         assert (await client.packet())[0] == packets.SUBACK << 4
         assert site.topics == ["y/0", "y/2", "y/3"]
         await client.ping()
+
+
+class Counting(Hooks):
+    """Lets everything pass."""
+
+    topics: ClassVar[list[str]] = []
+
+    def before_publish(self, messages: Sequence[Message]) -> None:
+        self.topics += [message.topic for message in messages]
+
+
+async def test_what_has_waited_is_not_for_hooks_again_and_stays_in_its_order(path: Path) -> None:
+    oracle = Oracle()
+    Counting.topics.clear()
+    hooks = (f"{__name__}:Counting",)
+    async with running(path, deciders=[oracle], hooks=hooks) as site:
+        client = await site.connect()
+        oracle.is_open.clear()
+        sent = ["y/0", "y/1", "y/0", "y/2"]
+        for at, topic in enumerate(sent, 1):
+            client.send(packets.encode_publish(topic, b"p", qos=1, packet_id=at))
+        await soon(lambda: len(oracle.asked) == 1, "the first question")
+        oracle.is_open.set()
+        assert [await client.puback() for _ in range(4)] == [1, 2, 3, 4]
+        assert site.topics == Counting.topics == sent
 
 
 async def test_what_a_device_sent_before_it_goes_is_not_lost(path: Path) -> None:

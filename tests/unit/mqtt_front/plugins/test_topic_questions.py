@@ -11,6 +11,7 @@ from amqtt.contexts import Action
 from amqtt_plugins import ScriptedTopics
 from manual_clock import ManualClock
 
+from iotmq.mqtt.codec.packets import Connect
 from iotmq.mqtt_front.access.identity import Identity
 from iotmq.mqtt_front.plugins.host import PluginHost
 from iotmq.mqtt_front.plugins.loader import load
@@ -74,6 +75,52 @@ async def test_an_answer_is_for_one_device_user_action_and_topic(
     assert len(told) == 5
 
 
+def connect_of(password: bytes) -> Connect:
+    return Connect("c", clean_session=True, keep_alive_s=0, will=None, user_name="pump", password=password)
+
+
+async def test_an_answer_is_for_one_password_where_plugins_look_at_it(
+    host_of: Any, clock: ManualClock, told: list[tuple[str, str, str]]
+) -> None:
+    """Another token of the same user may allow less."""
+    sessions = PluginSessions(keeps_passwords=True)
+    topics = PluginTopics([await host_of("ScriptedTopics")], sessions, clock, ACTIONS)
+    for password in (b"one", b"two", b"one"):
+        session = sessions.opening(PUMP, "c", connect_of(password))
+        assert await topics.may(PUMP, "c", "publish", "yes/a") is True
+        sessions.opened(session)
+        assert await topics.may(PUMP, "c", "publish", "yes/a") is True
+        sessions.closed(session)
+    assert len(told) == 2
+    assert not sessions._former
+
+
+async def test_an_answer_is_for_one_set_of_attributes(
+    host_of: Any, topics_of: Any, told: list[tuple[str, str, str]]
+) -> None:
+    topics = topics_of(await host_of("ScriptedTopics"))
+    for site in ("north", "south", "north"):
+        await topics.may(Identity(user="pump", attributes={"site": site}), "c", "publish", "yes/a")
+    assert len(told) == 2
+
+
+async def test_who_is_refused_leaves_the_place_to_the_one_before(host_of: Any, clock: ManualClock) -> None:
+    sessions = PluginSessions(keeps_passwords=True)
+    first = sessions.opening(PUMP, "c", connect_of(b"one"))
+    sessions.opened(first)
+    second = sessions.opening(PUMP, "c", connect_of(b"two"))
+    assert sessions.shown(PUMP, "c") is second
+    assert not sessions.closed(second), "it was never open"
+    assert sessions.shown(PUMP, "c") is first
+    third = sessions.opening(PUMP, "c", connect_of(b"three"))
+    sessions.opened(third)
+    assert first.transitions.is_disconnected()
+    assert sessions.closed(first)
+    assert sessions.shown(PUMP, "c") is third
+    assert sessions.closed(third)
+    assert len(sessions) == len(sessions._former) == 0
+
+
 async def test_no_answer_is_a_no_that_is_not_remembered(host_of: Any, topics_of: Any) -> None:
     topics = topics_of(await host_of("ScriptedTopics", timeout_s=0.05))
     for topic in ("fail/a", "impossible/a", "sleep/a"):
@@ -114,7 +161,24 @@ async def test_a_shared_subscription_is_one_to_its_filter(
 ) -> None:
     topics = topics_of(await host_of("ScriptedTopics"))
     assert await topics.may(PUMP, "c", "subscribe", "$share/group/yes/a") is True
-    assert told == [("pump", "yes/a", "subscribe")]
+    assert told == [("pump", "yes/a", "subscribe"), ("pump", "yes/a", "receive")]
+
+
+async def test_what_may_not_be_received_may_not_be_subscribed(host_of: Any, topics_of: Any) -> None:
+    """Amqtt takes the filter, and keeps its messages back."""
+    topics = topics_of(await host_of("ScriptedTopics"))
+    for asked, may in (
+        ("yes/unseen", False),
+        ("none/unseen", False),
+        ("yes/a", True),
+        ("none/a", None),
+        ("yes/+/unseen", False),
+        ("yes/+/a", True),
+    ):
+        assert await topics.may(PUMP, "c", "subscribe", asked) is may, asked
+    assert await topics.may(PUMP, "c", "publish", "yes/unseen") is True
+    believed = topics_of(await host_of("ScriptedTopics", name="believed", wildcards="as-asked"))
+    assert await believed.may(PUMP, "c", "subscribe", "yes/+/unseen") is False
 
 
 async def test_filters_of_an_acl_are_compared_and_not_matched(topics_of: Any) -> None:

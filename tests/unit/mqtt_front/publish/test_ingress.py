@@ -896,3 +896,33 @@ def test_releases_that_are_not_answered_stop_the_reading_from_devices() -> None:
     for _, _, done in bench.gateway.released:
         done(0, "")
     assert not device.group.is_congested
+
+
+def test_lanes_of_routes_that_were_removed_are_forgotten_once_they_are_empty() -> None:
+    bench = Bench()
+    device, out = bench.connect()
+    lane_count = lambda: sum(lane is not None for lane in bench.ingress.lanes)  # noqa: E731
+    for number in range(1, 200):
+        receive(device, publish(number))
+        bench.loop.run()
+        bench.handed[-1].answer(0, "")
+        settings = [RouteSettings(filter="t", topic=f"topic-{number}")]
+        bench.router.replace(bench.router.prepared(settings))
+        bench.ingress.forget_routes()
+    assert lane_count() == 0
+    receive(device, publish(200, 201))
+    bench.loop.run()
+    assert bench.handed[-1].topic == "topic-199"
+    bench.ingress.forget_routes()
+    assert lane_count() == 1, "one waits for the broker"
+    bench.router.replace(bench.router.prepared([RouteSettings(filter="t", topic="other")]))
+    bench.ingress.forget_routes()
+    receive(device, publish(202))
+    bench.loop.run()
+    assert not bench.ingress.when_settled(device, lambda: None)
+    for handed in bench.handed[-2:]:
+        handed.answer(0, "")
+    bench.loop.run()
+    assert acknowledged(out)[-3:] == [200, 201, 202]
+    assert bench.ingress.waited_s == 0
+    assert len(bench.ingress.lanes) == 2, "places are used again"

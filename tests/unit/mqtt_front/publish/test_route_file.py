@@ -68,7 +68,18 @@ async def test_a_change_comes_into_use_and_an_unchanged_file_is_not_read(tmp_pat
     ("text", "words"),
     [
         ("[[routes]\n", "line 1"),
-        ('[[routes]]\nfilter = "a"\n', "routes[0]"),
+        ('[[routes]]\nfilter = "a"\n', "routes[0] ("),
+        ("a = 1\n\xff", "byte 6"),
+        ("rutes = []\n", "did you mean routes?"),
+        (
+            ONE + '[[routes]]\nfilter = "b"\ntopc = "T"\n',
+            "routes[1] ({file} line 4): Object contains unknown field `topc`; did you mean topic?",
+        ),
+        (
+            ONE + '[[routes]]\ntopic = "T"\n[[routes]]\nfilter = "a"\ntopic = "T"\nqos_max = 3\n',
+            "routes[1] ({file} line 4): Object missing required field `filter`\n"
+            "routes[2].qos_max ({file} line 6): Expected `int` <= 2",
+        ),
         ('[[routes]]\nfilter = "a/#/b"\ntopic = "T"\n', "routes[0].filter"),
         ('[[routes]]\nfilter = "a"\ntopic = "T"\ntopics = "T"\n', "topics"),
         (
@@ -76,7 +87,6 @@ async def test_a_change_comes_into_use_and_an_unchanged_file_is_not_read(tmp_pat
             "routes[0].when",
         ),
         ("x = 1\n", "x"),
-        ("\xff", "utf-8"),
     ],
 )
 async def test_an_error_keeps_the_former_routes_and_is_said(
@@ -88,7 +98,7 @@ async def test_an_error_keeps_the_former_routes_and_is_said(
     assert bench.forgotten == 0
     assert bench.number_of("iotmq_mqtt_route_failed_reloads_total") == 1
     (record,) = [record for record in caplog.records if record.message == "the changed routes are not used"]
-    assert words in vars(record)["detail"]
+    assert words.format(file=bench.path) in vars(record)["detail"]
     assert await bench.reload() == "One"
     assert bench.number_of("iotmq_mqtt_route_failed_reloads_total") == 1, "once per change"
 

@@ -15,6 +15,7 @@ from iotmq.mqtt_front.access.links.link import LinkFailedError
 from iotmq.mqtt_front.access.links.looked_up import LookedUp, identity_of, told
 from iotmq.mqtt_front.access.scram import make_verifier
 from iotmq.mqtt_front.access.verdicts import NOT_MINE, Accepted, Credentials, Denied
+from iotmq.mqtt_front.settings.service_links import RedisLinkSettings
 
 HASH = str(make_verifier(b"secret", iterations=4_096))
 NOW_S = 1_000_000_000.0
@@ -30,7 +31,7 @@ def identity(user_name: str = "pump", **fields: object) -> Identity:
 
 @pytest.fixture
 def looked_up() -> Iterator[LookedUp]:
-    made = LookedUp("db", needs_password=True, denies_unknown=False, threads=1, wall_s=lambda: NOW_S)
+    made = LookedUp(RedisLinkSettings(name="db", url="redis://x", threads=1), wall_s=lambda: NOW_S)
     yield made
     made.close()
 
@@ -63,7 +64,9 @@ async def test_a_name_that_is_not_there_costs_a_hash_as_others_do(
 
 
 async def test_nobody_is_denied_where_all_users_are_in_one_place() -> None:
-    looked_up = LookedUp("db", needs_password=False, denies_unknown=True, threads=1)
+    looked_up = LookedUp(
+        RedisLinkSettings(name="db", url="redis://x", password_required=False, unknown_users="deny")
+    )
     verdict = await looked_up.verdict(asked(), None)
     looked_up.close()
     assert isinstance(verdict, Denied)

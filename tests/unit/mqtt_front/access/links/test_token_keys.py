@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,62 @@ async def test_keys_that_are_rotated_away_count_no_more(service: HttpService) ->
         await soon(lambda: site.link("tokens").link._keys.current.keys[0].kid == "two", "fetched")  # type: ignore[attr-defined]
         assert await code(site, old) == BAD
         assert await code(site, new) == 0
+
+
+async def test_a_start_without_the_service_uses_the_copy_of_the_last_good_set(
+    service: HttpService, tmp_path: Path
+) -> None:
+    copy = tmp_path / "kept" / "keys.json"
+    key, other = key_of("ES256", "one"), key_of("ES256", "two")
+    service.says(jwks(key))
+    async with chained(link(service, jwks_copy_file=str(copy))) as site:
+        assert await code(site, key) == 0
+    assert json.loads(copy.read_bytes()) == jwks(key)
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+    service.says(b"", status=500)
+    async with chained(link(service, jwks_copy_file=str(copy), refresh_s=0.05)) as site:
+        assert await code(site, key) == 0
+        assert await code(site, other) == BAD
+        service.says(jwks(other))
+        await counts(site, other)
+        assert await code(site, key) == BAD
+        await soon(lambda: json.loads(copy.read_bytes()) == jwks(other), "the copy is of the last good set")
+        service.says(b"no keys")
+        await soon(lambda: site.number("iotmq_mqtt_token_keys_failed_reads_total") >= 2, "it was tried")
+        assert json.loads(copy.read_bytes()) == jwks(other)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b'{"keys": []}', b" " * (limits.MQTT_TOKEN_KEYS_BYTES_MAX + 1)]
+)
+async def test_a_copy_that_is_no_set_of_keys_is_not_used(
+    service: HttpService, tmp_path: Path, content: bytes
+) -> None:
+    copy = tmp_path / "keys.json"
+    copy.write_bytes(content)
+    service.says(b"", status=500)
+    async with chained(link(service, jwks_copy_file=str(copy))) as site:
+        assert await code(site, key_of("ES256", "one")) == UNAVAILABLE
+
+
+async def test_a_copy_that_others_may_write_is_not_used(service: HttpService, tmp_path: Path) -> None:
+    copy, key = tmp_path / "keys.json", key_of("ES256", "one")
+    copy.write_text(json.dumps(jwks(key)))
+    copy.chmod(0o662)
+    service.says(b"", status=500)
+    async with chained(link(service, jwks_copy_file=str(copy))) as site:
+        assert await code(site, key) == UNAVAILABLE
+
+
+async def test_a_copy_that_cannot_be_written_costs_nothing(
+    service: HttpService, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = key_of("ES256", "one")
+    service.says(jwks(key))
+    (tmp_path / "file").write_bytes(b"")
+    async with chained(link(service, jwks_copy_file=str(tmp_path / "file" / "keys.json"))) as site:
+        assert await code(site, key) == 0
+    assert any("copy of token keys" in record.message for record in caplog.records)
 
 
 @pytest.mark.parametrize(
