@@ -44,8 +44,8 @@ from iotmq.bridge.plan import DataLossError, Loss, advance, describe_losses, spl
 from iotmq.bridge.pull import PullSettings, pull_range, record_at
 from iotmq.bridge.rows import RowBuilder, check_schema, default_schema
 from iotmq.bridge.segment_reader import SegmentReader
-from iotmq.bridge.sink import IotmqStreamWriter, IotmqWriter
-from iotmq.bridge.sink_options import parse_sink_options
+from iotmq.bridge.sink.options import parse_sink_options
+from iotmq.bridge.sink.writers import IotmqStreamWriter, IotmqWriter
 from iotmq.errors import ConfigError
 from iotmq.message.records.record import decode_record
 from iotmq.remoting.blocking import BlockingConnection

@@ -27,7 +27,7 @@ from replicated_cluster import ReplicatedCluster
 from sink_harness import record_batches, sink
 from sink_writer import write
 
-from iotmq.bridge.sink_errors import (
+from iotmq.bridge.sink.errors import (
     SinkError,
     SinkOrderError,
     SinkRefusedError,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pyarrow
 
-from iotmq.bridge.sink import open_sink_cluster
-from iotmq.bridge.sink_options import parse_sink_options
-from iotmq.bridge.sink_task import Identity, SinkTask
+from iotmq.bridge.sink.options import parse_sink_options
+from iotmq.bridge.sink.task import Identity, SinkTask
+from iotmq.bridge.sink.writers import open_sink_cluster
 
 TYPES: Mapping[str, pyarrow.DataType] = {
     "value": pyarrow.binary(),

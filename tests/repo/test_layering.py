@@ -340,6 +340,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "record_picker",
         "segment_files",
         "segment_reader",
+        "sink",
         "source",
         "spark_session",
         "jobs",

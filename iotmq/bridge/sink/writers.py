@@ -22,10 +22,10 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from iotmq.bridge.cluster import Cluster, Retry
-from iotmq.bridge.sink_errors import SinkError
-from iotmq.bridge.sink_options import BATCH_ID_MAX, SinkOptions
-from iotmq.bridge.sink_rows import check_sink_schema
-from iotmq.bridge.sink_task import Identity, SinkTask
+from iotmq.bridge.sink.errors import SinkError
+from iotmq.bridge.sink.options import BATCH_ID_MAX, SinkOptions
+from iotmq.bridge.sink.rows import check_sink_schema
+from iotmq.bridge.sink.task import Identity, SinkTask
 from iotmq.remoting.blocking import BlockingConnection
 from iotmq.remoting.signature import Credentials
 from iotmq.remoting.tls.files import client_tls

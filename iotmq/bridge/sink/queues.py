@@ -12,9 +12,9 @@ from itertools import groupby
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
-from iotmq.bridge.sink_errors import SinkTopicError
+from iotmq.bridge.sink.errors import SinkTopicError
 
-# What a mark has room for (sink_task).
+# What a mark has room for (`task`).
 TEXT_BYTES_MAX: Final = 3_500
 _WORDS: Final = re.compile(r"([0-9a-f]{8}) ([1-9][0-9]{0,9}) (\S+)")
 _PART: Final = re.compile(r"([^:,]+):(\d{1,9})-(\d{1,9})")
@@ -28,7 +28,7 @@ class SinkQueue(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What a batch says beside its number: checksum of its messages, option batchBytes, and the queues."""
+    """Hold what a batch says beside its number: checksum of its messages, option batchBytes, queues."""
 
     checksum: int
     batch_bytes: int

@@ -15,17 +15,17 @@ import numpy
 import pyarrow
 
 from iotmq.bridge.cluster import Address, Cluster, TopicMissingError
-from iotmq.bridge.sink_errors import (
+from iotmq.bridge.sink.errors import (
     SinkError,
     SinkRowError,
     SinkRowsChangedError,
     SinkTopicError,
     SinkUnavailableError,
 )
-from iotmq.bridge.sink_link import BrokerLink, Message
-from iotmq.bridge.sink_options import SinkOptions
-from iotmq.bridge.sink_queues import SinkQueue, Written, read_written
-from iotmq.bridge.sink_rows import Numbers, Rows, sink_rows
+from iotmq.bridge.sink.link import BrokerLink, Message
+from iotmq.bridge.sink.options import SinkOptions
+from iotmq.bridge.sink.queues import SinkQueue, Written, read_written
+from iotmq.bridge.sink.rows import Numbers, Rows, sink_rows
 from iotmq.errors import IotmqError
 from iotmq.message.errors import RowError
 from iotmq.message.properties import BATCH_NUMBER
@@ -39,13 +39,13 @@ _log = logging.getLogger("iotmq.bridge")
 BATCH_ROWS_MAX: Final = 16_384
 # What all lanes may hold before they are sent: many topics and queues with few rows for each.
 BUFFERED_BYTES_MAX: Final = 64 * 1024 * 1024
-# For the mark in front of a batch: the words of `sink_queues`, the producer and its numbers.
+# For the mark in front of a batch: the words of `queues`, the producer and its numbers.
 _ROOM_BYTES: Final = 4_096
 _NUMBER_MAX: Final = (1 << 27) - 1
 
 
 class Identity(NamedTuple):
-    """Who writes: the same for every try of the same rows. `partition` shows in errors only."""
+    """Name who writes, the same for every try of the same rows. `partition` shows in errors only."""
 
     producer: str
     batch: int

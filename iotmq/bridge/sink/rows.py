@@ -27,7 +27,7 @@ from pyspark.sql.types import (
 )
 
 from iotmq import limits
-from iotmq.bridge.sink_errors import SinkColumnError
+from iotmq.bridge.sink.errors import SinkColumnError
 from iotmq.message import properties as names
 from iotmq.message.errors import RowError
 from iotmq.message.records.row_elements import ALONE, BASE64, ENCODED, MQTT_NAME, TEXT, TextColumn

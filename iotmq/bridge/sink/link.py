@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from iotmq.addresses import address_text
 from iotmq.bridge.cluster import Address, Cluster, Connection
-from iotmq.bridge.sink_errors import SinkOrderError, SinkRefusedError, SinkUnavailableError
+from iotmq.bridge.sink.errors import SinkOrderError, SinkRefusedError, SinkUnavailableError
 from iotmq.errors import ConnectionClosedError, IotmqError, RequestTimeoutError
 from iotmq.remoting.codes import NUMBERED_FIELD, RequestCode, ResponseCode
 from iotmq.remoting.command import Command
