@@ -45,10 +45,11 @@ _BACKLOG_S: Final = 60.0
 
 
 class Measured(NamedTuple):
-    """One way once: messages a second, and what one took of the processor at the near side."""
+    """One way once: messages a second, and what one took of the processor at both sides."""
 
     per_s: float
     near_us: float
+    far_us: float
 
 
 class Client:
@@ -110,7 +111,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 for version in ("5", "3.1.1"):
                     measured = measure(near, far, version, count)
                     found.setdefault((far, version, near), []).append(measured)
-                    print(f"{near} to {far}, MQTT {version}: {measured.per_s:,.0f} msg/s", flush=True)
+                    print(
+                        f"{near} to {far}, MQTT {version}: {measured.per_s:,.0f} msg/s, "
+                        f"near {measured.near_us:.1f} us, far {measured.far_us:.1f} us",
+                        flush=True,
+                    )
     rows, reached = [], True
     results = {}
     for far in _SIDES:
@@ -120,17 +125,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ratio = our_rate / their_rate
             reached &= our_rate >= GOAL_PER_S and ratio > 1
             cpu = [median(each.near_us for each in side) for side in (ours, theirs)]
+            far_cpu = [median(each.far_us for each in side) for side in (ours, theirs)]
             rows.append(
                 [far, version, f"{our_rate:,.0f}", f"{their_rate:,.0f}", f"{ratio:.2f}", f"{cpu[0]:.1f}",
-                 f"{cpu[1]:.1f}"]
+                 f"{cpu[1]:.1f}", *(f"{each:.1f}" for each in far_cpu)]
             )  # fmt: skip
             results[f"to {far}, MQTT {version}"] = {
                 "iotmq": machine.spread([each.per_s for each in ours]),
                 "mosquitto": machine.spread([each.per_s for each in theirs]),
                 "iotmq_us": cpu[0],
                 "mosquitto_us": cpu[1],
+                "far_us_of_iotmq": far_cpu[0],
+                "far_us_of_mosquitto": far_cpu[1],
             }
     heads = ["far side", "MQTT", "iotmq msg/s", "Mosquitto msg/s", "ratio", "iotmq us", "Mosquitto us"]
+    heads += ["far side's us, iotmq", "Mosquitto"]
     print(machine.table(heads, rows))
     machine.save("mqtt_bridge", {"machine": machine.description(), "messages": count, "ways": results})
     return 0 if reached else 1
@@ -155,18 +164,18 @@ def measure(near: str, far: str, version: str, count: int) -> Measured:
         try:
             start_far = _iotmq if far == "iotmq" else _mosquitto
             config = "[mqtt]\nreceive_max = 65535\n" if far == "iotmq" else ""
-            stack.enter_context(start_far(directory / "far", far_core, far_port, config))
+            far_pid = stack.enter_context(start_far(directory / "far", far_core, far_port, config))
             subscriber = Client(far_port, "subscriber")
             subscriber.subscribe(_BEGIN)
             subscriber.subscribe(_END)
-            before_s = peers.exact_cpu_s(pid)
+            before_s = peers.exact_cpu_s(pid), peers.exact_cpu_s(far_pid)
         finally:
             os.kill(pid, signal.SIGCONT)
         began_s = subscriber.wait(_BEGIN)
         took_s = subscriber.wait(_END) - began_s
-        used_s = peers.exact_cpu_s(pid) - before_s
+        used_s = peers.exact_cpu_s(pid) - before_s[0], peers.exact_cpu_s(far_pid) - before_s[1]
         subscriber.close()
-    return Measured(count / took_s, used_s / count * 1e6)
+    return Measured(count / took_s, used_s[0] / count * 1e6, used_s[1] / count * 1e6)
 
 
 def _iotmq_near(

@@ -5,7 +5,8 @@
 A connection is a TCP connection, a handshake with a certificate of P-256 (TLS 1.3, X25519), and CONNECT with
 its CONNACK; counted is the processor time of the server process. The same without TLS is subtracted for what
 the handshake costs. All of them stay open, idle, and memory is looked at when it has settled. At last a
-device by TCP asks for a PINGRESP every two milliseconds while others shake hands without end.
+device by TCP asks for a PINGRESP every two milliseconds while others shake hands without end, and devices by
+TLS publish.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final, NamedTuple
 
-from benchmarks import machine, peers
+from benchmarks import _swarm, machine, peers
 from benchmarks.peers.mqtt import MOSQUITTO
 from iotmq.mqtt.codec import packets
 
@@ -36,6 +37,11 @@ _AT_A_TIME: Final = 16
 _TIMEOUT_S: Final = 30.0
 #: Without TLS, with a full handshake, with one that resumes, with ones where the device has a certificate.
 KINDS: Final = ("plain", "full", "resumed", "client", "client_resumed")
+MESSAGES: Final = {
+    "window 1": ("--window", "1"),
+    "window 100": ("--window", "100"),
+    "window 100, 10 KB": ("--window", "100", "--payload-bytes", "10000"),
+}
 _PING_INTERVAL_S: Final = 0.002
 _FLOOD_S: Final = 4.0
 
@@ -213,6 +219,23 @@ def beside_a_flood(core: int, load_core: int, files: Files) -> dict[str, dict[st
     return found
 
 
+def messages_us(core: int, load_core: int, files: Files) -> dict[str, float]:
+    """Processor time of the server for each message of QoS 1 by TLS from 100 devices."""
+    found: dict[str, float] = {}
+    with iotmq(core, files) as (server, port):
+        for name, words in MESSAGES.items():
+            cpu_s = server.exact_cpu_s()
+            report = _swarm.publish(
+                port,
+                *("--tls", "--insecure", "--publishers", "100", "--qos", "1", *words),
+                *("--seconds", "2", "--warmup", "0.5"),
+                timeout_s=_TIMEOUT_S + 60,
+                core=load_core,
+            )
+            found[name] = (server.exact_cpu_s() - cpu_s) / report["counters"]["acknowledged"] * 1e6
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--connections", type=int, default=3_000)
@@ -230,6 +253,7 @@ def main() -> None:
             rounds["iotmq"].append(measure(iotmq, core, files, connections))
             rounds["mosquitto"].append(measure(mosquitto, core, files, connections))
         floods = beside_a_flood(core, load_core, files)
+        taken_us = messages_us(core, load_core, files)
     for name, found in rounds.items():
         for kind in KINDS:
             cpu_us = median(one[kind].cpu_us for one in found)
@@ -244,7 +268,9 @@ def main() -> None:
     print(f"goals by TLS: {GOAL_PER_S:,} full handshakes/s and core, {GOAL_BYTES / 1024:.0f} KB")
     for kind, numbers in floods.items():
         print(f"flood {kind}: " + ", ".join(f"{name} {value:,.2f}" for name, value in numbers.items()))
-    machine.save("mqtt_tls", results | {"floods": floods})
+    for name, value in taken_us.items():
+        print(f"a message, {name}: {value:,.2f} us of the server's processor")
+    machine.save("mqtt_tls", results | {"floods": floods, "messages_us": taken_us})
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ class Hooks:
         """A device gave filters back."""
 
     def after_publish(self, messages: Sequence[Message]) -> Nothing:
-        """Messages of devices are on their way to the broker."""
+        """Messages of devices are on their way to the broker, unless rules or routes refuse them."""
 
     def after_deliver(self, messages: Sequence[Message]) -> Nothing:
         """Messages were handed to the connections of devices."""

@@ -276,7 +276,8 @@ def _sizes(meta: msgspec.Meta, unit: str) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:,}"
+    # 1 and 1.0 alike: `typing` may have the type of the one where the other is meant, since they are equal.
+    return f"{int(value):,}" if value == int(value) else f"{value:,}"
 
 
 def _toml_key(key: str) -> str:

@@ -30,7 +30,6 @@ from iotmq.mqtt_front.connection.replay_pace import PaceLimits
 from iotmq.mqtt_front.deliver.egress import Egress
 from iotmq.mqtt_front.deliver.retained_egress import RetainedEgress
 from iotmq.mqtt_front.deliver.sys_topics import FrontEndTotals, SysTopics
-from iotmq.mqtt_front.hooks.hook_parts import HookParts, open_hooks
 from iotmq.mqtt_front.limiting.guard import Guard, GuardedFront
 from iotmq.mqtt_front.limiting.limiter import Refusal
 from iotmq.mqtt_front.limiting.shared_bans import BrokerPorts
@@ -59,6 +58,7 @@ from iotmq.ports.sessions import SessionPort
 from iotmq.supervised import surviving
 
 if TYPE_CHECKING:
+    from iotmq.mqtt_front.hooks.hook_parts import HookParts
     from iotmq.mqtt_front.plugins.front_plugins import FrontPlugins
 
 _log = logging.getLogger("iotmq.mqtt")
@@ -227,7 +227,11 @@ class MqttFront:
             guard=PublishGuard(permissions),
         )
         ingress.bridges = bridges
-        hooks = open_hooks(settings, loop, ingress)
+        hooks = None
+        if settings.hooks:
+            from iotmq.mqtt_front.hooks.hook_parts import open_hooks
+
+            hooks = open_hooks(settings, loop, ingress)
         sink = hooks.sink if hooks is not None and hooks.sink is not None else ingress
         group = DeviceGroup(loop, sink, self, now_s=self._clock.monotonic_s() + _TICK_S, clock=self._clock)
         ingress.group = group

@@ -30,13 +30,9 @@ from replicated_cluster import BROKER, ReplicatedCluster
 from spark_over_members import TOPIC as READINGS_TOPIC
 from spark_over_members import CommandSink, Device, Readings
 
-from iotmq.bridge.jobs.device_statistics import (
-    SOURCE_SCHEMA,
-    device_readings,
-    render_rows,
-    shown_rows,
-    window_statistics,
-)
+from iotmq.bridge.jobs.readings import SOURCE_SCHEMA, device_readings
+from iotmq.bridge.jobs.telemetry_windows import window_statistics
+from iotmq.bridge.jobs.windows_table import render_rows, shown_rows
 from iotmq.bridge.offsets import QueueKey, StreamOffset, from_json
 from iotmq.bridge.spark_session import LOW_LATENCY_OPTIONS, session
 from iotmq.broker.broker import Broker

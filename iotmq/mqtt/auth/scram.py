@@ -10,9 +10,10 @@ import hashlib
 import hmac
 from typing import Final
 
+from iotmq.mqtt.auth.method_names import SCRAM_METHOD
 from iotmq.mqtt.auth.saslprep import saslprep
 
-METHOD: Final = "SCRAM-SHA-256"
+METHOD: Final = SCRAM_METHOD
 
 
 def derive_keys(password: bytes, salt: bytes, iterations: int) -> tuple[bytes, bytes]:

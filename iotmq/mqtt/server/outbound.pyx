@@ -277,6 +277,13 @@ cdef class OutboundHalf:
             _compact(queued)
         return True
 
+    def forget_output(self):
+        """Give back the memory of what was for a device whose connection is over: others may know it for a while."""
+        release(&self.output)
+        if self._subscriber != NULL:
+            release(&self._subscriber.queued)
+            self._subscriber.queued_count = 0
+
     def withdraw_queued(self, is_unwanted not None):
         """Drop the messages that wait for the window and whose topic is unwanted; return how many."""
         if self._subscriber == NULL or not self._subscriber.queued.size:

@@ -480,16 +480,15 @@ cdef class Device(LimitedConnection):
         self.transport = self._room_callback = None
         self.group._paused.discard(self)
         self.receive_eof()
-        if self._unopened_bytes:
-            self._count_unopened()
-        if self._unfinished_bytes:
-            self._count_unfinished()
+        self._count_unopened()
+        self._count_unfinished()
         self.group.handle_events(self)
         self.group._handler.device_lost(self)
         self.end_limits()
         if not self.has_session:
             # Brokers know how far they came; the device and they refer to each other, and nobody else to them.
             self.session = self.shares = None
+        self.forget_output()
 
     def pause_writing(self):
         self.is_write_paused = True

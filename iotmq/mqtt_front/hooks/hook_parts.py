@@ -50,12 +50,8 @@ class HookParts:
         return self.calls.metrics()
 
 
-def open_hooks(
-    settings: MqttSettings, loop: asyncio.AbstractEventLoop, ingress: PublishSink
-) -> HookParts | None:
-    """Load users' programs; None when there are none. ConfigError when one cannot be loaded."""
-    if not settings.hooks:
-        return None
+def open_hooks(settings: MqttSettings, loop: asyncio.AbstractEventLoop, ingress: PublishSink) -> HookParts:
+    """Load users' programs. ConfigError when one cannot be loaded."""
     calls = HookCalls(settings.hooks, loop, timeout_s=settings.hook_timeout_s)
     sees_messages = any(map(calls.has, _OF_MESSAGES))
     return HookParts(calls, SessionHooks(calls), HookedSink(ingress, calls) if sees_messages else None)

@@ -18,7 +18,6 @@ from iotmq.metrics import Metric, samples, samples_by
 from iotmq.mqtt.bans import KINDS, Ban
 from iotmq.mqtt.codec.packets import Connect
 from iotmq.mqtt.reason_codes import ADMINISTRATIVE_ACTION, BANNED, SERVER_BUSY, Reason
-from iotmq.mqtt_front.access.identity import Identity
 from iotmq.mqtt_front.limiting.bans import Bans
 from iotmq.mqtt_front.limiting.flapping import Flapping
 from iotmq.mqtt_front.limiting.limiter import LimitedDevice, Limiter, Refusal
@@ -50,11 +49,18 @@ class Bannable(Protocol):
     def finish(self) -> None: ...
 
 
+class WithLimits(Protocol):
+    """An identity, as far as a guard knows it."""
+
+    @property
+    def limits(self) -> Mapping[str, int] | None: ...
+
+
 class GuardedDevice(LimitedDevice, Bannable, Protocol):
     """The connection of a device, as far as a guard knows it."""
 
     @property
-    def identity(self) -> Identity | None: ...
+    def identity(self) -> WithLimits | None: ...
 
 
 class GuardedFront(NamedTuple):

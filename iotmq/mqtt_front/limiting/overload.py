@@ -8,8 +8,10 @@ measurements, and left when all have been a fifth below for a while, so that it 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import resource
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -27,6 +29,9 @@ MEASURE_S: Final = 0.25
 _PATIENCE: Final = 4
 # All have to be below so much of their limits before a level is left.
 _CALM: Final = 0.8
+# Between two requests to the allocator to give memory back, and so many times as long as one takes.
+_TRIM_S: Final = 1.0
+_TRIM_SHARE: Final = 20
 _STATM: Final = Path("/proc/self/statm")
 _PAGE_BYTES: Final = resource.getpagesize()
 
@@ -68,6 +73,7 @@ class Overload:
         )
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = 0.0
+        self._trim_due_s = 0.0
         # How many measurements in a row were past a limit of a level or of a higher one.
         self._past = [0] * len(self._limits)
         # Since when a level and all above have been well below their limits; None while they are not.
@@ -106,6 +112,12 @@ class Overload:
                     broker_latency_ms=self._broker_latency_s() * 1000,
                 )
             )
+            if self.level and "memory" in self.cause and now_s >= self._trim_due_s:
+                # Else the allocator keeps what devices have used, and the overload would never be over.
+                began_s = time.perf_counter()
+                give_memory_back()
+                took_s = time.perf_counter() - began_s
+                self._trim_due_s = now_s + max(_TRIM_S, _TRIM_SHARE * took_s)
         self._due_s = self._loop.time() + MEASURE_S
         self._timer = self._loop.call_at(self._due_s, self._measure)
 
@@ -185,6 +197,13 @@ class Overload:
                 self.measured.broker_latency_ms / 1000,
             ),
         )
+
+
+def give_memory_back() -> None:
+    """Have the allocator return to the system what is free in the middle of its heap, where it can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def memory_bytes() -> int:

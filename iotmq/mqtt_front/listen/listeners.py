@@ -22,12 +22,11 @@ from iotmq.metrics import Metric, samples
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.connection.peer import Peer
 from iotmq.mqtt_front.limiting.limiter import Refusal
-from iotmq.mqtt_front.listen.handshakes import Door, Enter, Handshakes
 from iotmq.mqtt_front.listen.sockets import Sockets
-from iotmq.mqtt_front.listen.tls_link import can_shake_hands
 from iotmq.mqtt_front.settings.listeners import ListenerSettings
 
 if TYPE_CHECKING:
+    from iotmq.mqtt_front.listen.handshakes import Enter, Handshakes
     from iotmq.mqtt_front.listen.websocket_listener import WebSocketListener
 
 MakeDevice: TypeAlias = Callable[[Peer], Device]
@@ -114,6 +113,10 @@ class Listeners:
         if settings.is_encrypted:
             _refuse_slow_loop(loop, settings)
         if settings.is_encrypted or settings.proxy_protocol:
+            # Loaded only where there is such a listener.
+            from iotmq.mqtt_front.listen.handshakes import Door, Handshakes
+            from iotmq.mqtt_front.listen.tls_link import can_shake_hands
+
             self._handshakes[settings.name] = Handshakes(
                 settings,
                 listener,

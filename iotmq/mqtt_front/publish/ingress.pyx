@@ -64,10 +64,7 @@ cdef enum:
     UNIQUE_KEY_BYTES = 72           # and what finds a batch again to its first message
     DELAYED_SPARE_BYTES = 384       # and to those of one that waits: where it goes, and when
     RECORD_AND_TOPIC_BYTES = RECORD_FIXED_BYTES + 127   # a record without body and properties, at the longest topic
-
-# What a packet id that is being released counts as among what waits for brokers, with a client id of the usual size.
-cdef enum:
-    RELEASE_BYTES = 256
+    RELEASE_BYTES = 256             # a packet id that is being released, among what waits for brokers
 
 cdef bytes _PACKET_ID = MQTT_PACKET_ID.encode() + b"\x01"
 cdef bytes _UNIQUE_KEY = UNIQ_KEY.encode() + b"\x01"

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from iotmq import limits
-from iotmq.mqtt.auth.scram import METHOD as SCRAM_METHOD
+from iotmq.mqtt.auth.method_names import SCRAM_METHOD, TOKEN_METHOD
 from iotmq.mqtt_front.settings.links import (
     CertificateLinkSettings,
     HttpLinkSettings,
@@ -21,8 +21,6 @@ from iotmq.mqtt_front.settings.plugins import AmqttLinkSettings
 from iotmq.mqtt_front.settings.service_links import LdapLinkSettings, RedisLinkSettings, SqlLinkSettings
 from iotmq.setting_types import FileName, SecretText
 
-TOKEN_METHOD: Final = "iotmq-jwt"
-"""The authentication method by which devices of MQTT 5 show a token."""
 NOBODY: Final = "anonymous"
 """The chain of a listener where nobody is asked who it is."""
 AnyLinkSettings = (

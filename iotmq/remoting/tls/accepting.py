@@ -52,6 +52,9 @@ class Acceptor:
         self._take = take
         self._pause: asyncio.TimerHandle | None = None
         listener.setblocking(False)
+        if listener.family != socket.AF_UNIX:
+            # Connections have it from their listener, which saves a call for each.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._loop.add_reader(listener.fileno(), self._accept)
 
     def close(self) -> None:
@@ -74,8 +77,6 @@ class Acceptor:
                     return
                 raise
             connection.setblocking(False)
-            if connection.family != socket.AF_UNIX:
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._take(connection, address)
 
     def _pause_accepting(self, error: OSError) -> None:

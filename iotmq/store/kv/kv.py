@@ -16,7 +16,6 @@ projection is wanted.
 from __future__ import annotations
 
 import logging
-import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -399,6 +398,8 @@ def set_aside(directory: Path) -> None:
     """Move a database out of the way, in place of the one that was moved before; raises OSError."""
     aside = directory.with_name(DAMAGED_DIRECTORY)
     if aside.is_dir():
+        import shutil
+
         shutil.rmtree(aside)
     else:
         aside.unlink(missing_ok=True)

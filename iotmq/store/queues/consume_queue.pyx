@@ -6,7 +6,6 @@ look at the properties, store 20 bytes (log/queue_entry.pxd). The files are thos
 
 import logging
 import os
-import shutil
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
@@ -268,7 +267,7 @@ cdef class ConsumeQueue:
         for name in os.listdir(self.directory):
             path = os.path.join(self.directory, name)
             if os.path.isdir(path):
-                shutil.rmtree(path)
+                _remove(path)
             else:
                 os.unlink(path)
             fail_points.reach("queues-half-cleared")
@@ -575,7 +574,7 @@ def open_files(str directory, int64_t file_bytes):
                 raise StoreCorruptError(f"{(<Segment> file).path} has no whole entries, or begins past all offsets")
     except StoreCorruptError as error:
         logger.warning("the queue's files are deleted, and filled again from the log: %s", error)
-        shutil.rmtree(directory)
+        _remove(directory)
         sync_path(os.path.dirname(directory))
         return []
     return files
@@ -606,3 +605,10 @@ cdef bint may_have_time_to_live(const uint8_t* properties, Py_ssize_t size) noex
             return True
         at += 1
     return False
+
+
+def _remove(directory):
+    """Remove a directory with all that is in it."""
+    import shutil  # with the compression it knows, half a megabyte that hardly a process needs
+
+    shutil.rmtree(directory)

@@ -1,32 +1,35 @@
-"""The command line, report and console of the device statistics job, without Spark's JVM."""
+"""Settings, report and console of jobs, without Spark's JVM."""
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 pytest.importorskip("pyspark")
 
 from pyspark.sql import Row
 
-from iotmq.bridge.jobs.device_statistics import (
-    JobSettings,
-    Report,
-    parse_arguments,
-    render_rows,
-    write_report,
-)
+from iotmq.bridge import jobs as jobs_package
+from iotmq.bridge.jobs.device_statistics import Arguments, parse_arguments
+from iotmq.bridge.jobs.stream_run import Report, write_report
+from iotmq.bridge.jobs.telemetry_windows import Settings
+from iotmq.bridge.jobs.windows_table import render_rows
 
 NEEDED = ["--bootstrap", "h:1", "--topic", "t", "--checkpoint", "c"]
 
 
 def test_arguments_become_settings_and_the_rest_is_default() -> None:
     words = [*NEEDED, "--console", "--seconds", "1.5", "--conf", "a=b=c", "--conf", "d=e"]
-    assert parse_arguments(words) == JobSettings(
-        "h:1", "t", "c", console=True, seconds=1.5, conf=("a=b=c", "d=e")
+    assert parse_arguments(words) == Arguments(
+        Settings(bootstrap="h:1", topic="t", checkpoint="c", console=True, seconds=1.5),
+        None,
+        {"a": "b=c", "d": "e"},
     )
 
 
@@ -35,7 +38,7 @@ def test_arguments_become_settings_and_the_rest_is_default() -> None:
     [
         (NEEDED, "--parquet"),
         (["--console"], "--bootstrap"),
-        ([*NEEDED, "--console", "--device-level", "0"], "--device-level"),
+        ([*NEEDED, "--console", "--device-level", "0"], "device_level"),
         ([*NEEDED, "--console", "--conf", "x"], "NAME=VALUE"),
     ],
 )
@@ -51,9 +54,12 @@ def test_bad_arguments_end_with_a_message(
 def test_the_report_is_written_whole(tmp_path: Path) -> None:
     path = tmp_path / "new" / "report.json"
     write_report(Report(rows_read=5), path)
-    write_report(Report(rows_read=6, ended="caught up"), path)
+    report = Report(rows_read=6, ended="caught up")
+    report.add("windows_written", 3)
+    report.add("windows_written", 4)
+    write_report(report, path)
     found = json.loads(path.read_text())
-    assert (found["rows_read"], found["ended"]) == (6, "caught up")
+    assert (found["rows_read"], found["ended"], found["windows_written"]) == (6, "caught up", 7)
     assert list(path.parent.iterdir()) == [path]
 
 
@@ -79,3 +85,18 @@ def test_rows_are_shown_in_columns() -> None:
     assert lines[1].split() == ["12:00:00-12:01:00", "a", "load", "3", "1.25", "0.5", "1e+09", "-", "2"]
     assert len({len(line) for line in lines[:3]}) == 1
     assert lines[3] == "... and 5 more"
+
+
+def test_the_settings_on_the_page_are_those_of_the_jobs() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs/reference/spark-jobs.md").read_text()
+    sections = [section.partition("\n") for section in page.split("\n## ")]
+    jobs = [
+        (name, found[1]) for name, _, text in sections if (found := re.search(r"```toml\n([^`]*)```", text))
+    ]
+    names = [path.stem for path in Path(jobs_package.__path__[0]).glob("*.py")]
+    modules = {name: importlib.import_module(f"{jobs_package.__name__}.{name}") for name in names}
+    with_settings = {module.NAME for module in modules.values() if hasattr(module, "NAME")}
+    assert {name for name, _ in jobs} == with_settings
+    for name, text in jobs:
+        settings = msgspec.toml.decode(text, type=modules[name].Settings)
+        assert settings.bootstrap

@@ -22,13 +22,13 @@ from iotmq import limits
 from iotmq.clock import Clock
 from iotmq.errors import ConfigError
 from iotmq.metrics import Metric
+from iotmq.mqtt.auth.method_names import TOKEN_METHOD
 from iotmq.mqtt.reason_codes import BAD_USER_NAME_OR_PASSWORD, NOT_AUTHORIZED
 from iotmq.mqtt_front.access.exchanges import TokenExchange
 from iotmq.mqtt_front.access.identity import Identity
 from iotmq.mqtt_front.access.links.link import LinkFailedError
 from iotmq.mqtt_front.access.links.token_keys import KeySet, TokenKeys
 from iotmq.mqtt_front.access.verdicts import NEVER_MINE, Accepted, Credentials, Denied, NotMine
-from iotmq.mqtt_front.settings.authentication import TOKEN_METHOD
 from iotmq.mqtt_front.settings.links import JwtLinkSettings
 
 _FORM: Final = re.compile(rb"eyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*\.[A-Za-z0-9_-]*")

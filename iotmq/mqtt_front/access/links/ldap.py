@@ -57,6 +57,9 @@ class LdapLink:
         # Connections for searches that are not used now.
         self._idle: list[AIOLDAPConnection] = []
         self._turns = asyncio.Semaphore(settings.connections_max)
+        # One at a time: the library waits in vain for some of those that are refused together, and keeps
+        # their descriptors for ever.
+        self._connecting = asyncio.Lock()
         self._searches_total = 0
         self._binds_total = 0
         attributes = [settings.user_attribute, settings.role_attribute, *settings.attributes.values()]
@@ -212,9 +215,14 @@ class LdapLink:
         return True
 
     async def _opened(self, client: LDAPClient) -> AIOLDAPConnection:
-        opening: Any = client.connect(is_async=True, timeout=self._settings.timeout_s)
-        opened: AIOLDAPConnection = await opening
-        return opened
+        async with asyncio.timeout(self._settings.timeout_s):
+            await self._connecting.acquire()
+        try:
+            opening: Any = client.connect(is_async=True, timeout=self._settings.timeout_s)
+            opened: AIOLDAPConnection = await opening
+            return opened
+        finally:
+            self._connecting.release()
 
 
 def escaped(text: str) -> str:

@@ -6,6 +6,7 @@ transaction that is rolled back.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -52,6 +53,8 @@ class SqlLink:
         }
         self._looked_up = LookedUp(settings)
         self._engine: AsyncEngine = _engine(settings)
+        # Who waits in the pool is not told when a connection cannot be made, and waits for all of its time.
+        self._turns = asyncio.Semaphore(settings.connections_max)
         self._statements_total = 0
 
     async def start(self) -> None:
@@ -91,7 +94,7 @@ class SqlLink:
     async def _ask(
         self, parameters: Mapping[str, str | None]
     ) -> tuple[Mapping[str, object] | None, Sequence[Mapping[str, object]] | None]:
-        async with self._engine.connect() as connection:
+        async with self._turns, self._engine.connect() as connection:
             found = await self._rows(connection, self._statement, parameters, _ROWS_MAX, "statement")
             if not found:
                 return None, None

@@ -296,6 +296,35 @@ async def test_a_will_waits_for_its_delay(bench: SessionBench, is_back: bool) ->
     assert bench.stored() == ([] if is_back else [b"late"])
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_front_end_drops_a_will_that_waits(bench: SessionBench, restarts: bool) -> None:
+    """Its device may not publish it any more."""
+    front = FrontEnd(bench, "one")
+    epochs = {}
+    for client_id in ("dropped", "other", "back"):
+        opened = await front.open(client_id, expiry_s=600, will=will(client_id.encode(), delay_s=10))
+        epochs[client_id] = opened.epoch
+        front.close(client_id, opened.epoch, expiry_s=600, drops_will=False)
+    await turns()
+    again = await front.open("back", expiry_s=600, will=will(b"again", delay_s=10))
+    if restarts:
+        front.close("back", again.epoch, expiry_s=600, drops_will=False)
+        await turns()
+        await bench.restart()
+        front = FrontEnd(bench, "one")
+    for client_id in ("dropped", "back", "unknown"):
+        front.close(client_id, epochs.get(client_id, 1), expiry_s=0, drops_will=True)
+    await turns()
+    for _ in range(2):
+        bench.pass_time(START_GRACE_S + 11)
+        await turns()
+    # The session that has gone on has another will, and keeps it.
+    assert sorted(bench.stored()) == ([b"again", b"other"] if restarts else [b"other"])
+    stored = bench.broker.sessions.stored("dropped")
+    assert (stored.will, stored.expiry_s) == (None, 600), "the session is as it was"
+    bench.broker.sessions.owners.wills.check_invariants()
+
+
 async def test_a_will_does_not_wait_longer_than_its_session_lasts(bench: SessionBench) -> None:
     front = FrontEnd(bench, "one")
     opened = await front.open("c", expiry_s=5, will=will(b"will", delay_s=10))

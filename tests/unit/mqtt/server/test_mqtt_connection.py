@@ -153,6 +153,19 @@ def test_what_waits_is_dropped_by_its_topic_and_the_rest_goes_on_in_order() -> N
     assert connection.queued_bytes == 0
 
 
+def test_what_was_for_a_device_that_has_gone_holds_no_memory() -> None:
+    connection, _ = open_connection(in_flight_max=1)
+    connection.forget_output()
+    for _ in range(10):
+        assert connection.deliver_message(b"t", b"." * 1_000, 1)
+    assert connection.output_bytes
+    assert connection.queued_bytes
+    connection.receive_eof()
+    connection.forget_output()
+    assert (connection.output_bytes, connection.queued_bytes) == (0, 0)
+    assert connection.data_to_send() == b""
+
+
 def test_packet_ids_wrap_and_never_collide_with_one_in_flight() -> None:
     connection, _ = open_connection(in_flight_max=1000)
     assert connection.deliver_message(b"t", b"held", 1)
