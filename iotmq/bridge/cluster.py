@@ -21,7 +21,7 @@ from iotmq.backoff import Backoff
 from iotmq.bridge.offsets import Generations, QueueBounds, QueueKey
 from iotmq.bridge.plan import Held
 from iotmq.bridge.topic_bounds import decode_topic_bounds
-from iotmq.client.transport.routes import MASTER_ID, parse_cluster, parse_route, parse_topics
+from iotmq.client.transport.routes import MASTER_ID, TopicRoute, parse_cluster, parse_route, parse_topics
 from iotmq.clock import Clock, SystemClock
 from iotmq.errors import BrokerError, ConfigError, ConnectionClosedError, IotmqError, RequestTimeoutError
 from iotmq.remoting.blocking import BlockingConnection
@@ -233,17 +233,7 @@ class Cluster:
 
     def route_now(self, topic: str) -> Route:
         """As `route`, asking each registry once and not again."""
-        request = Command.request(
-            RequestCode.GET_ROUTE_INFO_BY_TOPIC,
-            {"topic": topic, "acceptStandardJsonOnly": "true", "withAway": "true"},
-        )
-        try:
-            answer = self._ask_registry(request)
-        except BrokerError as error:
-            if error.code == ResponseCode.TOPIC_NOT_EXIST:
-                raise TopicMissingError(f"topic {topic!r} does not exist: {error.remark}") from None
-            raise
-        route = parse_route(topic, answer.body_bytes())
+        route = self._topic_route_now(topic)
         addresses = {
             name: _address_of(name, address)
             for name in route.addresses
@@ -254,6 +244,23 @@ class Cluster:
             addresses,
             tuple(QueueKey(*queue) for queue in route.away),
         )
+
+    def topic_route(self, topic: str) -> TopicRoute:
+        """As `route`, with the queues that take messages."""
+        return self.retry.call(lambda: self._topic_route_now(topic), what=f"route of topic {topic!r}")
+
+    def _topic_route_now(self, topic: str) -> TopicRoute:
+        request = Command.request(
+            RequestCode.GET_ROUTE_INFO_BY_TOPIC,
+            {"topic": topic, "acceptStandardJsonOnly": "true", "withAway": "true"},
+        )
+        try:
+            answer = self._ask_registry(request)
+        except BrokerError as error:
+            if error.code == ResponseCode.TOPIC_NOT_EXIST:
+                raise TopicMissingError(f"topic {topic!r} does not exist: {error.remark}") from None
+            raise
+        return parse_route(topic, answer.body_bytes())
 
     def bounds(
         self, topic: str, wanted: Callable[[QueueKey], bool], *, since: Generations = MappingProxyType({})
@@ -306,6 +313,14 @@ class Cluster:
     def ask_once(self, address: Address, requests: Sequence[Command]) -> list[Command]:
         """Return the answers of one broker, whatever their codes; its failure is the caller's matter."""
         return self._answers(address, requests)
+
+    def masters(self) -> dict[str, Address]:
+        """Return the addresses of all brokers that are there now."""
+        return self.retry.call(self._brokers_now, what="list of brokers")
+
+    def broker_now(self, name: str) -> Address | None:
+        """Return where a broker is, asking each registry once; None for one that is away."""
+        return self._brokers_now().get(name)
 
     def connection(self, address: Address) -> Connection:
         """Return the kept connection to `address`, made if there is none."""

@@ -53,6 +53,8 @@ from iotmq.bridge.pull import PullSettings, pull_range, record_at
 from iotmq.bridge.pushed import Narrowed, narrowed_spans
 from iotmq.bridge.rows import RowBuilder, check_schema, default_schema
 from iotmq.bridge.segment_reader import SegmentReader
+from iotmq.bridge.sink.options import parse_sink_options
+from iotmq.bridge.sink.writers import IotmqStreamWriter, IotmqWriter
 from iotmq.clock import SystemClock
 from iotmq.errors import ConfigError
 from iotmq.message.records.record import decode_record
@@ -83,6 +85,16 @@ class IotmqDataSource(DataSource):
         if options.path:
             return SegmentReader(options, schema)
         return FilteringReader(options, schema) if options.pushes_filters else IotmqReader(options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> IotmqWriter:
+        if overwrite:
+            raise ConfigError("format iotmq only appends: a topic is not overwritten. Use mode append")
+        return IotmqWriter(parse_sink_options(dict(self.options), streaming=False), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> IotmqStreamWriter:  # noqa: N802
+        if overwrite:
+            raise ConfigError("format iotmq only appends: use output mode append or update")
+        return IotmqStreamWriter(parse_sink_options(dict(self.options), streaming=True), schema)
 
     def streamReader(self, schema: StructType) -> IotmqStreamReader:  # noqa: N802
         return IotmqStreamReader(parse_options(dict(self.options), streaming=True), schema)

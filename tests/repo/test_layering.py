@@ -348,6 +348,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "record_picker",
         "segment_files",
         "segment_reader",
+        "sink",
         "source",
         "spark_session",
         "query_listener",
