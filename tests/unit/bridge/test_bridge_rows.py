@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 
 pytest.importorskip("pyspark")
 
-from hypothesis import given
-from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
