@@ -71,11 +71,6 @@ _DOUBLED_MAX: Final = 2
 _SUBSCRIBE_AGAIN_S: Final = 60
 
 
-# With so many messages on their way, and few of them acknowledged since, acknowledgements may come together.
-_REST_IN_FLIGHT_MIN: Final = 128
-_REST_S: Final = 0.001
-
-
 class _Lost(NamedTuple):
     why: str
 
@@ -96,8 +91,6 @@ class _Way:
         self.pinged_s: float | None = None
         """When the other broker was asked whether it is there, and has not answered; None when it was not."""
         self.said_s = 0.0
-        self.acknowledged = 0
-        """Messages on this connection, when it had no room for more before."""
         self.tries_max = 0
         """How often a message may end the connection so before it is left out; 0: it was no message."""
         self.left_out_in_row = 0
@@ -330,7 +323,6 @@ class Bridge:
     def _opened(self, way: _Way, connection: BridgeConnection) -> None:
         way.connection, way.opening = connection, None
         way.why = ""
-        way.acknowledged = 0
         way.said_s = self._clock.monotonic_s()
         if way.receives:
             self._subscribe(way, connection, self.settings.receive)
@@ -487,7 +479,7 @@ class Bridge:
                 feeds.sort(key=lambda feed: feed.progress is None or not feed.progress.is_suspect)
             for feed in feeds:
                 if not connection.can_send:
-                    self._wait_for_room(way, connection)
+                    connection.call_when_room(partial(self._pump, way))
                     return None
                 count_max = _RECORDS_AT_ONCE
                 if pace is not None:
@@ -508,12 +500,6 @@ class Bridge:
                     pace.count(size, self._clock.monotonic_s(), count=count)
                 left -= count_max
         return 0.0
-
-    def _wait_for_room(self, way: _Way, connection: BridgeConnection) -> None:
-        connection.call_when_room(partial(self._pump, way))
-        came, way.acknowledged = connection.acknowledged - way.acknowledged, connection.acknowledged
-        if connection.in_flight_count >= _REST_IN_FLIGHT_MIN and came < connection.in_flight_count // 4:
-            connection.rest(_REST_S)
 
     async def _look_for_queues(self) -> None:
         """Find the queues of the topics, now and when they change."""

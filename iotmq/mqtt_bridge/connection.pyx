@@ -260,15 +260,6 @@ cdef class BridgeConnection(Device):
         """Ask whether the other broker is there."""
         self._say(packets.PINGREQ_PACKET)
 
-    def rest(self, double seconds):
-        """Read nothing for a moment: acknowledgements that come one by one come together then.
-
-        A broker that writes each of them wakes this process with it, and pays for that with most of its time.
-        """
-        if self.transport is not None and not self._is_paused and self.state == STATE_CONNECTED:
-            self.group.pause(self)
-            self.group.loop.call_later(seconds, self.answer_came)
-
     def leave(self):
         """Say good-bye."""
         if self.state == STATE_CONNECTED:

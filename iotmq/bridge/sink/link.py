@@ -173,7 +173,7 @@ class BrokerLink:
         if not self._is_waiting:
             self._is_waiting = True
             _log.warning("%s: waiting for %s: %s", what, where, problem)
-        if not self._patience.wait():
+        if not self._patience.wait(f"{where}: {problem}"):
             raise SinkUnavailableError(
                 f"{what}: {where} did not take it within the time of option retryTimeoutMs; last: {problem}"
             )

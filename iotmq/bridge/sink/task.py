@@ -209,7 +209,6 @@ class SinkTask:
     def _writable(self, name: str) -> tuple[tuple[SinkQueue, ...], dict[str, Address]]:
         """Return the queues of a topic that take messages, and where the masters of brokers are."""
         patience = self._cluster.retry.patience()
-        is_told = False
         while True:
             try:
                 route = self._cluster.topic_route(name)
@@ -227,10 +226,7 @@ class SinkTask:
                     f"topic {name!r} takes no messages: all its queues are frozen, or its permission lacks "
                     "writing. Open them (iotmq admin topic unfreeze), or write to another topic"
                 )
-            if not is_told:
-                is_told = True
-                _log.warning("waiting for a broker of topic %r that takes messages", name)
-            if not patience.wait():
+            if not patience.wait(f"for a broker of topic {name!r} that takes messages"):
                 raise SinkUnavailableError(
                     f"topic {name!r}: none of its brokers took messages within the time of option "
                     "retryTimeoutMs"

@@ -311,23 +311,3 @@ async def test_a_connection_is_made_again_when_what_came_on_the_last_one_is_stor
     waiting[0]()
     await task
     assert way.received == [7]
-
-
-@pytest.mark.parametrize(
-    ("in_flight", "acknowledged", "rests"), [(127, 1, False), (128, 31, True), (128, 32, False)]
-)
-def test_acknowledgements_that_come_one_by_one_are_let_come_together(
-    in_flight: int, acknowledged: int, rests: bool
-) -> None:
-    bridge = bridge_of()
-    way = _Way(bridge, 0)
-    way.acknowledged = 1_000
-    rested: list[float] = []
-    connection = SimpleNamespace(
-        acknowledged=1_000 + acknowledged,
-        in_flight_count=in_flight,
-        rest=rested.append,
-        call_when_room=lambda _: None,
-    )
-    bridge._wait_for_room(way, connection)  # type: ignore[arg-type]
-    assert bool(rested) is rests

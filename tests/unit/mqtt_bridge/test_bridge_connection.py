@@ -616,18 +616,3 @@ def test_what_comes_right_behind_connack_is_taken() -> None:
     far.loop.run()
     (handed,) = far.gateway.handed  # type: ignore[attr-defined]
     assert handed.payloads == [b"kept"]
-
-
-def test_nothing_is_read_for_a_moment_when_it_rests() -> None:
-    far = Far()
-    far.connection.rest(0.5)
-    assert not far.transport.is_reading
-    far.connection.rest(0.5)
-    assert [delay_s for delay_s, _ in far.loop.timers] == [0.5]
-    far.loop.fire()
-    assert far.transport.is_reading
-    far.connection.rest(0.5)
-    far.connection.connection_lost(None)
-    far.connection.rest(0.5)
-    far.loop.fire()
-    assert len(far.lost) == 1
