@@ -253,6 +253,19 @@ async def test_subscriptions_of_the_operator_need_no_right(path: Path) -> None:
         assert site.number(REFUSED) == 0
 
 
+@pytest.mark.parametrize("topic_filter", ["%c/g/#", "%c/#"])
+@pytest.mark.parametrize("client_id", ["$share", "$exclusive", "$SYS"])
+async def test_a_client_id_does_not_make_more_of_a_subscription_of_the_operator(
+    path: Path, topic_filter: str, client_id: str
+) -> None:
+    """`%c/g/#` of the client `$share` would be `#`, shared in the group `g`."""
+    automatic = (AutoSubscriptionSettings(filter=topic_filter), AutoSubscriptionSettings(filter="news"))
+    async with running(path, OWN, auto_subscriptions=automatic) as site:
+        client = await site.connect(client_id)
+        await client.ping()
+        assert list(site.gateway.filters.values()) == ["news"]
+
+
 async def test_sys_needs_a_rule_that_names_it(path: Path) -> None:
     async with running(
         path,
