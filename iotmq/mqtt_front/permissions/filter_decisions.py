@@ -48,9 +48,7 @@ class FilterDecisions:
         """Call `done`, at once or later, with a decision for each; None for a filter that is none."""
         self._go_on(rights, deque(wanted), [], done)
 
-    def _go_on(
-        self, rights: Rights, left: deque[Wanted], found: list[Decision | None], done: Done
-    ) -> None:
+    def _go_on(self, rights: Rights, left: deque[Wanted], found: list[Decision | None], done: Done) -> None:
         end_s = self._clock.monotonic_s() + _TURN_S
         while left:
             next_one = left[0]
