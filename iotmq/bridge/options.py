@@ -15,6 +15,7 @@ from typing import Final, Literal, TypeVar
 from iotmq import limits
 from iotmq.addresses import parse_address
 from iotmq.bridge.offsets import OffsetFormatError, QueueKey, parse_queue
+from iotmq.bridge.wanted import EVERYTHING, Wanted, parse_wanted
 from iotmq.errors import ConfigError
 from iotmq.secret_text import Secret, read_secret
 from iotmq.spelling import did_you_mean
@@ -32,6 +33,9 @@ _NAMES: Final = (
     "subscribe",
     "subscribePattern",
     "assign",
+    "mqttTopicFilter",
+    "tags",
+    "sql",
     "startingOffsets",
     "startingTimestamp",
     "startingOffsetsByTimestamp",
@@ -40,10 +44,14 @@ _NAMES: Final = (
     "endingTimestamp",
     "endingOffsetsByTimestamp",
     "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
     "minPartitions",
+    "maxRecordsPerPartition",
     "combineRows",
     "failOnDataLoss",
     "includeHeaders",
+    "pushFilters",
     "groupIdPrefix",
     "groupId",
     "includeExpired",
@@ -66,6 +74,9 @@ _NAMES_WITH_PATH: Final = frozenset(
     | {"startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp"}
     | {"endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"}
 )
+
+_TRIGGER_DELAY_S: Final = 15 * 60.0
+_UNITS_S: Final = {"": 0.001, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
 
 _Number = TypeVar("_Number")
 
@@ -164,6 +175,12 @@ class SourceOptions:
     is_encrypted: bool = False
     ca_file: str = ""
     certificate_file: str = ""
+    # A stream waits for so many rows, for at most so long after its last batch.
+    offsets_per_trigger_min: int | None = None
+    trigger_delay_max_s: float = 0.0
+    records_per_partition_max: int | None = None
+    pushes_filters: bool = False
+    wanted: Wanted = EVERYTHING
     key_file: str = ""
     # A directory of CommitLog files to read in place of brokers; empty for brokers.
     path: str = ""
@@ -213,6 +230,13 @@ def parse_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptio
         is_encrypted=_flag(given, "tls", False),
         ca_file=given.get("tlscafile", ""),
         certificate_file=_certificate_file(given),
+        offsets_per_trigger_min=_offsets_per_trigger_min(given, streaming=streaming),
+        trigger_delay_max_s=_duration_s(given, "maxTriggerDelay", _TRIGGER_DELAY_S),
+        records_per_partition_max=_optional_count(given, "maxRecordsPerPartition"),
+        pushes_filters=_flag(given, "pushFilters", False),
+        wanted=parse_wanted(
+            tags=given.get("tags"), sql=given.get("sql"), mqtt_topic_filter=given.get("mqtttopicfilter")
+        ),
         key_file=given.get("tlskeyfile", ""),
         path=path,
     )
@@ -379,6 +403,29 @@ def _optional_count(given: Mapping[str, str], name: str) -> int | None:
 def _flag(given: Mapping[str, str], name: str, default: bool) -> bool:
     words = {"true": True, "false": False}
     value = _parsed(given, name, lambda text: words.get(text.lower()), "true or false")
+    return default if value is None else value
+
+
+def _offsets_per_trigger_min(given: Mapping[str, str], *, streaming: bool) -> int | None:
+    least = _optional_count(given, "minOffsetsPerTrigger")
+    if not streaming and (least is not None or "maxtriggerdelay" in given):
+        raise ConfigError("options minOffsetsPerTrigger and maxTriggerDelay are for streams")
+    most = _optional_count(given, "maxOffsetsPerTrigger")
+    if least is not None and most is not None and least > most:
+        raise ConfigError(
+            f"option minOffsetsPerTrigger is {least}, more than maxOffsetsPerTrigger lets through: {most}"
+        )
+    return least
+
+
+def _duration_s(given: Mapping[str, str], name: str, default: float) -> float:
+    """Return a time as Spark writes them: 500ms, 30s, 15m, 2h, 1d; milliseconds without a unit."""
+
+    def read(text: str) -> float | None:
+        found = re.fullmatch(r"(\d{1,12})\s*(ms|s|m|min|h|d|)", text.lower(), re.ASCII)
+        return int(found[1]) * _UNITS_S[found[2]] if found else None
+
+    value = _parsed(given, name, read, "a time such as 500ms, 30s or 15m")
     return default if value is None else value
 
 

@@ -251,17 +251,24 @@ def share_rows(lags: Mapping[QueueKey, int], rows_max: int | None) -> dict[Queue
 
 
 def split_tasks(
-    ranges: Sequence[QueueRange], *, partitions_min: int | None = None, combine_rows: int = 0
+    ranges: Sequence[QueueRange],
+    *,
+    partitions_min: int | None = None,
+    combine_rows: int = 0,
+    records_max: int | None = None,
 ) -> list[tuple[QueueRange, ...]]:
     """Split the ranges among Spark tasks: one task per queue unless told otherwise.
 
     A batch of at most `combine_rows` rows is one task, which saves the fixed cost of a task per queue.
-    With fewer ranges than `partitions_min`, large ranges are cut into about that many pieces.
+    With fewer ranges than `partitions_min`, large ranges are cut into about that many pieces, and those of
+    more than `records_max` rows into pieces that have no more.
     The result depends on nothing else, so a replayed batch has the same tasks.
     """
     total = sum(part.rows for part in ranges)
-    if len(ranges) > 1 and total <= combine_rows:
+    if len(ranges) > 1 and total <= min(combine_rows, records_max or total):
         return [tuple(ranges)]
+    if records_max is not None:
+        ranges = [piece for part in ranges for piece in _cut(part, -(-part.rows // records_max))]
     if partitions_min is None or len(ranges) >= partitions_min or not total:
         return [(part,) for part in ranges]
     return [

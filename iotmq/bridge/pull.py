@@ -14,19 +14,21 @@ from iotmq.addresses import address_text
 from iotmq.bridge.cluster import Address, BrokerMissingError, Cluster, ext_number
 from iotmq.bridge.offsets import QueueKey, QueueRange
 from iotmq.bridge.plan import Change, Loss, LossHandler
+from iotmq.bridge.wanted import ALL_RECORDS
 from iotmq.client.consuming.pulls import pull_command
 from iotmq.client.transport.routes import MessageQueue
-from iotmq.client.transport.subscriptions import ALL_TAGS, Subscription
+from iotmq.client.transport.subscriptions import Subscription
 from iotmq.errors import BrokerError, ConnectionClosedError, IotmqError, RequestTimeoutError
 from iotmq.remoting.codes import ResponseCode
 from iotmq.remoting.command import Command
 
 _DAMAGED: Final = "they are damaged in the broker's log, which was repaired without them"
-_EVERYTHING: Final = Subscription("", ALL_TAGS, frozenset(), 0)
+# What brokers say when they have looked at records, none of which passes the filter.
+_NONE_WANTED: Final = "NO_MATCHED_MESSAGE"
 
 
 class PullSettings(NamedTuple):
-    """Settings of pulls: the consumer group that is named to the broker, and bytes per pull.
+    """Settings of pulls: the consumer group that is named to the broker, bytes per pull, what is wanted.
 
     Records whose time to live was over at `expired_at_ms` are passed over; none are with 0.
     """
@@ -34,6 +36,7 @@ class PullSettings(NamedTuple):
     group: str
     pull_bytes: int
     expired_at_ms: int = 0
+    subscription: Subscription = ALL_RECORDS
 
 
 class Pulled(NamedTuple):
@@ -159,6 +162,9 @@ class _Puller:
             following = ext_number(answer, "nextBeginOffset")
             if following > offset:
                 end = min(following, self._part.end)
+                if answer.remark == _NONE_WANTED and self._settings.subscription != ALL_RECORDS:
+                    # Other brokers do not say how many.
+                    return end
                 lost, passed_over = _gaps(answer)
                 if passed_over + sum(last - first + 1 for first, last in lost) != following - offset:
                     self._lose(offset, end, f"the broker goes on at {following} ({answer.remark})")
@@ -230,7 +236,7 @@ class _Puller:
             records_max=min(self._part.end - offset, limits.PULL_RECORDS_MAX),
             bytes_max=self._settings.pull_bytes,
             hold_ms=0,
-            subscription=_EVERYTHING,
+            subscription=self._settings.subscription,
         )
         # A range is the same rows whenever it is read, and a hole that is not explained is a loss.
         request.ext["tellGaps"] = request.ext["withExpired"] = "true"

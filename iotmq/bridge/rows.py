@@ -7,6 +7,7 @@ columns to make; each one left out is work saved.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final, NamedTuple
 
 import numpy
@@ -32,6 +33,7 @@ from iotmq.bridge.gaps import gaps_of, left_out, rows_between, tell_all
 from iotmq.bridge.offsets import QueueKey
 from iotmq.bridge.plan import Loss, LossHandler
 from iotmq.bridge.pull import Pulled
+from iotmq.bridge.wanted import EVERYTHING, Wanted
 from iotmq.errors import ConfigError
 from iotmq.message.properties import (
     KEYS,
@@ -135,7 +137,8 @@ def check_schema(schema: StructType) -> None:
 class RowBuilder:
     """Turns pull answers into record batches of one schema."""
 
-    def __init__(self, schema: StructType) -> None:
+    def __init__(self, schema: StructType, wanted: Wanted = EVERYTHING) -> None:
+        self._wanted = wanted
         names = schema.fieldNames()
         self._schema: pyarrow.Schema = to_arrow_schema(schema, timezone="UTC")
         self._names = names
@@ -144,6 +147,7 @@ class RowBuilder:
         needed = {
             *decoded.values(),
             "queue_offset",
+            *wanted.needs,
             *(each for name in names for each in COLUMNS[name].needs),
         }
         self._columns = tuple(sorted(column for column in needed if not column.startswith(_PROPERTY_PREFIX)))
@@ -166,6 +170,8 @@ class RowBuilder:
         expected = pulled.first_offset
         # The broker may leave out records that nobody wants, or that are lost; then it says how many.
         missing = pulled.missing
+        # Brokers of other software do not say how many records do not pass a filter.
+        tells_gaps = missing > 0 or self._wanted.is_everything
         found = 0
         gaps: list[Loss] = []
         for columns in iter_columns(
@@ -181,17 +187,22 @@ class RowBuilder:
                 low, high = rows_between(offsets, expected, pulled.next_offset, key)
                 gaps += gaps_of(offsets[low:high], expected, key)
                 batch = batch.slice(low, high - low)
+            else:
+                low = 0
             if columns.bad_body_count:
                 lose(Loss(key, first, f"{columns.bad_body_count} bodies from here on cannot be decompressed"))
-            if gaps and not missing:
+            if gaps and not missing and tells_gaps:
                 tell_all(gaps, lose)
             found += batch.num_rows
+            mask = self._wanted.mask(partial(_arrow_column, columns))
+            if mask is not None:
+                batch = batch.filter(mask.slice(low, batch.num_rows))
             if batch.num_rows:
                 yield batch
             expected = max(expected, last + 1)
         if expected < pulled.next_offset:
             gaps.append(left_out(key, expected, pulled.next_offset))
-        if found + missing != pulled.next_offset - pulled.first_offset:
+        if found + missing != pulled.next_offset - pulled.first_offset and tells_gaps:
             tell_all(gaps, lose)
 
     def build_mixed(self, records: memoryview) -> Iterator[tuple[pyarrow.RecordBatch, int]]:
@@ -211,9 +222,7 @@ class RowBuilder:
             derive = COLUMNS[name].derive
             if derive is not None:
                 # Arrow has names for the parts of lists and maps, and so has Spark.
-                arrays.append(
-                    derive(lambda source: columns.to_arrow({"": source}).column(0)).cast(field.type)
-                )
+                arrays.append(derive(partial(_arrow_column, columns)).cast(field.type))
             elif name == "broker":
                 # A record does not say which broker has it.
                 name_of_broker = pyarrow.scalar(None if key is None else key.broker, pyarrow.string())
@@ -222,3 +231,7 @@ class RowBuilder:
                 assert made is not None
                 arrays.append(made.column(name))
         return pyarrow.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+
+def _arrow_column(columns: Columns, name: str) -> pyarrow.Array:
+    return columns.to_arrow({"": name}).column(0)

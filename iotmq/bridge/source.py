@@ -10,7 +10,7 @@ import logging
 import re
 import secrets
 import ssl
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Final
@@ -20,6 +20,7 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    Filter,
     InputPartition,
 )
 from pyspark.sql.streaming.datasource import (
@@ -44,9 +45,12 @@ from iotmq.bridge.offsets import (
     to_json,
 )
 from iotmq.bridge.options import LATEST, Edge, SourceOptions, parse_options, wants_headers
+from iotmq.bridge.pace import Pace
 from iotmq.bridge.plan import DataLossError, Held, Loss, advance, describe_losses, is_settled, split_tasks
+from iotmq.bridge.pool import connections
 from iotmq.bridge.progress import Progress
 from iotmq.bridge.pull import PullSettings, pull_range, record_at
+from iotmq.bridge.pushed import Narrowed, narrowed_spans
 from iotmq.bridge.rows import RowBuilder, check_schema, default_schema
 from iotmq.bridge.segment_reader import SegmentReader
 from iotmq.bridge.sink.options import parse_sink_options
@@ -78,7 +82,9 @@ class IotmqDataSource(DataSource):
 
     def reader(self, schema: StructType) -> IotmqReader | SegmentReader:
         options = parse_options(dict(self.options), streaming=False)
-        return SegmentReader(options, schema) if options.path else IotmqReader(options, schema)
+        if options.path:
+            return SegmentReader(options, schema)
+        return FilteringReader(options, schema) if options.pushes_filters else IotmqReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> IotmqWriter:
         if overwrite:
@@ -116,6 +122,7 @@ class IotmqReader(DataSourceReader):
         check_schema(schema)
         self._options = options
         self._schema = schema
+        self._narrowed = Narrowed()
 
     def partitions(self) -> Sequence[InputPartition]:
         with _View(self._options) as view:
@@ -129,15 +136,29 @@ class IotmqReader(DataSourceReader):
                         f"{key} would be read from offset {starts[key]} to {ends[key]}: the ending options "
                         "lie before the starting ones"
                     )
+            spans = {key: (starts[key], ends[key]) for key in bounds}
+            left = narrowed_spans(self._narrowed, bounds, spans, view.search)
             ranges = [
-                QueueRange(key, starts[key], ends[key], held.generations.get((key.topic, key.broker), ""))
-                for key in bounds
-                if ends[key] > starts[key]
+                QueueRange(key, start, end, held.generations.get((key.topic, key.broker), ""))
+                for key, (start, end) in left.items()
+                if end > start
             ]
             return view.tasks(ranges, held.time_ms)
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         return read_ranges(self._options, self._schema, partition)
+
+
+class FilteringReader(IotmqReader):
+    """A batch read that leaves out what the filters of its query cannot want.
+
+    A class of its own, because Spark refuses every read of a reader that takes filters where they are not
+    enabled (spark.sql.python.filterPushdown.enabled).
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        self._narrowed.take(filters)
+        return filters
 
 
 class IotmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -154,6 +175,7 @@ class IotmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._view: _View | None = None
         self._ends: dict[QueueKey, int] = {}  # ends of all queues when they were last asked for
         self._target: dict[QueueKey, int] | None = None  # set by a trigger that stops at today's end
+        self._pace = Pace(options.offsets_per_trigger_min, options.trigger_delay_max_s)
         self._progress = Progress(options.group_id, options.group_prefix)
 
     def __getstate__(self) -> dict[str, object]:
@@ -197,6 +219,8 @@ class IotmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             rows_max=limit.max_rows if isinstance(limit, ReadMaxRows) else None,
         )
         view.report(step.losses)
+        if self._target is None and not self._pace.lets_go(_rows_waiting(begin, held)):
+            return start
         return to_json(step.end)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
@@ -232,18 +256,27 @@ def read_ranges(
 ) -> Iterator[pyarrow.RecordBatch]:
     """Yield the rows of one task, one record batch per pull answer."""
     assert isinstance(partition, QueueRanges), partition
-    builder = RowBuilder(schema)
+    builder = RowBuilder(schema, options.wanted)
     lose = _loss_handler(options)
-    cluster = open_cluster(options)
+    pool_key = _connected_with(options)
+    cluster = connections.take(pool_key, partial(open_cluster, options))
     expired_at_ms = 0 if options.include_expired else partition.time_ms
-    settings = PullSettings(options.group_prefix, options.pull_bytes, expired_at_ms)
+    settings = PullSettings(
+        options.group_prefix, options.pull_bytes, expired_at_ms, options.wanted.subscription
+    )
+    is_done = False
     try:
         for part in partition.ranges:
             address = partition.addresses[part.key.broker]
             for pulled in pull_range(cluster, part, address, settings, lose):
                 yield from builder.build(pulled, part.key, lose)
+        is_done = True
     finally:
-        cluster.close()
+        if is_done:
+            connections.put_back(pool_key, cluster)
+        else:
+            # An answer may be on its way, which the next task would take for its own.
+            cluster.close()
 
 
 def open_cluster(options: SourceOptions, *, waits_for_brokers: bool = False) -> Cluster:
@@ -259,6 +292,15 @@ def open_cluster(options: SourceOptions, *, waits_for_brokers: bool = False) -> 
             credentials=credentials,
             tls=_tls(options) if options.is_encrypted else None,
         ),
+    )
+
+
+def _connected_with(options: SourceOptions) -> Hashable:
+    """Return what connections are made with: tasks with the same may use each other's."""
+    return (
+        *(options.registries, options.request_timeout_s, options.retry_timeout_s),
+        *(options.access_key, options.secret_key),
+        *(options.is_encrypted, options.ca_file, options.certificate_file, options.key_file),
     )
 
 
@@ -363,7 +405,7 @@ class _View:
         """
         if not since_ms or held.min_offset == held.max_offset:
             return held.min_offset
-        return self._search(key, held, since_ms)
+        return self.search(key, held, since_ms)
 
     def publish(self, progress: Progress, offset: StreamOffset) -> None:
         """Tell brokers how far the stream is."""
@@ -375,7 +417,7 @@ class _View:
         resolved = resolve_edge(
             edge,
             bounds,
-            search=self._search,
+            search=self.search,
             late_timestamp="latest" if is_end else self._options.late_timestamp,
         )
         self.report(resolved.losses)
@@ -394,6 +436,7 @@ class _View:
                 ranges,
                 partitions_min=self._options.partitions_min,
                 combine_rows=self._options.combine_rows,
+                records_max=self._options.records_per_partition_max,
             )
         ]
 
@@ -428,7 +471,8 @@ class _View:
         """Have this machine's clock where brokers do not tell the time."""
         return held if held.time_ms else held._replace(time_ms=SystemClock().now_ms())
 
-    def _search(self, key: QueueKey, held: QueueBounds, timestamp_ms: int) -> int:
+    def search(self, key: QueueKey, held: QueueBounds, timestamp_ms: int) -> int:
+        """Return the smallest offset whose record was stored then or later; the queue's end if none."""
         settings = PullSettings(self._options.group_prefix, self._options.pull_bytes)
 
         def stored_at_ms(offset: int) -> int | None:
@@ -436,6 +480,15 @@ class _View:
             return None if record is None else decode_record(record).store_timestamp_ms
 
         return first_at_or_after(timestamp_ms, held, stored_at_ms)
+
+
+def _rows_waiting(begin: StreamOffset, held: Held) -> int:
+    """Return how many rows of all queues are there and not read."""
+    count = 0
+    for key, there in held.bounds.items():
+        reached = begin.offset(key)
+        count += max(0, there.max_offset - (there.min_offset if reached is None else reached))
+    return count
 
 
 def _new_id() -> str:

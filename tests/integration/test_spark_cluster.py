@@ -28,6 +28,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 TOPIC = "telemetry"
 COUNT = 4_000
+READINGS = 50
 STEP_S = 240.0
 SMALL = (
     *("--conf", "spark.executor.memory=500m", "--conf", "spark.driver.memory=600m"),
@@ -102,6 +103,9 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         with SyncClient(settings) as client, SyncProducer(client, "readings") as producer:
             for first in range(0, COUNT, 500):
                 producer.send_batch([Message(TOPIC, b"%d" % n) for n in range(first, first + 500)])
+            producer.send_batch(
+                [Message("readings", b'{"temperature": %d}' % n, key="pump") for n in range(READINGS)]
+            )
         yield address
 
 
@@ -173,6 +177,31 @@ def test_a_job_reads_with_executors_that_have_nothing_but_what_was_sent(
     assert all("/iotmq-packages/iotmq/" in file and "/work-" in file for file in found["files"])
     # Arguments of session() that come too late are said by name.
     assert "session() ignores conf['spark.driver.memory'], cores" in said
+
+
+def test_a_job_that_comes_with_iotmq_runs_as_its_file_says(
+    cluster: StandaloneCluster, gateway: str, cluster_python: str, tmp_path: Path
+) -> None:
+    config = tmp_path / "job.toml"
+    config.write_text(f"""
+bootstrap = "{gateway}"
+topic = "readings"
+checkpoint = "{tmp_path}/checkpoint"
+parquet = "{tmp_path}/windows"
+report = "{tmp_path}/report.json"
+available_now = true
+
+[spark]
+cores = 3
+conf = {{ "spark.sql.streaming.numRecentProgressUpdates" = "10" }}
+""")
+    words = submit(cluster, cluster_python, Path("telemetry_windows"))
+    at = words.index("--master")
+    said = finish([*words[:at], "--config", str(config), *words[at:]], tmp_path / "driver.log")
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["rows_read"], report["ended"]) == (READINGS, "caught up")
+    assert f": batch 0: {READINGS} rows in " in said
+    assert "session() ignores cores: spark-submit has started" in said
 
 
 def test_a_stream_goes_on_when_an_executor_is_killed_and_after_its_driver_was(

@@ -331,6 +331,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "bridge": (
         "offsets",
+        "wanted",
         "options",
         "plan",
         "gaps",
@@ -339,6 +340,9 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "progress",
         "edges",
         "pull",
+        "pool",
+        "pace",
+        "pushed",
         "derived",
         "rows",
         "record_picker",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from iotmq import limits
-from iotmq.bridge.options import _count, _flag, _registries
+from iotmq.bridge.options import _certificate_file, _count, _flag, _registries, _secret_key
 from iotmq.client.transport.message import check_topic
 from iotmq.errors import ConfigError, MessageRefusedError
 from iotmq.spelling import did_you_mean
@@ -30,8 +30,12 @@ _NAMES: Final = (
     "retryTimeoutMs",
     "accessKey",
     "secretKey",
+    "secretKeyFile",
+    "secretKeyVariable",
     "tls",
     "tlsCaFile",
+    "tlsCertFile",
+    "tlsKeyFile",
 )
 # An option of Spark's, which gives it to the sink, too.
 _OF_SPARK: Final = frozenset(("checkpointlocation",))
@@ -55,6 +59,8 @@ class SinkOptions:
     secret_key: str = field(default="", repr=False)
     is_encrypted: bool = False
     ca_file: str = ""
+    certificate_file: str = ""
+    key_file: str = ""
 
 
 def parse_sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
@@ -92,9 +98,11 @@ def parse_sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOp
         request_timeout_s=_count(given, "requestTimeoutMs", 10_000, least=1) / 1000,
         retry_timeout_s=_count(given, "retryTimeoutMs", 60_000, least=0) / 1000,
         access_key=given.get("accesskey", ""),
-        secret_key=given.get("secretkey", ""),
+        secret_key=_secret_key(given),
         is_encrypted=_flag(given, "tls", False),
         ca_file=given.get("tlscafile", ""),
+        certificate_file=_certificate_file(given),
+        key_file=given.get("tlskeyfile", ""),
     )
 
 

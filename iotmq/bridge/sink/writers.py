@@ -96,7 +96,13 @@ def open_sink_cluster(options: SinkOptions) -> Cluster:
         connect=partial(
             BlockingConnection,
             credentials=credentials,
-            tls=client_tls(ca_file=options.ca_file) if options.is_encrypted else None,
+            tls=client_tls(
+                ca_file=options.ca_file,
+                certificate_file=options.certificate_file,
+                key_file=options.key_file,
+            )
+            if options.is_encrypted
+            else None,
         ),
     )
 

@@ -240,3 +240,25 @@ def test_a_certificate_goes_with_encryption_and_a_key_with_a_certificate() -> No
         parsed(tlsCertFile="c.pem")
     with pytest.raises(ConfigError, match="tlsKeyFile goes with tlsCertFile"):
         parsed(tls="true", tlsKeyFile="k.pem")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("250", 0.25), ("250ms", 0.25), ("30s", 30), ("15m", 900), ("2 h", 7200), ("1D", 86_400)],
+)
+def test_times_are_written_as_elsewhere_in_spark(text: str, seconds: float) -> None:
+    assert parsed(maxTriggerDelay=text).trigger_delay_max_s == seconds
+
+
+def test_a_stream_may_wait_for_rows_and_a_batch_may_not() -> None:
+    options = parsed(minOffsetsPerTrigger="100", maxOffsetsPerTrigger="100")
+    assert (options.offsets_per_trigger_min, options.trigger_delay_max_s) == (100, 900.0)
+    with pytest.raises(ConfigError, match="minOffsetsPerTrigger is 101, more than maxOffsetsPerTrigger"):
+        parsed(minOffsetsPerTrigger="101", maxOffsetsPerTrigger="100")
+    for name, value in (("minOffsetsPerTrigger", "1"), ("maxTriggerDelay", "1s")):
+        with pytest.raises(ConfigError, match="are for streams"):
+            parsed(streaming=False, **{name: value})
+    with pytest.raises(
+        ConfigError, match="maxTriggerDelay takes a time such as 500ms, 30s or 15m, not 'soon'"
+    ):
+        parsed(maxTriggerDelay="soon")

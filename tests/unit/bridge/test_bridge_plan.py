@@ -264,3 +264,19 @@ def test_losses_name_queue_offset_and_reason_and_not_too_many() -> None:
 def test_the_first_step_of_a_pinned_start_introduces_queues_only() -> None:
     step = advance(INITIAL, Held({A: QueueBounds(4, 9)}))
     assert step.end == StreamOffset({A: 4})
+
+
+def test_ranges_with_more_records_than_a_partition_may_have_are_cut() -> None:
+    ranges = [QueueRange(A, 0, 10), QueueRange(B, 5, 8)]
+    tasks = split_tasks(ranges, records_max=4)
+    assert [task for (task,) in tasks] == [
+        QueueRange(A, 0, 3),
+        QueueRange(A, 3, 6),
+        QueueRange(A, 6, 10),
+        QueueRange(B, 5, 8),
+    ]
+    # A small batch is one task only if it may be so large.
+    assert len(split_tasks(ranges, combine_rows=100, records_max=13)) == 1
+    assert len(split_tasks(ranges, combine_rows=100, records_max=12)) == 2
+    # More pieces than that, when more are wanted.
+    assert len(split_tasks(ranges, partitions_min=6, records_max=4)) == 5

@@ -16,6 +16,7 @@ from iotmq.bridge.offsets import QueueKey
 from iotmq.bridge.plan import Loss
 from iotmq.bridge.pull import Pulled
 from iotmq.bridge.rows import COLUMNS, RowBuilder, default_schema
+from iotmq.bridge.wanted import parse_wanted
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.message_ids import message_id_prefix
 from iotmq.message.properties import encode_properties
@@ -129,3 +130,31 @@ def test_records_out_of_order_are_refused() -> None:
 def test_bytes_that_are_no_records_are_refused() -> None:
     with pytest.raises(MessageFormatError):
         built(records(5) + b"rubbish", 5, 7)
+
+
+def tagged(*pairs: tuple[int, str]) -> bytes:
+    return b"".join(
+        encode_record(topic="t", body=b"x", queue_id=3, queue_offset=n, properties=b"TAGS\x01" + tag.encode())
+        for n, tag in pairs
+    )
+
+
+def filtered(pulled: Pulled) -> tuple[list[int], list[Loss]]:
+    told: list[Loss] = []
+    wanted = parse_wanted(tags="red", sql=None, mqtt_topic_filter=None)
+    batches = list(RowBuilder(OFFSETS, wanted).build(pulled, KEY, told.append))
+    return [row["offset"] for batch in batches for row in batch.to_pylist()], told
+
+
+def test_records_that_a_filter_leaves_out_are_no_loss_and_those_sent_too_many_are_dropped() -> None:
+    body = tagged((4, "red"), (5, "red"), (7, "blue"), (9, "red"), (10, "red"))
+    # The broker tells how many it has passed over.
+    assert filtered(Pulled(body, 5, 10, passed_over=2)) == ([5, 9], [])
+    # Or it does not know of such questions.
+    assert filtered(Pulled(body, 5, 10)) == ([5, 9], [])
+
+
+def test_a_gap_that_no_filter_explains_is_a_loss() -> None:
+    offsets, told = filtered(Pulled(tagged((5, "red"), (9, "red")), 5, 10, passed_over=2))
+    assert offsets == [5, 9]
+    assert [loss.wanted for loss in told] == [6]
