@@ -231,10 +231,18 @@ def _tell(changes: DataFrame, settings: Settings, report: Report, name: str) -> 
     if settings.parquet:
         changes.coalesce(1).write.mode("overwrite").parquet(f"{settings.parquet}/batch={name}")
     if any(rule.topic for rule in settings.rules):
-        sent = send_commands(
-            commands_of(changes, settings.rules), settings.bootstrap, settings.command_topic, settings.source
-        )
-        report.add("commands", sent)
+        commands = commands_of(changes, settings.rules).persist()
+        try:
+            send_commands(
+                commands,
+                bootstrap=settings.bootstrap,
+                topic=settings.command_topic,
+                source=settings.source,
+                batch=name,
+            )
+            report.add("commands", commands.count())
+        finally:
+            commands.unpersist()
     if settings.console:
         print("\n".join(_lines(changes)), flush=True)
 
