@@ -34,6 +34,8 @@ from benchmarks import machine, peers
 from benchmarks.peers.native import KAFKA
 from benchmarks.peers.spark_kafka import SPARK_KAFKA
 from benchmarks.spark_read import QUEUES, TOPIC
+from iotmq.client import Message, SyncClient, SyncProducer
+from iotmq.client.transport.settings import ClientSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,6 +44,7 @@ COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp")
 SCHEMA: Final = "key string, value binary, topic string, partition int, offset bigint, timestamp timestamp"
 BATCH_ROWS: Final = 1_000_000
 SMALL_TOPIC: Final = "small"
+SINK_TOPIC: Final = "written"
 SMALL_RATE: Final = 200
 SMALL_S: Final = 15.0
 # Spark has the other libraries that come with these.
@@ -161,6 +164,9 @@ class Bench:
         frame = self.read(IOTMQ)
         writer = frame.select("key", "value", "partition").write.format("kafka")
         writer.options(**self._options(KAFKA_SIDE, writes=True)).option("topic", TOPIC).save()
+        # Sinks of iotmq make no topics.
+        with iotmq_producer(self._iotmq) as producer:
+            producer.send(Message(SINK_TOPIC, b"x"))
         # Its source does not wait for a topic, as iotmq's does.
         first = frame.limit(1).select("value").write.format("kafka")
         first.options(**self._options(KAFKA_SIDE, writes=True)).option("topic", SMALL_TOPIC).save()
@@ -235,7 +241,7 @@ class Bench:
     def _to_sink(self, side: str) -> None:
         rows = self.read(PARQUET).limit(_SINK_ROWS).select("key", "value")
         writer = rows.write.format(side).options(**self._options(side, writes=True))
-        writer.option("topic", "written").mode("append").save()
+        writer.option("topic", SINK_TOPIC).mode("append").save()
 
     def _has_sink(self) -> bool:
         from pyspark.sql.datasource import DataSource
@@ -304,14 +310,18 @@ class Bench:
             thread.join()
 
 
+@contextlib.contextmanager
+def iotmq_producer(address: str) -> Iterator[SyncProducer]:
+    """A producer at the gateway, to the end of the block."""
+    settings = ClientSettings(registries=(address,))
+    with SyncClient(settings) as client, SyncProducer(client, "beside-kafka") as producer:
+        yield producer
+
+
 def iotmq_trickle(address: str, ending: threading.Event) -> None:
     """Send records to the gateway until told to end."""
-    from iotmq.client import Message, SyncClient, SyncProducer
-    from iotmq.client.transport.settings import ClientSettings
-
     count = SMALL_RATE // 20
-    settings = ClientSettings(registries=(address,))
-    with SyncClient(settings) as client, SyncProducer(client, "trickle") as producer:
+    with iotmq_producer(address) as producer:
         while not ending.wait(1 / 20):
             producer.send_batch([Message(SMALL_TOPIC, b"x" * 100) for _ in range(count)])
 
