@@ -17,6 +17,7 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.message.records.record", ".pyx", ["z"]),
     ("iotmq.message.records.column_fill", ".pyx", ["z"]),
     ("iotmq.message.records.columns", ".pyx", []),
+    ("iotmq.message.records.row_elements", ".pyx", ["z"]),
     ("iotmq.message.records.record_filter", ".pyx", []),
     ("iotmq.message.records.record_walk", ".pyx", []),
     ("iotmq.store.log.segment", ".pyx", []),

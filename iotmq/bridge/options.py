@@ -15,7 +15,9 @@ from typing import Final, Literal, TypeVar
 from iotmq import limits
 from iotmq.addresses import parse_address
 from iotmq.bridge.offsets import OffsetFormatError, QueueKey, parse_queue
+from iotmq.bridge.wanted import EVERYTHING, Wanted, parse_wanted
 from iotmq.errors import ConfigError
+from iotmq.secret_text import Secret, read_secret
 from iotmq.spelling import did_you_mean
 
 EARLIEST: Final = -2
@@ -31,6 +33,9 @@ _NAMES: Final = (
     "subscribe",
     "subscribePattern",
     "assign",
+    "mqttTopicFilter",
+    "tags",
+    "sql",
     "startingOffsets",
     "startingTimestamp",
     "startingOffsetsByTimestamp",
@@ -39,18 +44,28 @@ _NAMES: Final = (
     "endingTimestamp",
     "endingOffsetsByTimestamp",
     "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
     "minPartitions",
+    "maxRecordsPerPartition",
     "combineRows",
     "failOnDataLoss",
     "includeHeaders",
+    "pushFilters",
     "groupIdPrefix",
+    "groupId",
+    "includeExpired",
     "pullBytes",
     "requestTimeoutMs",
     "retryTimeoutMs",
     "accessKey",
     "secretKey",
+    "secretKeyFile",
+    "secretKeyVariable",
     "tls",
     "tlsCaFile",
+    "tlsCertFile",
+    "tlsKeyFile",
 )
 _SPELLING: Final = {name.lower(): name for name in _NAMES}
 # Those that mean something where no broker is asked.
@@ -59,6 +74,9 @@ _NAMES_WITH_PATH: Final = frozenset(
     | {"startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp"}
     | {"endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"}
 )
+
+_TRIGGER_DELAY_S: Final = 15 * 60.0
+_UNITS_S: Final = {"": 0.001, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
 
 _Number = TypeVar("_Number")
 
@@ -144,15 +162,26 @@ class SourceOptions:
     fail_on_data_loss: bool
     include_headers: bool
     group_prefix: str
+    # The group that a stream's progress is published as; "" for one of its own.
+    group_id: str
+    include_expired: bool
     pull_bytes: int
     request_timeout_s: float
     retry_timeout_s: float
-    # The account at brokers with access control; an empty key sends requests unsigned. Spark keeps both keys
-    # out of what it shows, by their names.
+    # The account at brokers with access control; an empty key sends requests unsigned. Spark keeps these
+    # options out of what it shows, by their names.
     access_key: str = ""
     secret_key: str = field(default="", repr=False)
     is_encrypted: bool = False
     ca_file: str = ""
+    certificate_file: str = ""
+    # A stream waits for so many rows, for at most so long after its last batch.
+    offsets_per_trigger_min: int | None = None
+    trigger_delay_max_s: float = 0.0
+    records_per_partition_max: int | None = None
+    pushes_filters: bool = False
+    wanted: Wanted = EVERYTHING
+    key_file: str = ""
     # A directory of CommitLog files to read in place of brokers; empty for brokers.
     path: str = ""
 
@@ -190,14 +219,25 @@ def parse_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptio
         combine_rows=_count(given, "combineRows", 0, least=0),
         fail_on_data_loss=_flag(given, "failOnDataLoss", True),
         include_headers=_flag(given, "includeHeaders", False),
-        group_prefix=_group_prefix(given),
+        group_prefix=_group(given, "groupIdPrefix", "iotmq-spark"),
+        group_id=_group(given, "groupId", ""),
+        include_expired=_flag(given, "includeExpired", False),
         pull_bytes=pull_bytes,
         request_timeout_s=_count(given, "requestTimeoutMs", 10_000, least=1) / 1000,
         retry_timeout_s=_count(given, "retryTimeoutMs", 60_000, least=0) / 1000,
         access_key=given.get("accesskey", ""),
-        secret_key=given.get("secretkey", ""),
+        secret_key=_secret_key(given),
         is_encrypted=_flag(given, "tls", False),
         ca_file=given.get("tlscafile", ""),
+        certificate_file=_certificate_file(given),
+        offsets_per_trigger_min=_offsets_per_trigger_min(given, streaming=streaming),
+        trigger_delay_max_s=_duration_s(given, "maxTriggerDelay", _TRIGGER_DELAY_S),
+        records_per_partition_max=_optional_count(given, "maxRecordsPerPartition"),
+        pushes_filters=_flag(given, "pushFilters", False),
+        wanted=parse_wanted(
+            tags=given.get("tags"), sql=given.get("sql"), mqtt_topic_filter=given.get("mqtttopicfilter")
+        ),
+        key_file=given.get("tlskeyfile", ""),
         path=path,
     )
 
@@ -366,8 +406,54 @@ def _flag(given: Mapping[str, str], name: str, default: bool) -> bool:
     return default if value is None else value
 
 
-def _group_prefix(given: Mapping[str, str]) -> str:
-    prefix = given.get("groupidprefix", "iotmq-spark")
-    if not re.fullmatch(r"[%|a-zA-Z0-9_-]{1,200}", prefix):
-        raise ConfigError(f"option groupIdPrefix is 1 to 200 letters, digits and any of %|_-, not {prefix!r}")
-    return prefix
+def _offsets_per_trigger_min(given: Mapping[str, str], *, streaming: bool) -> int | None:
+    least = _optional_count(given, "minOffsetsPerTrigger")
+    if not streaming and (least is not None or "maxtriggerdelay" in given):
+        raise ConfigError("options minOffsetsPerTrigger and maxTriggerDelay are for streams")
+    most = _optional_count(given, "maxOffsetsPerTrigger")
+    if least is not None and most is not None and least > most:
+        raise ConfigError(
+            f"option minOffsetsPerTrigger is {least}, more than maxOffsetsPerTrigger lets through: {most}"
+        )
+    return least
+
+
+def _duration_s(given: Mapping[str, str], name: str, default: float) -> float:
+    """Return a time as Spark writes them: 500ms, 30s, 15m, 2h, 1d; milliseconds without a unit."""
+
+    def read(text: str) -> float | None:
+        found = re.fullmatch(r"(\d{1,12})\s*(ms|s|m|min|h|d|)", text.lower(), re.ASCII)
+        return int(found[1]) * _UNITS_S[found[2]] if found else None
+
+    value = _parsed(given, name, read, "a time such as 500ms, 30s or 15m")
+    return default if value is None else value
+
+
+def _secret_key(given: Mapping[str, str]) -> str:
+    """Return the secret, read where the query is planned; tasks get it with their work."""
+    names = [name for name in ("secretKey", "secretKeyFile", "secretKeyVariable") if name.lower() in given]
+    if len(names) > 1:
+        raise ConfigError(f"give one of the options {' and '.join(names)}, not several")
+    if not names or names[0] == "secretKey":
+        return Secret(given.get("secretkey", ""))
+    try:
+        source = "file" if names[0] == "secretKeyFile" else "env"
+        return read_secret({source: given[names[0].lower()]})
+    except ConfigError as error:
+        raise ConfigError(f"option {names[0]}: {error}") from None
+
+
+def _certificate_file(given: Mapping[str, str]) -> str:
+    name = given.get("tlscertfile", "")
+    if given.get("tlskeyfile") and not name:
+        raise ConfigError("option tlsKeyFile goes with tlsCertFile: the certificate that the key is for")
+    if name and not _flag(given, "tls", False):
+        raise ConfigError("option tlsCertFile goes with tls=true: without encryption nobody asks for it")
+    return name
+
+
+def _group(given: Mapping[str, str], option: str, default: str) -> str:
+    name = given.get(option.lower(), default)
+    if name != default and not re.fullmatch(r"[%|a-zA-Z0-9_-]{1,200}", name):
+        raise ConfigError(f"option {option} is 1 to 200 letters, digits and any of %|_-, not {name!r}")
+    return name
