@@ -51,7 +51,7 @@ class Decision:
     def give_up(self) -> None:
         """The device is known, or has gone; on the thread of the front end.
 
-        Its CONNECT, maybe with a large will, does not wait for the turn of a question that nobody asks any more.
+        Its CONNECT, maybe with a large will, does not wait for the turn of a question of nobody.
         """
         self.is_given_up = True
         self.done = _nobody_waits
