@@ -20,12 +20,8 @@ from iotmq.metrics import Metric, samples, samples_by
 from iotmq.mqtt import reason_codes
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.server.connection_settings import ConnectionSettings
-from iotmq.mqtt_front.access.authentication import (
-    AccessEvents,
-    Authentication,
-    open_authentication,
-    shown_user,
-)
+from iotmq.mqtt_front.access import authentication as access
+from iotmq.mqtt_front.access.authentication import AccessEvents, Authentication, open_authentication
 from iotmq.mqtt_front.audit import Audit, facts_of
 from iotmq.mqtt_front.connection.deadlines import Deadlines
 from iotmq.mqtt_front.connection.device import Device, DeviceGroup
@@ -550,7 +546,7 @@ class MqttFront:
                     turned_away = parts.guard.refusal_of_connect(event, device)
                     refusal = turned_away and (turned_away.reason, turned_away.detail)
                 if refusal is not None:
-                    user = shown_user(event.user_name)
+                    user = access.shown_user(event.user_name)
                     asked = {**facts_of(device), "client": event.client_id, "user": user}
                     self._audit.record("refused", **asked, reason=refusal[0].name, detail=refusal[1])
                     device.refuse(*refusal)
