@@ -37,6 +37,7 @@ from iotmq.mqtt_bridge.queue_feed import QueueFeed
 from iotmq.mqtt_bridge.refusals import Refusal
 from iotmq.mqtt_bridge.settings import BridgeSettings, ReceiveRuleSettings
 from iotmq.mqtt_bridge.topic_maps import SendMap
+from iotmq.mqtt_bridge.wakes import Wakes
 from iotmq.mqtt_client.links import open_link
 from iotmq.mqtt_client.tls import tls_context
 from iotmq.mqtt_front.connection.device import Device, DeviceGroup
@@ -85,6 +86,7 @@ class _Way:
         self.connection: BridgeConnection | None = None
         """None until CONNACK has come, and from the end of the connection on."""
         self.opening: BridgeConnection | None = None
+        self.wakes: Wakes | None = None
         self.ended = asyncio.Event()
         self.answer: asyncio.Future[Connack] | None = None
         self.uses_bridge_bit = bridge.settings.bridge_bit and bridge.settings.version == "3.1.1"
@@ -278,6 +280,9 @@ class Bridge:
     def _gone(self, way: _Way) -> None:
         connection = way.connection or way.opening
         way.connection = way.opening = way.answer = None
+        if way.wakes is not None:
+            way.wakes.end()
+            way.wakes = None
         if connection is not None:
             connection.abort()
 
@@ -326,6 +331,8 @@ class Bridge:
     def _opened(self, way: _Way, connection: BridgeConnection) -> None:
         way.connection, way.opening = connection, None
         way.why = ""
+        if connection.transport is not None:
+            way.wakes = Wakes(connection.transport, asyncio.get_running_loop())
         way.said_s = self._clock.monotonic_s()
         if way.receives:
             self._subscribe(way, connection, self.settings.receive)
@@ -476,6 +483,8 @@ class Bridge:
         while left > 0:
             feeds = [feed for feed in way.feeds if feed.has_records]
             if not feeds:
+                if way.wakes is not None:
+                    way.wakes.end()
                 return None
             if connection.is_careful:
                 # First the message that may end the connection, alone, so that it is known whether it does.
@@ -483,6 +492,8 @@ class Bridge:
             for feed in feeds:
                 if not connection.can_send:
                     connection.call_when_room(partial(self._pump, way))
+                    if way.wakes is not None:
+                        way.wakes.begin(connection.in_flight_count)
                     return None
                 count_max = _RECORDS_AT_ONCE
                 if pace is not None:
