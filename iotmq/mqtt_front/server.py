@@ -451,12 +451,12 @@ class MqttFront:
         self._ticker = parts.loop.call_later(_TICK_S, self._tick)
 
     def _end_late(self, device: Device, now_s: float) -> None:
-        deadline_s = device.next_deadline()
-        if device.close_reason is None and (deadline_s is None or deadline_s > now_s):
-            self._deadlines.watch(device, now_s)  # it has done something since it was found to be late
-            return
         if device.close_reason is not None:
             device.abort()  # it was told to go a while ago
+            return
+        deadline_s = device.next_deadline()
+        if device.client_id is not None and (deadline_s is None or deadline_s > now_s):
+            self._deadlines.watch(device, now_s)  # it has done something since it was found to be late
             return
         if device.client_id is not None and device.expires_s and device.expires_s <= now_s:
             device.close(reason_codes.MAXIMUM_CONNECT_TIME, "the token by which it connected has ended")

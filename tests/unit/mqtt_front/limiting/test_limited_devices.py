@@ -603,7 +603,7 @@ async def test_memory_that_devices_use_up_is_an_overload_until_they_have_gone(
 ) -> None:
     """Really used: subscribers that read nothing, and what is published for them."""
     monkeypatch.setattr(overload, "MEASURE_S", 0.02)
-    payload, limit = bytes(64 * 1024), 24 << 20
+    payload, limit = bytes(64 * 1024), 56 << 20
     # What other tests have used must not be there to be used again.
     gc.collect()
     overload.give_memory_back()
