@@ -342,7 +342,7 @@ async def test_everything_over_tls(tmp_path: Path) -> None:
             cluster = open_cluster(parse_options(options, streaming=False))
             try:
                 return sum(
-                    bounds.max_offset for bounds in cluster.bounds("T", lambda _: True).bounds.values()
+                    bounds.max_offset for bounds in cluster.bounds("T", lambda _: True).held.bounds.values()
                 )
             finally:
                 cluster.close()
