@@ -27,6 +27,7 @@ from iotmq.spelling import did_you_mean
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from iotmq.bridge.jobs.stream_run import Signals
     from iotmq.bridge.spark_session import Profile
     from iotmq.bridge.submission import Submission
     from iotmq.metrics import MetricSource
@@ -42,7 +43,7 @@ class Job(Protocol):
     NAME: str
     Settings: type[msgspec.Struct]
 
-    def run(self, spark: SparkSession, settings: Any) -> int | None:
+    def run(self, spark: SparkSession, settings: Any, *, signals: Signals) -> int | None:
         """Work until the job is done or told to end; returns what the process answers to the shell."""
 
 
@@ -151,11 +152,15 @@ def _list(_options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     job = find_job(options.job)
     settings, of_spark = read_job_settings(job, options.config)
+    from iotmq.bridge.jobs.stream_run import Signals
     from iotmq.bridge.query_listener import ProgressListener
     from iotmq.bridge.spark_session import session
 
+    signals = Signals()
     listener = ProgressListener(_say if of_spark.progress else _say_nothing)
     with contextlib.ExitStack() as stack:
+        # From before Spark starts, which takes some seconds: what is stored by then is read all the same.
+        stack.enter_context(signals.listening())
         if of_spark.metrics_port:
             stack.enter_context(_metrics_page(listener, of_spark.metrics_port))
         spark = session(
@@ -166,7 +171,7 @@ def _run(options: argparse.Namespace) -> int:
         )
         stack.callback(spark.stop)
         spark.streams.addListener(listener)
-        return job.run(spark, settings) or _OK
+        return job.run(spark, settings, signals=signals) or _OK
 
 
 def _say(line: str) -> None:

@@ -164,6 +164,7 @@ def numbers_in(directory: Path) -> list[int]:
     return [n for file in files for n in parquet.read_table(file, columns=["n"]).column("n").to_pylist()]
 
 
+@pytest.mark.spark_long
 def test_a_job_reads_with_executors_that_have_nothing_but_what_was_sent(
     cluster: StandaloneCluster, gateway: str, cluster_python: str, tmp_path: Path
 ) -> None:
@@ -204,6 +205,7 @@ conf = {{ "spark.sql.streaming.numRecentProgressUpdates" = "10" }}
     assert "session() ignores cores: spark-submit has started" in said
 
 
+@pytest.mark.spark_long
 def test_a_stream_goes_on_when_an_executor_is_killed_and_after_its_driver_was(
     cluster: StandaloneCluster, gateway: str, cluster_python: str, tmp_path: Path
 ) -> None:

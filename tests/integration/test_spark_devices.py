@@ -131,6 +131,7 @@ sys.exit(device_state.run(spark, settings))
 
 
 @pytest.mark.crash
+@pytest.mark.spark_long
 def test_the_table_survives_kills_and_has_the_last_message_of_every_device(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -160,6 +160,7 @@ def children_of(root: int) -> list[int]:
     return sorted(found - {root})
 
 
+@pytest.mark.spark_long
 def test_a_stream_whose_driver_is_killed_stores_each_row_once(
     gateway: GatewayProcess, tmp_path: Path
 ) -> None:

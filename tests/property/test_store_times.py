@@ -15,7 +15,7 @@ from iotmq.store.store import Store
 START_MS = 1_700_000_000_000
 # What happens before each append: the clock moves by so many milliseconds, or the store is opened anew.
 STEPS = st.lists(
-    st.one_of(st.integers(-5_000, 5_000), st.integers(-10**12, 10**6), st.none()),
+    st.one_of(st.integers(-5_000, 5_000), st.integers(-(10**12), 10**6), st.none()),
     min_size=1,
     max_size=60,
 )

@@ -16,7 +16,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from iotmq.bridge.jobs.readings import SOURCE_SCHEMA as READINGS_SCHEMA
 from iotmq.bridge.jobs.readings import with_event_time
 from iotmq.bridge.jobs.snapshots import Snapshots
-from iotmq.bridge.jobs.stream_run import Report, StreamSettings, query_id, read_stream, run_stream
+from iotmq.bridge.jobs.stream_run import Report, Signals, StreamSettings, query_id, read_stream, run_stream
 
 NAME: Final = "device_state"
 
@@ -42,7 +42,7 @@ class Settings(StreamSettings, frozen=True, kw_only=True, forbid_unknown_fields=
     """Level of the MQTT topic that names the device, from 1."""
 
 
-def run(spark: SparkSession, settings: Settings) -> int:
+def run(spark: SparkSession, settings: Settings, *, signals: Signals | None = None) -> int:
     """Run the job; 0 when it caught up, 1 when it failed, 130 when it was told twice to end."""
     table = Snapshots(spark, settings.path, DEVICES_SCHEMA)
 

@@ -37,7 +37,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Any, Any
     job: Any = ModuleType(f"{jobs.__name__}.counting")
     job.__doc__ = "Counts things.\n\nIn detail."
     job.NAME, job.Settings = "counting", Settings
-    job.run = lambda spark, settings: made.append((spark, settings)) or 3
+    job.run = lambda spark, settings, *, signals: made.append((spark, settings)) or 3
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs" / "counting.py").write_text("")
     monkeypatch.setitem(sys.modules, job.__name__, job)
@@ -140,7 +140,7 @@ def test_the_metrics_of_a_job_have_a_page_while_it_runs(
     monkeypatch.setattr(spark_session, "session", mock.Mock())
     job = sys.modules[f"{jobs.__name__}.counting"]
 
-    def run(spark: Any, _settings: Any) -> None:
+    def run(spark: Any, _settings: Any, *, signals: Any) -> None:
         (listener,) = spark.streams.addListener.call_args.args
         listener.onQueryStarted(SimpleNamespace(id="q", name="readings"))
         listener.take("q", batch=0, rows=7, duration_ms=500, sources=())
