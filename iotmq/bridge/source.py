@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-import ssl
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Final
@@ -31,7 +30,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from iotmq.bridge.cluster import Address, Cluster, Patience, Retry, TopicMissingError
+from iotmq.bridge.cluster import Address, Patience, TopicMissingError
 from iotmq.bridge.edges import first_at_or_after, resolve_edge
 from iotmq.bridge.offsets import (
     INITIAL,
@@ -58,9 +57,6 @@ from iotmq.bridge.sink.writers import IotmqStreamWriter, IotmqWriter
 from iotmq.clock import SystemClock
 from iotmq.errors import ConfigError
 from iotmq.message.records.record import decode_record
-from iotmq.remoting.blocking import BlockingConnection
-from iotmq.remoting.signature import Credentials
-from iotmq.remoting.tls.files import client_tls
 
 FORMAT_NAME: Final = "iotmq"
 
@@ -258,8 +254,7 @@ def read_ranges(
     assert isinstance(partition, QueueRanges), partition
     builder = RowBuilder(schema, options.wanted)
     lose = _loss_handler(options)
-    pool_key = _connected_with(options)
-    cluster = connections.take(pool_key, partial(open_cluster, options))
+    cluster = connections.take(options.connection, options.connection.open)
     expired_at_ms = 0 if options.include_expired else partition.time_ms
     settings = PullSettings(
         options.group_prefix, options.pull_bytes, expired_at_ms, options.wanted.subscription
@@ -273,41 +268,10 @@ def read_ranges(
         is_done = True
     finally:
         if is_done:
-            connections.put_back(pool_key, cluster)
+            connections.put_back(options.connection, cluster)
         else:
             # An answer may be on its way, which the next task would take for its own.
             cluster.close()
-
-
-def open_cluster(options: SourceOptions, *, waits_for_brokers: bool = False) -> Cluster:
-    """Connections (none made yet) with the timeouts, the account and the encryption of `options`."""
-    credentials = Credentials(options.access_key, options.secret_key) if options.access_key else None
-    return Cluster(
-        options.registries,
-        request_timeout_s=options.request_timeout_s,
-        retry=Retry(options.retry_timeout_s),
-        waits_for_brokers=waits_for_brokers,
-        connect=partial(
-            BlockingConnection,
-            credentials=credentials,
-            tls=_tls(options) if options.is_encrypted else None,
-        ),
-    )
-
-
-def _connected_with(options: SourceOptions) -> Hashable:
-    """Return what connections are made with: tasks with the same may use each other's."""
-    return (
-        *(options.registries, options.request_timeout_s, options.retry_timeout_s),
-        *(options.access_key, options.secret_key),
-        *(options.is_encrypted, options.ca_file, options.certificate_file, options.key_file),
-    )
-
-
-def _tls(options: SourceOptions) -> ssl.SSLContext:
-    return client_tls(
-        ca_file=options.ca_file, certificate_file=options.certificate_file, key_file=options.key_file
-    )
 
 
 class _View:
@@ -315,7 +279,7 @@ class _View:
 
     def __init__(self, options: SourceOptions, *, is_stream: bool = False) -> None:
         self._options = options
-        self._cluster = open_cluster(options, waits_for_brokers=is_stream)
+        self._cluster = options.connection.open(waits_for_brokers=is_stream)
         self._addresses: dict[str, Address] = {}
         self._lose = _loss_handler(options)
         self._given_up: set[QueueKey] = set()  # queues that were waited for in vain; not waited for again

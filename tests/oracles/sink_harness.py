@@ -9,7 +9,6 @@ import pyarrow
 
 from iotmq.bridge.sink.options import parse_sink_options
 from iotmq.bridge.sink.task import Identity, SinkTask
-from iotmq.bridge.sink.writers import open_sink_cluster
 
 TYPES: Mapping[str, pyarrow.DataType] = {
     "value": pyarrow.binary(),
@@ -50,7 +49,7 @@ def sink(
     """Write record batches as one task does; the rows stored."""
     given = {"iotmq.bootstrap.servers": registry, "requestTimeoutMs": "3000", "retryTimeoutMs": "20000"}
     checked = parse_sink_options(given | options, streaming=False)
-    cluster = open_sink_cluster(checked)
+    cluster = checked.connection.open()
     try:
         return SinkTask(checked, cluster, Identity(producer, batch, 0)).write(batches)
     finally:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from iotmq import limits
-from iotmq.bridge.options import _certificate_file, _count, _flag, _registries, _secret_key
+from iotmq.bridge.connection import CONNECTION_NAMES, ConnectionOptions, read_connection
+from iotmq.bridge.option_values import count
 from iotmq.client.transport.message import check_topic
 from iotmq.errors import ConfigError, MessageRefusedError
 from iotmq.spelling import did_you_mean
@@ -19,24 +20,7 @@ IN_FLIGHT_BYTES_DEFAULT: Final = 4 * 1024 * 1024
 IN_FLIGHT_BYTES_MAX: Final = 256 * 1024 * 1024
 BATCH_ID_MAX: Final = (1 << 36) - 1
 
-_NAMES: Final = (
-    "iotmq.bootstrap.servers",
-    "topic",
-    "producerId",
-    "batchId",
-    "batchBytes",
-    "inFlightBytes",
-    "requestTimeoutMs",
-    "retryTimeoutMs",
-    "accessKey",
-    "secretKey",
-    "secretKeyFile",
-    "secretKeyVariable",
-    "tls",
-    "tlsCaFile",
-    "tlsCertFile",
-    "tlsKeyFile",
-)
+_NAMES: Final = (*CONNECTION_NAMES, "topic", "producerId", "batchId", "batchBytes", "inFlightBytes")
 # An option of Spark's, which gives it to the sink, too.
 _OF_SPARK: Final = frozenset(("checkpointlocation",))
 _SPELLING: Final = {name.lower(): name for name in _NAMES}
@@ -46,21 +30,12 @@ _SPELLING: Final = {name.lower(): name for name in _NAMES}
 class SinkOptions:
     """All options of one write, checked and complete; docs/reference/spark.md describes each."""
 
-    registries: tuple[tuple[str, int], ...]
+    connection: ConnectionOptions
     topic: str
     producer: str
     batch: int | None
     batch_bytes: int
     in_flight_bytes: int
-    request_timeout_s: float
-    retry_timeout_s: float
-    # As in SourceOptions.
-    access_key: str = ""
-    secret_key: str = field(default="", repr=False)
-    is_encrypted: bool = False
-    ca_file: str = ""
-    certificate_file: str = ""
-    key_file: str = ""
 
 
 def parse_sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
@@ -79,7 +54,7 @@ def parse_sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOp
     producer = given.get("producerid", "").strip()
     if producer and not re.fullmatch(r"[a-zA-Z0-9_.:-]{1,100}", producer):
         raise ConfigError(f"option producerId is 1 to 100 letters, digits and any of _.:-, not {producer!r}")
-    batch = _count(given, "batchId", 0, least=0) if "batchid" in given else None
+    batch = count(given, "batchId", 0, least=0) if "batchid" in given else None
     if streaming and (producer or batch is not None):
         raise ConfigError(
             "the options producerId and batchId are for batch writes: a stream has its query's id and batches"
@@ -89,25 +64,17 @@ def parse_sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOp
     if batch is not None and batch > BATCH_ID_MAX:
         raise ConfigError(f"option batchId is at most {BATCH_ID_MAX}, not {batch}")
     return SinkOptions(
-        registries=_registries(given),
+        connection=read_connection(given),
         topic=topic,
         producer=producer,
         batch=batch,
         batch_bytes=_bytes(given, "batchBytes", BATCH_BYTES_DEFAULT, most=limits.RECORD_BYTES_MAX),
         in_flight_bytes=_bytes(given, "inFlightBytes", IN_FLIGHT_BYTES_DEFAULT, most=IN_FLIGHT_BYTES_MAX),
-        request_timeout_s=_count(given, "requestTimeoutMs", 10_000, least=1) / 1000,
-        retry_timeout_s=_count(given, "retryTimeoutMs", 60_000, least=0) / 1000,
-        access_key=given.get("accesskey", ""),
-        secret_key=_secret_key(given),
-        is_encrypted=_flag(given, "tls", False),
-        ca_file=given.get("tlscafile", ""),
-        certificate_file=_certificate_file(given),
-        key_file=given.get("tlskeyfile", ""),
     )
 
 
 def _bytes(given: Mapping[str, str], name: str, default: int, *, most: int) -> int:
-    value = _count(given, name, default, least=BATCH_BYTES_MIN)
+    value = count(given, name, default, least=BATCH_BYTES_MIN)
     if value > most:
         raise ConfigError(f"option {name} is at most {most}, not {value}")
     return value

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterator
-from functools import partial
 from typing import Final
 
 import pyarrow
@@ -21,14 +20,11 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from iotmq.bridge.cluster import Cluster, Retry
+from iotmq.bridge.pool import connections
 from iotmq.bridge.sink.errors import SinkError
 from iotmq.bridge.sink.options import BATCH_ID_MAX, SinkOptions
 from iotmq.bridge.sink.rows import check_sink_schema
 from iotmq.bridge.sink.task import Identity, SinkTask
-from iotmq.remoting.blocking import BlockingConnection
-from iotmq.remoting.signature import Credentials
-from iotmq.remoting.tls.files import client_tls
 
 _log = logging.getLogger("iotmq.bridge")
 
@@ -86,38 +82,21 @@ class IotmqStreamWriter(DataSourceStreamArrowWriter):
         _log.warning("batch %d failed; what is stored of it is not stored again", batchId)
 
 
-def open_sink_cluster(options: SinkOptions) -> Cluster:
-    """Connections (none made yet) with the timeouts, the account and the encryption of `options`."""
-    credentials = Credentials(options.access_key, options.secret_key) if options.access_key else None
-    return Cluster(
-        options.registries,
-        request_timeout_s=options.request_timeout_s,
-        retry=Retry(options.retry_timeout_s),
-        connect=partial(
-            BlockingConnection,
-            credentials=credentials,
-            tls=client_tls(
-                ca_file=options.ca_file,
-                certificate_file=options.certificate_file,
-                key_file=options.key_file,
-            )
-            if options.is_encrypted
-            else None,
-        ),
-    )
-
-
 def _write(
     options: SinkOptions, batches: Iterator[pyarrow.RecordBatch], *, producer: str, batch: int
 ) -> RowsStored:
     task = TaskContext.get()
     partition = 0 if task is None else task.partitionId()
-    cluster = open_sink_cluster(options)
+    cluster = connections.take(options.connection, options.connection.open)
     try:
         identity = Identity(f"{producer}/{partition}", batch, partition)
-        return RowsStored(SinkTask(options, cluster, identity).write(batches))
-    finally:
+        stored = RowsStored(SinkTask(options, cluster, identity).write(batches))
+    except BaseException:
+        # Answers may be under way.
         cluster.close()
+        raise
+    connections.put_back(options.connection, cluster)
+    return stored
 
 
 def _row_count(messages: list[WriterCommitMessage | None]) -> int:

@@ -43,7 +43,7 @@ def test_defaults_are_those_of_the_kafka_connector() -> None:
     assert stream.offsets_per_trigger_max is None
     assert stream.partitions_min is None
     assert stream.combine_rows == 0
-    assert stream.registries == (("127.0.0.1", 9876),)
+    assert stream.connection.registries == (("127.0.0.1", 9876),)
     assert stream.subscription.topics == ("t",)
 
 
@@ -61,7 +61,7 @@ def test_several_registries_and_topics() -> None:
     options = parse_options(
         {"iotmq.bootstrap.servers": "a:1, b ; [::1]:2", "subscribe": " t, u ,t"}, streaming=True
     )
-    assert options.registries == (("a", 1), ("b", 9876), ("::1", 2))
+    assert options.connection.registries == (("a", 1), ("b", 9876), ("::1", 2))
     assert options.subscription.topics == ("t", "u")
 
 
@@ -200,11 +200,11 @@ def test_headers_are_known_before_the_other_options() -> None:
 
 
 def test_an_account_and_tls_are_off_until_they_are_given_and_the_secret_is_not_shown() -> None:
-    plain = parsed()
+    plain = parsed().connection
     assert (plain.access_key, plain.is_encrypted, plain.ca_file) == ("", False, "")
     given = parsed(accessKey="account", secretKey="very-secret", tls="true", tlsCaFile="/etc/roots.pem")
-    assert (given.access_key, given.secret_key) == ("account", "very-secret")
-    assert (given.is_encrypted, given.ca_file) == (True, "/etc/roots.pem")
+    assert (given.connection.access_key, given.connection.secret_key) == ("account", "very-secret")
+    assert (given.connection.is_encrypted, given.connection.ca_file) == (True, "/etc/roots.pem")
     assert "very-secret" not in repr(given)
 
 
@@ -219,9 +219,9 @@ def test_a_secret_may_be_in_a_file_or_a_variable(tmp_path: Path, monkeypatch: py
         ("secretKeyVariable", "BROKER_SECRET", "in a variable"),
     ):
         options = parsed(accessKey="a", **{name: value})
-        assert options.secret_key == secret
+        assert options.connection.secret_key == secret
         assert secret not in repr(options)
-        assert secret not in repr(options.secret_key)
+        assert secret not in repr(options.connection.secret_key)
 
 
 def test_a_secret_that_cannot_be_had_or_is_given_twice_is_refused(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_a_secret_that_cannot_be_had_or_is_given_twice_is_refused(tmp_path: Path
 
 def test_a_certificate_goes_with_encryption_and_a_key_with_a_certificate() -> None:
     options = parsed(tls="true", tlsCertFile="c.pem", tlsKeyFile="k.pem")
-    assert (options.certificate_file, options.key_file) == ("c.pem", "k.pem")
+    assert (options.connection.certificate_file, options.connection.key_file) == ("c.pem", "k.pem")
     with pytest.raises(ConfigError, match="tlsCertFile goes with tls=true"):
         parsed(tlsCertFile="c.pem")
     with pytest.raises(ConfigError, match="tlsKeyFile goes with tlsCertFile"):

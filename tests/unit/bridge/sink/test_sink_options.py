@@ -13,7 +13,7 @@ SERVERS = {"iotmq.bootstrap.servers": "127.0.0.1:9876"}
 
 def test_what_is_not_given_has_a_default_and_names_are_taken_in_any_case() -> None:
     plain = parse_sink_options(SERVERS, streaming=True)
-    assert plain.registries == (("127.0.0.1", 9876),)
+    assert plain.connection.registries == (("127.0.0.1", 9876),)
     assert (plain.topic, plain.batch, plain.batch_bytes, plain.in_flight_bytes) == (
         "",
         None,
@@ -26,7 +26,8 @@ def test_what_is_not_given_has_a_default_and_names_are_taken_in_any_case() -> No
     }  # fmt: skip
     found = parse_sink_options(given, streaming=False)
     assert (found.topic, found.producer, found.batch, found.batch_bytes) == ("T", "p", 7, 4_096)
-    assert (found.in_flight_bytes, found.retry_timeout_s, found.is_encrypted) == (5_000, 0.001, True)
+    assert (found.in_flight_bytes, found.connection.retry_timeout_s) == (5_000, 0.001)
+    assert found.connection.is_encrypted
     assert "hidden" not in repr(found)
     assert parse_sink_options(SERVERS | {"checkpointLocation": "x"}, streaming=True) == plain
 
