@@ -69,7 +69,7 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.broker.writing.send_properties", ".pyx", []),
     ("iotmq.broker.handlers.native.send_fast_path", ".pyx", ["z"]),
     ("iotmq.remoting.frames.pull_frames", ".pyx", []),
-    ("iotmq.bridge.record_picker", ".pyx", ["z"]),
+    ("iotmq.bridge.segments.record_picker", ".pyx", ["z"]),
     ("iotmq.broker.handlers.native.pull_fast_path", ".pyx", []),
     ("iotmq.broker.filters.property_filter", ".pyx", []),
     ("iotmq.broker.statistics.counters", ".pyx", []),

@@ -13,8 +13,8 @@ from iotmq import limits
 from iotmq.addresses import address_text
 from iotmq.bridge.cluster import Address, BrokerMissingError, Cluster, ext_number
 from iotmq.bridge.offsets import QueueKey, QueueRange
+from iotmq.bridge.options.wanted import ALL_RECORDS
 from iotmq.bridge.plan import Change, Loss, LossHandler
-from iotmq.bridge.wanted import ALL_RECORDS
 from iotmq.client.consuming.pulls import pull_command
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.subscriptions import Subscription

@@ -31,9 +31,9 @@ from pyspark.sql.types import (
 from iotmq.bridge import derived
 from iotmq.bridge.gaps import gaps_of, left_out, rows_between, tell_all
 from iotmq.bridge.offsets import QueueKey
+from iotmq.bridge.options.wanted import EVERYTHING, Wanted
 from iotmq.bridge.plan import Loss, LossHandler
 from iotmq.bridge.pull import Pulled
-from iotmq.bridge.wanted import EVERYTHING, Wanted
 from iotmq.errors import ConfigError
 from iotmq.message.properties import (
     KEYS,

@@ -43,7 +43,7 @@ from iotmq.bridge.offsets import (
     ranges_between,
     to_json,
 )
-from iotmq.bridge.options import LATEST, Edge, SourceOptions, parse_options, wants_headers
+from iotmq.bridge.options.reading import LATEST, Edge, SourceOptions, parse_options, wants_headers
 from iotmq.bridge.pace import Pace
 from iotmq.bridge.plan import DataLossError, Held, Loss, advance, describe_losses, is_settled, split_tasks
 from iotmq.bridge.pool import connections
@@ -51,7 +51,7 @@ from iotmq.bridge.progress import Progress
 from iotmq.bridge.pull import PullSettings, pull_range, record_at
 from iotmq.bridge.pushed import Narrowed, narrowed_spans
 from iotmq.bridge.rows import RowBuilder, check_schema, default_schema
-from iotmq.bridge.segment_reader import SegmentReader
+from iotmq.bridge.segments.reader import SegmentReader
 from iotmq.bridge.sink.options import parse_sink_options
 from iotmq.bridge.sink.writers import IotmqStreamWriter, IotmqWriter
 from iotmq.clock import SystemClock

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from iotmq.bridge.jobs.stream_run import Signals
     from iotmq.bridge.spark_session import Profile
-    from iotmq.bridge.submission import Submission
+    from iotmq.bridge.submitting.submission import Submission
     from iotmq.metrics import MetricSource
 
 _OK: Final = 0
@@ -224,7 +224,7 @@ def _metrics_page(source: MetricSource, port: int) -> Iterator[None]:
 
 
 def _submit(options: argparse.Namespace) -> int:
-    from iotmq.bridge.submission import submit_environment, submit_words
+    from iotmq.bridge.submitting.submission import submit_environment, submit_words
 
     if not all("=" in pair for pair in options.conf):
         raise ConfigError("--conf takes NAME=VALUE")
@@ -249,9 +249,9 @@ def _submit(options: argparse.Namespace) -> int:
 
 def _submission(options: argparse.Namespace, directory: Path) -> Submission:
     """Return what to submit; the program of a job is written to `directory`."""
-    from iotmq.bridge.packages import packed
     from iotmq.bridge.spark_session import cache_directory
-    from iotmq.bridge.submission import PROGRAM, Submission, kind_of_master
+    from iotmq.bridge.submitting.packages import packed
+    from iotmq.bridge.submitting.submission import PROGRAM, Submission, kind_of_master
 
     files: list[Path] = []
     if options.job.endswith(".py"):

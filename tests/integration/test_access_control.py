@@ -15,7 +15,7 @@ from certificates import make_certificate, make_root
 from eventually import soon
 from local_cluster import LocalCluster
 
-from iotmq.bridge.options import parse_options
+from iotmq.bridge.options.reading import parse_options
 from iotmq.client import (
     Admin,
     ClientSettings,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from iotmq import limits
-from iotmq.bridge.connection import CONNECTION_NAMES, ConnectionOptions, read_connection
-from iotmq.bridge.option_values import count
+from iotmq.bridge.options.connection import CONNECTION_NAMES, ConnectionOptions, read_connection
+from iotmq.bridge.options.values import count
 from iotmq.client.transport.message import check_topic
 from iotmq.errors import ConfigError, MessageRefusedError
 from iotmq.spelling import did_you_mean

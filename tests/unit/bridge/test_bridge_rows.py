@@ -13,10 +13,10 @@ from pyspark.sql.types import StructType
 
 from iotmq.bridge.gaps import RecordOrderError
 from iotmq.bridge.offsets import QueueKey
+from iotmq.bridge.options.wanted import parse_wanted
 from iotmq.bridge.plan import Loss
 from iotmq.bridge.pull import Pulled
 from iotmq.bridge.rows import COLUMNS, RowBuilder, default_schema
-from iotmq.bridge.wanted import parse_wanted
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.message_ids import message_id_prefix
 from iotmq.message.properties import encode_properties

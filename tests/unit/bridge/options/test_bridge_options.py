@@ -8,7 +8,7 @@ import pytest
 
 from iotmq import limits
 from iotmq.bridge.offsets import QueueKey
-from iotmq.bridge.options import (
+from iotmq.bridge.options.reading import (
     EARLIEST,
     LATEST,
     PULL_BYTES_MIN,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from iotmq.bridge.packages import PACKAGES_DIRECTORY
+from iotmq.bridge.submitting.packages import PACKAGES_DIRECTORY
 from iotmq.errors import ConfigError
 
 Kind = Literal["local", "standalone", "yarn", "kubernetes"]

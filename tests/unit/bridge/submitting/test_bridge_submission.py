@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from iotmq.bridge.submission import Submission, kind_of_master, submit_environment, submit_words
+from iotmq.bridge.submitting.submission import Submission, kind_of_master, submit_environment, submit_words
 from iotmq.errors import ConfigError
 
 HOME = Path("/spark")

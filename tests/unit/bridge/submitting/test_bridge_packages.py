@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from iotmq.bridge import packages
-from iotmq.bridge.packages import packed
+from iotmq.bridge.submitting import packages
+from iotmq.bridge.submitting.packages import packed
 from iotmq.errors import ConfigError
 
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from iotmq import limits
-from iotmq.bridge.connection import CONNECTION_NAMES, ConnectionOptions, read_connection
 from iotmq.bridge.offsets import OffsetFormatError, QueueKey, parse_queue
-from iotmq.bridge.option_values import count, duration_s, flag, optional_count
-from iotmq.bridge.wanted import EVERYTHING, Wanted, parse_wanted
+from iotmq.bridge.options.connection import CONNECTION_NAMES, ConnectionOptions, read_connection
+from iotmq.bridge.options.values import count, duration_s, flag, optional_count
+from iotmq.bridge.options.wanted import EVERYTHING, Wanted, parse_wanted
 from iotmq.errors import ConfigError
 from iotmq.spelling import did_you_mean
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from iotmq.addresses import parse_address
 from iotmq.bridge.cluster import Cluster, Retry
-from iotmq.bridge.option_values import count, flag
+from iotmq.bridge.options.values import count, flag
 from iotmq.errors import ConfigError
 from iotmq.remoting.blocking import BlockingConnection
 from iotmq.remoting.signature import Credentials

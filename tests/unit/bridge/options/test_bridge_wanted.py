@@ -12,7 +12,7 @@ import pyarrow
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iotmq.bridge.wanted import Wanted, parse_wanted, topic_condition, topic_pattern
+from iotmq.bridge.options.wanted import Wanted, parse_wanted, topic_condition, topic_pattern
 from iotmq.broker.filters.property_filter import PropertyFilter
 from iotmq.broker.filters.sql import parse_sql
 from iotmq.errors import ConfigError
