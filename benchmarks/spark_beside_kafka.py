@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Final
 from benchmarks import machine, peers
 from benchmarks.peers.native import KAFKA
 from benchmarks.peers.spark_kafka import SPARK_KAFKA
-from benchmarks.spark_read import QUEUES, TOPIC
+from benchmarks.spark_read import QUEUES, TOPIC, filled_gateway
 from iotmq.client import Message, SyncClient, SyncProducer
 from iotmq.client.transport.settings import ClientSettings
 
@@ -115,23 +115,12 @@ def row_of(case: str, result: dict[str, Any]) -> list[str]:
 
 @contextlib.contextmanager
 def gateway(rows: int) -> Iterator[str]:
-    """A registry and a broker with the records, in a process of their own; yields the registry's address."""
-    with tempfile.TemporaryDirectory(prefix="data-iotmq-", dir=machine.RESULTS) as directory:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.spark_read", "--serve", directory, "--rows", str(rows)],
-            cwd=machine.ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            assert process.stdout is not None
-            address = process.stdout.readline().strip()
-            assert address, "the gateway did not start"
-            yield address
-        finally:
-            process.kill()
-            process.wait()
+    """A registry and a broker with the records, on a disk as Kafka's are; yields the registry's address."""
+    with (
+        tempfile.TemporaryDirectory(prefix="data-iotmq-", dir=machine.RESULTS) as directory,
+        filled_gateway(Path(directory), rows) as address,
+    ):
+        yield address
 
 
 @contextlib.contextmanager

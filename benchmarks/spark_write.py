@@ -16,17 +16,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from benchmarks import machine
-from benchmarks.spark_read import TOPIC, processor_seconds
+from benchmarks.spark_read import TOPIC, filled_gateway, processor_seconds, rates_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -51,46 +49,15 @@ def main(words: Sequence[str] | None = None) -> int:
     options = parser.parse_args(words)
     rows, rounds = (400_000, 3) if options.quick else (options.rows, options.rounds)
     beside = dict(each.partition("=")[::2] for each in options.option)
-    with tempfile.TemporaryDirectory(prefix="iotmq-spark-write-") as directory:
-        gateway = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.spark_read", "--serve", f"{directory}/data", "--rows", "0"],
-            cwd=machine.ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            assert gateway.stdin is not None
-            assert gateway.stdout is not None
-            address = gateway.stdout.readline().strip()
-            if not address:
-                print("the gateway did not start", file=sys.stderr)
-                return 1
-            conf = {"spark.jars.packages": options.packages} if options.packages else {}
-            rates, processor_s = measure(
-                Sinks(address, Path(directory), rows, beside_format=options.beside, beside=beside),
-                conf,
-                rounds,
-            )
-            gateway.stdin.close()
-            gateway.wait(10)
-        finally:
-            gateway.kill()
-            gateway.wait()
+    conf = {"spark.jars.packages": options.packages} if options.packages else {}
+    with (
+        tempfile.TemporaryDirectory(prefix="iotmq-spark-write-") as directory,
+        filled_gateway(Path(directory, "data"), 0) as address,
+    ):
+        sinks = Sinks(address, Path(directory), rows, beside_format=options.beside, beside=beside)
+        rates, processor_s = measure(sinks, conf, rounds)
     results = {name: machine.spread(values) for name, values in rates.items()}
-    print(
-        machine.table(
-            ["sink", "rows/s", "min", "max", "CPU s"],
-            [
-                [
-                    name,
-                    *(f"{found[part]:,.0f}" for part in ("median", "min", "max")),
-                    f"{median(processor_s[name]):.2f}",
-                ]
-                for name, found in results.items()
-            ],
-        )
-    )
+    print(rates_table("sink", results, processor_s))
     machine.save(
         "spark_write",
         {f"{rows} rows": {"machine": machine.description(), "rows_per_s": results, "cpu_s": processor_s}},
