@@ -1,7 +1,7 @@
 # Every target does its own set-up first; `make help` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo cluster cluster-kill test test-quick serve compile lint types bench crash fuzz cluster-crash simulate interop scenarios lock reference clean
+.PHONY: help demo cluster cluster-kill test test-quick serve compile lint types bench crash fuzz cluster-crash simulate interop scenarios spark lock reference clean
 
 PYTHON_ENV := .venv/bin/python
 # The tests start hundreds of processes: each would compile all modules anew where bytecode is not to be written.
@@ -96,6 +96,10 @@ simulate:  ## Replication in simulated clusters (REPLICATION_RUNS=20000); IOTMQ_
 interop:  ## The tests with foreign clients only
 	@tools/setup.sh dev
 	@$(PYTHON_ENV) -m pytest tests/interop $(ARGS)
+
+spark:  ## All tests with a real Spark, those of minutes included: clusters, killed drivers, executors and jobs
+	@tools/setup.sh dev
+	@IOTMQ_SPARK=all $(PYTHON_ENV) -m pytest -m "spark or spark_long" tests/integration $(ARGS)
 
 scenarios:  ## Every load scenario for some seconds, against a gateway of its own
 	@tools/setup.sh dev

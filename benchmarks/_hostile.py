@@ -64,9 +64,7 @@ class Attacker:
 
     def _greeting(self) -> bytes:
         password = PASSWORD if self.kind in ("slow", "flooding") else b"guess %d" % time.monotonic_ns()
-        whole = packets.encode_connect(
-            Connect(f"hostile-{self.number}", True, 60, None, "hostile", password)
-        )
+        whole = packets.encode_connect(Connect(f"hostile-{self.number}", True, 60, None, "hostile", password))
         if self.kind == "half-open":
             return whole[: self.number % 5]
         return whole

@@ -19,6 +19,7 @@ from benchmarks.native_side_by_side import WIRES
 from benchmarks.peers import DURABLE, FAST, Peer, mqtt, native
 from benchmarks.peers.native import KAFKA
 from benchmarks.peers.sources import Given
+from benchmarks.spark_beside_kafka import TIMES as SPARK_TIMES
 
 PAGE: Final = machine.ROOT / "docs" / "explanation" / "performance.md"
 BEGIN: Final = "<!-- the table between these lines is written by `python -m benchmarks --report` -->"
@@ -89,6 +90,29 @@ def _kafka() -> Iterator[Row]:
                 (setting, case, "kafka"),
                 KAFKA.title,
             )
+
+
+_SPARK_WORK: Final = {
+    "batch to noop": (">= 3x", "rows read in one batch"),
+    "batch, sum(length(value))": (">= 3x", "the same, and the length of the values summed"),
+    "stream to Parquet": (">= 2x", "rows read in micro-batches of 1 M, and written as Parquet"),
+    "small batch": ("< 70 ms", "a micro-batch at 200 records a second, low_latency"),
+}
+
+
+def _spark() -> Iterator[Row]:
+    for case, (mark, work) in _SPARK_WORK.items():
+        sides = ("*", "cases", case, "sides")
+        yield Row(
+            f"Spark beside its source for Kafka: {work}",
+            mark,
+            "spark_beside_kafka",
+            (*sides, "iotmq"),
+            "{:,.0f} ms" if case in SPARK_TIMES else "{:,.0f}/s",
+            (*sides, "kafka"),
+            KAFKA.title,
+            is_optional=True,
+        )
 
 
 _MQTT_WORK: Final = {
@@ -375,6 +399,7 @@ ROWS: Final = (
         ("*", "rows_per_s", "default columns"),
         "{:,.0f}/s",
     ),
+    *_spark(),
 )
 
 

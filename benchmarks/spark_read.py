@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Final
@@ -57,41 +58,13 @@ def main(words: Sequence[str] | None = None) -> int:
         asyncio.run(serve(Path(options.serve), options.rows))
         return 0
     rows, rounds = (200_000, 3) if options.quick else (options.rows, options.rounds)
-    with tempfile.TemporaryDirectory(prefix="iotmq-spark-read-") as directory:
-        gateway = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.spark_read", "--serve", directory, "--rows", str(rows)],
-            cwd=machine.ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            assert gateway.stdin is not None
-            assert gateway.stdout is not None
-            address = gateway.stdout.readline().strip()
-            if not address:
-                print("the gateway did not start", file=sys.stderr)
-                return 1
-            rates, processor_s = measure(address, Path(directory), rows, rounds, options.pull_bytes)
-            gateway.stdin.close()
-            gateway.wait(10)
-        finally:
-            gateway.kill()
-            gateway.wait()
+    with (
+        tempfile.TemporaryDirectory(prefix="iotmq-spark-read-") as directory,
+        filled_gateway(Path(directory), rows) as address,
+    ):
+        rates, processor_s = measure(address, Path(directory), rows, rounds, options.pull_bytes)
     results = {name: machine.spread(values) for name, values in rates.items()}
-    print(
-        machine.table(
-            ["columns", "rows/s", "min", "max", "CPU s"],
-            [
-                [
-                    name,
-                    *(f"{found[part]:,.0f}" for part in ("median", "min", "max")),
-                    f"{median(processor_s[name]):.2f}",
-                ]
-                for name, found in results.items()
-            ],
-        )
-    )
+    print(rates_table("columns", results, processor_s))
     machine.save(
         "spark_read",
         {
@@ -105,6 +78,45 @@ def main(words: Sequence[str] | None = None) -> int:
     reached = results["default columns"]["median"] >= MARK_ROWS_PER_S
     print(f"mark of {MARK_ROWS_PER_S:,} rows/s: {'reached' if reached else 'missed'}")
     return 0 if reached or options.quick else 1
+
+
+@contextlib.contextmanager
+def filled_gateway(directory: Path, rows: int) -> Iterator[str]:
+    """A gateway with so many records in a process of its own; yields the address of its registry."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.spark_read", "--serve", str(directory), "--rows", str(rows)],
+        cwd=machine.ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        if not address:
+            raise RuntimeError("the gateway did not start")
+        yield address
+        process.stdin.close()
+        process.wait(10)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def rates_table(first: str, results: dict[str, dict[str, float]], processor_s: dict[str, list[float]]) -> str:
+    """Rows a second of each case, and processor seconds per million rows."""
+    return machine.table(
+        [first, "rows/s", "min", "max", "CPU s"],
+        [
+            [
+                name,
+                *(f"{found[part]:,.0f}" for part in ("median", "min", "max")),
+                f"{median(processor_s[name]):.2f}",
+            ]
+            for name, found in results.items()
+        ],
+    )
 
 
 def measure(

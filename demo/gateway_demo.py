@@ -1,8 +1,10 @@
 """The whole journey on this machine's own measurements.
 
 Starts the gateway in one process, connects every CPU core, disk, network interface and busy process as an
-MQTT device, consumes what they publish with a native consumer group and with a Spark job, and at the end
-compares four counts: published, stored, consumed, read by Spark. Ends with Ctrl-C, or after DEMO_SECONDS.
+MQTT device, and consumes what they publish with a native consumer group and with two Spark jobs: statistics
+of every device, and alerts, which go back to busy cores as commands. At the end counts are compared:
+published, stored, consumed, read by Spark, and commands sent and received. Ends with Ctrl-C, or after
+DEMO_SECONDS.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from typing import Final, TextIO
 from fleet import Fleet
 from measurements import Machine
 
+from iotmq.client.admin.admin import Admin
 from iotmq.client.consuming.offsets import max_offset, min_offset
 from iotmq.client.consuming.push_consumer import PushConsumer
 from iotmq.client.transport.client import IotmqClient
@@ -37,6 +40,7 @@ from iotmq.errors import IotmqError
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 TOPIC: Final = "telemetry"
+COMMANDS: Final = "commands"
 GROUP: Final = "demo-rate"
 
 _SAMPLE_S: Final = 0.5
@@ -44,7 +48,33 @@ _GATEWAY_READY_S: Final = 30.0
 _ACKNOWLEDGED_S: Final = 10.0
 _CONSUMED_S: Final = 20.0
 _SPARK_END_S: Final = 120.0
+_COMMANDED_S: Final = 10.0
 _PR_SET_PDEATHSIG: Final = 1
+
+# Spark itself keeps cores busy, so there is something to tell.
+_ALERTS: Final = """\
+bootstrap = "{bootstrap}"
+topic = "{topic}"
+checkpoint = "{directory}/alerts-checkpoint"
+state = "{directory}/alerts-state"
+report = "{directory}/alerts-report.json"
+trigger = "1 second"
+command_topic = "{commands}"
+console = true
+
+[[rules]]
+name = "busy"
+metric = "idle_percent"
+below = 40
+clear = 60
+topic = "devices/{{device}}/commands"
+raised = '{{"fan": "on", "idle_percent": {{reading}}}}'
+cleared = '{{"fan": "off"}}'
+
+[spark]
+progress = false
+conf = {{"spark.driver.memory" = "1g"}}
+"""
 
 
 class DemoError(Exception):
@@ -144,11 +174,11 @@ class Consumer:
         self.count += len(seen) - before
 
 
-async def show_lines(process: asyncio.subprocess.Process) -> None:
+async def show_lines(process: asyncio.subprocess.Process, name: str) -> None:
     """What a child says, among our own lines."""
     assert process.stdout is not None
     while line := await process.stdout.readline():
-        print(f"    spark | {line.decode(errors='replace').rstrip()}", flush=True)
+        print(f"    {name} | {line.decode(errors='replace').rstrip()}", flush=True)
 
 
 # The demo ---------------------------------------------------------------------------------------------
@@ -163,11 +193,11 @@ class Demo:
         self._fleet = Fleet("127.0.0.1", self._ports.mqtt)
         self._consumer = Consumer()
         self._report = directory / "spark-report.json"
-        self._spark_log = directory / "spark.log"
+        self._alerts_report = directory / "alerts-report.json"
         self.stopping = asyncio.Event()
 
     async def run(self) -> bool:
-        """True when the four counts agree."""
+        """True when the counts agree."""
         log = self._directory / "gateway.log"
         say("starting the gateway: registry, broker and MQTT front end in one process")
         with log.open("w") as stream:
@@ -203,13 +233,29 @@ class Demo:
             )
             await consumer.subscribe(TOPIC)
             await stack.enter_async_context(consumer)
-            spark = await self._start_spark(stack) if self._with_spark else None
-            await self._publish_until_stopped(client, gateway, log, spark)
-            return await self._compare(client, spark)
+            jobs: dict[str, asyncio.subprocess.Process] = {}
+            if self._with_spark:
+                await Admin(client).create_topic(COMMANDS)
+                say("starting two Spark jobs (the first statistics and alerts take some seconds)")
+                for name, command in (("spark", self._statistics()), ("alerts", self._alerts())):
+                    jobs[name] = await self._start_job(stack, name, command)
+            await self._publish_until_stopped(client, gateway, log, jobs)
+            return await self._compare(client, jobs)
 
-    async def _start_spark(self, stack: contextlib.AsyncExitStack) -> asyncio.subprocess.Process:
-        say("starting the Spark job (the first statistics take some seconds)")
-        command = [
+    def _alerts(self) -> list[str]:
+        file = self._directory / "alerts.toml"
+        file.write_text(
+            _ALERTS.format(
+                bootstrap=f"127.0.0.1:{self._ports.registry}",
+                topic=TOPIC,
+                commands=COMMANDS,
+                directory=self._directory,
+            )
+        )
+        return ["-m", "iotmq", "spark", "run", "alerts", "--config", str(file)]
+
+    def _statistics(self) -> list[str]:
+        return [
             "-m",
             "iotmq.bridge.jobs.device_statistics",
             "--bootstrap",
@@ -228,11 +274,18 @@ class Demo:
             "--lateness",
             "2 seconds",  # the devices are on this machine, and so are their clocks
         ]
-        stream = stack.enter_context(self._spark_log.open("w"))
+
+    def _log(self, name: str) -> Path:
+        return self._directory / f"{name}.log"
+
+    async def _start_job(
+        self, stack: contextlib.AsyncExitStack, name: str, command: list[str]
+    ) -> asyncio.subprocess.Process:
+        stream = stack.enter_context(self._log(name).open("w"))
         process = await stack.enter_async_context(
-            child("the Spark job", *command, log=stream, shows_output=True)
+            child(f"the Spark job ({name})", *command, log=stream, shows_output=True)
         )
-        showing = asyncio.ensure_future(show_lines(process))
+        showing = asyncio.ensure_future(show_lines(process, name))
         stack.callback(showing.cancel)
         return process
 
@@ -241,7 +294,7 @@ class Demo:
         client: IotmqClient,
         gateway: asyncio.subprocess.Process,
         log: Path,
-        spark: asyncio.subprocess.Process | None,
+        jobs: dict[str, asyncio.subprocess.Process],
     ) -> None:
         how_long = f"for {self._seconds:.0f} s" if self._seconds else "until Ctrl-C"
         say(f"this machine's measurements are published {how_long}")
@@ -252,10 +305,10 @@ class Demo:
         while not self.stopping.is_set():
             if gateway.returncode is not None:
                 raise DemoError(f"the gateway ended by itself; {log} ends with:\n{tail(log)}")
-            if spark is not None and spark.returncode is not None:
-                raise DemoError(
-                    f"the Spark job ended by itself; {self._spark_log} ends with:\n{tail(self._spark_log)}"
-                )
+            for name, job in jobs.items():
+                if job.returncode is not None:
+                    its_log = self._log(name)
+                    raise DemoError(f"a Spark job ended by itself; {its_log} ends with:\n{tail(its_log)}")
             await asyncio.to_thread(self._publish_round, machine)
             rounds += 1
             now_s = time.monotonic()
@@ -287,39 +340,50 @@ class Demo:
         )
         return published, consumed
 
-    async def _compare(self, client: IotmqClient, spark: asyncio.subprocess.Process | None) -> bool:
+    async def _compare(self, client: IotmqClient, jobs: dict[str, asyncio.subprocess.Process]) -> bool:
         say("stopping the devices and letting every stage catch up")
         if not await asyncio.to_thread(self._fleet.wait_acknowledged, _ACKNOWLEDGED_S):
             say(f"not every message was acknowledged within {_ACKNOWLEDGED_S:.0f} s")
-        await asyncio.to_thread(self._fleet.close)
         stored = await stored_count(client)
         await reaches(lambda: self._consumer.count, stored, _CONSUMED_S)
-        if spark is not None:
-            say("the Spark job reads what is left and ends")
-            await end("the Spark job", spark, timeout_s=_SPARK_END_S)
+        if jobs:
+            say("the Spark jobs read what is left and end")
+            await asyncio.gather(
+                *(end(f"the Spark job ({name})", job, timeout_s=_SPARK_END_S) for name, job in jobs.items())
+            )
+        commands = self._counted(self._alerts_report, "commands") if jobs else 0
+        await reaches(lambda: self._fleet.command_count, commands, _COMMANDED_S)
+        await asyncio.to_thread(self._fleet.close)
         counts = {
             "sent by the devices": self._fleet.sent_count,
             "published (acknowledged to the devices)": self._fleet.acknowledged_count,
             "stored in the log": stored,
             "consumed by the group": self._consumer.count,
         }
-        if spark is not None:
-            counts["read by Spark"] = self._rows_read_by_spark()
+        back: dict[str, int] = {}
+        if jobs:
+            counts["read by Spark for statistics"] = self._counted(self._report, "rows_read")
+            counts["read by Spark for alerts"] = self._counted(self._alerts_report, "rows_read")
+            back = {
+                "commands sent by Spark": commands,
+                "commands that reached their devices": self._fleet.command_count,
+            }
+        for each in (counts, back):
+            print()
+            for name, count in each.items():
+                print(f"    {name:40} {count:10,}")
         print()
-        for name, count in counts.items():
-            print(f"    {name:40} {count:10,}")
-        print()
-        is_equal = len(set(counts.values())) == 1 and stored > 0
+        is_equal = len(set(counts.values())) == 1 and stored > 0 and len(set(back.values())) <= 1
         say("all counts agree" if is_equal else "THE COUNTS DIFFER")
-        if spark is not None:
+        if jobs:
             files = list((self._directory / "statistics").rglob("*.parquet"))
             say(f"one-minute statistics as Parquet: {self._directory / 'statistics'} ({len(files)} files)")
         return is_equal
 
-    def _rows_read_by_spark(self) -> int:
-        """From the report that the job writes when it ends; 0 when it could not."""
+    def _counted(self, report: Path, name: str) -> int:
+        """From the report that a job writes when it ends; 0 when it could not."""
         try:
-            return int(json.loads(self._report.read_text())["rows_read"])
+            return int(json.loads(report.read_text()).get(name, 0))
         except (OSError, ValueError, KeyError):
             return 0
 

@@ -109,6 +109,10 @@ PULL_BYTES_DEFAULT_MAX: Final = 256 * 1024
 PULL_RECORDS_MAX: Final = 65_536
 PULL_BYTES_MAX: Final = 4 * 1024 * 1024
 PULL_SCAN_ENTRIES_MIN: Final = 800
+# Ranges of lost records that one answer names; a read ends before one more.
+PULL_LOST_RANGES_MAX: Final = 64
+# Starts of a broker that its log remembers; of more, the oldest two become one.
+LOG_GENERATIONS_MAX: Final = 1024
 # Subscriptions by SQL92: the text, what it becomes, and what one pull may cost. A search looks through a
 # property of up to 32 KB, and a pull stops looking at records after so many bytes of work.
 FILTER_EXPRESSION_BYTES_MAX: Final = 8 * 1024

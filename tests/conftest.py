@@ -77,6 +77,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not UNTRACED.isdisjoint(item.path.parts) or item.get_closest_marker("slow"):
             item.add_marker("no_cover")
+        if item.get_closest_marker("spark_long") and os.environ.get("IOTMQ_SPARK") != "all":
+            item.add_marker(pytest.mark.skip(reason="make spark"))
 
 
 def _turn(item: pytest.Item) -> int:

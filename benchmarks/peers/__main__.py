@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from benchmarks.peers import native
 from benchmarks.peers.mqtt import PEERS as MQTT_PEERS
 from benchmarks.peers.server import PeerError
+from benchmarks.peers.spark_kafka import SPARK_KAFKA
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 when all that were asked for are there."""
     # A server with two protocols is fetched once: both descriptions have the same source.
-    known = native.PEERS | MQTT_PEERS
+    known = native.PEERS | MQTT_PEERS | {SPARK_KAFKA.name: SPARK_KAFKA}
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; default: all")
     options = parser.parse_args(arguments)

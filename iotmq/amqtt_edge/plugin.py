@@ -26,7 +26,7 @@ from iotmq.mqtt.codec.properties import Properties
 from iotmq.mqtt.topics.topics import matches
 from iotmq.mqtt_client.address import parse_url
 from iotmq.mqtt_client.client import MqttClient
-from iotmq.mqtt_client.errors import PublishRefusedError
+from iotmq.mqtt_client.errors import PublishRefusedError, ServerRefusedError
 from iotmq.mqtt_client.settings import MqttClientSettings, new_client_id
 from iotmq.mqtt_client.tls import TlsOptions
 
@@ -42,6 +42,10 @@ _ARRIVED_BYTES_MAX: Final = 16 * 1024 * 1024
 # A message is refused for good with these: not allowed, no such topic, too large, not the promised format,
 # and a retain flag or QoS that the centre does not have.
 _FINAL_CODES: Final = frozenset((0x87, 0x90, 0x95, 0x99, 0x9A, 0x9B))
+# With these a centre ends the connection for a packet of ours: malformed, too large, or as above.
+_ENDING_CODES: Final = frozenset((0x80, 0x81, 0x82, 0x83, *_FINAL_CODES))
+# Connections in a row that end so with the same message alone on its way, before it is left out.
+_TRIES_MAX: Final = 8
 
 
 class ForwardPlugin(BasePlugin[BrokerContext]):  # type: ignore[misc]
@@ -88,6 +92,10 @@ class ForwardPlugin(BasePlugin[BrokerContext]):  # type: ignore[misc]
         self._lock = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
         self._identity = self._settings.client_id or new_client_id()
+        # So many messages are sent one at a time: one of them may be what the centre ends connections for.
+        self._alone = 0
+        # The number of the last that it has ended one for, and how often in a row.
+        self._suspect = (0, 0)
         self.forwarded = 0
         """Messages that the centre has acknowledged."""
         self.refused = 0
@@ -201,7 +209,8 @@ class ForwardPlugin(BasePlugin[BrokerContext]):  # type: ignore[misc]
 
     async def _forward(self, client: MqttClient) -> None:
         while True:
-            messages = await asyncio.shield(self._in_file(self.queue.first, _MESSAGES_AT_ONCE))
+            count_max = 1 if self._alone else _MESSAGES_AT_ONCE
+            messages = await asyncio.shield(self._in_file(self.queue.first, count_max))
             if not messages:
                 self._has_waiting.clear()
                 if not self.queue.count:
@@ -221,10 +230,28 @@ class ForwardPlugin(BasePlugin[BrokerContext]):  # type: ignore[misc]
                     failure = failure or answer
                     continue
                 done.append(message)
-            await asyncio.shield(self._in_file(self.queue.done, done))
             self.forwarded += len(done)
+            self._alone = max(0, self._alone - len(done))
+            if isinstance(failure, ServerRefusedError) and not isinstance(failure, PublishRefusedError):
+                done += self._blamed(messages, failure)
+            await asyncio.shield(self._in_file(self.queue.done, done))
             if failure is not None:
                 raise failure
+
+    def _blamed(self, messages: list[Waiting], failure: ServerRefusedError) -> list[Waiting]:
+        """Return the message that the centre ends every connection for, once that is known."""
+        if failure.code not in _ENDING_CODES:
+            return []
+        self._alone = _MESSAGES_AT_ONCE
+        if len(messages) > 1:
+            return []
+        number, tries = self._suspect
+        self._suspect = messages[0].number, tries + 1 if number == messages[0].number else 1
+        if self._suspect[1] < _TRIES_MAX:
+            return []
+        self.refused += 1
+        _log.error("a message of topic %r is left out: %s", messages[0].topic, failure)
+        return messages
 
     async def _publish(self, client: MqttClient, message: Waiting) -> None:
         # QoS 1 in any case, because a message leaves the queue only with an acknowledgement.

@@ -6,17 +6,22 @@ failure until `retry_timeout_s` has passed, so that a broker may restart under a
 
 from __future__ import annotations
 
+import logging
+import math
 import random
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from iotmq.addresses import address_text, parse_address
 from iotmq.backoff import Backoff
-from iotmq.bridge.offsets import QueueBounds, QueueKey
-from iotmq.client.transport.routes import MASTER_ID, parse_cluster, parse_route, parse_topics
+from iotmq.bridge.offsets import Generations, QueueBounds, QueueKey
+from iotmq.bridge.plan import Held
+from iotmq.bridge.topic_bounds import decode_topic_bounds
+from iotmq.client.transport.routes import MASTER_ID, TopicRoute, parse_cluster, parse_route, parse_topics
 from iotmq.clock import Clock, SystemClock
 from iotmq.errors import BrokerError, ConfigError, ConnectionClosedError, IotmqError, RequestTimeoutError
 from iotmq.remoting.blocking import BlockingConnection
@@ -26,12 +31,17 @@ from iotmq.remoting.command import Command
 Address = tuple[str, int]
 Answer = TypeVar("Answer")
 
+_log = logging.getLogger("iotmq.bridge")
+
 DEFAULT_BROKER_PORT: Final = 10911
 _BACKOFF_FIRST_S: Final = 0.05
 _BACKOFF_MAX_S: Final = 2.0
 _REQUESTS_AT_ONCE: Final = 256
 # A broker that is silent for so long may have another master by now, which registries know.
 _SILENT_S: Final = 1.0
+# When it is said what is waited for: not at once, because most waits are short, and then every so often.
+_FIRST_WORD_S: Final = 2.0
+_NEXT_WORD_S: Final = 30.0
 
 # Topics that brokers make for themselves; those named like clusters and brokers are asked for.
 _SYSTEM_TOPIC: Final = re.compile(
@@ -95,9 +105,9 @@ class Route(NamedTuple):
 
 
 class TopicBounds(NamedTuple):
-    """Hold the offsets that brokers have of one topic at one moment, in queue order."""
+    """Hold what brokers say of one topic at one moment, and where they are."""
 
-    bounds: dict[QueueKey, QueueBounds]
+    held: Held
     addresses: Mapping[str, Address]
 
 
@@ -117,45 +127,61 @@ class Retry:
         self._sleep = sleep
         self._chance = chance
 
-    def call(self, ask: Callable[[], Answer], *, what: str) -> Answer:
-        """`ask()` until it answers; raises ConnectionClosedError with `what` and the last failure."""
+    def call(self, ask: Callable[[], Answer], *, what: str, until_back: bool = False) -> Answer:
+        """`ask()` until it answers; raises ConnectionClosedError with `what` and the last failure.
+
+        With `until_back` there is no limit as long as it is a broker that is away: registries know it.
+        """
         patience = self.patience()
+        for_away = self.patience(timeout_s=math.inf) if until_back else patience
         while True:
+            current = patience
             try:
                 return ask()
-            except (OSError, ConnectionClosedError, RequestTimeoutError, BrokerMissingError) as error:
+            except BrokerMissingError as error:
                 failure: Exception = error
+                current = for_away
+            except (OSError, ConnectionClosedError, RequestTimeoutError) as error:
+                failure = error
             except BrokerError as error:
                 if error.code not in _PASSING_CODES:
                     raise
                 failure = error
-            if not patience.wait():
+            if not current.wait(f"{what}: {failure}"):
                 raise ConnectionClosedError(
                     f"{what}: no answer within {self._timeout_s:g} s (option retryTimeoutMs); last: {failure}"
                 ) from failure
 
-    def patience(self) -> Patience:
-        """A fresh allowance of time, for callers that have their own loop."""
+    def patience(self, *, timeout_s: float | None = None) -> Patience:
+        """A fresh allowance of time, for callers that have their own loop; by default that of the option."""
         backoff = Backoff(min_s=_BACKOFF_FIRST_S, max_s=_BACKOFF_MAX_S, chance=self._chance)
-        return Patience(self._timeout_s, self._clock, self._sleep, backoff)
+        allowed_s = self._timeout_s if timeout_s is None else timeout_s
+        return Patience(allowed_s, self._clock, self._sleep, backoff)
 
 
 class Patience:
-    """One allowance of time to spend on waiting for something to get better."""
+    """One allowance of time to spend on waiting for something to get better. It says what it waits for."""
 
     def __init__(
         self, timeout_s: float, clock: Clock, sleep: Callable[[float], None], backoff: Backoff
     ) -> None:
         self._clock = clock
         self._sleep = sleep
-        self._deadline_s = clock.monotonic_s() + timeout_s
+        now_s = clock.monotonic_s()
+        self._deadline_s = now_s + timeout_s
+        self._word_s = now_s + _FIRST_WORD_S
         self._backoff = backoff
 
-    def wait(self) -> bool:
+    def wait(self, what: str) -> bool:
         """Pause before another try; False, without a pause, when the allowance is used up."""
-        left_s = self._deadline_s - self._clock.monotonic_s()
+        now_s = self._clock.monotonic_s()
+        left_s = self._deadline_s - now_s
         if left_s <= 0:
             return False
+        if now_s >= self._word_s:
+            self._word_s = now_s + _NEXT_WORD_S
+            limit = "" if left_s == math.inf else f", for {left_s:.0f} s more"
+            _log.warning("waiting%s: %s", limit, what)
         self._sleep(min(self._backoff.next_s(), left_s))
         return True
 
@@ -171,8 +197,13 @@ class Cluster:
         retry: Retry,
         connect: Connector = BlockingConnection,
         clock: Clock | None = None,
+        waits_for_brokers: bool = False,
     ) -> None:
+        """With `waits_for_brokers` a broker that is away is waited for as long as registries know it."""
         self._registries = registries
+        self._waits_for_brokers = waits_for_brokers
+        # Brokers that do not know request 30045: other software, or an older iotmq.
+        self._plain: set[Address] = set()
         self._request_timeout_s = request_timeout_s
         self._connect = connect
         self._connections: dict[Address, Connection] = {}
@@ -202,17 +233,7 @@ class Cluster:
 
     def route_now(self, topic: str) -> Route:
         """As `route`, asking each registry once and not again."""
-        request = Command.request(
-            RequestCode.GET_ROUTE_INFO_BY_TOPIC,
-            {"topic": topic, "acceptStandardJsonOnly": "true", "withAway": "true"},
-        )
-        try:
-            answer = self._ask_registry(request)
-        except BrokerError as error:
-            if error.code == ResponseCode.TOPIC_NOT_EXIST:
-                raise TopicMissingError(f"topic {topic!r} does not exist: {error.remark}") from None
-            raise
-        route = parse_route(topic, answer.body_bytes())
+        route = self._topic_route_now(topic)
         addresses = {
             name: _address_of(name, address)
             for name in route.addresses
@@ -224,29 +245,59 @@ class Cluster:
             tuple(QueueKey(*queue) for queue in route.away),
         )
 
-    def bounds(self, topic: str, wanted: Callable[[QueueKey], bool]) -> TopicBounds:
-        """Smallest and next offset of each queue of `topic` that is `wanted`, and the brokers' addresses.
+    def topic_route(self, topic: str) -> TopicRoute:
+        """As `route`, with the queues that take messages."""
+        return self.retry.call(lambda: self._topic_route_now(topic), what=f"route of topic {topic!r}")
 
-        Waits for a broker that is away; raises ConnectionClosedError when it stays away.
+    def _topic_route_now(self, topic: str) -> TopicRoute:
+        request = Command.request(
+            RequestCode.GET_ROUTE_INFO_BY_TOPIC,
+            {"topic": topic, "acceptStandardJsonOnly": "true", "withAway": "true"},
+        )
+        try:
+            answer = self._ask_registry(request)
+        except BrokerError as error:
+            if error.code == ResponseCode.TOPIC_NOT_EXIST:
+                raise TopicMissingError(f"topic {topic!r} does not exist: {error.remark}") from None
+            raise
+        return parse_route(topic, answer.body_bytes())
+
+    def bounds(
+        self, topic: str, wanted: Callable[[QueueKey], bool], *, since: Generations = MappingProxyType({})
+    ) -> TopicBounds:
+        """Ask each broker of `topic` what it has of the queues that are `wanted`, and what became of them.
+
+        `since` are the generations of which changes are to be told. Waits for a broker that is away; raises
+        ConnectionClosedError when it stays away.
         """
-        return self.retry.call(lambda: self._bounds_now(topic, wanted), what=f"offsets of topic {topic!r}")
+        return self.retry.call(
+            lambda: self._bounds_now(topic, wanted, since),
+            what=f"offsets of topic {topic!r}",
+            until_back=self._waits_for_brokers,
+        )
 
-    def held_bounds(self, keys: Iterable[QueueKey]) -> dict[QueueKey, QueueBounds | None]:
-        """Ask brokers for the offsets of queues that are in no route; None for an unknown queue.
+    def bounds_off_route(self, keys: Iterable[QueueKey], *, since: Generations) -> TopicBounds:
+        """Ask brokers for queues that are in no route.
 
-        Queues of brokers that are not registered or do not answer now are left out: nobody can say.
+        Those of brokers that are not registered or do not answer now are left out: nobody can say.
         """
         addresses = self.retry.call(self._brokers_now, what="list of brokers")
-        found: dict[QueueKey, QueueBounds | None] = {}
-        for address, of_broker in _by_address(keys, addresses).items():
+        held = Held({})
+        for (topic, broker), of_topic in _by_topic_and_broker(keys).items():
+            if broker not in addresses:
+                continue
             try:
-                found |= self._bounds_at(address, of_broker)
+                found = self._held_at(
+                    addresses[broker], of_topic, since.get((topic, broker), ""), is_routed=False
+                )
             except (OSError, ConnectionClosedError, RequestTimeoutError):
                 continue
             except BrokerError as error:
                 if error.code not in _PASSING_CODES:
                     raise
-        return found
+                continue
+            held = held.and_also(found)
+        return TopicBounds(held, addresses)
 
     def brokers(self, names: Collection[str]) -> dict[str, Address]:
         """Addresses of these brokers and maybe others; waits for those that are away."""
@@ -258,6 +309,18 @@ class Cluster:
             return found
 
         return self.retry.call(ask, what="list of brokers")
+
+    def ask_once(self, address: Address, requests: Sequence[Command]) -> list[Command]:
+        """Return the answers of one broker, whatever their codes; its failure is the caller's matter."""
+        return self._answers(address, requests)
+
+    def masters(self) -> dict[str, Address]:
+        """Return the addresses of all brokers that are there now."""
+        return self.retry.call(self._brokers_now, what="list of brokers")
+
+    def broker_now(self, name: str) -> Address | None:
+        """Return where a broker is, asking each registry once; None for one that is away."""
+        return self._brokers_now().get(name)
 
     def connection(self, address: Address) -> Connection:
         """Return the kept connection to `address`, made if there is none."""
@@ -294,17 +357,45 @@ class Cluster:
         for address in list(self._connections):
             self.drop(address)
 
-    def _bounds_now(self, topic: str, wanted: Callable[[QueueKey], bool]) -> TopicBounds:
+    def _bounds_now(self, topic: str, wanted: Callable[[QueueKey], bool], since: Generations) -> TopicBounds:
         route = self.route_now(topic)
         away = sorted({key.broker for key in route.away if wanted(key)})
         if away:
             raise BrokerMissingError(f"broker {', '.join(away)} of topic {topic!r} is away")
-        found: dict[QueueKey, QueueBounds | None] = {}
-        for address, keys in _by_address(filter(wanted, route.queues), route.addresses).items():
-            found |= self._bounds_at(address, keys)
+        held = Held({})
+        for (_, broker), keys in _by_topic_and_broker(filter(wanted, route.queues)).items():
+            if broker in route.addresses:
+                generation = since.get((topic, broker), "")
+                held = held.and_also(self._held_at(route.addresses[broker], keys, generation))
         # A queue that its broker does not have any more is about to leave the route.
-        held = {key: bounds for key, bounds in sorted(found.items()) if bounds is not None}
-        return TopicBounds(held, route.addresses)
+        there = {key: bounds for key in route.queues if (bounds := held.bounds.get(key)) is not None}
+        return TopicBounds(held._replace(bounds=there), route.addresses)
+
+    def _held_at(
+        self, address: Address, keys: Sequence[QueueKey], since: str, *, is_routed: bool = True
+    ) -> Held:
+        """Return what a broker says of these queues of one topic, and of the removed ones of that topic.
+
+        One that knows no better says of queues that are in no route where they begin and end.
+        """
+        topic, broker, _ = keys[0]
+        if address not in self._plain:
+            fields = {"topic": topic} | ({"generation": since} if since else {})
+            request = Command.request(RequestCode.GET_QUEUE_BOUNDS, fields)
+            (answer,) = self._answers(address, [request], broker=broker)
+            if answer.code == ResponseCode.SUCCESS:
+                held = decode_topic_bounds(answer.body_bytes(), topic, broker)
+                there = {key: bounds for key in keys if (bounds := held.bounds.get(key)) is not None}
+                unknown = {key: None for key in keys if key not in there and key not in held.removed}
+                return held._replace(bounds=there, removed={**held.removed, **unknown})
+            if answer.code in _NO_QUEUE_CODES:
+                return Held({}, dict.fromkeys(keys))
+            if answer.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                _accepted(answer)
+            self._plain.add(address)
+        found = self._bounds_at(address, keys)
+        there = {key: bounds for key, bounds in found.items() if bounds is not None and is_routed}
+        return Held(there, {key: bounds for key, bounds in found.items() if key not in there})
 
     def _bounds_at(self, address: Address, keys: Sequence[QueueKey]) -> dict[QueueKey, QueueBounds | None]:
         requests = [
@@ -394,12 +485,10 @@ def _address_of(broker: str, text: str) -> Address:
         raise ConfigError(f"broker {broker}: {error}") from None
 
 
-def _by_address(keys: Iterable[QueueKey], addresses: Mapping[str, Address]) -> dict[Address, list[QueueKey]]:
-    """Return the queues of brokers that have an address, by it."""
-    found: dict[Address, list[QueueKey]] = {}
+def _by_topic_and_broker(keys: Iterable[QueueKey]) -> dict[tuple[str, str], list[QueueKey]]:
+    found: dict[tuple[str, str], list[QueueKey]] = {}
     for key in keys:
-        if key.broker in addresses:
-            found.setdefault(addresses[key.broker], []).append(key)
+        found.setdefault((key.topic, key.broker), []).append(key)
     return found
 
 

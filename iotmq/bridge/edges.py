@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
 from iotmq.bridge.offsets import QueueBounds, QueueKey
-from iotmq.bridge.options import EARLIEST, LATEST, Edge, QueueNumbers
+from iotmq.bridge.options.reading import EARLIEST, LATEST, Edge, QueueNumbers
 from iotmq.bridge.plan import Loss
 from iotmq.errors import ConfigError
 

@@ -13,30 +13,49 @@ from iotmq import limits
 from iotmq.addresses import address_text
 from iotmq.bridge.cluster import Address, BrokerMissingError, Cluster, ext_number
 from iotmq.bridge.offsets import QueueKey, QueueRange
-from iotmq.bridge.plan import Loss, LossHandler
+from iotmq.bridge.options.wanted import ALL_RECORDS
+from iotmq.bridge.plan import Change, Loss, LossHandler
 from iotmq.client.consuming.pulls import pull_command
 from iotmq.client.transport.routes import MessageQueue
-from iotmq.client.transport.subscriptions import ALL_TAGS, Subscription
+from iotmq.client.transport.subscriptions import Subscription
 from iotmq.errors import BrokerError, ConnectionClosedError, IotmqError, RequestTimeoutError
 from iotmq.remoting.codes import ResponseCode
 from iotmq.remoting.command import Command
 
-_EVERYTHING: Final = Subscription("", ALL_TAGS, frozenset(), 0)
+_DAMAGED: Final = "they are damaged in the broker's log, which was repaired without them"
+# What brokers say when they have looked at records, none of which passes the filter.
+_NONE_WANTED: Final = "NO_MATCHED_MESSAGE"
 
 
 class PullSettings(NamedTuple):
-    """Settings of pulls: the consumer group that is named to the broker, and bytes per pull."""
+    """Settings of pulls: the consumer group that is named to the broker, bytes per pull, what is wanted.
+
+    Records whose time to live was over at `expired_at_ms` are passed over; none are with 0.
+    """
 
     group: str
     pull_bytes: int
+    expired_at_ms: int = 0
+    subscription: Subscription = ALL_RECORDS
 
 
 class Pulled(NamedTuple):
-    """One answer: `body` holds the records of offsets from `first_offset` up to `next_offset`."""
+    """One answer: `body` holds the records of offsets from `first_offset` up to `next_offset`.
+
+    Of these the broker has left out those in `lost`, first and last of each range, and `passed_over` others
+    that nobody wants.
+    """
 
     body: bytes | memoryview
     first_offset: int
     next_offset: int
+    lost: tuple[tuple[int, int], ...] = ()
+    passed_over: int = 0
+
+    @property
+    def missing(self) -> int:
+        """Return how many offsets the broker says to have left out."""
+        return self.passed_over + sum(last - first + 1 for first, last in self.lost)
 
 
 def pull_range(
@@ -54,9 +73,14 @@ def pull_range(
     while offset < part.end:
         answer = puller.pull(offset)
         next_offset = puller.next_offset(answer, offset)
-        if answer.code == ResponseCode.SUCCESS and next_offset > offset:
-            puller.ask_ahead(next_offset)
-            yield Pulled(_one_buffer(answer), offset, min(next_offset, part.end))
+        if next_offset > offset:
+            lost, passed_over = _gaps(answer)
+            if answer.code == ResponseCode.SUCCESS:
+                puller.ask_ahead(next_offset)
+                body = _one_buffer(answer)
+                yield Pulled(body, offset, min(next_offset, part.end), lost, passed_over)
+            for first, last in lost:
+                on_loss(Loss(part.key, first, _DAMAGED, last + 1))
         offset = next_offset
 
 
@@ -111,7 +135,7 @@ class _Puller:
                 return self._cluster.receive(connection, opaque, self._part.key.broker, self._address)
             except (OSError, ConnectionClosedError, RequestTimeoutError) as error:
                 self._forget()
-                if not self._patience.wait():
+                if not self._patience.wait(f"{self._part.key} offset {offset}: {error}"):
                     raise ConnectionClosedError(
                         f"cannot read {self._part.key} offset {offset} from "
                         f"{address_text(*self._address)} within the time of option retryTimeoutMs: {error}"
@@ -130,14 +154,23 @@ class _Puller:
                     answer.code, f"pull of {self._part.key} offset {offset} leads back to {following}"
                 )
             return following
+        if "changedOffset" in answer.ext:
+            change = Change(ext_number(answer, "changedOffset"), answer.ext.get("change", ""))
+            self._lose(offset, self._part.end, change.reason)
+            return self._part.end
         if answer.code in (ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED):
             following = ext_number(answer, "nextBeginOffset")
             if following > offset:
                 end = min(following, self._part.end)
-                self._lose(offset, f"the broker goes on at {following} ({answer.remark})")
+                if answer.remark == _NONE_WANTED and self._settings.subscription != ALL_RECORDS:
+                    # Other brokers do not say how many.
+                    return end
+                lost, passed_over = _gaps(answer)
+                if passed_over + sum(last - first + 1 for first, last in lost) != following - offset:
+                    self._lose(offset, end, f"the broker goes on at {following} ({answer.remark})")
                 return end
         elif answer.code == ResponseCode.TOPIC_NOT_EXIST:
-            self._lose(offset, f"the topic was deleted ({answer.remark})")
+            self._lose(offset, self._part.end, f"the topic was deleted ({answer.remark})")
             return self._part.end
         elif answer.code not in (
             ResponseCode.PULL_NOT_FOUND,
@@ -150,15 +183,16 @@ class _Puller:
             )
         # The records were there when the batch was planned, so a broker that does not show them may be
         # starting up; one that still does not when patience ends has lost them.
-        if self._patience.wait():
+        if self._patience.wait(f"{self._part.key} offset {offset}: {answer.remark}"):
             # Or it is a member of a replicated broker that is not master any more.
             self._find_broker()
             return offset
         if answer.code in (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED):
-            self._lose(offset, f"the broker has nothing up to {self._part.end} ({answer.remark})")
+            what = f"the broker has nothing up to {self._part.end} ({answer.remark})"
+            self._lose(offset, self._part.end, what)
             return self._part.end
         if self._is_removed():
-            self._lose(offset, f"the queue was removed ({answer.remark})")
+            self._lose(offset, self._part.end, f"the queue was removed ({answer.remark})")
             return self._part.end
         raise BrokerError(answer.code, f"pull of {self._part.key} offset {offset}: {answer.remark}")
 
@@ -174,8 +208,8 @@ class _Puller:
             return False
         return key.broker in route.addresses and key not in route.queues
 
-    def _lose(self, offset: int, what: str) -> None:
-        self._on_loss(Loss(self._part.key, offset, what))
+    def _lose(self, offset: int, end: int, what: str) -> None:
+        self._on_loss(Loss(self._part.key, offset, what, end))
         self._patience = self._cluster.retry.patience()
 
     def _find_broker(self) -> None:
@@ -202,15 +236,35 @@ class _Puller:
             records_max=min(self._part.end - offset, limits.PULL_RECORDS_MAX),
             bytes_max=self._settings.pull_bytes,
             hold_ms=0,
-            subscription=_EVERYTHING,
+            subscription=self._settings.subscription,
         )
-        # A range is the same rows whenever it is read, and a hole in it is a loss.
-        request.ext["withExpired"] = "true"
+        # A range is the same rows whenever it is read, and a hole that is not explained is a loss.
+        request.ext["tellGaps"] = request.ext["withExpired"] = "true"
+        request.ext["endOffset"] = str(self._part.end)
+        if self._settings.expired_at_ms:
+            request.ext["expiredAt"] = str(self._settings.expired_at_ms)
+        if self._part.generation:
+            request.ext["generation"] = self._part.generation
         return request
 
 
 def _ignore(loss: Loss) -> None:
     """For callers to whom a deleted record is an answer."""
+
+
+def _gaps(answer: Command) -> tuple[tuple[tuple[int, int], ...], int]:
+    """Return what the broker says of offsets that its answer has no records of.
+
+    The lost ones as first and last of each range, and how many others it has passed over.
+    """
+    ranges: list[tuple[int, int]] = []
+    for text in filter(None, answer.ext.get("lostOffsets", "").split(",")):
+        first, _, last = text.partition("-")
+        if not (first.isdigit() and last.isdigit() and int(first) <= int(last)):
+            raise BrokerError(answer.code, f"the answer names lost offsets {text!r}")
+        ranges.append((int(first), int(last)))
+    passed_over = ext_number(answer, "passedOver") if "passedOver" in answer.ext else 0
+    return tuple(ranges), passed_over
 
 
 def _one_buffer(answer: Command) -> bytes | memoryview:

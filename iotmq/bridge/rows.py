@@ -6,46 +6,67 @@ columns to make; each one left out is work saved.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Final, NamedTuple
 
 import numpy
 import numpy.typing
 import pyarrow
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
+    BooleanType,
     DataType,
     IntegerType,
     LongType,
     MapType,
     StringType,
+    StructField,
     StructType,
     TimestampType,
 )
 
+from iotmq.bridge import derived
+from iotmq.bridge.gaps import gaps_of, left_out, rows_between, tell_all
 from iotmq.bridge.offsets import QueueKey
+from iotmq.bridge.options.wanted import EVERYTHING, Wanted
 from iotmq.bridge.plan import Loss, LossHandler
 from iotmq.bridge.pull import Pulled
-from iotmq.errors import ConfigError, IotmqError
-from iotmq.message.properties import KEYS, MQTT_CLIENT_ID, MQTT_TOPIC, TAGS, decode_properties
-from iotmq.message.records.columns import Columns, iter_columns
-
-NAME_END: Final = b"\x01"
-PROPERTY_END: Final = b"\x02"
-
-
-class RecordOrderError(IotmqError):
-    """A pull answer whose offsets do not rise: the broker's queue is damaged, and nothing of it is used."""
+from iotmq.errors import ConfigError
+from iotmq.message.properties import (
+    KEYS,
+    MQTT_CLIENT_ID,
+    MQTT_CONTENT_TYPE,
+    MQTT_QOS,
+    MQTT_RETAIN,
+    MQTT_TOPIC,
+    TAGS,
+    UNIQ_KEY,
+)
+from iotmq.message.records.columns import MESSAGE_ID_COLUMN, Columns, iter_columns
 
 
 class Column(NamedTuple):
-    """One column of the source: its Spark type, and where the decoder has it ("" when made here)."""
+    """One column of the source: its Spark type, and where the decoder has it ("" when made here).
+
+    `derive` makes a column of what the decoder has under the names of `needs`, for all rows at once.
+    """
 
     spark_type: DataType
     decoded: str
     is_default: bool = True
+    needs: tuple[str, ...] = ()
+    derive: Callable[[derived.Decoded], pyarrow.Array] | None = None
 
+
+_HEADERS: Final = ArrayType(
+    StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+)
+_QOS: Final = f"property.{MQTT_QOS}"
+_RETAIN: Final = f"property.{MQTT_RETAIN}"
+_UNIQUE_KEY: Final = f"property.{UNIQ_KEY}"
 
 COLUMNS: Final[dict[str, Column]] = {
     "key": Column(StringType(), f"property.{KEYS}"),
@@ -58,19 +79,42 @@ COLUMNS: Final[dict[str, Column]] = {
     "mqtt_topic": Column(StringType(), f"property.{MQTT_TOPIC}"),
     "client_id": Column(StringType(), f"property.{MQTT_CLIENT_ID}"),
     "tags": Column(StringType(), f"property.{TAGS}"),
-    "properties": Column(MapType(StringType(), StringType()), "", is_default=False),
+    "qos": Column(IntegerType(), "", False, (_QOS,), lambda of: derived.qos(of(_QOS))),
+    "retain": Column(
+        BooleanType(), "", False, (_RETAIN, _QOS), lambda of: derived.retain(of(_RETAIN), of(_QOS))
+    ),
+    "content_type": Column(StringType(), f"property.{MQTT_CONTENT_TYPE}", is_default=False),
+    "message_id": Column(
+        StringType(),
+        "",
+        False,
+        (_UNIQUE_KEY, MESSAGE_ID_COLUMN),
+        lambda of: derived.first_given(of(_UNIQUE_KEY), of(MESSAGE_ID_COLUMN)),
+    ),
+    "headers": Column(_HEADERS, "", False, ("properties",), lambda of: derived.headers(of("properties"))),
+    "properties": Column(
+        MapType(StringType(), StringType()),
+        "",
+        False,
+        ("properties",),
+        lambda of: derived.properties_as_maps(of("properties")),
+    ),
+    "timestampType": Column(
+        IntegerType(), "", False, ("store_timestamp",), lambda of: derived.stored_time(of("store_timestamp"))
+    ),
     "broker": Column(StringType(), "", is_default=False),
     "position": Column(LongType(), "position", is_default=False),
 }
 
 _PROPERTY_PREFIX: Final = "property."
+_OF_HEADERS: Final = ("headers", "properties")
 
 
 def default_schema(*, with_properties: bool) -> StructType:
     """Return the columns of a read that asks for none, in order."""
     schema = StructType()
     for name, column in COLUMNS.items():
-        if column.is_default or (name == "properties" and with_properties):
+        if column.is_default or (name in _OF_HEADERS and with_properties):
             schema.add(name, column.spark_type)
     return schema
 
@@ -93,21 +137,26 @@ def check_schema(schema: StructType) -> None:
 class RowBuilder:
     """Turns pull answers into record batches of one schema."""
 
-    def __init__(self, schema: StructType) -> None:
+    def __init__(self, schema: StructType, wanted: Wanted = EVERYTHING) -> None:
+        self._wanted = wanted
         names = schema.fieldNames()
         self._schema: pyarrow.Schema = to_arrow_schema(schema, timezone="UTC")
         self._names = names
         decoded = {name: COLUMNS[name].decoded for name in names if COLUMNS[name].decoded}
         # The offset is always decoded, because every answer is checked for gaps.
-        columns = {column for column in decoded.values() if not column.startswith(_PROPERTY_PREFIX)}
-        columns.add("queue_offset")
-        if "properties" in names:
-            columns.add("properties")
-        self._columns = tuple(sorted(columns))
+        needed = {
+            *decoded.values(),
+            "queue_offset",
+            *wanted.needs,
+            *(each for name in names for each in COLUMNS[name].needs),
+        }
+        self._columns = tuple(sorted(column for column in needed if not column.startswith(_PROPERTY_PREFIX)))
         self._keys = tuple(
-            column.removeprefix(_PROPERTY_PREFIX)
-            for column in decoded.values()
-            if column.startswith(_PROPERTY_PREFIX)
+            sorted(
+                column.removeprefix(_PROPERTY_PREFIX)
+                for column in needed
+                if column.startswith(_PROPERTY_PREFIX)
+            )
         )
         self._decoded = decoded
 
@@ -119,6 +168,12 @@ class RowBuilder:
         that do not come in the order of their offsets.
         """
         expected = pulled.first_offset
+        # The broker may leave out records that nobody wants, or that are lost; then it says how many.
+        missing = pulled.missing
+        # Brokers of other software do not say how many records do not pass a filter.
+        tells_gaps = missing > 0 or self._wanted.is_everything
+        found = 0
+        gaps: list[Loss] = []
         for columns in iter_columns(
             pulled.body, columns=self._columns, keys=self._keys, timestamp_unit="us", bad_bodies="null"
         ):
@@ -129,14 +184,26 @@ class RowBuilder:
                 first == expected and last == expected + count - 1 and bool((numpy.diff(offsets) == 1).all())
             )
             if not is_run or last >= pulled.next_offset:
-                batch = self._cut(batch, offsets, expected, pulled.next_offset, key, lose)
+                low, high = rows_between(offsets, expected, pulled.next_offset, key)
+                gaps += gaps_of(offsets[low:high], expected, key)
+                batch = batch.slice(low, high - low)
+            else:
+                low = 0
             if columns.bad_body_count:
                 lose(Loss(key, first, f"{columns.bad_body_count} bodies from here on cannot be decompressed"))
+            if gaps and not missing and tells_gaps:
+                tell_all(gaps, lose)
+            found += batch.num_rows
+            mask = self._wanted.mask(partial(_arrow_column, columns))
+            if mask is not None:
+                batch = batch.filter(mask.slice(low, batch.num_rows))
             if batch.num_rows:
                 yield batch
             expected = max(expected, last + 1)
         if expected < pulled.next_offset:
-            lose(Loss(key, expected, f"the broker left out offsets up to {pulled.next_offset - 1}"))
+            gaps.append(left_out(key, expected, pulled.next_offset))
+        if found + missing != pulled.next_offset - pulled.first_offset and tells_gaps:
+            tell_all(gaps, lose)
 
     def build_mixed(self, records: memoryview) -> Iterator[tuple[pyarrow.RecordBatch, int]]:
         """Yield the rows of records of any queues in their order, and how many bodies are unreadable."""
@@ -151,10 +218,11 @@ class RowBuilder:
             return pyarrow.RecordBatch.from_arrays(plain.columns, schema=self._schema)
         made = columns.to_arrow(self._decoded) if self._decoded else None
         arrays: list[pyarrow.Array] = []
-        for name in self._names:
-            if name == "properties":
-                raw = columns.to_arrow({"raw": "properties"}).column(0)
-                arrays.append(properties_as_maps(raw))
+        for name, field in zip(self._names, self._schema, strict=True):
+            derive = COLUMNS[name].derive
+            if derive is not None:
+                # Arrow has names for the parts of lists and maps, and so has Spark.
+                arrays.append(derive(partial(_arrow_column, columns)).cast(field.type))
             elif name == "broker":
                 # A record does not say which broker has it.
                 name_of_broker = pyarrow.scalar(None if key is None else key.broker, pyarrow.string())
@@ -164,61 +232,6 @@ class RowBuilder:
                 arrays.append(made.column(name))
         return pyarrow.RecordBatch.from_arrays(arrays, schema=self._schema)
 
-    @staticmethod
-    def _cut(
-        batch: pyarrow.RecordBatch,
-        offsets: numpy.typing.NDArray[Any],
-        expected: int,
-        end: int,
-        key: QueueKey,
-        lose: LossHandler,
-    ) -> pyarrow.RecordBatch:
-        """The rows of `batch` from `expected` to before `end`; what is missing between goes to `lose`."""
-        steps = numpy.diff(offsets)
-        if (steps < 1).any():
-            raise RecordOrderError(f"the broker sent records of {key} out of order from offset {expected} on")
-        low, high = (int(n) for n in numpy.searchsorted(offsets, (expected, end)))
-        kept = offsets[low:high]
-        if len(kept):
-            ahead = numpy.concatenate(([expected], kept[:-1] + 1))
-            for at in numpy.flatnonzero(kept != ahead):
-                lose(Loss(key, int(ahead[at]), f"the broker left out offsets up to {int(kept[at]) - 1}"))
-        return batch.slice(low, high - low)
 
-
-def properties_as_maps(raw: pyarrow.Array) -> pyarrow.Array:
-    """Property strings of records (binary) as an Arrow map<string, string> column, without Python loops.
-
-    As `decode_properties`: pieces without a name or without a separator are left out, and the last of
-    several values of one name wins. Those rare cases, and text that is not UTF-8, take the slow way.
-    """
-    # Costs every planning process 40 ms of start, so only those pay that need it.
-    from pyarrow import compute
-
-    pieces = compute.split_pattern(raw, PROPERTY_END)
-    rows = compute.list_parent_indices(pieces).to_numpy()
-    flat = compute.list_flatten(pieces)
-    separator_at = compute.find_substring(flat, NAME_END)
-    is_pair = compute.greater(separator_at, 0)
-    if not compute.all(compute.or_(is_pair, compute.equal(compute.binary_length(flat), 0))).as_py():
-        return _maps_slowly(raw)
-    rows = rows[is_pair.to_numpy(zero_copy_only=False)]
-    pairs = compute.list_flatten(compute.split_pattern(flat.filter(is_pair), NAME_END, max_splits=1))
-    try:
-        texts = pairs.cast(pyarrow.string())
-    except pyarrow.ArrowInvalid:
-        return _maps_slowly(raw)
-    names = texts.take(pyarrow.array(numpy.arange(0, len(texts), 2)))
-    values = texts.take(pyarrow.array(numpy.arange(1, len(texts), 2)))
-    codes = compute.dictionary_encode(names)
-    tickets = rows.astype(numpy.int64) * max(1, len(codes.dictionary)) + codes.indices.to_numpy()
-    if len(numpy.unique(tickets)) != len(tickets):
-        return _maps_slowly(raw)
-    offsets = numpy.zeros(len(raw) + 1, dtype=numpy.int32)
-    numpy.cumsum(numpy.bincount(rows, minlength=len(raw)), out=offsets[1:])
-    return pyarrow.MapArray.from_arrays(pyarrow.array(offsets), names, values)
-
-
-def _maps_slowly(raw: pyarrow.Array) -> pyarrow.Array:
-    maps = [list(decode_properties(text).items()) for text in raw.to_pylist()]
-    return pyarrow.array(maps, type=pyarrow.map_(pyarrow.string(), pyarrow.string()))
+def _arrow_column(columns: Columns, name: str) -> pyarrow.Array:
+    return columns.to_arrow({"": name}).column(0)

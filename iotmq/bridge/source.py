@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import re
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Final
 
 import pyarrow
@@ -17,6 +19,7 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    Filter,
     InputPartition,
 )
 from pyspark.sql.streaming.datasource import (
@@ -27,10 +30,11 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from iotmq.bridge.cluster import Address, Cluster, Retry, TopicMissingError
+from iotmq.bridge.cluster import Address, Patience, TopicMissingError
 from iotmq.bridge.edges import first_at_or_after, resolve_edge
 from iotmq.bridge.offsets import (
     INITIAL,
+    Generations,
     QueueBounds,
     QueueKey,
     QueueRange,
@@ -39,18 +43,25 @@ from iotmq.bridge.offsets import (
     ranges_between,
     to_json,
 )
-from iotmq.bridge.options import Edge, SourceOptions, parse_options, wants_headers
-from iotmq.bridge.plan import DataLossError, Loss, advance, describe_losses, split_tasks, within
+from iotmq.bridge.options.reading import LATEST, Edge, SourceOptions, parse_options, wants_headers
+from iotmq.bridge.pace import Pace
+from iotmq.bridge.plan import DataLossError, Held, Loss, advance, describe_losses, is_settled, split_tasks
+from iotmq.bridge.pool import connections
+from iotmq.bridge.progress import Progress
 from iotmq.bridge.pull import PullSettings, pull_range, record_at
+from iotmq.bridge.pushed import Narrowed, narrowed_spans
 from iotmq.bridge.rows import RowBuilder, check_schema, default_schema
-from iotmq.bridge.segment_reader import SegmentReader
+from iotmq.bridge.segments.reader import SegmentReader
+from iotmq.bridge.sink.options import parse_sink_options
+from iotmq.bridge.sink.writers import IotmqStreamWriter, IotmqWriter
+from iotmq.clock import SystemClock
 from iotmq.errors import ConfigError
 from iotmq.message.records.record import decode_record
-from iotmq.remoting.blocking import BlockingConnection
-from iotmq.remoting.signature import Credentials
-from iotmq.remoting.tls.files import client_tls
 
 FORMAT_NAME: Final = "iotmq"
+
+# Brokers' clocks may differ by so much: a queue that is made just after a stream has begun is read whole.
+_CLOCKS_DIFFER_MS: Final = 10_000
 
 _log = logging.getLogger("iotmq.bridge")
 
@@ -67,19 +78,37 @@ class IotmqDataSource(DataSource):
 
     def reader(self, schema: StructType) -> IotmqReader | SegmentReader:
         options = parse_options(dict(self.options), streaming=False)
-        return SegmentReader(options, schema) if options.path else IotmqReader(options, schema)
+        if options.path:
+            return SegmentReader(options, schema)
+        return FilteringReader(options, schema) if options.pushes_filters else IotmqReader(options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> IotmqWriter:
+        if overwrite:
+            raise ConfigError("format iotmq only appends: a topic is not overwritten. Use mode append")
+        return IotmqWriter(parse_sink_options(dict(self.options), streaming=False), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> IotmqStreamWriter:  # noqa: N802
+        if overwrite:
+            raise ConfigError("format iotmq only appends: use output mode append or update")
+        return IotmqStreamWriter(parse_sink_options(dict(self.options), streaming=True), schema)
 
     def streamReader(self, schema: StructType) -> IotmqStreamReader:  # noqa: N802
         return IotmqStreamReader(parse_options(dict(self.options), streaming=True), schema)
 
 
 class QueueRanges(InputPartition):
-    """Describe the work of one task: ranges of queues, and the addresses of their brokers at planning."""
+    """Describe the work of one task: ranges of queues, and the addresses of their brokers at planning.
 
-    def __init__(self, ranges: tuple[QueueRange, ...], addresses: Mapping[str, Address]) -> None:
+    Records whose time to live was over at `time_ms` are passed over; none are with 0.
+    """
+
+    def __init__(
+        self, ranges: tuple[QueueRange, ...], addresses: Mapping[str, Address], time_ms: int = 0
+    ) -> None:
         super().__init__(ranges)
         self.ranges = ranges
         self.addresses = dict(addresses)
+        self.time_ms = time_ms
 
 
 class IotmqReader(DataSourceReader):
@@ -89,10 +118,12 @@ class IotmqReader(DataSourceReader):
         check_schema(schema)
         self._options = options
         self._schema = schema
+        self._narrowed = Narrowed()
 
     def partitions(self) -> Sequence[InputPartition]:
         with _View(self._options) as view:
-            bounds = view.bounds()
+            held = view.bounds()
+            bounds = held.bounds
             starts = view.resolve(self._options.starting, bounds)
             ends = view.resolve(self._options.ending, bounds)
             for key in bounds:
@@ -101,11 +132,29 @@ class IotmqReader(DataSourceReader):
                         f"{key} would be read from offset {starts[key]} to {ends[key]}: the ending options "
                         "lie before the starting ones"
                     )
-            ranges = [QueueRange(key, starts[key], ends[key]) for key in bounds if ends[key] > starts[key]]
-            return view.tasks(ranges)
+            spans = {key: (starts[key], ends[key]) for key in bounds}
+            left = narrowed_spans(self._narrowed, bounds, spans, view.search)
+            ranges = [
+                QueueRange(key, start, end, held.generations.get((key.topic, key.broker), ""))
+                for key, (start, end) in left.items()
+                if end > start
+            ]
+            return view.tasks(ranges, held.time_ms)
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         return read_ranges(self._options, self._schema, partition)
+
+
+class FilteringReader(IotmqReader):
+    """A batch read that leaves out what the filters of its query cannot want.
+
+    A class of its own, because Spark refuses every read of a reader that takes filters where they are not
+    enabled (spark.sql.python.filterPushdown.enabled).
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        self._narrowed.take(filters)
+        return filters
 
 
 class IotmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -122,6 +171,8 @@ class IotmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._view: _View | None = None
         self._ends: dict[QueueKey, int] = {}  # ends of all queues when they were last asked for
         self._target: dict[QueueKey, int] | None = None  # set by a trigger that stops at today's end
+        self._pace = Pace(options.offsets_per_trigger_min, options.trigger_delay_max_s)
+        self._progress = Progress(options.group_id, options.group_prefix)
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_view": None}
@@ -132,7 +183,7 @@ class IotmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._options.starting.is_stable:
             return to_json(INITIAL)
         view = self._open_view()
-        return to_json(StreamOffset(view.resolve(self._options.starting, view.bounds(is_patient=True))))
+        return to_json(view.start(view.bounds(is_patient=True)))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         rows_max = self._options.offsets_per_trigger_max
@@ -142,41 +193,49 @@ class IotmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = from_json(start)
         view = self._open_view()
         if begin.is_initial:
-            bounds = view.bounds(is_patient=True)
-            self._ends = {key: held.max_offset for key, held in bounds.items()}
-            return to_json(StreamOffset(view.resolve(self._options.starting, bounds)))
-        known_ends = self._ends
-        bounds, removed = view.settled_bounds(begin)
-        self._ends = {key: held.max_offset for key, held in bounds.items()}
+            held = view.bounds(is_patient=True)
+            self._ends = {key: bounds.max_offset for key, bounds in held.bounds.items()}
+            return to_json(view.start(held))
+        if not begin.stream_id:
+            begin = begin._replace(stream_id=_new_id())
+        held = view.settled_bounds(begin)
+        self._ends = {key: bounds.max_offset for key, bounds in held.bounds.items()}
+        if self._progress.is_unknown:
+            # So that records are waited for before the first batch is read.
+            view.publish(self._progress, begin)
         if self._target is not None:
             # What is already read stays read, even where it came after the target was taken.
-            reached = {key: max(offset, self._target.get(key, 0)) for key, offset in begin.offsets.items()}
-            bounds = within(bounds, self._target | reached)
+            known = {**begin.left, **begin.offsets}
+            reached = {key: max(offset, self._target.get(key, 0)) for key, offset in known.items()}
+            held = held.within(self._target | reached)
         step = advance(
             begin,
-            bounds,
-            removed=removed,
-            known_ends=known_ends,
+            held,
+            first_offset=partial(view.first_offset, since_ms=begin.since_ms),
             rows_max=limit.max_rows if isinstance(limit, ReadMaxRows) else None,
         )
         view.report(step.losses)
+        if self._target is None and not self._pace.lets_go(_rows_waiting(begin, held)):
+            return start
         return to_json(step.end)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        bounds = self._open_view().bounds_of_those_there()
-        self._target = {key: held.max_offset for key, held in bounds.items()}
+        held = self._open_view().bounds_of_those_there()
+        self._target = {key: bounds.max_offset for key, bounds in held.bounds.items()}
 
     def reportLatestOffset(self) -> dict[str, object] | None:  # noqa: N802
         return to_json(StreamOffset(self._ends)) if self._ends else None
 
     def partitions(self, start: dict[str, object], end: dict[str, object]) -> Sequence[InputPartition]:
-        return self._open_view().tasks(ranges_between(from_json(start), from_json(end)))
+        stop = from_json(end)
+        return self._open_view().tasks(ranges_between(from_json(start), stop), stop.time_ms)
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         return read_ranges(self._options, self._schema, partition)
 
     def commit(self, end: dict[str, object]) -> None:
-        """Nothing: the checkpoint is the only place where progress is kept."""
+        """Tell brokers what has been read: they may wait for it. Progress is kept in the checkpoint alone."""
+        self._open_view().publish(self._progress, from_json(end))
 
     def stop(self) -> None:
         if self._view is not None:
@@ -184,7 +243,7 @@ class IotmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _open_view(self) -> _View:
         if self._view is None:
-            self._view = _View(self._options)
+            self._view = _View(self._options, is_stream=True)
         return self._view
 
 
@@ -193,40 +252,34 @@ def read_ranges(
 ) -> Iterator[pyarrow.RecordBatch]:
     """Yield the rows of one task, one record batch per pull answer."""
     assert isinstance(partition, QueueRanges), partition
-    builder = RowBuilder(schema)
+    builder = RowBuilder(schema, options.wanted)
     lose = _loss_handler(options)
-    cluster = open_cluster(options)
-    settings = PullSettings(options.group_prefix, options.pull_bytes)
+    cluster = connections.take(options.connection, options.connection.open)
+    expired_at_ms = 0 if options.include_expired else partition.time_ms
+    settings = PullSettings(
+        options.group_prefix, options.pull_bytes, expired_at_ms, options.wanted.subscription
+    )
+    is_done = False
     try:
         for part in partition.ranges:
             address = partition.addresses[part.key.broker]
             for pulled in pull_range(cluster, part, address, settings, lose):
                 yield from builder.build(pulled, part.key, lose)
+        is_done = True
     finally:
-        cluster.close()
-
-
-def open_cluster(options: SourceOptions) -> Cluster:
-    """Connections (none made yet) with the timeouts, the account and the encryption of `options`."""
-    credentials = Credentials(options.access_key, options.secret_key) if options.access_key else None
-    return Cluster(
-        options.registries,
-        request_timeout_s=options.request_timeout_s,
-        retry=Retry(options.retry_timeout_s),
-        connect=partial(
-            BlockingConnection,
-            credentials=credentials,
-            tls=client_tls(ca_file=options.ca_file) if options.is_encrypted else None,
-        ),
-    )
+        if is_done:
+            connections.put_back(options.connection, cluster)
+        else:
+            # An answer may be on its way, which the next task would take for its own.
+            cluster.close()
 
 
 class _View:
     """Hold the cluster as planning sees it: subscribed queues, their bounds, and their brokers' addresses."""
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, *, is_stream: bool = False) -> None:
         self._options = options
-        self._cluster = open_cluster(options)
+        self._cluster = options.connection.open(waits_for_brokers=is_stream)
         self._addresses: dict[str, Address] = {}
         self._lose = _loss_handler(options)
         self._given_up: set[QueueKey] = set()  # queues that were waited for in vain; not waited for again
@@ -241,7 +294,7 @@ class _View:
     def close(self) -> None:
         self._cluster.close()
 
-    def bounds(self, *, is_patient: bool = False) -> dict[QueueKey, QueueBounds]:
+    def bounds(self, *, is_patient: bool = False) -> Held:
         """Bounds of all subscribed queues, in order.
 
         A topic that does not exist is an error; when `is_patient`, only after the time of
@@ -250,46 +303,77 @@ class _View:
         patience = self._cluster.retry.patience()
         while True:
             try:
-                bounds: dict[QueueKey, QueueBounds] = {}
+                held = Held({})
                 for topic in sorted(self._topics()):
-                    bounds |= self._bounds(topic)
-                return bounds
-            except TopicMissingError:
-                if not is_patient or not patience.wait():
+                    held = held.and_also(self._bounds(topic))
+                return self._with_time(held)
+            except TopicMissingError as error:
+                if not is_patient or not patience.wait(str(error)):
                     raise
 
-    def bounds_of_those_there(self) -> dict[QueueKey, QueueBounds]:
-        """Bounds of all queues of the subscribed topics that exist, in order."""
-        bounds: dict[QueueKey, QueueBounds] = {}
+    def bounds_of_those_there(self, begin: StreamOffset = INITIAL) -> Held:
+        """Bounds of all queues of the subscribed topics that exist, in order, and changes since `begin`."""
+        held = Held({})
         for topic in sorted(self._topics()):
             try:
-                bounds |= self._bounds(topic)
+                held = held.and_also(self._bounds(topic, begin.generations))
             except TopicMissingError:
                 continue
-        return bounds
+        return self._with_time(held)
 
-    def settled_bounds(
-        self, begin: StreamOffset
-    ) -> tuple[dict[QueueKey, QueueBounds], dict[QueueKey, QueueBounds | None]]:
+    def settled_bounds(self, begin: StreamOffset) -> Held:
         """Bounds in which every queue of `begin` reaches its offset, if that comes in time.
 
         While a broker restarts, its queues leave the route or look shorter than they are; that becomes
-        a loss only when it lasts. The second mapping has what brokers say of queues that left the route.
+        a loss only when it lasts.
         """
-        patience = self._cluster.retry.patience()
+        patience: Patience | None = None
         while True:
-            bounds = self.bounds_of_those_there()
-            absent = begin.offsets.keys() - bounds.keys()
-            removed = self._cluster.held_bounds(absent) if absent else {}
-            unsettled = {
-                key for key, offset in begin.offsets.items() if not _is_settled(key, offset, bounds, removed)
-            }
+            held = self.bounds_of_those_there(begin)
+            # Brokers that are away were waited for by now.
+            patience = patience or self._cluster.retry.patience()
+            known = {*begin.offsets, *begin.left}
+            absent = known - held.bounds.keys() - held.removed.keys()
+            if absent:
+                found, addresses = self._cluster.bounds_off_route(sorted(absent), since=begin.generations)
+                self._addresses = {**addresses, **self._addresses}
+                held = held.and_also(found)
+            unsettled = {key for key, offset in begin.offsets.items() if not is_settled(key, offset, held)}
             self._given_up &= unsettled
             if unsettled <= self._given_up:
-                return bounds, removed
-            if not patience.wait():
+                return held
+            if not patience.wait(f"{min(unsettled)} was read up to offset {begin.offsets[min(unsettled)]}"):
                 self._given_up = unsettled
-                return bounds, removed
+                return held
+
+    def start(self, held: Held) -> StreamOffset:
+        """Return where a stream begins, by its options."""
+        starting = self._options.starting
+        is_latest = starting.everywhere == LATEST and starting.offsets is None
+        since_ms = starting.timestamp_ms or 0
+        if is_latest and not since_ms and starting.timestamps is None:
+            since_ms = max(0, held.time_ms - _CLOCKS_DIFFER_MS)
+        return StreamOffset(
+            self.resolve(starting, held.bounds),
+            generations=held.generations,
+            time_ms=held.time_ms,
+            since_ms=since_ms,
+            stream_id=_new_id(),
+        )
+
+    def first_offset(self, key: QueueKey, held: QueueBounds, *, since_ms: int) -> int:
+        """Return where a queue begins that a stream has not seen before.
+
+        One that was there when a stream with the start `latest` began, at a broker nobody knew of, begins
+        with what was stored since.
+        """
+        if not since_ms or held.min_offset == held.max_offset:
+            return held.min_offset
+        return self.search(key, held, since_ms)
+
+    def publish(self, progress: Progress, offset: StreamOffset) -> None:
+        """Tell brokers how far the stream is."""
+        progress.publish(self._cluster, self._addresses, offset)
 
     def resolve(self, edge: Edge, bounds: Mapping[QueueKey, QueueBounds]) -> dict[QueueKey, int]:
         """Return the offset that `edge` means per queue; what it wants beyond the bounds is reported."""
@@ -297,23 +381,26 @@ class _View:
         resolved = resolve_edge(
             edge,
             bounds,
-            search=self._search,
+            search=self.search,
             late_timestamp="latest" if is_end else self._options.late_timestamp,
         )
         self.report(resolved.losses)
         return resolved.offsets
 
-    def tasks(self, ranges: Sequence[QueueRange]) -> list[InputPartition]:
+    def tasks(self, ranges: Sequence[QueueRange], time_ms: int) -> list[InputPartition]:
         """Return the ranges as Spark partitions, with the addresses their tasks need."""
         brokers = {part.key.broker for part in ranges}
         if brokers - self._addresses.keys():
+            self._find_brokers(ranges)
+        if brokers - self._addresses.keys():
             self._addresses.update(self._cluster.brokers(brokers))
         return [
-            QueueRanges(task, {part.key.broker: self._addresses[part.key.broker] for part in task})
+            QueueRanges(task, {part.key.broker: self._addresses[part.key.broker] for part in task}, time_ms)
             for task in split_tasks(
                 ranges,
                 partitions_min=self._options.partitions_min,
                 combine_rows=self._options.combine_rows,
+                records_max=self._options.records_per_partition_max,
             )
         ]
 
@@ -329,12 +416,27 @@ class _View:
             return self._options.subscription.topics
         return [name for name in self._cluster.topics() if re.fullmatch(pattern, name)]
 
-    def _bounds(self, topic: str) -> dict[QueueKey, QueueBounds]:
-        found, addresses = self._cluster.bounds(topic, self._options.subscription.wants)
+    def _bounds(self, topic: str, since: Generations = MappingProxyType({})) -> Held:
+        found, addresses = self._cluster.bounds(topic, self._options.subscription.wants, since=since)
         self._addresses.update(addresses)
         return found
 
-    def _search(self, key: QueueKey, held: QueueBounds, timestamp_ms: int) -> int:
+    def _find_brokers(self, ranges: Sequence[QueueRange]) -> None:
+        """Find the brokers of a batch that is planned again, and wait for those that are away."""
+        for topic in sorted({part.key.topic for part in ranges}):
+            try:
+                self._bounds(topic)
+            except TopicMissingError:
+                # The tasks are told by the broker what has become of it.
+                continue
+
+    @staticmethod
+    def _with_time(held: Held) -> Held:
+        """Have this machine's clock where brokers do not tell the time."""
+        return held if held.time_ms else held._replace(time_ms=SystemClock().now_ms())
+
+    def search(self, key: QueueKey, held: QueueBounds, timestamp_ms: int) -> int:
+        """Return the smallest offset whose record was stored then or later; the queue's end if none."""
         settings = PullSettings(self._options.group_prefix, self._options.pull_bytes)
 
         def stored_at_ms(offset: int) -> int | None:
@@ -344,22 +446,18 @@ class _View:
         return first_at_or_after(timestamp_ms, held, stored_at_ms)
 
 
-def _is_settled(
-    key: QueueKey,
-    offset: int,
-    bounds: Mapping[QueueKey, QueueBounds],
-    removed: Mapping[QueueKey, QueueBounds | None],
-) -> bool:
-    """Return whether waiting would change nothing.
+def _rows_waiting(begin: StreamOffset, held: Held) -> int:
+    """Return how many rows of all queues are there and not read."""
+    count = 0
+    for key, there in held.bounds.items():
+        reached = begin.offset(key)
+        count += max(0, there.max_offset - (there.min_offset if reached is None else reached))
+    return count
 
-    The queue is there, or its broker says it is gone for good.
-    """
-    if key in bounds:
-        return bounds[key].max_offset >= offset
-    if key not in removed:
-        return False
-    held = removed[key]
-    return held is None or held.max_offset <= offset
+
+def _new_id() -> str:
+    """Return a text that no other stream has."""
+    return secrets.token_hex(4)
 
 
 def _loss_handler(options: SourceOptions) -> Callable[..., None]:

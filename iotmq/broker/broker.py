@@ -312,6 +312,10 @@ class Broker:
     def _prepare(self) -> None:
         """Bring the tables into agreement with the log; a slave's are its master's."""
         settings = self.parts.settings
+        if self.parts.log_generations is not None:
+            self.parts.log_generations.begin(
+                min_position=self._store.min_position, end_position=self._store.appended_position
+            )
         self._admin.resume()
         if self._store.is_replicated:
             # What registries and tools know of a former master is older, whatever it had in its tables last.

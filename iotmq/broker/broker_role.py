@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
@@ -71,6 +71,8 @@ class BrokerRole:
     # Tells whether no other broker of the name can have become master. What only one may give is not given
     # otherwise: queue locks, offsets of groups, registrations.
     is_current: Callable[[], bool] = _always
+    # Where the epochs of a replicated log begin, (epoch, position) each; None: the log is this broker's own.
+    epochs: Callable[[], Sequence[tuple[int, int]]] | None = None
     # Told the fields of a registry's answer to a registration; a slave's name its master.
     registered: Callable[[Mapping[str, str]], None] = _hear_nothing
 

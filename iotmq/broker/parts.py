@@ -15,6 +15,7 @@ from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.statistics.statistics import Statistics
 from iotmq.broker.tables.changed_settings import ChangedSettings
 from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
+from iotmq.broker.tables.generations import Generations, LogGenerations
 from iotmq.broker.tables.subscription_groups import SubscriptionGroups
 from iotmq.broker.tables.system_topics import system_topic_names
 from iotmq.broker.tables.topics import TopicTable
@@ -40,6 +41,9 @@ class BrokerParts:
     role: BrokerRole
     changed_settings: ChangedSettings
     topics: TopicTable
+    # None where the log is copied from a master.
+    log_generations: LogGenerations | None
+    generations: Generations
     subscription_groups: SubscriptionGroups
     offsets: ConsumerOffsets
     groups: Groups
@@ -77,7 +81,10 @@ def make_parts(
         config / "brokerSettings.json", settings, store.settings, role_facts=role.facts()
     )
     settings = changed_settings.broker
-    topics = TopicTable(config / "topics.json", clock)
+    topics = TopicTable(config / "topics.json", clock, end_position=lambda: store.appended_position)
+    log_generations = None
+    if role.epochs is None and not role.is_slave:
+        log_generations = LogGenerations(config / "logGenerations.json", clock)
     statistics = Statistics(clock)
     slave_waits = (
         None if role.slaves is None else SlaveWaits(role.slaves, clock, timeout_s=role.slave_timeout_s)
@@ -95,6 +102,10 @@ def make_parts(
         role=role,
         changed_settings=changed_settings,
         topics=topics,
+        log_generations=log_generations,
+        generations=Generations(
+            log_generations or role.epochs or tuple, is_replicated=role.epochs is not None
+        ),
         subscription_groups=SubscriptionGroups(
             config / "subscriptionGroup.json", clock, may_create=settings.auto_create_groups
         ),

@@ -182,6 +182,11 @@ def _add_tools(commands: Commands) -> None:
 
         add_loadtest_actions(command)
 
+    def fill_spark(command: argparse.ArgumentParser) -> None:
+        from iotmq.commands.spark import add_spark_actions
+
+        add_spark_actions(command)
+
     _add(
         commands,
         "admin",
@@ -224,6 +229,7 @@ def _add_tools(commands: Commands) -> None:
         fill_loadtest,
         "Put a load on any MQTT broker: thousands of devices in a few processes.",
     )
+    _add(commands, "spark", "run jobs over stored messages, here or on a Spark cluster", fill_spark)
 
 
 # Running roles ----------------------------------------------------------------------------------------

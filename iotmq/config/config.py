@@ -100,6 +100,23 @@ def load_config(
     return config_from_table(table, origins)
 
 
+def load_sections(file: Path, sections: Mapping[str, type[msgspec.Struct]]) -> dict[str, msgspec.Struct]:
+    """Read a file with other settings than those of the gateway: each section is a struct of its own.
+
+    The one named "" has what stands outside of the others. Raises ConfigError, as `load_config` does.
+    """
+    table, origins = _read_file(file)
+    problems: list[str] = []
+    read: dict[str, msgspec.Struct] = {}
+    for name, struct in sorted(sections.items(), reverse=True):
+        found = _struct(struct, table.pop(name, {}) if name else table, name, origins, problems)
+        if found is not None:
+            read[name] = found
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return read
+
+
 def is_variable_of_setting(name: str) -> bool:
     """Return whether an environment variable is for a setting."""
     return _VARIABLE.fullmatch(name) is not None
@@ -252,7 +269,8 @@ def _struct(
             values[key] = _value(setting, value, inner_path, origins, problems)
     for key, setting in settings.items():
         if setting.default is msgspec.NODEFAULT and key not in table:
-            problems.append(f"{path}.{key} is missing{_at(path, origins)}{_meaning(setting)}")
+            inner_path = f"{path}.{key}".lstrip(".")
+            problems.append(f"{inner_path} is missing{_at(path, origins)}{_meaning(setting)}")
     if len(problems) > before:
         return None
     try:

@@ -270,7 +270,12 @@ class ReplicatedBroker:
             opened.store,
             directory=self._directory,
             clock=self._clock,
-            role=BrokerRole(make_server=self._listener.seat, is_member=True, is_current=is_current),
+            role=BrokerRole(
+                make_server=self._listener.seat,
+                is_member=True,
+                is_current=is_current,
+                epochs=lambda: opened.log.epochs,
+            ),
         )
 
     def make_driver(self, opened: MemberStore, consensus: ConsensusStore, run: _Run) -> MemberDriver:

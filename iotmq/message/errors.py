@@ -1,8 +1,8 @@
-"""The one error of this package: bytes that are not what the record formats say."""
+"""Errors of this package: bytes that are not what the record formats say, and rows that are no messages."""
 
 from __future__ import annotations
 
-from iotmq.errors import PeerError
+from iotmq.errors import IotmqError, PeerError
 
 # The native protocol's response code for "message illegal".
 MESSAGE_ILLEGAL = 13
@@ -18,3 +18,13 @@ class MessageFormatError(PeerError):
     def __init__(self, message: str, at: int = 0) -> None:
         super().__init__(MESSAGE_ILLEGAL, message)
         self.at = at
+
+
+class RowError(IotmqError):
+    """A row of columns that no broker would take as a message, its column ("" for the whole), and why."""
+
+    def __init__(self, row: int, column: str, problem: str) -> None:
+        super().__init__(f"row {row}: {f'column {column} ' if column else ''}{problem}")
+        self.row = row
+        self.column = column
+        self.problem = problem

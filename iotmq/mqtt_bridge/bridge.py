@@ -316,6 +316,9 @@ class Bridge:
             return _Lost(f"refused: {_connack_text(connack.code, self.settings.version)}")
         qos_max = connack.properties.qos_max
         if qos_max is not None and any(rule.qos_max > qos_max for rule in self.settings.send):
+            # It was a connection: the session is another one now, or has brought something already.
+            way.connection, way.opening = connection, None
+            connection.leave()
             return _Lost(f"the other broker takes no QoS above {qos_max}; see qos_max of send")
         self._opened(way, connection)
         return None

@@ -20,6 +20,7 @@ from iotmq.metrics import Metric, samples, samples_by
 from iotmq.mqtt import reason_codes
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.server.connection_settings import ConnectionSettings
+from iotmq.mqtt_front.access import authentication as access
 from iotmq.mqtt_front.access.authentication import AccessEvents, Authentication, open_authentication
 from iotmq.mqtt_front.audit import Audit, facts_of
 from iotmq.mqtt_front.connection.deadlines import Deadlines
@@ -450,12 +451,12 @@ class MqttFront:
         self._ticker = parts.loop.call_later(_TICK_S, self._tick)
 
     def _end_late(self, device: Device, now_s: float) -> None:
-        deadline_s = device.next_deadline()
-        if device.close_reason is None and (deadline_s is None or deadline_s > now_s):
-            self._deadlines.watch(device, now_s)  # it has done something since it was found to be late
-            return
         if device.close_reason is not None:
             device.abort()  # it was told to go a while ago
+            return
+        deadline_s = device.next_deadline()
+        if device.client_id is not None and (deadline_s is None or deadline_s > now_s):
+            self._deadlines.watch(device, now_s)  # it has done something since it was found to be late
             return
         if device.client_id is not None and device.expires_s and device.expires_s <= now_s:
             device.close(reason_codes.MAXIMUM_CONNECT_TIME, "the token by which it connected has ended")
@@ -545,7 +546,8 @@ class MqttFront:
                     turned_away = parts.guard.refusal_of_connect(event, device)
                     refusal = turned_away and (turned_away.reason, turned_away.detail)
                 if refusal is not None:
-                    asked = {**facts_of(device), "client": event.client_id, "user": event.user_name}
+                    user = access.shown_user(event.user_name)
+                    asked = {**facts_of(device), "client": event.client_id, "user": user}
                     self._audit.record("refused", **asked, reason=refusal[0].name, detail=refusal[1])
                     device.refuse(*refusal)
                 elif parts.hooks is not None:

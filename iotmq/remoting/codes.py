@@ -125,6 +125,7 @@ class RequestCode:
     FREEZE_QUEUES: Final = 30_042
     THAW_QUEUES: Final = 30_043
     REMOVE_QUEUES: Final = 30_044
+    GET_QUEUE_BOUNDS: Final = 30_045
     # Ours: the sessions of an MQTT front end.
     INTRODUCE_FRONT_END: Final = 30_050
     OPEN_SESSION: Final = 30_051

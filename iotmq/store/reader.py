@@ -71,14 +71,15 @@ class StoreReader:
         bytes_max: int,
         tags: frozenset[int] | RecordFilter | None = None,
         with_expired: bool = False,
+        expired_at_ms: int = 0,
         entries_max: int = 0,
     ) -> Read:
         """Confirmed records of a queue from `offset` on; at least one if there is one, whatever `bytes_max`.
 
         `tags` are tag hashes, or a filter; records with other tags, or that do not pass it, are passed
         over. `entries_max` bounds how many are looked at (0: as many as a pull may). None for `queue` is a
-        queue nobody has heard of. Records whose time to live is over are passed over, too, unless
-        `with_expired`.
+        queue nobody has heard of. Records whose time to live is over (at `expired_at_ms`, by default now) are
+        passed over, too, unless `with_expired`.
         """
         may_expire = queue is not None and queue.may_expire and not with_expired
         read = read_queue(
@@ -88,7 +89,7 @@ class StoreReader:
             records_max=records_max,
             bytes_max=bytes_max,
             tags=tags,
-            now_ms=self._clock.now_ms() if may_expire else 0,
+            now_ms=expired_at_ms or self._clock.now_ms() if may_expire else 0,
             entries_max=entries_max,
         )
         self.expired_reads += read.expired_count

@@ -49,9 +49,6 @@ P = TypeVar("P", bound=Projection)
 
 logger = logging.getLogger("iotmq.store")
 
-# A clock that is set back by so much at most does not take the times of the log back with it.
-CLOCK_STEP_BACK_MS_MAX = 600_000
-
 
 class Store(StoreReader):
     """A data directory opened for appending and reading. One thread owns it and calls everything here.
@@ -620,6 +617,11 @@ class Store(StoreReader):
             ("flush_seconds_total", "Time spent in syncs of the log", flusher.flush_s),
             ("queues", "Queues known", len(self._queues.queues())),
             ("expired_reads_total", "Records passed over by reads: their time is over", self.expired_reads),
+            (
+                "clock_behind_seconds",
+                "How far the clock is behind the last record's store time",
+                max(0, self._log.last_store_timestamp_ms - self._clock.now_ms()) / 1000,
+            ),
             ("read_only", "1 after the disk refused for good", float(self.failure is not None)),
             ("failed_projections", "Projections that stay behind", self._dispatch.failed_count),
             ("cold_loads_total", "Reads that had to wait for the disk", self._cold_pages.loads),
@@ -636,14 +638,12 @@ class Store(StoreReader):
         yield from self._projections.metrics()
 
     def _store_time_ms(self) -> int:
-        """The store time of the next record: the clock's, or the last record's when the clock was set back.
+        """The store time of the next record: the clock's, or the last record's while the clock is behind it.
 
-        Searches by time go by halves, so the times of a log must not fall. A clock that is back by more than
-        CLOCK_STEP_BACK_MS_MAX was wrong before, and the log follows it rather than staying in the future.
+        Searches by time go by halves, and readers build windows on it, so the times of a log never fall:
+        clocks that are wrong at the start of a machine without a battery are behind.
         """
-        now_ms = self._clock.now_ms()
-        back_ms = self._log.last_store_timestamp_ms - now_ms
-        return now_ms + back_ms if 0 < back_ms <= CLOCK_STEP_BACK_MS_MAX else now_ms
+        return max(self._clock.now_ms(), self._log.last_store_timestamp_ms)
 
     def _bring_level(self, progress: CatchUpProgress | None) -> None:
         """Have queues and projections apply what the log has; then the threads that serve it may start."""

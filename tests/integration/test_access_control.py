@@ -15,8 +15,7 @@ from certificates import make_certificate, make_root
 from eventually import soon
 from local_cluster import LocalCluster
 
-from iotmq.bridge.options import parse_options
-from iotmq.bridge.source import open_cluster
+from iotmq.bridge.options.reading import parse_options
 from iotmq.client import (
     Admin,
     ClientSettings,
@@ -339,10 +338,10 @@ async def test_everything_over_tls(tmp_path: Path) -> None:
                 "groupIdPrefix": "g", "tls": "true", "tlsCaFile": root.certificate,
                 "accessKey": account["access_key"], "secretKey": account["secret_key"],
             }  # fmt: skip
-            cluster = open_cluster(parse_options(options, streaming=False))
+            cluster = parse_options(options, streaming=False).connection.open()
             try:
                 return sum(
-                    bounds.max_offset for bounds in cluster.bounds("T", lambda _: True).bounds.values()
+                    bounds.max_offset for bounds in cluster.bounds("T", lambda _: True).held.bounds.values()
                 )
             finally:
                 cluster.close()

@@ -56,6 +56,41 @@ async def test_what_is_acknowledged_is_at_all_members_and_stays(make: MakeSite) 
     assert bodies(site, master)[:20] == expected
 
 
+async def test_another_master_knows_what_offsets_of_the_former_one_mean(make: MakeSite) -> None:
+    """Readers with offsets of their own are told of no change, because nothing that was shown is lost."""
+    site = make()
+    master = await site.start_all()
+    await site.in_sync(3)
+    connection = await site.connect(master)
+
+    async def bounds(connection: ClientConnection, **fields: str) -> Any:
+        request = Command.request(RequestCode.GET_QUEUE_BOUNDS, {"topic": "T", **fields})
+        response = await connection.request(request, timeout_s=10)
+        assert response.code == ResponseCode.SUCCESS, response.remark
+        return json.loads(response.body_bytes())
+
+    for number in range(20):
+        assert (await send(connection, b"%d" % number)).code == ResponseCode.SUCCESS
+    before = await bounds(connection)
+    await site.stop(master)
+    connection = await site.connect(await site.master())
+    after = await bounds(connection, generation=before["generation"])
+    epochs = [int(view["generation"].partition("-")[0]) for view in (before, after)]
+    assert epochs[0] < epochs[1], "a generation is the master's epoch"
+    assert before["generation"].partition("-")[2] == after["generation"].partition("-")[2] != "0"
+    read = {queue["queueId"]: queue["maxOffset"] for queue in before["queues"]}
+    assert sum(read.values()) == 20
+    for queue in after["queues"]:
+        assert queue["maxOffset"] == read[queue["queueId"]]
+        assert queue.get("changedOffset", read[queue["queueId"]]) >= read[queue["queueId"]]
+    # A reader that has seen a newer master than the one it asks is not told anything.
+    request = Command.request(
+        RequestCode.GET_QUEUE_BOUNDS, {"topic": "T", "generation": f"{epochs[1] + 1}-0"}
+    )
+    response = await connection.request(request, timeout_s=10)
+    assert response.code == ResponseCode.SERVICE_NOT_AVAILABLE
+
+
 async def test_a_follower_passes_requests_on_to_the_master(make: MakeSite) -> None:
     site = make()
     master = await site.start_all()

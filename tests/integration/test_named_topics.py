@@ -71,6 +71,26 @@ async def test_a_name_of_the_device_is_its_own(site: MqttSite) -> None:
         await device.disconnect()
 
 
+@pytest.mark.parametrize("client_id", ["$share", "$exclusive"])
+async def test_a_client_id_does_not_make_a_subscription_one_of_everything(
+    site: MqttSite, client_id: str
+) -> None:
+    """`%c/g/#` of the client `$share` would be `#` in the group `g`."""
+    site.mqtt_settings["auto_subscriptions"] = tuple(
+        AutoSubscriptionSettings(filter=name, qos=1) for name in ("%c/g/#", "%c/commands/x", "news")
+    )
+    await site.start("three")
+    device, other = SessionDevice(client_id), SessionDevice("other")
+    await device.connect(site.fronts["three"], clean_session=True)
+    await other.connect(site.fronts["two"], clean_session=True)
+    await other.publish("g/a", b"of others")
+    await other.publish("commands/x", b"of others")
+    await other.publish("news", b"1")
+    assert await device.receives(1) == [("news", b"1")]
+    await device.disconnect()
+    await other.disconnect()
+
+
 async def test_a_filter_without_a_new_name_is_refused_and_others_are_not(site: MqttSite) -> None:
     device = SessionDevice("a/b")
     await device.connect(site.fronts["one"])

@@ -172,6 +172,7 @@ def test_a_device_gets_a_command_when_it_is_too_hot_and_when_it_is_not_any_more(
         client_settings = ClientSettings(registries=(gateway.registry,))
         with SyncClient(client_settings) as client, SyncProducer(client) as producer:
             device = Device(gateway.mqtt_port)
+            producer.send(Message("commands", b"makes the topic"))
             chosen = msgspec.convert({"bootstrap": gateway.registry, **settings}, Settings)
             for readings, count in (([70, 81, 90], 1), ([78, 85], 0), ([74.5, 3], 2)):
                 for reading in readings:

@@ -120,6 +120,7 @@ def test_good_payloads_are_rows_and_bad_ones_have_a_reason(
     }
 
 
+@pytest.mark.spark_long
 def test_small_files_of_earlier_batches_are_put_together(
     spark: SparkSession, gateway: GatewayProcess, producer: SyncProducer, tmp_path: Path
 ) -> None:
@@ -201,6 +202,7 @@ sys.exit(lake.run(spark, settings))
 
 
 @pytest.mark.crash
+@pytest.mark.spark_long
 def test_a_killed_job_has_every_record_once_after_its_restart(
     spark: SparkSession, gateway: GatewayProcess, producer: SyncProducer, tmp_path: Path
 ) -> None:

@@ -114,7 +114,10 @@ def test_counts_agree_when_both_sides_of_a_default_bridge_are_killed(
         centre.start()
         with mosquitto:
             eventually(lambda: len(set(subscriber.payloads())) == COUNT, "what waited at the centre")
-            assert repeats(subscriber.payloads(), COUNT) <= WINDOW
+            # That the first hundred were acknowledged may be forgotten with the centre that was killed.
+            found = subscriber.payloads()
+            assert repeats(found, COUNT) <= WINDOW + 100
+            assert sum(int(number) >= 100 for number in found) <= COUNT - 100 + WINDOW
     finally:
         subscriber.end()
 

@@ -156,6 +156,29 @@ def test_the_pull_consumer_gets_everything_and_by_tag(gateway: GatewayProcess, c
     assert cpp.call("pull", group="cpp-pull", topic="CppPull") == []
 
 
+def test_the_pull_consumer_gets_what_spark_has_written(gateway: GatewayProcess, cpp: PipedClient) -> None:
+    """Some in batches, and those with a delay of their own one by one."""
+    pytest.importorskip("pyspark")
+    from sink_harness import record_batches, sink
+
+    send_natively(gateway, "CppSunk", ("first", "t"))
+    rows = [
+        {
+            "value": f"sunk-{number}".encode(),
+            "key": f"k{number}",
+            "tags": "s",
+            "delay_ms": 50 * (number % 10 == 0),
+        }
+        for number in range(60)
+    ]
+    for _ in range(2):
+        assert sink(gateway.registry, record_batches(rows), topic="CppSunk") == 60
+    eventually(lambda: len(stored(gateway, "CppSunk")) == 61, "the delayed ones are there")
+    got = cpp.call("pull", group="cpp-sunk", topic="CppSunk")
+    assert sorted(bodies(got)) == sorted(["first", *(f"sunk-{number}" for number in range(60))])
+    assert {each["tags"] for each in got if each["body"] != "first"} == {"s"}
+
+
 def test_the_push_consumer_gets_native_messages(gateway: GatewayProcess, cpp: PipedClient) -> None:
     send_natively(gateway, "CppPush", *((f"before-{number}", "t") for number in range(30)))
     cpp.call("push", group="cpp-push", topic="CppPush")

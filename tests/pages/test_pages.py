@@ -7,6 +7,7 @@ A comment in front of a block changes how it is treated:
 - `<!-- background: subscribes -->` or `consumes`: runs until the page ends. The next block runs when it has
   subscribed, or has asked for messages; at the end the output that is shown is waited for.
 - `<!-- routes file -->`: the content of mqtt.routes_file.
+- `<!-- settings of JOB -->`: the file of a job for Spark.
 - `<!-- stopped -->`: runs after the gateway of the page has stopped.
 
 Every page has a gateway of its own on free ports. `iotmq`, `mosquitto_pub` and `mosquitto_sub` are stand-ins
@@ -33,6 +34,7 @@ from eventually import eventually
 from gateway_process import SMALL_STORE, GatewayProcess
 
 from iotmq.broker.access.accounts_file import parse_accounts
+from iotmq.commands.spark import all_jobs, find_job, read_job_settings
 from iotmq.config.config import load_config
 from iotmq.mqtt_front.publish.route_file import read_routes
 
@@ -41,6 +43,7 @@ PAGES: Final = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "d
 COMMANDS: Final = re.compile(r"^(?:\$ |iotmq |mosquitto_|curl |make |python )", re.M)
 LANGUAGES: Final = {"", "sh", "console", "python", "toml", "yaml", "json"}
 DEADLINE_S: Final = 60
+_OF_JOB: Final = "settings of "
 READY_BY: Final = {
     "background: subscribes": "iotmq_mqtt_subscriptions",
     "background: consumes": "iotmq_broker_parked_pulls_total",
@@ -284,6 +287,8 @@ def test_settings_load(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyP
     config.write_text(text)
     if block.mark == "routes file":
         assert read_routes(config)
+    elif block.mark.startswith(_OF_JOB):
+        assert read_job_settings(find_job(block.mark.removeprefix(_OF_JOB)), config)
     else:
         load_config(config)
 
@@ -327,7 +332,7 @@ def test_blocks_have_a_language_and_those_without_hold_no_commands() -> None:
 
 
 def test_marks_are_known() -> None:
-    known = {"", "gateway", "stopped", "routes file", *READY_BY}
+    known = {"", "gateway", "stopped", "routes file", *READY_BY, *(_OF_JOB + name for name in all_jobs())}
     assert [
         block.place
         for block in BLOCKS

@@ -259,6 +259,7 @@ FIELDS: dict[int, dict[str, list[str]]] = {
         "offline": BOOLEANS,
     },
     RequestCode.GET_QUEUE_STATES: {"topic": NAMES},
+    RequestCode.GET_QUEUE_BOUNDS: {"topic": NAMES, "generation": NAMES},
     RequestCode.ADD_QUEUES: {"topic": NAMES, "queueNums": NUMBERS},
     RequestCode.FREEZE_QUEUES: {"topic": NAMES, "queueIds": NUMBERS},
     RequestCode.THAW_QUEUES: {"topic": NAMES, "queueIds": NUMBERS},

@@ -101,6 +101,9 @@ class Program:
         }
         if self.random.random() < 0.2:
             ext["maxMsgBytes"] = choice(["1", "500", "100000", "0", "x"])
+        if self.random.random() < 0.1:
+            # Readers with offsets of their own.
+            ext[choice(["tellGaps", "generation"])] = choice(["true", "", "1-0"])
         if self.random.random() < 0.2:
             ext[choice(list(ext))] = choice(["", "-1", "T", "none", "99999999999", "SQL92", "ü", "1e3"])
         if self.random.random() < 0.1:

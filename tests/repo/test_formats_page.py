@@ -21,6 +21,7 @@ from iotmq.broker.tables.changed_settings import ChangedSettings
 from iotmq.broker.tables.config_files import ConfigFile
 from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
 from iotmq.broker.tables.deleted_topics import DeletedTopic, DeletedTopics
+from iotmq.broker.tables.generations import LogGenerations
 from iotmq.broker.tables.subscription_groups import SYSTEM_GROUPS, SubscriptionGroups
 from iotmq.broker.tables.topics import TopicConfig, TopicTable
 from iotmq.message.message_ids import offset_message_id
@@ -91,6 +92,11 @@ def example(directory: Path) -> None:
     deleted = DeletedTopics(directory / "config" / "deletedTopics.json")
     deleted.add("U", DeletedTopic(position=4096, version=2))
     deleted.write(deleted.take_unsaved() or b"")
+    generations_clock = ManualClock(END_MS - 5)
+    for position in (0, 5460):
+        generations = LogGenerations(directory / "config" / "logGenerations.json", generations_clock)
+        generations.begin(min_position=0, end_position=position)
+        generations_clock.advance(0.005)
     settings = ChangedSettings(
         directory / "config" / "brokerSettings.json", BrokerSettings(), StoreSettings()
     )
@@ -168,6 +174,7 @@ def test_the_page_has_a_dump_of_every_format() -> None:
         "config/consumerOffset.json",
         "config/delayOffset.json",
         "config/deletedTopics.json",
+        "config/logGenerations.json",
         "config/brokerSettings.json",
         "config/consumerFilter.json",
     ]

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from iotmq.bridge.jobs.commands import COMMAND_COLUMNS, send_commands
 from iotmq.bridge.jobs.readings import SOURCE_SCHEMA, device_readings
 from iotmq.bridge.jobs.snapshots import Snapshots
-from iotmq.bridge.jobs.stream_run import Report, StreamSettings, query_id, read_stream, run_stream
+from iotmq.bridge.jobs.stream_run import Report, Signals, StreamSettings, query_id, read_stream, run_stream
 from iotmq.errors import ConfigError
 
 NAME: Final = "alerts"
@@ -85,7 +85,7 @@ class Settings(StreamSettings, frozen=True, kw_only=True, forbid_unknown_fields=
     """Level of the MQTT topic that names the device, from 1."""
 
 
-def run(spark: SparkSession, settings: Settings) -> int:
+def run(spark: SparkSession, settings: Settings, *, signals: Signals | None = None) -> int:
     """Run the job; 0 when it caught up, 1 when it failed, 130 when it was told twice to end."""
     check_rules(settings)
     table = Snapshots(spark, settings.state, STATE_SCHEMA)
@@ -95,7 +95,7 @@ def run(spark: SparkSession, settings: Settings) -> int:
             lambda batch, batch_id: _take(table, settings, report, batch, f"{query_id(spark)}-{batch_id}")
         )
 
-    return run_stream(NAME, settings, writer)
+    return run_stream(NAME, settings, writer, signals=signals)
 
 
 def check_rules(settings: Settings) -> None:
@@ -231,10 +231,18 @@ def _tell(changes: DataFrame, settings: Settings, report: Report, name: str) -> 
     if settings.parquet:
         changes.coalesce(1).write.mode("overwrite").parquet(f"{settings.parquet}/batch={name}")
     if any(rule.topic for rule in settings.rules):
-        sent = send_commands(
-            commands_of(changes, settings.rules), settings.bootstrap, settings.command_topic, settings.source
-        )
-        report.add("commands", sent)
+        commands = commands_of(changes, settings.rules).persist()
+        try:
+            send_commands(
+                commands,
+                bootstrap=settings.bootstrap,
+                topic=settings.command_topic,
+                source=settings.source,
+                batch=name,
+            )
+            report.add("commands", commands.count())
+        finally:
+            commands.unpersist()
     if settings.console:
         print("\n".join(_lines(changes)), flush=True)
 

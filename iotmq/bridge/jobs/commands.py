@@ -1,37 +1,38 @@
-"""Commands to devices, out of a batch of a stream."""
+"""Messages from jobs: commands to devices out of a batch of a stream, and settings of native clients."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import islice
 from typing import Final
 
 from pyspark.sql import DataFrame
 
-from iotmq.client import Message, SyncClient, SyncProducer
 from iotmq.client.transport.settings import ClientSettings
-from iotmq.message.properties import MQTT_QOS, MQTT_TOPIC
 
 COMMAND_COLUMNS: Final = ("value", "mqtt_topic", "qos")
 
-_AT_ONCE: Final = 500
+# Options of a reader that a writer takes, too.
+_OF_BOTH: Final = ("accessKey", "secretKey", "tls", "tlsCaFile", "requestTimeoutMs", "retryTimeoutMs")
 
 
-def send_commands(commands: DataFrame, bootstrap: str, topic: str, source: Mapping[str, str]) -> int:
-    """Send rows of COMMAND_COLUMNS to devices, through a broker topic; returns how many when all are stored.
+def send_commands(
+    commands: DataFrame, *, bootstrap: str, topic: str, source: Mapping[str, str], batch: str
+) -> None:
+    """Store rows of COMMAND_COLUMNS for devices, through a broker topic, which has to be there.
 
-    Account and encryption are those of `source`, options of format iotmq. A batch done again is sent again.
+    `batch` is QUERY-NUMBER: what is sent again, by a batch that is done again, is stored once.
     """
-    rows = iter(commands.toLocalIterator())
-    sent = 0
-    with SyncClient(client_settings(bootstrap, source)) as client, SyncProducer(client) as producer:
-        while messages := [
-            Message(topic, bytes(row.value), properties={MQTT_TOPIC: row.mqtt_topic, MQTT_QOS: str(row.qos)})
-            for row in islice(rows, _AT_ONCE)
-        ]:
-            producer.send_batch(messages)
-            sent += len(messages)
-    return sent
+    query, _, number = batch.rpartition("-")
+    # One task and one order, so that each try sends the same.
+    ordered = commands.coalesce(1).sortWithinPartitions(*COMMAND_COLUMNS)
+    (
+        ordered.write.format("iotmq")
+        .mode("append")
+        .options(**{name: value for name, value in source.items() if name in _OF_BOTH})
+        .options(**{"iotmq.bootstrap.servers": bootstrap, "topic": topic})
+        .options(producerId=query, batchId=number)
+        .save()
+    )
 
 
 def client_settings(bootstrap: str, source: Mapping[str, str]) -> ClientSettings:

@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 from iotmq.bridge.jobs.compaction import Compaction
 from iotmq.bridge.jobs.payloads import Payload, data_schema, decode
 from iotmq.bridge.jobs.readings import device_of
-from iotmq.bridge.jobs.stream_run import Report, StreamSettings, query_id, read_stream, run_stream
+from iotmq.bridge.jobs.stream_run import Report, Signals, StreamSettings, query_id, read_stream, run_stream
 from iotmq.errors import ConfigError
 from iotmq.files import replace_file
 
@@ -63,7 +63,7 @@ class Settings(StreamSettings, frozen=True, kw_only=True, forbid_unknown_fields=
     """Level of the MQTT topic that names the device, from 1."""
 
 
-def run(spark: SparkSession, settings: Settings) -> int:
+def run(spark: SparkSession, settings: Settings, *, signals: Signals | None = None) -> int:
     """Run the job; 0 when it caught up, 1 when it failed, 130 when it was told twice to end."""
     compaction = Compaction(spark, settings.path, settings.file_bytes, settings.compact_after)
     # What was cut off in the middle is ended before anything is written.
@@ -81,7 +81,7 @@ def run(spark: SparkSession, settings: Settings) -> int:
             )
         )
 
-    return run_stream(NAME, settings, writer)
+    return run_stream(NAME, settings, writer, signals=signals)
 
 
 def payload_schema(spark: SparkSession, settings: Settings, compaction: Compaction) -> StructType:

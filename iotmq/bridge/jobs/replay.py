@@ -66,9 +66,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Account and encryption, as options of format iotmq."""
 
 
-def run(spark: SparkSession, settings: Settings) -> int:
+def run(spark: SparkSession, settings: Settings, *, signals: Signals | None = None) -> int:
     """Run the job; 0 when all rows are sent, 130 when it was told to end before."""
-    told = Signals()
+    told = Signals() if signals is None else signals
     with told.listening():
         report = Replay(settings, told).run(chosen_rows(spark, settings))
     if settings.report:

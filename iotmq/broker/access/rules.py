@@ -255,6 +255,7 @@ RULES: Final[dict[int, Rule]] = {
     RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: _LOOKS,
     RequestCode.GET_MAX_OFFSET: _LOOKS,
     RequestCode.GET_MIN_OFFSET: _LOOKS,
+    RequestCode.GET_QUEUE_BOUNDS: _LOOKS,
     RequestCode.GET_EARLIEST_MESSAGE_STORE_TIME: _LOOKS,
     RequestCode.GET_TOPIC_STATS_INFO: _LOOKS,
     RequestCode.GET_TOPIC_CONFIG: _LOOKS,

@@ -56,6 +56,8 @@ UNCONFIRMED_MAX: Final = 4_096
 # Between looks, so that many due times close together are one look.
 PACE_S: Final = 0.005
 LOOK_AGAIN_S: Final = 1.0
+# While the clock is behind, a delay level takes longer by about this share of its length.
+LATE_LOOK_SHARE: Final = 1 / 16
 RETRY_S: Final = 1.0
 # What falls due so soon is brought into memory, so much of it.
 AHEAD_MS: Final = 2_000
@@ -95,7 +97,7 @@ class Timers:
         self._has_failed = False
         # Level -> (position, monotonic seconds): what stands before it was stored when the clock was ahead
         # of what it is now, and is delivered then at the latest.
-        self._late_levels: dict[int, tuple[int, float]] = {}
+        self._late_levels: dict[int, list[tuple[int, float]]] = {}
         self.delivered_count = 0
         self.skipped_count = 0
         self.cancelled_count = 0
@@ -485,28 +487,34 @@ class Timers:
     def _look_for_late_levels(self, now_ms: int, now_s: float) -> None:
         """Notice that the clock was set back, by the levels: nothing waits longer than its level."""
         delays_ms = self._levels.delays_ms
+        position = self._index.applied_position
         for kind in self._index.kinds():
-            if not 0 < kind <= len(delays_ms) or kind in self._late_levels:
+            if not 0 < kind <= len(delays_ms):
+                continue
+            notes = self._late_levels.get(kind, [])
+            delay_s = delays_ms[kind - 1] / 1000
+            # What comes while the clock is behind is as late; a few looks in the time of a level are enough.
+            if notes and (notes[-1][0] == position or notes[-1][1] > now_s + delay_s * (1 - LATE_LOOK_SHARE)):
                 continue
             first = self._index.first_of(kind)
             if first is not None and first.due_ms > now_ms + delays_ms[kind - 1] + CLOCK_SLACK_MS:
-                self._late_levels[kind] = (self._index.applied_position, now_s + delays_ms[kind - 1] / 1000)
+                self._late_levels.setdefault(kind, []).append((position, now_s + delay_s))
 
     def _late_of_levels(self, now_s: float) -> list[Timer]:
         """Find messages that wait only because the clock was set back, and have waited long enough."""
-        for kind, (position, due_s) in list(self._late_levels.items()):
-            if now_s < due_s:
-                continue
-            found = []
-            for timer in self._index.before(position, kinds=(kind,)):
-                if timer.position not in self._ended.unconfirmed:
-                    found.append(timer)
-                if len(found) == TURN_TIMERS_MAX:
+        for kind, notes in list(self._late_levels.items()):
+            while notes and notes[0][1] <= now_s:
+                found = []
+                for timer in self._index.before(notes[0][0], kinds=(kind,)):
+                    if timer.position not in self._ended.unconfirmed:
+                        found.append(timer)
+                    if len(found) == TURN_TIMERS_MAX:
+                        return found
+                if found:
                     return found
-            if not found:
+                notes.pop(0)
+            if not notes:
                 del self._late_levels[kind]
-                continue
-            return found
         return []
 
 

@@ -76,6 +76,14 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     # Ours: queues that take no more messages and are still read. Not written while there are none, so that
     # other software finds the topic as it knows it.
     frozen_queues: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
+    # Ours: the log's end when the topic was made, by which readers see that it was made anew. Not written for
+    # topics of an empty log, nor known of those that are older than this field.
+    made_at_position: int | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def made_at(self) -> int:
+        """The log's end when the topic was made; 0 when it was empty, or nobody knows."""
+        return 0 if self.made_at_position is msgspec.UNSET else self.made_at_position
 
     @property
     def frozen(self) -> tuple[int, ...]:
@@ -137,8 +145,17 @@ class TopicTable:
     listeners were added; saving and registering are listeners' work.
     """
 
-    def __init__(self, path: Path, clock: Clock, *, topics_max: int = limits.TOPICS_MAX) -> None:
+    def __init__(
+        self,
+        path: Path,
+        clock: Clock,
+        *,
+        topics_max: int = limits.TOPICS_MAX,
+        end_position: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`end_position` is that of the log whose topics these are."""
         self._file = ConfigFile(path)
+        self._end_position = end_position
         # Deletions the log still has records from.
         self.deleted = DeletedTopics(
             path.with_name("deletedTopics.json"), is_configured=lambda name: name in self._topics
@@ -172,6 +189,9 @@ class TopicTable:
         """Add or replace a topic. Raises RequestError (1) for a bad name, queue count, or too many topics."""
         name = config.topic_name
         current = self._topics.get(name)
+        made_at = self._end_position() or msgspec.UNSET if current is None else current.made_at_position
+        if config.made_at_position != made_at:
+            config = msgspec.structs.replace(config, made_at_position=made_at)
         if current == config:
             return config
         if current is None:

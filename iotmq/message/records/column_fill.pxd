@@ -54,9 +54,11 @@ cdef struct Outputs:
     Values* body
     Values* topic
     Values* properties
+    Values* message_id             # where the record is stored, as its id says it
     Values body_values
     Values topic_values
     Values properties_values
+    Values message_id_values
     Wanted* wanted
     Py_ssize_t wanted_count
     int64_t timestamp_factor       # 1 for ms, 1,000 for us
@@ -75,6 +77,7 @@ cdef struct Counted:
     Py_ssize_t body_bytes
     Py_ssize_t topic_bytes
     Py_ssize_t properties_bytes
+    Py_ssize_t message_id_bytes
 
 # First pass, over at most `count_max` records: every one checked. On a Problem `counted` says which record has it.
 cdef int count_records(const uint8_t* start, const uint8_t* end, Py_ssize_t count_max, Counted* counted) noexcept nogil

@@ -27,6 +27,7 @@ cdef enum:
     INFLATE_STEP_BYTES = 16384
     # Input taken into one Columns: text may triple when U+FFFD replaces its bytes, and still fits int32.
     INPUT_BYTES_MAX = 512 * 1024 * 1024
+    POSITION_BYTES = 8
     COLUMNS_FULL = -105            # not an error: the record goes to the next Columns
 
 
@@ -48,6 +49,7 @@ cdef int count_records(const uint8_t* start, const uint8_t* end, Py_ssize_t coun
         counted.body_bytes += parts.body_size
         counted.topic_bytes += parts.topic_size
         counted.properties_bytes += parts.properties_size
+        counted.message_id_bytes += 2 * (parts.store_host_size + POSITION_BYTES)
     return FORMAT_OK
 
 
@@ -81,6 +83,8 @@ cdef inline int fill_record(Outputs* outputs, Py_ssize_t index, const RecordPart
     if outputs.topic != NULL and not add_text(outputs.topic, index, parts.topic, parts.topic_size):
         return OUT_OF_MEMORY
     if outputs.properties != NULL and not add_bytes(outputs.properties, index, parts.properties, parts.properties_size):
+        return OUT_OF_MEMORY
+    if outputs.message_id != NULL and not add_message_id(outputs.message_id, index, parts):
         return OUT_OF_MEMORY
     if outputs.wanted_count and not add_wanted(outputs, index, parts):
         return OUT_OF_MEMORY
@@ -184,6 +188,28 @@ cdef inline bint add_bytes(Values* values, Py_ssize_t index, const uint8_t* valu
     # INPUT_BYTES_MAX keeps the sum within an int32.
     if not append(&values.data, value, size):
         return False
+    values.offsets[index + 1] = <int32_t> values.data.size
+    return True
+
+
+cdef bint add_message_id(Values* values, Py_ssize_t index, const RecordParts* parts) noexcept nogil:
+    # As `iotmq.message.message_ids.offset_message_id`.
+    cdef const char* digits = "0123456789ABCDEF"
+    cdef Py_ssize_t size = 2 * (parts.store_host_size + POSITION_BYTES)
+    cdef uint8_t* target
+    cdef int32_t at
+    cdef int shift
+    if not reserve(&values.data, size):
+        return False
+    target = values.data.data + values.data.size
+    for at in range(parts.store_host_size):
+        target[0] = digits[parts.store_host[at] >> 4]
+        target[1] = digits[parts.store_host[at] & 15]
+        target += 2
+    for shift in range(60, -4, -4):
+        target[0] = digits[(parts.position >> shift) & 15]
+        target += 1
+    values.data.size += size
     values.offsets[index + 1] = <int32_t> values.data.size
     return True
 
@@ -314,6 +340,7 @@ cdef void free_outputs(Outputs* outputs) noexcept nogil:
     free_values(&outputs.body_values)
     free_values(&outputs.topic_values)
     free_values(&outputs.properties_values)
+    free_values(&outputs.message_id_values)
     for index in range(outputs.wanted_count):
         free_values(&outputs.wanted[index].values)
     free(outputs.wanted)

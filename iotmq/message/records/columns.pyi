@@ -9,6 +9,7 @@ from typing_extensions import Buffer
 NUMBER_COLUMNS: Final[tuple[str, ...]]
 BYTES_COLUMNS: Final[tuple[str, ...]]
 COLUMNS: Final[tuple[str, ...]]
+MESSAGE_ID_COLUMN: Final[str]
 
 class ColumnBuffer(Buffer):
     @property

@@ -39,6 +39,8 @@ NUMBER_COLUMNS = (
 )
 BYTES_COLUMNS = ("body", "topic", "properties")
 COLUMNS = NUMBER_COLUMNS + BYTES_COLUMNS
+# Made only when asked for by name: the id that says where a record is stored.
+MESSAGE_ID_COLUMN = "message_id"
 
 _NARROW = frozenset(("queue_id", "flag", "sys_flag", "reconsume_times"))
 _TIMES = frozenset(("born_timestamp", "store_timestamp"))
@@ -164,7 +166,7 @@ def iter_columns(buffer, **options):
     """Return the records of `buffer` as one Columns after another; none for an empty buffer.
 
     Options, all by keyword:
-    columns: which of COLUMNS to make, in this order (default all).
+    columns: which of COLUMNS and "message_id" to make, in this order (default all of COLUMNS).
     keys: names of properties, each a nullable column "property.NAME"; the last of several wins.
     timestamp_unit: "ms", or "us" as Spark wants them.
     check_crc: compare each body with the record's CRC (default no, as clients do).
@@ -228,7 +230,7 @@ def _decode(buffer, Py_ssize_t at, *, columns=COLUMNS, keys=(), str timestamp_un
 
 
 def _check_options(columns, names, timestamp_unit, bad_bodies, inflated_bytes_max, bytes_max, count_max):
-    unknown = [name for name in columns if name not in COLUMNS]
+    unknown = [name for name in columns if name not in COLUMNS and name != MESSAGE_ID_COLUMN]
     if unknown:
         raise ValueError(f"no column {unknown[0]!r}; there are {', '.join(COLUMNS)}")
     if len(set(columns)) != len(columns) or len(set(names)) != len(names):
@@ -302,6 +304,9 @@ cdef int _allocate(Outputs* outputs, const Counted* counted, dict numbers, colum
         elif name == "properties":
             outputs.properties = &outputs.properties_values
             _init_values(outputs.properties, counted.count, counted.properties_bytes, False)
+        elif name == MESSAGE_ID_COLUMN:
+            outputs.message_id = &outputs.message_id_values
+            _init_values(outputs.message_id, counted.count, counted.message_id_bytes, False)
         else:
             numbers[name] = _new_buffer(counted.count * (4 if name in _NARROW else 8))
     outputs.queue_id = <int32_t*> _address(numbers, "queue_id")
@@ -356,6 +361,8 @@ cdef int _hand_over(Outputs* outputs, Columns result, dict numbers, columns, lis
             result._buffers[name] = _take(outputs.topic, result.count)
         elif name == "properties":
             result._buffers[name] = _take(outputs.properties, result.count)
+        elif name == MESSAGE_ID_COLUMN:
+            result._buffers[name] = _take(outputs.message_id, result.count)
         else:
             buffer = numbers[name]
             buffer.size = result.count * (4 if name in _NARROW else 8)

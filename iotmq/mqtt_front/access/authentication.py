@@ -393,7 +393,7 @@ class Authentication:
         self._undecided.remove(device)
         decision = self._deciding.pop(device, None)
         if decision is not None:
-            decision.is_given_up = True
+            decision.give_up()
 
     def _prove(self, asked: Credentials) -> None:
         self._failures.prove(asked.address, asked.user_name)

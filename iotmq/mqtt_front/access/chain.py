@@ -48,6 +48,14 @@ class Decision:
         """Return whether somebody waits for the verdict."""
         return not self.is_given_up
 
+    def give_up(self) -> None:
+        """The device is known, or has gone; on the thread of the front end.
+
+        Its CONNECT, maybe with a large will, does not wait for the turn of a question of nobody.
+        """
+        self.is_given_up = True
+        self.done = _nobody_waits
+
     def look(self) -> bool:
         """Go on as far as answers are remembered. False when a link has to be asked."""
         while self.at < len(self.links):
@@ -88,6 +96,10 @@ class Decision:
         """Have the links remember what they have answered; on the thread of the front end."""
         for link, key, answer in self._kept:
             link.keep(key, answer)
+
+
+def _nobody_waits(_decision: Decision) -> None:
+    """Stand for who has gone."""
 
 
 class Chain:

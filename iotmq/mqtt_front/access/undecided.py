@@ -43,18 +43,25 @@ class Undecided:
 
 
 def _size(connect: Connect) -> int:
-    size = len(connect.client_id) + len(connect.user_name or "") + len(connect.password or b"")
+    size = _bytes_of(connect.client_id, connect.user_name, connect.password)
     size += _properties_size(connect.properties)
     if connect.will is not None:
-        size += (
-            len(connect.will.topic) + len(connect.will.payload) + _properties_size(connect.will.properties)
-        )
+        size += _bytes_of(connect.will.topic, connect.will.payload)
+        size += _properties_size(connect.will.properties)
     return size
 
 
 def _properties_size(properties: Properties) -> int:
     """Of those that may be long; an exchange keeps its data as it came, and two messages made of it."""
-    size = sum(len(name) + len(value) for name, value in properties.user_properties)
-    for value in (properties.correlation_data, properties.response_topic, properties.content_type):
-        size += len(value or "")
+    size = sum(_bytes_of(*pair) for pair in properties.user_properties)
+    size += _bytes_of(properties.correlation_data, properties.response_topic, properties.content_type)
     return size + 3 * len(properties.authentication_data or b"")
+
+
+def _bytes_of(*values: str | bytes | None) -> int:
+    """As they are kept: a text with one character beyond ASCII may have four bytes for each."""
+    return sum(
+        len(value) * (4 if isinstance(value, str) and not value.isascii() else 1)
+        for value in values
+        if value is not None
+    )

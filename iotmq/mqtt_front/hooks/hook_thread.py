@@ -13,7 +13,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future
+from functools import partial
+from queue import SimpleQueue
 from typing import Any, Final, NamedTuple
 
 from iotmq import limits
@@ -34,13 +36,50 @@ class HookCall(NamedTuple):
     """About how many bytes its arguments take."""
 
 
+class _Threads(Executor):
+    """Threads whose functions the end of the process does not wait for, as it would with ThreadPoolExecutor.
+
+    One thread at a time calls its methods.
+    """
+
+    def __init__(self) -> None:
+        # None ends a thread.
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._count = 0
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._calls.put((future, partial(fn, *args, **kwargs)))
+        if self._count < _THREADS:
+            self._count += 1
+            threading.Thread(target=self._run, name=f"iotmq-hook_{self._count}", daemon=True).start()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the threads when they have nothing to do; nobody waits for them."""
+        for _ in range(self._count):
+            self._calls.put(None)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            future, function = call
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                # Whatever a user's program raises: who has asked is told.
+                future.set_exception(error)
+            del call, future, function
+
+
 class HookThread:
     """Runs calls until it is stopped. `call` and `tell` are for the front end's loop."""
 
     def __init__(self, front_loop: asyncio.AbstractEventLoop) -> None:
         self._front_loop = front_loop
         self._loop = asyncio.new_event_loop()
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="iotmq-hook")
+        self._pool = _Threads()
         self._thread = threading.Thread(target=self._run, name="iotmq-hooks", daemon=True)
         self._tasks: set[asyncio.Task[None]] = set()
         # What is only told, in its order; a condition is not needed, because the loop is woken.
@@ -97,7 +136,7 @@ class HookThread:
         self._is_stopped = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         await asyncio.to_thread(self._thread.join, _STOP_TIMEOUT_S)
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.shutdown(wait=False)
 
     # In the thread
 

@@ -30,6 +30,12 @@ cdef enum:
     ERROR_SYSCALL = 5
     ERROR_ZERO_RETURN = 6
     FULL_READ_BYTES = 16000     # with a read of about a record the kernel may have more
+    RECEIVED_SHUTDOWN = 2       # for SSL_set_shutdown: nothing more is taken
+    SET_MESSAGE_ARGUMENT = 16   # for SSL_ctrl
+    RECORD_HEADER = 256         # of those that a message callback gets
+    READS_MAX = 256             # of a link in one go, one for each record: a microsecond each
+    # Without data, such as requests for other keys, in one go: 20 us each. OpenSSL would go on as long as they come.
+    IDLE_RECORDS_MAX = 32
 
 # Of OpenSSL; SSL and SSL_CTX are opaque here.
 ctypedef int (*OfConnection)(void* connection) noexcept nogil
@@ -39,6 +45,11 @@ ctypedef int (*Read)(void* connection, void* data, int size) noexcept nogil
 ctypedef int (*Write)(void* connection, const void* data, int size) noexcept nogil
 ctypedef int (*GetError)(const void* connection, int result) noexcept nogil
 ctypedef void (*ClearErrors)() noexcept nogil
+ctypedef void (*Message)(
+    int is_written, int version, int kind, const void* data, size_t size, void* connection, void* argument
+) noexcept
+ctypedef void (*SetMessage)(void* connection, Message callback) noexcept nogil
+ctypedef long (*Control)(void* connection, int command, long number, void* argument) noexcept nogil
 
 cdef Read ssl_read = NULL
 cdef Write ssl_write = NULL
@@ -48,6 +59,9 @@ cdef OfConnection ssl_shutdown = NULL
 cdef OfConnection ssl_up_ref = NULL
 cdef VoidOfConnection ssl_free = NULL
 cdef SetNumber ssl_set_read_ahead = NULL
+cdef SetNumber ssl_set_shutdown = NULL
+cdef SetMessage ssl_set_msg_callback = NULL
+cdef Control ssl_ctrl = NULL
 cdef ClearErrors err_clear_error = NULL
 
 # Before which Python's connections are known to look as they are taken to.
@@ -71,7 +85,7 @@ def can_shake_hands():
 
 cdef bint _find_functions():
     global ssl_read, ssl_write, ssl_get_error, ssl_has_pending, ssl_shutdown, ssl_up_ref, ssl_free
-    global ssl_set_read_ahead, err_clear_error
+    global ssl_set_read_ahead, ssl_set_shutdown, ssl_set_msg_callback, ssl_ctrl, err_clear_error
     cdef void* library
     import _ssl
     name = getattr(_ssl, "__file__", None)
@@ -88,11 +102,14 @@ cdef bint _find_functions():
     ssl_up_ref = <OfConnection>dlsym(library, "SSL_up_ref")
     ssl_free = <VoidOfConnection>dlsym(library, "SSL_free")
     ssl_set_read_ahead = <SetNumber>dlsym(library, "SSL_set_read_ahead")
+    ssl_set_shutdown = <SetNumber>dlsym(library, "SSL_set_shutdown")
+    ssl_set_msg_callback = <SetMessage>dlsym(library, "SSL_set_msg_callback")
+    ssl_ctrl = <Control>dlsym(library, "SSL_ctrl")
     err_clear_error = <ClearErrors>dlsym(library, "ERR_clear_error")
     return (
         ssl_read != NULL and ssl_write != NULL and ssl_get_error != NULL and ssl_has_pending != NULL
         and ssl_shutdown != NULL and ssl_up_ref != NULL and ssl_free != NULL and ssl_set_read_ahead != NULL
-        and err_clear_error != NULL
+        and ssl_set_shutdown != NULL and ssl_set_msg_callback != NULL and ssl_ctrl != NULL and err_clear_error != NULL
     )
 
 
@@ -103,6 +120,17 @@ cdef bint _is_place_known():
     if connection.__sizeof__() < _PLACE + 2 * <Py_ssize_t>sizeof(void*):
         return False
     return _word(connection, _PLACE + sizeof(void*)) == <void*><PyObject*>context and _word(connection, _PLACE) != NULL
+
+
+cdef void _count_record(
+    int is_written, int version, int kind, const void* data, size_t size, void* connection, void* argument
+) noexcept:
+    """Have a read end when all that has come is records without data."""
+    cdef TlsLink link = <TlsLink>argument
+    if kind == RECORD_HEADER and not is_written:
+        link._idle_records += 1
+        if link._idle_records > IDLE_RECORDS_MAX:
+            ssl_set_shutdown(connection, RECEIVED_SHUTDOWN)
 
 
 cdef class TlsLink(SocketLink):
@@ -119,6 +147,7 @@ cdef class TlsLink(SocketLink):
     cdef uint8_t _is_broken             # OpenSSL has failed, and is not to be asked for anything any more
     cdef uint8_t _is_waiting            # for the device, whose part of the handshake is next
     cdef uint8_t _read_awaits_room      # a read has to send something first
+    cdef uint8_t _idle_records          # that have come in this read, and brought nothing
 
     def __init__(self, Sockets sockets not None, connection not None, context not None, ready not None):
         """`connection` is a socket that was accepted; it belongs to the link when the handshake is over, or failed."""
@@ -169,6 +198,8 @@ cdef class TlsLink(SocketLink):
         self._is_reading = not self._is_closing
         self._release()
         if self._is_reading:
+            ssl_ctrl(self._ssl, SET_MESSAGE_ARGUMENT, 0, <void*>self)
+            ssl_set_msg_callback(self._ssl, _count_record)
             self._watch(EPOLLIN)
             # The handshake may have brought along what comes behind it.
             self._has_unread = True
@@ -216,13 +247,20 @@ cdef class TlsLink(SocketLink):
         cdef Py_ssize_t filled = 0
         cdef Py_ssize_t problem
         cdef int got = 0
+        cdef int reads = 0
+        if self._is_broken:
+            return -EPROTO
         err_clear_error()
         self._has_unread = False
-        while filled < size:
+        self._idle_records = 0
+        while filled < size and reads < READS_MAX:
             got = ssl_read(self._ssl, data + filled, <int>min(size - filled, <Py_ssize_t>INT_MAX))
             if got <= 0:
                 break
+            reads += 1
             filled += got
+            if self._idle_records:
+                self._idle_records -= 1     # the one that was read
             if filled < FULL_READ_BYTES and not ssl_has_pending(self._ssl):
                 return filled
         if got > 0:

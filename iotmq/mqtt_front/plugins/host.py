@@ -304,6 +304,7 @@ class PluginHost:
 
     async def _tell_events(self, has_events: asyncio.Event) -> None:
         instance = self._threads[0].instance
+        telling = asyncio.current_task()
         while True:
             await has_events.wait()
             has_events.clear()
@@ -313,7 +314,10 @@ class PluginHost:
                 try:
                     async with asyncio.timeout(self.plugin.settings.timeout_s):
                         await getattr(instance, f"on_{event}")(**words)
-                except Exception as error:
+                except BaseException as error:
+                    # A plug-in may raise anything, also what ends a task or a thread.
+                    if telling is not None and telling.cancelling():
+                        raise
                     _log.warning(
                         "a plug-in failed at an event",
                         extra={

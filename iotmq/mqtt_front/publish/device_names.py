@@ -1,8 +1,9 @@
 """%c and %u in templates of topics: the client id and the user name of a device.
 
 A name that has a wildcard or a slash would choose more of the topic than its place in the template is for,
-such as everybody's messages with the client id `#`: for such a device, and with %u for one without a user
-name, there is no topic.
+such as everybody's messages with the client id `#`, and so would one that begins with `$`: `%c/g/#` of the
+client `$share` is `#`, shared in the group `g`. For such a device, and with %u for one without a user name,
+there is no topic.
 """
 
 from __future__ import annotations
@@ -60,5 +61,5 @@ def with_names(template: str, names: DeviceNames) -> str:
 
 
 def _check(name: str, what: str) -> None:
-    if not _FORBIDDEN.isdisjoint(name):
-        raise ValueError(f"a {what} with +, # or / is not put into a topic")
+    if name.startswith("$") or not _FORBIDDEN.isdisjoint(name):
+        raise ValueError(f"a {what} with +, # or /, or with $ in front, is not put into a topic")

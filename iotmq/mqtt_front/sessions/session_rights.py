@@ -61,6 +61,8 @@ class SessionRights:
         self._clock = clock
         # Those whose wills others have no opinion about.
         self._wills_by_rules: set[Device] = set()
+        # Those whose subscriptions are being compared, and whether that has to be done again then.
+        self._under_way: dict[Device, bool] = {}
         # Those whose subscriptions are compared with changed rules.
         self._checking: Iterator[Device | LeftWill] | None = None
 
@@ -115,6 +117,7 @@ class SessionRights:
     def forget(self, device: Device) -> None:
         """The connection is over, and its will published or not."""
         self._wills_by_rules.discard(device)
+        self._under_way.pop(device, None)
 
     def _will_use(self, device: Device, will: packets.Will) -> tuple[str, Use] | None:
         try:
@@ -241,18 +244,30 @@ class SessionRights:
         return "" if bridge is None or self.rewrites.has_filters else bridge.prefix.decode()
 
     def check(self, device: Device, withdraw: Withdraw) -> None:
-        """Take from a connected device the subscriptions that it may not have any more."""
+        """Take from a connected device the subscriptions that it may not have any more.
+
+        A device that has it done over and over, by showing tokens, has it done one at a time.
+        """
         if device.rights is None or device.close_reason is not None or not device.subscriptions:
+            return
+        if device in self._under_way:
+            self._under_way[device] = True
             return
 
         def decided(filters: list[str]) -> None:
-            if not filters or device.close_reason is not None:
+            is_wanted_again = self._under_way.pop(device, False)
+            if device.close_reason is not None:
                 return
-            withdraw(device, filters)
-            if self.permissions.settings.on_revocation == "disconnect":
-                device.close(NOT_AUTHORIZED, "a subscription is not allowed any more")
-                device.finish()
+            if filters:
+                withdraw(device, filters)
+                if self.permissions.settings.on_revocation == "disconnect":
+                    device.close(NOT_AUTHORIZED, "a subscription is not allowed any more")
+                    device.finish()
+                    return
+            if is_wanted_again:
+                self._loop.call_soon(self.check, device, withdraw)
 
+        self._under_way[device] = False
         self.lost(device, device.subscriptions.items(), decided)
 
     def renewed(self, device: Device, withdraw: Withdraw) -> None:

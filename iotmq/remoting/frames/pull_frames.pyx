@@ -98,7 +98,8 @@ cdef bint note_field(void* context, const Head* head, const Text* name, const Te
         return False
     field = field_of(name)
     if field == UNKNOWN:
-        return True
+        # What readers with offsets of their own ask for.
+        return not (is_text(name, b"tellGaps", 8) or is_text(name, b"generation", 10))
     if frame.fields & 1 << field:
         return False
     frame.fields |= 1 << field

@@ -45,4 +45,5 @@ cdef class Queue:
     cdef int64_t position_up_to(self, int64_t offset, int64_t first) except? -2
     cdef int64_t last_position_of(self, Segment file) except? -2
     cdef int advance_to(self, int64_t min_position) except -1
+    cpdef int64_t first_from(self, int64_t position) except -1
     cdef bint is_kept_whole(self, Py_ssize_t index, int64_t position) noexcept

@@ -325,23 +325,26 @@ cdef class Queue:
             self.first_offset = self.min_offset
 
     cdef int advance_to(self, int64_t min_position) except -1:
+        self.min_offset = self.first_from(min_position)
+        return 0
+
+    cpdef int64_t first_from(self, int64_t position) except -1:
+        """Return the first readable offset of a record at or past `position`; `max_offset` without one."""
         cdef Segment file
         cdef int64_t first, low, high, middle
         for file in self.files:
             first = low = max(file.start_position // QUEUE_ENTRY_SIZE, self.min_offset)
             high = min(file.end_position // QUEUE_ENTRY_SIZE, self.max_offset)
-            if low >= high or self.position_up_to(high - 1, first) < min_position:
+            if low >= high or self.position_up_to(high - 1, first) < position:
                 continue
             while low < high:
                 middle = (low + high) // 2
-                if self.position_up_to(middle, first) < min_position:
+                if self.position_up_to(middle, first) < position:
                     low = middle + 1
                 else:
                     high = middle
-            self.min_offset = low
-            return 0
-        self.min_offset = self.max_offset
-        return 0
+            return low
+        return self.max_offset
 
     def is_whole(self):
         """Return whether all files before the last one with entries are full, as they were left.

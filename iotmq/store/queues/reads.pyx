@@ -28,7 +28,7 @@ from iotmq.store.log.queue_entry cimport FILLER_SIZE, put_entry
 from iotmq.store.log.segment cimport Segment
 from iotmq.store.queues.entry_search cimport find_offset
 
-from iotmq.limits import FILTER_WORK_BYTES_MAX, PULL_SCAN_ENTRIES_MIN
+from iotmq.limits import FILTER_WORK_BYTES_MAX, PULL_LOST_RANGES_MAX, PULL_SCAN_ENTRIES_MIN
 
 logger = logging.getLogger("iotmq.store")
 
@@ -38,6 +38,7 @@ cdef enum:
 
 cdef int64_t SCAN_ENTRIES_MIN = PULL_SCAN_ENTRIES_MIN
 cdef int64_t WORK_BYTES_MAX = FILTER_WORK_BYTES_MAX
+cdef Py_ssize_t LOST_RANGES_MAX = PULL_LOST_RANGES_MAX
 
 
 class ReadStatus(IntEnum):
@@ -55,7 +56,10 @@ class ReadStatus(IntEnum):
 
 
 cdef class Read:
-    """The answer to one read: `count` records in `views`, and the offset to read from next."""
+    """The answer to one read: `count` records in `views`, and the offset to read from next.
+
+    `lost` has the ranges of offsets that were passed over because the log has no record for them any more.
+    """
 
     cdef readonly object status
     cdef readonly int64_t next_offset
@@ -65,6 +69,7 @@ cdef class Read:
     cdef readonly int32_t expired_count
     cdef readonly int64_t size_bytes
     cdef readonly list views
+    cdef readonly list lost
 
     def __repr__(self):
         return f"<Read {self.status.name} {self.count} records, next offset {self.next_offset}>"
@@ -89,6 +94,7 @@ def read_queue(CommitLog log not None, Queue queue, int64_t offset, *, int64_t r
     """
     cdef Read read = Read.__new__(Read)
     read.views = []
+    read.lost = []
     read.next_offset = offset
     if queue is None:
         read.status = ReadStatus.NO_MATCHED_LOGIC_QUEUE
@@ -154,16 +160,22 @@ cdef int collect(Read read, CommitLog log, Queue queue, int64_t records_max, int
                 if read.count == 0:
                     read.next_offset = queue.next_file_offset(offset)
                     read.status = ReadStatus.OFFSET_FOUND_NULL
+                    note_lost(read, offset, read.next_offset)
                     return 0
                 break
             position = <int64_t> get_u64(entry)
             size = <int32_t> get_u32(entry + 8)
-            if size == FILLER_SIZE or (
-                tag_count >= 0 and not is_among(<int32_t> <int64_t> get_u64(entry + 12), tag_codes, tag_count)
-            ):
+            if size == FILLER_SIZE:
+                if not note_lost(read, offset, offset + 1):
+                    break
+                offset += 1
+                continue
+            if tag_count >= 0 and not is_among(<int32_t> <int64_t> get_u64(entry + 12), tag_codes, tag_count):
                 offset += 1
                 continue
             if 0 <= position < min_position:
+                if not note_lost(read, offset, offset + 1):
+                    break
                 was_removed = True
                 offset += 1
                 continue
@@ -198,6 +210,8 @@ cdef int collect(Read read, CommitLog log, Queue queue, int64_t records_max, int
                         mended_offset = offset
                         continue
                     log.note_unreadable(queue.topic, queue.queue_id, offset, position)
+                if not note_lost(read, offset, offset + 1):
+                    break
                 was_removed = True
                 offset += 1
                 continue
@@ -236,6 +250,17 @@ cdef int collect(Read read, CommitLog log, Queue queue, int64_t records_max, int
         PyMem_Free(runs)
         PyMem_Free(tag_codes)
     return 0
+
+
+cdef bint note_lost(Read read, int64_t offset, int64_t end_offset) except -1:
+    """Add offsets to the ranges that are lost; False when there is no room, and the read has to end before them."""
+    if read.lost and read.lost[len(read.lost) - 1][1] == offset:
+        read.lost[len(read.lost) - 1] = (read.lost[len(read.lost) - 1][0], end_offset)
+    elif len(read.lost) >= LOST_RANGES_MAX:
+        return False
+    else:
+        read.lost.append((offset, end_offset))
+    return True
 
 
 cdef int add_views(Read read, CommitLog log, const Run* runs, Py_ssize_t run_count) except -1:

@@ -110,6 +110,54 @@ async def test_only_what_would_be_refused_for_ever_is_left_out(
     assert plugin.refused == (not is_left)
 
 
+class Ending(Centre):
+    """Ends the connection for some topics, and with it all that is on its way."""
+
+    def __init__(self, code: int, *topics: str) -> None:
+        super().__init__()
+        self.error = ServerRefusedError(code, "the server disconnected")
+        self.topics = topics
+        self.is_over = False
+
+    async def publish(self, topic: str, *_: object, **__: object) -> None:
+        self.is_over = self.is_over or topic in self.topics
+        await asyncio.sleep(0)
+        if self.is_over:
+            raise self.error
+        self.taken.append(topic)
+
+
+async def test_a_message_that_ends_every_connection_does_not_keep_the_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as one with a control character in its topic, which amqtt takes."""
+    plugin = made(tmp_path)
+    topics = ["a", "b\x01", "c", "d\x01", "e"]
+    plugin.queue.put([waiting(topic) for topic in topics])
+    taken = []
+    for connection in range(1 + 2 * edge._TRIES_MAX):
+        centre = Ending(0x81, "b\x01", "d\x01")
+        assert await forward(plugin, centre) is centre.error
+        taken += centre.taken
+        assert plugin.refused == connection // edge._TRIES_MAX
+    assert taken == ["a", "c"]
+    centre = Ending(0x81)
+    assert await forward(plugin, centre) is None
+    assert centre.taken == ["e"]
+    assert left(plugin) == []
+    assert plugin.forwarded == 3
+    assert "left out" in caplog.text
+
+
+async def test_no_message_is_left_out_because_of_other_ends(tmp_path: Path) -> None:
+    plugin = made(tmp_path)
+    plugin.queue.put([waiting("a")])
+    for _ in range(2 * edge._TRIES_MAX):
+        centre = Ending(0x8A, "a")
+        assert await forward(plugin, centre) is centre.error
+    assert left(plugin) == ["a"]
+
+
 async def test_what_comes_while_the_file_is_full_is_written_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

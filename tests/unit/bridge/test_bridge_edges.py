@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from iotmq.bridge.edges import Resolved, first_at_or_after, resolve_edge
 from iotmq.bridge.offsets import QueueBounds, QueueKey
-from iotmq.bridge.options import EARLIEST, LATEST, Edge, QueueNumbers
+from iotmq.bridge.options.reading import EARLIEST, LATEST, Edge, QueueNumbers
 from iotmq.errors import ConfigError
 
 A, B = QueueKey("t", "a", 0), QueueKey("t", "a", 1)

@@ -7,8 +7,17 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iotmq.bridge.offsets import INITIAL, QueueBounds, QueueKey, QueueRange, StreamOffset
-from iotmq.bridge.plan import Loss, advance, describe_losses, share_rows, split_tasks, within
+from iotmq.bridge.offsets import INITIAL, QueueBounds, QueueKey, QueueRange, StreamOffset, ranges_between
+from iotmq.bridge.plan import (
+    Change,
+    Held,
+    Loss,
+    advance,
+    describe_losses,
+    is_settled,
+    share_rows,
+    split_tasks,
+)
 
 
 def key(number: int) -> QueueKey:
@@ -16,62 +25,148 @@ def key(number: int) -> QueueKey:
 
 
 A, B, C = key(0), key(1), key(2)
+D = QueueKey("t", "d", 0)
 lags = st.dictionaries(st.integers(0, 20).map(key), st.integers(0, 1000), max_size=12)
 
 
 def test_a_batch_ends_where_the_queues_end() -> None:
-    step = advance(StreamOffset({A: 5, B: 7}), {A: QueueBounds(0, 9), B: QueueBounds(0, 7)})
+    step = advance(StreamOffset({A: 5, B: 7}), Held({A: QueueBounds(0, 9), B: QueueBounds(0, 7)}))
     assert step.end == StreamOffset({A: 9, B: 7})
     assert step.losses == ()
 
 
 def test_a_new_queue_begins_at_its_smallest_offset() -> None:
-    step = advance(StreamOffset({A: 5}), {A: QueueBounds(0, 5), B: QueueBounds(30, 90)})
+    step = advance(StreamOffset({A: 5}), Held({A: QueueBounds(0, 5), B: QueueBounds(30, 90)}))
     assert step.end == StreamOffset({A: 5, B: 30})
     assert step.losses == ()
-    following = advance(step.end, {A: QueueBounds(0, 5), B: QueueBounds(30, 90)})
+    following = advance(step.end, Held({A: QueueBounds(0, 5), B: QueueBounds(30, 90)}))
     assert following.end == StreamOffset({A: 5, B: 90})
 
 
 def test_records_deleted_below_the_start_are_a_loss_and_the_rest_is_read() -> None:
-    step = advance(StreamOffset({A: 5}), {A: QueueBounds(8, 20)})
+    step = advance(StreamOffset({A: 5}), Held({A: QueueBounds(8, 20)}))
     assert step.end == StreamOffset({A: 20})
     assert [(loss.key, loss.wanted) for loss in step.losses] == [(A, 5)]
 
 
 def test_a_queue_shorter_than_its_start_is_a_loss_and_continues_at_its_new_end() -> None:
-    step = advance(StreamOffset({A: 50}), {A: QueueBounds(0, 20)})
+    step = advance(StreamOffset({A: 50}), Held({A: QueueBounds(0, 20)}))
     assert step.end == StreamOffset({A: 20})
-    assert [(loss.key, loss.wanted) for loss in step.losses] == [(A, 50)]
+    assert [(loss.key, loss.wanted, loss.end) for loss in step.losses] == [(A, 20, 50)]
 
 
 def test_a_queue_that_is_gone_keeps_its_offset() -> None:
-    step = advance(StreamOffset({A: 50, B: 1}), {B: QueueBounds(0, 2)})
+    step = advance(StreamOffset({A: 50, B: 1}), Held({B: QueueBounds(0, 2)}))
     assert step.end == StreamOffset({A: 50, B: 2})
     assert [(loss.key, loss.wanted) for loss in step.losses] == [(A, 50)]
 
 
-def test_a_queue_that_was_removed_is_lost_with_what_was_not_read_of_it() -> None:
+def test_a_queue_that_was_removed_leaves_and_is_lost_with_what_was_not_read_of_it() -> None:
     bounds = {B: QueueBounds(0, 2)}
-    step = advance(StreamOffset({A: 50, B: 1}), bounds, removed={A: QueueBounds(0, 50)})
-    assert step == (StreamOffset({A: 50, B: 2}), ())
-    step = advance(StreamOffset({A: 50, B: 1}), bounds, removed={A: QueueBounds(0, 51)})
-    assert step.end == StreamOffset({A: 50, B: 2})
-    assert [(loss.key, loss.wanted) for loss in step.losses] == [(A, 50)]
+    start = StreamOffset({A: 50, B: 1})
+    step = advance(start, Held(bounds, removed={A: QueueBounds(0, 50)}))
+    assert step == (StreamOffset({B: 2}, left={A: 50}), ())
+    step = advance(start, Held(bounds, removed={A: QueueBounds(0, 51)}))
+    assert step.end == StreamOffset({B: 2}, left={A: 50})
+    assert [(loss.key, loss.wanted, loss.end) for loss in step.losses] == [(A, 50, 51)]
+    # Said once: then it has left.
+    assert advance(step.end, Held(bounds, removed={A: QueueBounds(0, 51)})) == (step.end, ())
+    assert advance(step.end, Held(bounds)) == (step.end, ())
+    # Forgotten with its last record, and back where it was when the topic has it again.
+    for nothing in (None, QueueBounds(51, 51)):
+        assert advance(step.end, Held(bounds, removed={A: nothing})).end == StreamOffset({B: 2})
+    back = advance(step.end, Held({A: QueueBounds(0, 60), **bounds}))
+    assert back == (StreamOffset({A: 60, B: 2}), ())
+    assert ranges_between(step.end, back.end) == [QueueRange(A, 50, 60)]
 
 
-def test_a_queue_nobody_knows_of_any_more_leaves_and_is_lost_unless_it_was_read_to_its_end() -> None:
+def test_a_queue_of_a_deleted_topic_is_lost_unless_it_was_read_to_its_end() -> None:
     bounds = {B: QueueBounds(0, 2)}
-    step = advance(StreamOffset({A: 50, B: 1}), bounds, removed={A: None}, known_ends={A: 50})
+    step = advance(StreamOffset({A: 50, B: 1}), Held(bounds, removed={A: QueueBounds(50, 50)}))
     assert step == (StreamOffset({B: 2}), ())
-    for known_ends in ({}, {A: 51}):
-        step = advance(StreamOffset({A: 50, B: 1}), bounds, removed={A: None}, known_ends=known_ends)
-        assert step.end == StreamOffset({B: 2})
-        assert [(loss.key, loss.wanted) for loss in step.losses] == [(A, 50)]
+    step = advance(StreamOffset({A: 40, B: 1}), Held(bounds, removed={A: QueueBounds(50, 50)}))
+    assert step.end == StreamOffset({B: 2})
+    assert [(loss.key, loss.wanted, loss.end) for loss in step.losses] == [(A, 40, 50)]
+
+
+def test_a_queue_nobody_remembers_leaves_and_is_lost_unless_nothing_was_read_of_it() -> None:
+    bounds = {B: QueueBounds(0, 2)}
+    step = advance(StreamOffset({A: 50, B: 1}), Held(bounds, removed={A: None}))
+    assert step.end == StreamOffset({B: 2})
+    assert [(loss.key, loss.wanted, loss.end) for loss in step.losses] == [(A, 50, None)]
+    assert advance(StreamOffset({A: 0, B: 1}), Held(bounds, removed={A: None})) == (StreamOffset({B: 2}), ())
+
+
+def test_the_time_of_a_batch_moves_with_its_offsets_alone() -> None:
+    start = StreamOffset({A: 5}, time_ms=100)
+    assert advance(start, Held({A: QueueBounds(0, 5)}, time_ms=200)).end == start
+    assert advance(start, Held({A: QueueBounds(0, 6)}, time_ms=200)).end == StreamOffset({A: 6}, time_ms=200)
+    assert advance(start, Held({A: QueueBounds(0, 6)})).end == StreamOffset({A: 6}, time_ms=100)
+
+
+def test_generations_are_those_the_brokers_say_and_the_former_ones_of_those_that_say_none() -> None:
+    start = StreamOffset({A: 5, D: 7}, generations={("t", "b"): "1-0", ("t", "d"): "1-9"})
+    said = {("t", "b"): "2-0"}
+    end = advance(start, Held({A: QueueBounds(0, 5), D: QueueBounds(0, 7)}, generations=said)).end
+    assert end.generations == {("t", "b"): "2-0", ("t", "d"): "1-9"}
+    assert advance(start, Held({A: QueueBounds(0, 5)}, removed={D: None})).end.generations == {
+        ("t", "b"): "1-0"
+    }
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[int, Held]:
+    """An offset that was read up to, and what a broker may say of its queue."""
+    wanted = draw(st.integers(0, 40))
+    low = draw(st.integers(0, 40))
+    bounds = QueueBounds(low, low + draw(st.integers(0, 40)))
+    changes = {}
+    if draw(st.booleans()):
+        offset = draw(st.integers(bounds.min_offset, bounds.max_offset))
+        changes[A] = Change(offset, draw(st.sampled_from(["cut", "anew"])))
+    return wanted, Held({A: bounds}, changes=changes)
+
+
+@given(histories())
+def test_every_offset_is_read_or_lost_or_still_to_come(history: tuple[int, Held]) -> None:
+    """Two batches after whatever has happened, the stream stands at the end of the queue it has now."""
+    wanted, held = history
+    bounds, change = held.bounds[A], held.changes.get(A)
+    start = StreamOffset({A: wanted})
+    first = advance(start, held)
+    # The second one is of the generation that it finds.
+    second = advance(first.end, held._replace(changes={}))
+    read = [
+        n
+        for a, b in ((start, first.end), (first.end, second.end))
+        for part in ranges_between(a, b)
+        for n in range(part.start, part.end)
+    ]
+    assert len(read) == len(set(read))
+    assert second.end.offsets[A] == bounds.max_offset
+    lost = [loss for step in (first, second) for loss in step.losses]
+    if change is not None and change.offset < wanted:
+        # All of the new records, and the loss begins where they do, or where the former ones went on.
+        assert read == list(range(change.offset, bounds.max_offset))
+        assert (lost[0].wanted, lost[0].end) == (
+            (change.offset, wanted) if change.kind == "cut" else (wanted, None)
+        )
+    elif bounds.max_offset < wanted:
+        assert read == []
+        assert [(loss.wanted, loss.end) for loss in lost] == [(bounds.max_offset, wanted)]
+    else:
+        begin = max(wanted, bounds.min_offset)
+        expected_loss = [(wanted, begin)] if begin > wanted else []
+        assert [(loss.wanted, loss.end) for loss in lost] == expected_loss
+        # The gap is part of the range of the first batch, and the broker begins behind it.
+        assert [n for n in read if n >= begin] == list(range(begin, bounds.max_offset))
+    assert is_settled(A, wanted, held) == (
+        bounds.max_offset >= wanted or (change is not None and change.offset < wanted)
+    )
 
 
 def test_a_queue_of_which_everything_was_deleted_is_empty_at_its_end() -> None:
-    step = advance(StreamOffset({A: 5}), {A: QueueBounds(9, 9)})
+    step = advance(StreamOffset({A: 5}), Held({A: QueueBounds(9, 9)}))
     assert step.end == StreamOffset({A: 9})
     assert len(step.losses) == 1
 
@@ -108,17 +203,17 @@ def test_steps_with_a_limit_reach_the_end_and_read_each_row_once(
     bounds = {queue: QueueBounds(10, 10 + rows) for queue, rows in lag.items()}
     at = StreamOffset(dict.fromkeys(bounds, 10))
     for _ in range(sum(lag.values()) // rows_max + 1):
-        step = advance(at, bounds, rows_max=rows_max)
+        step = advance(at, Held(bounds), rows_max=rows_max)
         assert not step.losses
         assert all(step.end.offsets[queue] >= offset for queue, offset in at.offsets.items())
         at = step.end
     assert at.offsets == {queue: held.max_offset for queue, held in bounds.items()}
-    assert advance(at, bounds, rows_max=rows_max).end == at
+    assert advance(at, Held(bounds), rows_max=rows_max).end == at
 
 
 def test_a_target_hides_what_came_after_it() -> None:
     bounds = {A: QueueBounds(0, 10), B: QueueBounds(5, 9), C: QueueBounds(0, 1)}
-    assert within(bounds, {A: 7, B: 3}) == {A: QueueBounds(0, 7), B: QueueBounds(3, 3)}
+    assert Held(bounds).within({A: 7, B: 3}).bounds == {A: QueueBounds(0, 7), B: QueueBounds(3, 3)}
 
 
 def test_one_task_per_queue() -> None:
@@ -167,5 +262,21 @@ def test_losses_name_queue_offset_and_reason_and_not_too_many() -> None:
 
 
 def test_the_first_step_of_a_pinned_start_introduces_queues_only() -> None:
-    step = advance(INITIAL, {A: QueueBounds(4, 9)})
+    step = advance(INITIAL, Held({A: QueueBounds(4, 9)}))
     assert step.end == StreamOffset({A: 4})
+
+
+def test_ranges_with_more_records_than_a_partition_may_have_are_cut() -> None:
+    ranges = [QueueRange(A, 0, 10), QueueRange(B, 5, 8)]
+    tasks = split_tasks(ranges, records_max=4)
+    assert [task for (task,) in tasks] == [
+        QueueRange(A, 0, 3),
+        QueueRange(A, 3, 6),
+        QueueRange(A, 6, 10),
+        QueueRange(B, 5, 8),
+    ]
+    # A small batch is one task only if it may be so large.
+    assert len(split_tasks(ranges, combine_rows=100, records_max=13)) == 1
+    assert len(split_tasks(ranges, combine_rows=100, records_max=12)) == 2
+    # More pieces than that, when more are wanted.
+    assert len(split_tasks(ranges, partitions_min=6, records_max=4)) == 5

@@ -205,22 +205,51 @@ def test_a_session_of_its_own_stays_on_this_machine(monkeypatch: pytest.MonkeyPa
     assert os.environ["SPARK_LOCAL_IP"] == "127.0.0.1"
 
 
-def test_under_a_submission_addresses_and_master_are_those_of_the_submission(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_session_says_that_a_given_master_decides_about_cores(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    settings = _settings_of_session(monkeypatch, cores=2, conf={"spark.master": "local[3]"})
+    assert settings["spark.master"] == "local[3]"
+    assert "session() ignores cores: spark.master says how many" in caplog.text
+
+
+def test_under_a_submission_all_settings_are_those_of_the_submission_but_what_conf_says(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Executors on other machines would look for the driver on their own loopback.
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
-    settings = _settings_of_session(monkeypatch, conf={"spark.sql.shuffle.partitions": "8"})
+    given = {"spark.sql.session.timeZone": "Asia/Tokyo", "spark.sql.shuffle.partitions": "64"}
+    monkeypatch.setattr(spark_session, "_submitted_settings", lambda: given)
+    conf = {"spark.sql.shuffle.partitions": "8", "spark.driver.memory": "9g"}
+    settings = _settings_of_session(monkeypatch, conf=conf, cores=3)
     assert not settings.keys() & {"spark.master", "spark.driver.host", "spark.driver.bindAddress"}
+    assert not settings.keys() & {"spark.sql.session.timeZone", "spark.driver.extraJavaOptions"}
     assert settings["spark.sql.shuffle.partitions"] == "8"
     assert not os.environ.keys() & {"SPARK_LOCAL_IP", "PYSPARK_PYTHON"}
+    assert "session() ignores conf['spark.driver.memory'], cores: spark-submit has started" in caplog.text
+
+
+@pytest.mark.parametrize("where", ["variable", "conf"])
+def test_a_session_of_spark_connect_leaves_java_and_master_to_its_server(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    address = "sc://127.0.0.1:15002"
+    conf = {"spark.sql.shuffle.partitions": "8"}
+    if where == "variable":
+        monkeypatch.setenv("SPARK_REMOTE", address)
+    else:
+        conf["spark.remote"] = address
+    assert _settings_of_session(monkeypatch, conf=conf, cores=3) == conf
+    assert "session() ignores cores: the server of Spark Connect" in caplog.text
 
 
 def test_settings_that_a_running_session_cannot_take_are_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(spark_session, "SparkSession", mock.Mock())
-    spark_session.session("x")
+    spark_session.session()
     assert caplog.records == []
-    spark_session.session("x", profile="low_latency", conf={"a": "b"})
-    assert "profile, conf" in caplog.text
+    spark_session.session("x", cores=2, profile="low_latency", conf={"a": "b"})
+    assert "session() ignores app_name, profile, cores, conf: a session is running" in caplog.text

@@ -92,6 +92,12 @@ class FakeCluster:
         self.is_registered = True
         self.route_queues: int | None = None  # how many the route has; None for all
         self.away: dict[str, int] = {}  # brokers that have left, with their queues
+        self.is_plain = False  # other software, that knows none of our requests
+        self.generation = "1000-0"
+        self.changes: dict[int, dict[str, Any]] = {}  # told of queues to who asks for another generation
+        self.deleted: dict[str, dict[int, int]] = {}  # topics, with the ends of their queues
+        self.committed: list[tuple[str, int, int]] = []
+        self.time_ms = STORED_MS + 1_000
         self.pulls: list[tuple[int, int, int]] = []
         self.pull_records_max = 8
         self.before_pull: Callable[[ServerConnection, Command], Command | None] = lambda _c, _r: None
@@ -123,11 +129,17 @@ class FakeCluster:
         if request.code == RequestCode.GET_BROKER_CLUSTER_INFO:
             table = {self.broker: self._broker_data()} if self.is_registered else {}
             return request.reply(0, body=json.dumps({"brokerAddrTable": table}).encode())
+        if request.code == RequestCode.GET_QUEUE_BOUNDS:
+            return request.not_supported() if self.is_plain else self._bounds(request)
         if request.text("topic") not in self.topics:
             return request.reply(ResponseCode.TOPIC_NOT_EXIST, remark="no such topic here")
         queue = self.queues.get(request.integer("queueId"))
         if queue is None:
             return request.reply(ResponseCode.QUERY_NOT_FOUND, remark="no such queue here")
+        if request.code == RequestCode.UPDATE_CONSUMER_OFFSET:
+            offset = request.integer("commitOffset")
+            self.committed.append((request.text("consumerGroup"), queue.queue_id, offset))
+            return request.reply(0)
         if request.code == RequestCode.GET_MIN_OFFSET:
             return request.reply(0, ext={"offset": str(queue.min_offset)})
         if request.code == RequestCode.GET_MAX_OFFSET:
@@ -153,6 +165,36 @@ class FakeCluster:
             ],
         }
         return request.reply(0, body=json.dumps(route).encode())
+
+    def _bounds(self, request: Command) -> Command:
+        topic = request.text("topic")
+        is_deleted = topic in self.deleted
+        if topic not in self.topics and not is_deleted:
+            return request.reply(ResponseCode.TOPIC_NOT_EXIST, remark="no such topic here")
+        here = len(self.queues) if self.route_queues is None else self.route_queues
+        held = (
+            [{"queueId": n, "minOffset": end, "maxOffset": end} for n, end in self.deleted[topic].items()]
+            if is_deleted
+            else [
+                {
+                    "queueId": n,
+                    "minOffset": queue.min_offset,
+                    "maxOffset": queue.max_offset,
+                    "isRemoved": n >= here,
+                }
+                for n, queue in self.queues.items()
+            ]
+        )
+        if request.text("generation", self.generation) != self.generation:
+            held = [queue | self.changes.get(queue["queueId"], {}) for queue in held]
+        view = {
+            "topic": topic,
+            "generation": "" if is_deleted else self.generation,
+            "timeMs": self.time_ms,
+            "isDeleted": is_deleted,
+            "queues": held,
+        }
+        return request.reply(0, body=json.dumps(view).encode())
 
     def _broker_data(self) -> dict[str, Any]:
         return {
@@ -227,7 +269,16 @@ def batch_rows(
 
 
 def offsets(**queues: int) -> dict[str, Any]:
-    return {"v": 1, "topics": {"t": {f"broker-a:{name[1:]}": n for name, n in queues.items()}}}
+    return {
+        "v": 1,
+        "topics": {"t": {f"broker-a:{name[1:]}": n for name, n in queues.items()}} if queues else {},
+    }
+
+
+def placed(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the offsets of a document, as `offsets` has them."""
+    assert document["v"] == 2
+    return {"v": 1, "topics": document["topics"]}
 
 
 def seen(rows: list[dict[str, Any]]) -> list[tuple[int, int]]:
@@ -391,7 +442,7 @@ def test_retention_that_passes_between_planning_and_reading_is_a_loss(cluster: F
         partitions = reader.partitions()
         cluster.queues[1].min_offset = 17
         if left is None:
-            with pytest.raises(DataLossError, match="broker-a:1 offset 0: the broker goes on at 17"):
+            with pytest.raises(DataLossError, match="broker-a:1 offset 0 to 16: the broker goes on at 17"):
                 rows_of(reader, partitions)
         else:
             assert len(rows_of(reader, partitions)) == left
@@ -405,7 +456,7 @@ def test_records_that_vanish_from_the_end_are_a_loss(cluster: FakeCluster) -> No
         partitions = reader.partitions()
         cluster.queues[1].max_offset = 20
         if option == "true":
-            with pytest.raises(DataLossError, match="offset 20: the broker has nothing up to 25"):
+            with pytest.raises(DataLossError, match="offset 20 to 24: the broker has nothing up to 25"):
                 rows_of(reader, partitions)
         else:
             assert len(rows_of(reader, partitions)) == 30
@@ -463,20 +514,20 @@ def test_a_stream_from_earliest_starts_at_the_smallest_offsets(cluster: FakeClus
     cluster.queues[1].min_offset = 4
     reader = stream_reader(cluster, startingOffsets="earliest")
     start = reader.initialOffset()
-    assert start == offsets(q0=0, q1=4)
+    assert placed(start) == offsets(q0=0, q1=4)
     end = reader.latestOffset(start, ReadAllAvailable())
-    assert end == offsets(q0=10, q1=25)
+    assert placed(end) == offsets(q0=10, q1=25)
     assert seen(rows_of(reader, reader.partitions(start, end))) == expected(0, 0, 10) + expected(1, 4, 25)
-    assert reader.reportLatestOffset() == offsets(q0=10, q1=25)
+    assert placed(reader.reportLatestOffset()) == offsets(q0=10, q1=25)
     assert reader.latestOffset(end, ReadAllAvailable()) == end
 
 
 def test_a_stream_from_latest_is_pinned_by_its_first_batch(cluster: FakeCluster) -> None:
     reader = stream_reader(cluster)
     start = reader.initialOffset()
-    assert start == {"v": 1, "topics": {}, "initial": True}
+    assert start == {"v": 2, "topics": {}, "initial": True}
     pinned = reader.latestOffset(start, ReadAllAvailable())
-    assert pinned == offsets(q0=10, q1=25)
+    assert placed(pinned) == offsets(q0=10, q1=25)
     assert reader.partitions(start, pinned) == []
     # Written before the next batch, and even before a restart that asks for the start again.
     cluster.queues[0].max_offset = 12
@@ -488,7 +539,7 @@ def test_a_stream_from_latest_is_pinned_by_its_first_batch(cluster: FakeCluster)
 
 def test_a_stream_from_a_time_is_pinned_too(cluster: FakeCluster) -> None:
     reader = stream_reader(cluster, startingTimestamp=str(STORED_MS + 50))
-    assert reader.latestOffset(reader.initialOffset(), ReadAllAvailable()) == offsets(q0=5, q1=5)
+    assert placed(reader.latestOffset(reader.initialOffset(), ReadAllAvailable())) == offsets(q0=5, q1=5)
 
 
 def test_limits_hold_and_the_stream_arrives(cluster: FakeCluster) -> None:
@@ -514,7 +565,7 @@ def test_available_now_stops_at_the_target(cluster: FakeCluster) -> None:
     cluster.queues[0].max_offset = 99
     cluster.queues[2] = FakeQueue(2, 7)
     end = reader.latestOffset(start, ReadAllAvailable())
-    assert end == offsets(q0=10, q1=25)
+    assert placed(end) == offsets(q0=10, q1=25)
     assert reader.latestOffset(end, ReadAllAvailable()) == end
 
 
@@ -523,7 +574,7 @@ def test_available_now_from_latest_may_be_pinned_behind_its_target(cluster: Fake
     reader.prepareForTriggerAvailableNow()
     cluster.queues[0].max_offset = 15
     pinned = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
-    assert pinned == offsets(q0=15, q1=25)
+    assert placed(pinned) == offsets(q0=15, q1=25)
     cluster.queues[0].max_offset = 20
     assert reader.latestOffset(pinned, ReadAllAvailable()) == pinned
 
@@ -533,7 +584,7 @@ def test_a_queue_added_later_is_read_from_its_beginning(cluster: FakeCluster) ->
     at = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
     cluster.queues[2] = FakeQueue(2, 7)
     introduced = reader.latestOffset(at, ReadAllAvailable())
-    assert introduced == offsets(q0=10, q1=25, q2=0)
+    assert placed(introduced) == offsets(q0=10, q1=25, q2=0)
     end = reader.latestOffset(introduced, ReadAllAvailable())
     assert seen(rows_of(reader, reader.partitions(introduced, end))) == expected(2, 0, 7)
 
@@ -548,30 +599,30 @@ def test_small_batches_are_one_task_with_combine_rows(cluster: FakeCluster) -> N
 def test_a_checkpoint_that_retention_has_passed_is_a_loss(cluster: FakeCluster) -> None:
     cluster.queues[1].min_offset = 9
     reader = stream_reader(cluster)
-    with pytest.raises(DataLossError, match=r"queue broker-a:1 offset 3: the queue begins at 9 now"):
+    with pytest.raises(DataLossError, match=r"queue broker-a:1 offset 3 to 8: retention has deleted them"):
         reader.latestOffset(offsets(q0=0, q1=3), ReadAllAvailable())
     lenient = stream_reader(cluster, failOnDataLoss="false")
     end = lenient.latestOffset(offsets(q0=0, q1=3), ReadAllAvailable())
-    assert end == offsets(q0=10, q1=25)
+    assert placed(end) == offsets(q0=10, q1=25)
     rows = rows_of(lenient, lenient.partitions(offsets(q0=0, q1=3), end))
     assert seen(rows) == expected(0, 0, 10) + expected(1, 9, 25)
 
 
 def test_a_queue_that_got_shorter_is_a_loss(cluster: FakeCluster) -> None:
     reader = stream_reader(cluster)
-    with pytest.raises(DataLossError, match="offset 30: the queue ends at 25"):
+    with pytest.raises(DataLossError, match="offset 25 to 29: the queue ends at 25"):
         reader.latestOffset(offsets(q0=10, q1=30), ReadAllAvailable())
     lenient = stream_reader(cluster, failOnDataLoss="false")
-    assert lenient.latestOffset(offsets(q0=10, q1=30), ReadAllAvailable()) == offsets(q0=10, q1=25)
+    assert placed(lenient.latestOffset(offsets(q0=10, q1=30), ReadAllAvailable())) == offsets(q0=10, q1=25)
 
 
 def test_a_topic_that_disappears_under_a_stream_is_a_loss(cluster: FakeCluster) -> None:
     reader = stream_reader(cluster)
     cluster.topics = []
-    with pytest.raises(DataLossError, match="the queue is not there any more"):
+    with pytest.raises(DataLossError, match="its broker does not remember it"):
         reader.latestOffset(offsets(q0=10, q1=25), ReadAllAvailable())
     lenient = stream_reader(cluster, failOnDataLoss="false")
-    assert lenient.latestOffset(offsets(q0=10, q1=25), ReadAllAvailable()) == {"v": 1, "topics": {}}
+    assert placed(lenient.latestOffset(offsets(q0=10, q1=25), ReadAllAvailable())) == offsets()
 
 
 def _never_sleeps(reader: IotmqStreamReader) -> None:
@@ -581,45 +632,65 @@ def _never_sleeps(reader: IotmqStreamReader) -> None:
 
 def test_a_topic_that_was_read_to_its_end_leaves_the_others_alone(cluster: FakeCluster) -> None:
     cluster.topics = ["t", "u"]
-    reader = stream_reader(cluster, subscribe="t,u", startingOffsets="earliest")
+    reader = stream_reader(cluster, subscribe="t,u", startingOffsets="earliest", retryTimeoutMs="60000")
     begun = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
     assert begun["topics"].keys() == {"t", "u"}
+    _never_sleeps(reader)
     cluster.topics = ["t"]
+    cluster.deleted = {"u": {0: 10, 1: 25}}
     cluster.queues[0].max_offset = 11
-    assert reader.latestOffset(begun, ReadAllAvailable()) == offsets(q0=11, q1=25)
+    ended = reader.latestOffset(begun, ReadAllAvailable())
+    assert placed(ended) == offsets(q0=11, q1=25)
+    assert "left" not in ended
+    # So it is after a restart, and it is the broker's word that counts.
+    again = stream_reader(cluster, subscribe="t,u", retryTimeoutMs="60000")
+    _never_sleeps(again)
+    assert placed(again.latestOffset(begun, ReadAllAvailable())) == offsets(q0=11, q1=25)
     # With records that were not read it is a loss, of its own queues alone.
-    behind = {"v": 1, "topics": {**begun["topics"], "u": {"broker-a:0": 3}}}
-    with pytest.raises(DataLossError, match="topic 'u' queue broker-a:0 offset 3") as raised:
+    behind = {**begun, "topics": {**begun["topics"], "u": {"broker-a:0": 3}}}
+    with pytest.raises(DataLossError, match=r"topic 'u' queue broker-a:0 offset 3 to 9:") as raised:
         stream_reader(cluster, subscribe="t,u").latestOffset(behind, ReadAllAvailable())
     assert "topic 't'" not in str(raised.value)
     available = stream_reader(cluster, subscribe="t,u")
     available.prepareForTriggerAvailableNow()
-    assert available.latestOffset(offsets(q0=10, q1=25), ReadAllAvailable()) == offsets(q0=11, q1=25)
+    assert placed(available.latestOffset(offsets(q0=10, q1=25), ReadAllAvailable())) == offsets(q0=11, q1=25)
 
 
-def test_a_queue_that_was_removed_after_it_was_read_is_no_loss_and_goes_on_when_it_is_back(
+def test_a_queue_that_was_removed_after_it_was_read_leaves_and_goes_on_when_it_is_back(
     cluster: FakeCluster,
 ) -> None:
     reader = stream_reader(cluster, retryTimeoutMs="60000")
     _never_sleeps(reader)
     cluster.route_queues = 1
     cluster.queues[0].max_offset = 12
-    assert reader.latestOffset(offsets(q0=10, q1=25), ReadAllAvailable()) == offsets(q0=12, q1=25)
+    end = reader.latestOffset(offsets(q0=10, q1=25), ReadAllAvailable())
+    assert placed(end) == offsets(q0=12)
+    assert end["left"] == {"t": {"broker-a:1": 25}}
+    # It is not waited for when its broker is gone, and not read twice when it comes back.
+    assert reader.latestOffset(end, ReadAllAvailable()) == end
     cluster.route_queues = 2
     cluster.queues[1].max_offset = 27
-    assert reader.latestOffset(offsets(q0=12, q1=25), ReadAllAvailable()) == offsets(q0=12, q1=27)
+    back = reader.latestOffset(end, ReadAllAvailable())
+    assert placed(back) == offsets(q0=12, q1=27)
+    assert seen(rows_of(reader, reader.partitions(end, back))) == expected(1, 25, 27)
+    # Once its broker has nothing of it any more, it is forgotten.
+    cluster.route_queues = 1
+    cluster.queues[1].min_offset = 27
+    assert "left" not in reader.latestOffset(end, ReadAllAvailable())
 
 
 def test_a_queue_that_was_removed_before_it_was_read_is_a_loss_that_is_waited_for_once(
     cluster: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.route_queues = 1
-    with pytest.raises(DataLossError, match="broker-a:1 offset 20: the queue was removed with records up to"):
+    with pytest.raises(DataLossError, match="broker-a:1 offset 20 to 24: the queue was removed"):
         stream_reader(cluster).latestOffset(offsets(q0=10, q1=20), ReadAllAvailable())
     lenient = stream_reader(cluster, failOnDataLoss="false", retryTimeoutMs="200")
+    at = offsets(q0=10, q1=20)
     for end in (10, 12):
         cluster.queues[0].max_offset = end
-        assert lenient.latestOffset(offsets(q0=10, q1=20), ReadAllAvailable()) == offsets(q0=end, q1=20)
+        at = lenient.latestOffset(at, ReadAllAvailable())
+        assert placed(at) == offsets(q0=end)
         _never_sleeps(lenient)
     assert len(caplog.records) == 1
 
@@ -631,22 +702,18 @@ def test_a_queue_of_a_broker_that_nobody_knows_keeps_its_offset_and_is_waited_fo
     with pytest.raises(DataLossError, match="broker-z:0 offset 7: the queue's broker is not in the cluster"):
         stream_reader(cluster).latestOffset(start, ReadAllAvailable())
     lenient = stream_reader(cluster, failOnDataLoss="false", retryTimeoutMs="200")
-    assert lenient.latestOffset(start, ReadAllAvailable()) == start
+    assert placed(lenient.latestOffset(start, ReadAllAvailable())) == start
     given_up = lenient._open_view()._given_up
     assert [str(key) for key in given_up] == ["topic 't' queue broker-z:0"]
     _never_sleeps(lenient)
-    assert lenient.latestOffset(start, ReadAllAvailable()) == start
+    assert placed(lenient.latestOffset(start, ReadAllAvailable())) == start
     assert len(caplog.records) == 1
 
 
-def test_a_broker_that_is_away_is_an_error_and_not_less_data(cluster: FakeCluster) -> None:
+def test_a_broker_that_is_away_makes_a_batch_fail_and_never_smaller(cluster: FakeCluster) -> None:
     cluster.away = {"broker-b": 2}
     with pytest.raises(ConnectionClosedError, match="broker broker-b of topic 't' is away"):
         batch_rows(cluster)
-    with pytest.raises(ConnectionClosedError, match="broker-b"):
-        stream_reader(cluster, startingOffsets="earliest").initialOffset()
-    with pytest.raises(ConnectionClosedError, match="broker-b"):
-        stream_reader(cluster, failOnDataLoss="false").latestOffset(offsets(q0=10, q1=25), ReadAllAvailable())
     # Nothing is said about brokers of which no queue is wanted.
     made = IotmqDataSource(
         {
@@ -659,21 +726,305 @@ def test_a_broker_that_is_away_is_an_error_and_not_less_data(cluster: FakeCluste
     assert seen(rows_of(reader, reader.partitions())) == expected(0, 0, 10)
 
 
-def test_a_batch_that_was_interrupted_waits_for_its_broker(cluster: FakeCluster) -> None:
-    cluster.is_registered = False
-    start, end = offsets(q0=0, q1=0), offsets(q0=2, q1=3)
-    with pytest.raises(ConnectionClosedError, match="broker broker-a is away"):
-        stream_reader(cluster).partitions(start, end)
-    reader = stream_reader(cluster, retryTimeoutMs="30000")
-    original = cluster.handle
+class Waiting:
+    """Time that passes by waiting alone, for one reader; `until` what, so many seconds later."""
 
-    def register_when_asked(connection: ServerConnection, request: Command) -> Command | None:
-        answer = original(connection, request)
-        cluster.is_registered = True
+    def __init__(self, reader: IotmqStreamReader, until: Callable[[], None], after_s: float) -> None:
+        self.now_s = 0.0
+        self._until = until
+        self._after_s = after_s
+        retry = reader._open_view()._cluster.retry
+        retry._sleep = self._sleep
+        retry._clock = self  # type: ignore[assignment]
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def _sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+        if self.now_s >= self._after_s:
+            self._until()
+
+
+@pytest.mark.parametrize("step", ["initialOffset", "pinned", "latestOffset", "partitions"])
+def test_a_stream_waits_for_a_broker_that_is_away_and_says_so(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture, step: str
+) -> None:
+    """However long it takes: registries know it, so nothing may be read without it."""
+    cluster.away = {"broker-b": 2}
+    starting = "latest" if step == "pinned" else "earliest"
+    reader = stream_reader(cluster, startingOffsets=starting)
+    waiting = Waiting(reader, cluster.away.clear, after_s=600)
+    if step == "initialOffset":
+        assert placed(reader.initialOffset()) == offsets(q0=0, q1=0)
+    elif step == "pinned":
+        assert placed(reader.latestOffset(reader.initialOffset(), ReadAllAvailable())) == offsets(
+            q0=10, q1=25
+        )
+    elif step == "latestOffset":
+        at = offsets(q0=10, q1=25)
+        assert placed(reader.latestOffset(at, ReadAllAvailable())) == at
+    else:
+        # A query that is started again in the middle of a batch plans it without asking for the end.
+        partitions = reader.partitions(offsets(q0=8, q1=25), offsets(q0=10, q1=25))
+        assert seen(rows_of(reader, partitions)) == expected(0, 8, 10)
+    assert 600 <= waiting.now_s < 610
+    words = [record.getMessage() for record in caplog.records]
+    assert 15 <= len(words) <= 25
+    assert set(words) == {"waiting: offsets of topic 't': broker broker-b of topic 't' is away"}
+
+
+def test_a_stream_gives_up_a_broker_that_nobody_knows_any_more(cluster: FakeCluster) -> None:
+    """Registries forget brokers after an hour; until then the stream has waited."""
+    cluster.away = {"broker-b": 2}
+    reader = stream_reader(cluster, retryTimeoutMs="5000")
+    start = {"v": 1, "topics": {"t": {"broker-a:0": 10, "broker-a:1": 25, "broker-b:0": 7}}}
+    waiting = Waiting(reader, cluster.away.clear, after_s=600)
+    with pytest.raises(DataLossError, match="broker-b:0 offset 7: the queue's broker is not in the cluster"):
+        reader.latestOffset(start, ReadAllAvailable())
+    assert 605 <= waiting.now_s < 615
+
+
+def test_latest_never_becomes_the_backlog_of_a_broker_that_nobody_knew(cluster: FakeCluster) -> None:
+    """Its queues look like new ones, and begin with what was stored since the stream began."""
+    cluster.time_ms = STORED_MS + 10_000 + 45
+    reader = stream_reader(cluster)
+    pinned = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    assert pinned["since"] == STORED_MS + 45
+    cluster.queues[2] = FakeQueue(2, 7)
+    found = reader.latestOffset(pinned, ReadAllAvailable())
+    assert placed(found) == offsets(q0=10, q1=25, q2=5)
+    end = reader.latestOffset(found, ReadAllAvailable())
+    assert seen(rows_of(reader, reader.partitions(found, end))) == expected(2, 5, 7)
+
+
+def test_a_batch_that_was_interrupted_waits_for_its_broker(cluster: FakeCluster) -> None:
+    start, end = offsets(q0=0, q1=0), offsets(q0=2, q1=3)
+    reader = stream_reader(cluster, retryTimeoutMs="30000")
+    original = cluster._bounds
+    answers = iter([ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE])
+
+    def starts(request: Command) -> Command:
+        code = next(answers, None)
+        return original(request) if code is None else request.reply(code, remark="it starts")
+
+    cluster._bounds = starts  # type: ignore[method-assign]
+    assert seen(rows_of(reader, reader.partitions(start, end))) == expected(0, 0, 2) + expected(1, 0, 3)
+
+
+# What brokers say has become of offsets
+
+
+def test_a_queue_that_lost_its_end_is_told_with_what_was_lost_and_read_again_from_there(
+    cluster: FakeCluster,
+) -> None:
+    start = {**offsets(q0=10, q1=25), "v": 2, "generations": {"t": {"broker-a": "900-0"}}}
+    # Longer than before: without generations nobody would see it.
+    cluster.queues[1].max_offset = 30
+    cluster.changes = {1: {"changedOffset": 22, "change": "cut"}}
+    with pytest.raises(DataLossError, match="queue broker-a:1 offset 22 to 24: the broker has lost them"):
+        stream_reader(cluster).latestOffset(start, ReadAllAvailable())
+    lenient = stream_reader(cluster, failOnDataLoss="false")
+    back = lenient.latestOffset(start, ReadAllAvailable())
+    assert placed(back) == offsets(q0=10, q1=22)
+    assert back["generations"] == {"t": {"broker-a": "1000-0"}}
+    assert lenient.partitions(start, back) == []
+    end = lenient.latestOffset(back, ReadAllAvailable())
+    assert seen(rows_of(lenient, lenient.partitions(back, end))) == expected(1, 22, 30)
+
+
+def test_a_queue_that_lost_nothing_that_was_read_is_no_loss(cluster: FakeCluster) -> None:
+    start = {**offsets(q0=10, q1=25), "v": 2, "generations": {"t": {"broker-a": "900-0"}}}
+    cluster.changes = {1: {"changedOffset": 25, "change": "cut"}}
+    end = stream_reader(cluster).latestOffset(start, ReadAllAvailable())
+    assert placed(end) == offsets(q0=10, q1=25)
+    assert end["generations"] == {"t": {"broker-a": "1000-0"}}
+
+
+def test_a_topic_that_was_made_anew_is_read_from_its_beginning_and_told(cluster: FakeCluster) -> None:
+    start = {**offsets(q0=10, q1=7), "v": 2, "generations": {"t": {"broker-a": "900-0"}}}
+    cluster.changes = {n: {"changedOffset": 0, "change": "anew"} for n in (0, 1)}
+    with pytest.raises(DataLossError, match="broker-a:1 offset 7: the topic was deleted and made anew"):
+        stream_reader(cluster).latestOffset(start, ReadAllAvailable())
+    lenient = stream_reader(cluster, failOnDataLoss="false")
+    begun = lenient.latestOffset(start, ReadAllAvailable())
+    assert placed(begun) == offsets(q0=0, q1=0)
+    end = lenient.latestOffset(begun, ReadAllAvailable())
+    assert seen(rows_of(lenient, lenient.partitions(begun, end))) == expected(0, 0, 10) + expected(1, 0, 25)
+
+
+def test_offsets_of_a_topic_made_anew_that_go_on_lose_exactly_what_was_not_read(cluster: FakeCluster) -> None:
+    start = {**offsets(q0=10, q1=7), "v": 2, "generations": {"t": {"broker-a": "900-0"}}}
+    cluster.queues[0].min_offset = 10
+    cluster.queues[1].min_offset = 20
+    cluster.changes = {0: {"changedOffset": 10, "change": "anew"}, 1: {"changedOffset": 20, "change": "anew"}}
+    with pytest.raises(DataLossError, match="offset 7 to 19: the topic was deleted and made anew") as raised:
+        stream_reader(cluster).latestOffset(start, ReadAllAvailable())
+    assert "broker-a:0" not in str(raised.value)
+
+
+def test_a_batch_that_is_read_again_after_a_cut_does_not_get_other_records(cluster: FakeCluster) -> None:
+    def cut(_connection: ServerConnection, request: Command) -> Command | None:
+        assert request.ext["generation"] == "1000-0"
+        if request.text("queueId") == "0":
+            return None
+        ext = {
+            "nextBeginOffset": "1",
+            "minOffset": "0",
+            "maxOffset": "25",
+            "changedOffset": "1",
+            "change": "cut",
+        }
+        return request.reply(ResponseCode.PULL_OFFSET_MOVED, remark="changed", ext=ext)
+
+    start = {**offsets(q0=0, q1=0), "v": 2}
+    reader = stream_reader(cluster)
+    end = reader.latestOffset(start, ReadAllAvailable())
+    cluster.before_pull = cut
+    with pytest.raises(DataLossError, match="broker-a:1 offset 0 to 24: the broker has lost them"):
+        rows_of(reader, reader.partitions(start, end))
+
+
+def test_offsets_of_version_1_go_on_as_version_2(cluster: FakeCluster) -> None:
+    reader = stream_reader(cluster)
+    end = reader.latestOffset(offsets(q0=4, q1=25), ReadAllAvailable())
+    assert end.pop("id")
+    assert end == {
+        "v": 2,
+        "topics": {"t": {"broker-a:0": 10, "broker-a:1": 25}},
+        "generations": {"t": {"broker-a": "1000-0"}},
+        "time": cluster.time_ms,
+    }
+    assert seen(rows_of(reader, reader.partitions(offsets(q0=4, q1=25), end))) == expected(0, 4, 10)
+
+
+def test_other_brokers_are_read_without_generations(cluster: FakeCluster) -> None:
+    cluster.is_plain = True
+    reader = stream_reader(cluster, startingOffsets="earliest")
+    at = reader.initialOffset()
+    end = reader.latestOffset(at, ReadAllAvailable())
+    assert placed(end) == offsets(q0=10, q1=25)
+    assert "generations" not in end
+    assert seen(rows_of(reader, reader.partitions(at, end))) == expected(0, 0, 10) + expected(1, 0, 25)
+    cluster.route_queues = 1
+    assert reader.latestOffset(end, ReadAllAvailable())["left"] == {"t": {"broker-a:1": 25}}
+
+
+# Gaps that brokers explain
+
+
+def explained(cluster: FakeCluster, **ext: str) -> None:
+    """From now on the answers of queue 1 have these fields, too."""
+
+    def explain(_connection: ServerConnection, request: Command) -> Command | None:
+        assert request.ext["tellGaps"] == "true"
+        queue = cluster.queues[request.integer("queueId")]
+        answer = cluster._pull(request, queue)
+        if queue.queue_id == 1:
+            answer.ext |= ext
         return answer
 
-    cluster.handle = register_when_asked  # type: ignore[method-assign]
-    assert seen(rows_of(reader, reader.partitions(start, end))) == expected(0, 0, 2) + expected(1, 0, 3)
+    cluster.before_pull = explain
+    cluster.pull_records_max = 100
+
+
+def test_records_that_were_passed_over_are_no_loss(cluster: FakeCluster) -> None:
+    cluster.queues[1].left_out = {0, 5, 6, 15, 24}
+    explained(cluster, passedOver="5")
+    assert len(batch_rows(cluster)) == 30
+    # One more is missing than the broker says.
+    cluster.queues[1].left_out.add(9)
+    with pytest.raises(DataLossError, match="broker-a:1 offset 0: the broker left them out"):
+        batch_rows(cluster)
+
+
+def test_records_that_a_repaired_log_has_lost_are_told_as_that(cluster: FakeCluster) -> None:
+    cluster.queues[1].left_out = {0, 5, 6, 15}
+    explained(cluster, passedOver="2", lostOffsets="5-6")
+    with pytest.raises(DataLossError, match=r"broker-a:1 offset 5 to 6: they are damaged .* repaired"):
+        batch_rows(cluster)
+    assert len(batch_rows(cluster, failOnDataLoss="false")) == 31
+
+
+@pytest.mark.parametrize("lost", ["x", "6-5", "1-2,-", "1-"])
+def test_nonsense_about_lost_offsets_is_refused(cluster: FakeCluster, lost: str) -> None:
+    explained(cluster, lostOffsets=lost)
+    with pytest.raises(BrokerError, match="lost offsets"):
+        batch_rows(cluster)
+
+
+def test_a_whole_answer_may_be_passed_over(cluster: FakeCluster) -> None:
+    def nothing(_connection: ServerConnection, request: Command) -> Command | None:
+        offset = request.integer("queueOffset")
+        end = min(offset + 20, request.integer("endOffset"))
+        ext = {
+            "nextBeginOffset": str(end),
+            "minOffset": "0",
+            "maxOffset": "25",
+            "passedOver": str(end - offset),
+        }
+        return request.reply(ResponseCode.PULL_RETRY_IMMEDIATELY, remark="NO_MATCHED_MESSAGE", ext=ext)
+
+    cluster.before_pull = nothing
+    assert batch_rows(cluster) == []
+
+
+def test_what_has_expired_is_judged_by_the_time_of_the_batch(cluster: FakeCluster) -> None:
+    asked: list[str | None] = []
+    cluster.before_pull = lambda _connection, request: asked.append(request.ext.get("expiredAt"))
+    start = offsets(q0=0, q1=0)
+    reader = stream_reader(cluster)
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert end["time"] == cluster.time_ms
+    cluster.time_ms += 60_000
+    # The offsets stay, so does the time, and there is no batch.
+    assert reader.latestOffset(end, ReadAllAvailable()) == end
+    again = stream_reader(cluster)
+    rows_of(again, again.partitions(start, end))
+    assert set(asked) == {str(end["time"])}
+    asked.clear()
+    batch_rows(cluster)
+    assert set(asked) == {str(cluster.time_ms)}
+    asked.clear()
+    batch_rows(cluster, includeExpired="true")
+    assert set(asked) == {None}
+
+
+# Progress as a group
+
+
+def test_progress_is_published_as_a_group_of_the_stream(cluster: FakeCluster) -> None:
+    reader = stream_reader(cluster, startingOffsets="earliest")
+    at = reader.initialOffset()
+    end = reader.latestOffset(at, ReadAllAvailable())
+    group = f"iotmq-spark-{at['id']}"
+    # The first planning makes the group known, so that its records are waited for.
+    assert cluster.committed == [(group, 0, 0), (group, 1, 0)]
+    cluster.committed.clear()
+    reader.commit(end)
+    assert cluster.committed == [(group, 0, 10), (group, 1, 25)]
+    reader.commit(end)
+    assert len(cluster.committed) == 2
+    named = stream_reader(cluster, groupId="lake")
+    named.latestOffset(end, ReadAllAvailable())
+    assert cluster.committed[-1] == ("lake", 1, 25)
+
+
+def test_a_broker_that_takes_no_progress_is_told_again_and_said_once(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = stream_reader(cluster, startingOffsets="earliest")
+    at = reader.initialOffset()
+    end = reader.latestOffset(at, ReadAllAvailable())
+    removed = cluster.queues.pop(1)
+    for _ in range(3):
+        reader.commit(end)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"broker broker-a does not take the progress of group iotmq-spark-{at['id']}: no such queue here"
+    ]
+    cluster.queues[1] = removed
+    reader.commit(end)
+    assert cluster.committed[-1][1:] == (1, 25)
 
 
 def test_a_batch_that_was_interrupted_before_its_topic_was_deleted_is_a_loss(cluster: FakeCluster) -> None:
@@ -731,7 +1082,7 @@ def test_a_broker_that_comes_back_in_time_is_no_loss(cluster: FakeCluster) -> No
         return answer
 
     cluster._route = back  # type: ignore[method-assign]
-    assert reader.latestOffset(offsets(q0=0, q1=0), ReadAllAvailable()) == offsets(q0=10, q1=25)
+    assert placed(reader.latestOffset(offsets(q0=0, q1=0), ReadAllAvailable())) == offsets(q0=10, q1=25)
 
 
 def test_a_stream_waits_for_its_topic_at_the_start(cluster: FakeCluster) -> None:
@@ -741,5 +1092,5 @@ def test_a_stream_waits_for_its_topic_at_the_start(cluster: FakeCluster) -> None
 
 
 def test_offsets_of_another_version_are_refused(cluster: FakeCluster) -> None:
-    with pytest.raises(Exception, match="version 2"):
-        stream_reader(cluster).latestOffset({"v": 2}, ReadAllAvailable())
+    with pytest.raises(Exception, match="version 3"):
+        stream_reader(cluster).latestOffset({"v": 3}, ReadAllAvailable())

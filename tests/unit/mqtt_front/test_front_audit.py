@@ -58,6 +58,19 @@ async def test_by_default_only_what_is_out_of_order_is_recorded() -> None:
         }
 
 
+async def test_a_token_in_the_place_of_a_user_name_is_not_recorded() -> None:
+    """Who is turned away before its token was looked at has one that is still good."""
+    token = f"eyJhbGciOiJFUzI1NiJ9.{'c' * 100}.{'s' * 86}"
+    async with running(connections_max=1) as site:
+        site.gateway.automatic = 0
+        await site.connect("first")
+        refused = await site.dial()
+        refused.send(connect_packet("second", user_name=token))
+        await refused.rest()
+        await soon(lambda: records(site), "a refusal")
+        assert records(site)[0]["user"] == token[:16] + "..."
+
+
 async def test_who_comes_and_goes_and_is_taken_over() -> None:
     async with running(audit_events=EVERYTHING, name="front-7") as site:
         site.gateway.automatic = 0

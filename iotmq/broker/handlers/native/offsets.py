@@ -1,4 +1,4 @@
-"""Offsets: of groups (14, 15) and of queues (29, 30, 31, 32)."""
+"""Offsets: of groups (14, 15) and of queues (29, 30, 31, 32, 30045)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
+import msgspec
+
+from iotmq import limits
 from iotmq.broker.broker_role import NOT_CURRENT
 from iotmq.broker.parts import BrokerParts
+from iotmq.broker.replies.reply_body import reply_json
 from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.replies.sliced_reply import SlicedReplies, Work
 from iotmq.broker.tables.subscription_groups import group_of
@@ -23,6 +27,29 @@ from iotmq.store.log.queue import Queue
 _YOUNG_MEMORY_SHARE: Final = 0.4
 
 
+class QueueBoundsView(msgspec.Struct, kw_only=True, rename="camel", omit_defaults=True):
+    """Where a queue begins and ends, and from where on it has other records than in the asked generation."""
+
+    queue_id: int
+    min_offset: int
+    max_offset: int
+    # A removed one, whose messages are still there.
+    is_removed: bool = False
+    changed_offset: int | None = None
+    # "cut" or "anew"
+    change: str = ""
+
+
+class TopicBoundsView(msgspec.Struct, kw_only=True, rename="camel"):
+    """The answer to code 30045."""
+
+    topic: str
+    generation: str
+    time_ms: int
+    is_deleted: bool
+    queues: list[QueueBoundsView]
+
+
 class OffsetHandler(RequestProcessor):
     """Answers where groups are, and where queues begin and end."""
 
@@ -30,6 +57,8 @@ class OffsetHandler(RequestProcessor):
         self._store = parts.store
         self._topics = parts.topics
         self._offsets = parts.offsets
+        self._clock = parts.clock
+        self._generations = parts.generations
         self._is_current = parts.role.is_current
         self._sliced_replies = sliced_replies
         # A queue is young while its first record is within so many last bytes of the log.
@@ -43,6 +72,7 @@ class OffsetHandler(RequestProcessor):
             RequestCode.GET_MAX_OFFSET: self._max_offset,
             RequestCode.GET_MIN_OFFSET: self._min_offset,
             RequestCode.GET_EARLIEST_MESSAGE_STORE_TIME: self._earliest_time,
+            RequestCode.GET_QUEUE_BOUNDS: self._bounds,
         }
 
     def _query(self, connection: ServerConnection, request: Command) -> Command | None:
@@ -94,6 +124,45 @@ class OffsetHandler(RequestProcessor):
         return request.reply(
             ResponseCode.SUCCESS, ext={"offset": str(0 if queue is None else queue.min_offset)}
         )
+
+    def _bounds(self, connection: ServerConnection, request: Command) -> Command | None:
+        """Answer with all queues of a topic, also of a deleted one while the log has records of it."""
+        name = request.text("topic")
+        since = request.text("generation", "")
+        if not self._is_current():
+            # Readers would take a former master's log for one that was cut.
+            connection.close(NOT_CURRENT)
+            return None
+        topic = self._topics.find(name)
+        held = {
+            queue.queue_id: queue
+            for queue_id in range(limits.QUEUES_PER_TOPIC_MAX)
+            if (queue := self._store.find_queue(name, queue_id)) is not None
+        }
+        if topic is None and (not held or name not in self._topics.deleted):
+            known_topic(self._topics, name)
+        queues = []
+        for queue_id in sorted(held.keys() | set(range(0 if topic is None else topic.queue_count))):
+            queue = held.get(queue_id)
+            change = None if topic is None else self._generations.change(topic, queue, since)
+            queues.append(
+                QueueBoundsView(
+                    queue_id=queue_id,
+                    min_offset=0 if queue is None else queue.min_offset,
+                    max_offset=0 if queue is None else queue.max_offset,
+                    is_removed=topic is not None and queue_id >= topic.read_queue_nums,
+                    changed_offset=None if change is None else change.offset,
+                    change="" if change is None else change.reason,
+                )
+            )
+        view = TopicBoundsView(
+            topic=name,
+            generation="" if topic is None else self._generations.current(topic),
+            time_ms=self._clock.now_ms(),
+            is_deleted=topic is None,
+            queues=queues,
+        )
+        return reply_json(request, view)
 
     def _earliest_time(self, connection: ServerConnection, request: Command) -> Command | None:
         _, _, queue = self._queue_of(request)

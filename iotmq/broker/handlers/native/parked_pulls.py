@@ -41,6 +41,10 @@ class Pull(msgspec.Struct, eq=False):
     """True for a pull that came by the fast path, and may be answered so."""
     with_expired: bool = False
     """Whether records whose time to live is over are wanted, too."""
+    expired_at_ms: int = 0
+    """The time at which a time to live is over; 0: now."""
+    tells_gaps: bool = False
+    """Whether the answer says which offsets are lost, and how many were passed over."""
     begun_us: int = 0
     is_from_disk: bool = False
     entries_max: int = 0

@@ -16,6 +16,7 @@ from iotmq.broker.handlers.native.pull_fast_path import PlainPull, PullPath
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.request_table import Handler
 from iotmq.broker.statistics.latencies import now_us
+from iotmq.broker.tables.generations import Change
 from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig, known_group
 from iotmq.broker.tables.topics import known_topic
 from iotmq.errors import RefusedError, RequestError
@@ -54,6 +55,9 @@ _CODES: dict[ReadStatus, int] = {
 # Reads that have looked at messages.
 _LOOKED_AT = (ReadStatus.FOUND, ReadStatus.NO_MATCHED_MESSAGE)
 
+# Reads whose next offset is behind what they have looked at.
+_LOOKED_THROUGH = (*_LOOKED_AT, ReadStatus.MESSAGE_WAS_REMOVING, ReadStatus.OFFSET_FOUND_NULL)
+
 # Told group, topic, queue id, the offset asked for and the one to go on at.
 OffsetMoved: TypeAlias = Callable[[str, str, int, int, int], None]
 
@@ -89,6 +93,7 @@ class PullHandler:
         self._has_fast_path = not parts.role.is_slave and parts.role.slave_read_behind_bytes is None
         self._store = parts.store
         self._topics = parts.topics
+        self._generations = parts.generations
         self._groups = parts.groups
         self._subscription_groups = parts.subscription_groups
         self._offsets = parts.offsets
@@ -301,6 +306,14 @@ class PullHandler:
                 max_offset=0,
             )
         records_max, bytes_max = _maxima(request, header)
+        if "generation" in request.ext:
+            topic = known_topic(self._topics, header.topic)
+            change = self._generations.change(topic, queue, request.ext["generation"])
+            if change is not None and change.offset <= header.offset:
+                self.missed_count += 1
+                return _changed(request, queue, change)
+            if change is not None:
+                records_max = min(records_max, change.offset - header.offset)
         deadline_s = None
         if may_wait:
             deadline_s = self._clock.monotonic_s() + min(header.suspend_ms, limits.HOLD_MS_MAX) / 1000
@@ -314,7 +327,10 @@ class PullHandler:
             records_max=records_max,
             bytes_max=bytes_max,
             deadline_s=deadline_s,
-            with_expired=request.boolean("withExpired"),
+            with_expired=request.boolean("withExpired") and "expiredAt" not in request.ext,
+            expired_at_ms=request.integer("expiredAt", 0, minimum=0),
+            tells_gaps=request.boolean("tellGaps"),
+            entries_max=_entries_max(request, header),
             begun_us=now_us(),
         )
         return self._look(pull, loads_left=_COLD_LOADS_MAX)
@@ -334,7 +350,7 @@ class PullHandler:
             if plan.records_max:
                 # One load covers so many; the rest is the next pull's.
                 if isinstance(pull.tags, RecordFilter):
-                    pull.entries_max = plan.records_max
+                    pull.entries_max = min(pull.entries_max or plan.records_max, plan.records_max)
                 else:
                     pull.records_max = min(pull.records_max, plan.records_max)
             self._cold_reads.start(plan, lambda error: self._loaded(pull, error, loads_left=loads_left - 1))
@@ -431,6 +447,7 @@ class PullHandler:
             bytes_max=pull.bytes_max,
             tags=pull.tags,
             with_expired=pull.with_expired,
+            expired_at_ms=pull.expired_at_ms,
             entries_max=pull.entries_max,
         )
 
@@ -468,7 +485,7 @@ class PullHandler:
             if code == ResponseCode.PULL_OFFSET_MOVED:
                 queue = pull.queue
                 code = self._moved(pull.group, queue.topic, queue.queue_id, pull.offset, read.next_offset)
-        return _reply(
+        reply = _reply(
             pull.request,
             code,
             suggested_broker_id=self._suggested_broker_id(pull, read),
@@ -478,6 +495,14 @@ class PullHandler:
             max_offset=read.max_offset,
             body=read.views,
         )
+        if pull.tells_gaps and read.status in _LOOKED_THROUGH:
+            gaps = read.next_offset - pull.offset - read.count
+            if gaps and read.lost:
+                reply.ext["lostOffsets"] = ",".join(f"{first}-{end - 1}" for first, end in read.lost)
+                gaps -= sum(end - first for first, end in read.lost)
+            if gaps:
+                reply.ext["passedOver"] = str(gaps)
+        return reply
 
     def _moved(self, group: str, topic: str, queue_id: int, offset: int, next_offset: int) -> int:
         """Return the code for an offset the queue does not have. A slave corrects none: it may be behind."""
@@ -525,6 +550,20 @@ def _reply(
     )
 
 
+def _changed(request: Command, queue: Queue, change: Change) -> Command:
+    """Answer a pull of a former generation: what it asks for is not what there was."""
+    reply = _reply(
+        request,
+        ResponseCode.PULL_OFFSET_MOVED,
+        remark="the records from there on are others than in the generation of the request",
+        next_offset=change.offset,
+        min_offset=queue.min_offset,
+        max_offset=queue.max_offset,
+    )
+    reply.ext |= {"changedOffset": str(change.offset), "change": change.reason}
+    return reply
+
+
 def _maxima(request: Command, header: PullHeader) -> tuple[int, int]:
     """Records and bytes the answer may have: the protocol's, or ours for who sends `maxMsgBytes`."""
     if "maxMsgBytes" in request.ext:
@@ -534,6 +573,13 @@ def _maxima(request: Command, header: PullHeader) -> tuple[int, int]:
             min(bytes_wanted, limits.PULL_BYTES_MAX),
         )
     return min(header.records_max, limits.PULL_RECORDS_DEFAULT_MAX), limits.PULL_BYTES_DEFAULT_MAX
+
+
+def _entries_max(request: Command, header: PullHeader) -> int:
+    """Return how many entries may be looked at: up to `endOffset`, or 0 for as many as usual."""
+    if "endOffset" not in request.ext:
+        return 0
+    return min(max(1, request.integer("endOffset") - header.offset), limits.PULL_RECORDS_MAX)
 
 
 def _read_header(request: Command) -> PullHeader:

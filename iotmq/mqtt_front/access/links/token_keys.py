@@ -139,7 +139,8 @@ class TokenKeys:
         self._refreshed_s = self._clock.monotonic_s()
         await self._read("files", self._read_files)
         if self._client is not None:
-            await self._read(self._settings.jwks_url, self._fetch)
+            # The URL may have a name and a password in front of its host.
+            await self._read(self._settings.jwks_url.rpartition("@")[2], self._fetch)
             if not self._of_url and self._copy is not None and self._copy.exists():
                 await self._read(str(self._copy), self._read_copy)
         keys = KeySet([*self._of_files, *self._of_url])

@@ -20,6 +20,8 @@ from iotmq import limits
 from iotmq.config.config import config_from_table
 from iotmq.errors import ConfigError
 from iotmq.mqtt.codec import packets
+from iotmq.mqtt.codec.packets import Will
+from iotmq.mqtt_front.access.chain_link import ChainLink
 from iotmq.mqtt_front.access.identity import Identity
 from iotmq.mqtt_front.access.verdicts import NOT_MINE, Accepted, Credentials
 
@@ -241,6 +243,34 @@ async def test_links_run_on_a_thread_of_their_own_in_batches(file: str) -> None:
         assert not any(decision for decision in site.front.parts.authentication._deciding), (
             "nobody is in question any more"
         )
+
+
+async def test_the_connect_of_a_device_that_has_gone_waits_for_no_turn(
+    file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who sends large wills and hangs up would fill the memory with what waits for a slow service."""
+    going_on = threading.Event()
+    ask = ChainLink.ask
+
+    async def late(*arguments: Any) -> Any:
+        await asyncio.to_thread(going_on.wait, 10)
+        return await ask(*arguments)
+
+    monkeypatch.setattr(ChainLink, "ask", late)
+    async with chained(USERS, users_file=file) as site:
+        try:
+            client = await RawClient.dial(site.front.port)
+            client.send(connect_packet("c", user_name="pump", password=b"x", will=Will("a", b"w", 0, False)))
+            deciding = site.front.parts.authentication._deciding
+            await soon(lambda: deciding, "it is asked about")
+            (decision,) = deciding.values()
+            asked_for = decision.done
+            client.abort()
+            await soon(lambda: decision.is_given_up, "it has gone")
+            assert decision.done is not asked_for
+            assert not hasattr(decision.done, "args"), "nothing of the CONNECT"
+        finally:
+            going_on.set()
 
 
 async def test_the_thread_ends_with_the_front_end(file: str) -> None:

@@ -49,6 +49,8 @@ def test_there_is_room_to_the_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     ("connect", "more"),
     [
         (PLAIN._replace(client_id="c" * 100), 100),
+        (PLAIN._replace(client_id="\U0001f600" * 100), 400),
+        (PLAIN._replace(properties=Properties(user_properties=(("a" * 50, "b" * 49 + "\u20ac"),))), 250),
         (PLAIN._replace(user_name="u" * 100, password=b"p" * 100), 200),
         (PLAIN._replace(will=Will("t" * 100, b"x" * 100, 0, False)), 200),
         (PLAIN._replace(properties=Properties(authentication_data=b"d" * 100)), 300),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -512,6 +514,25 @@ async def test_a_thread_that_does_not_end_is_left(monkeypatch: pytest.MonkeyPatc
     await until(lambda: answers)
     await calls.stop()
     release.set()
+
+
+_BLOCKED = """
+import asyncio, threading
+from iotmq.mqtt_front.hooks.hook_thread import HookCall, HookThread
+
+async def main():
+    thread, begun = HookThread(asyncio.get_running_loop()), threading.Event()
+    thread.start()
+    thread.call(HookCall(lambda: (begun.set(), threading.Event().wait()), (), print))
+    await asyncio.to_thread(begun.wait)
+    await thread.stop()
+
+asyncio.run(main())
+"""
+
+
+def test_a_function_that_never_returns_does_not_keep_the_process() -> None:
+    subprocess.run([sys.executable, "-c", _BLOCKED], check=True, timeout=20)
 
 
 def test_so_many_hooks_may_be_named() -> None:

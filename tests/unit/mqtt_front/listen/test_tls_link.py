@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import shutil
 import socket
@@ -23,7 +24,7 @@ from iotmq import limits
 from iotmq.mqtt import reason_codes
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt_front.connection.device import Device
-from iotmq.mqtt_front.listen import listeners, tls_link
+from iotmq.mqtt_front.listen import tls_link
 from iotmq.mqtt_front.listen.own_handshakes import OwnHandshakes
 from iotmq.mqtt_front.listen.tls_link import TlsLink
 from iotmq.mqtt_front.server import MqttFront
@@ -36,6 +37,9 @@ pytestmark = [
 
 CONNACK = packets.encode_connack(session_present=False, code=0)
 PUBLISHES = 3_000
+# As tls_link.pyx has them: records that are read in one go, and those of them that may bring nothing.
+READS_MAX = 256
+IDLE_RECORDS_MAX = 32
 
 
 class Files:
@@ -321,6 +325,58 @@ async def test_keys_are_renewed_when_the_device_asks(files: Files) -> None:
         assert packets.PINGRESP_PACKET in shown[-1]
 
 
+def renew_keys(peer: Peer, count: int) -> None:
+    """Write so many requests for other keys, which the standard library has no function for."""
+    import _ssl
+
+    library = ctypes.CDLL(_ssl.__file__)
+    connection = ctypes.c_void_p.from_address(id(peer.tls._sslobj) + tls_link_place())  # type: ignore[attr-defined]
+    for _ in range(count):
+        assert library.SSL_key_update(connection, 0) == 1
+        assert library.SSL_do_handshake(connection) == 1
+
+
+def tls_link_place() -> int:
+    """Return where Python's object of a connection has OpenSSL's, as tls_link.pyx knows it."""
+    return object.__basicsize__ + ctypes.sizeof(ctypes.c_void_p)
+
+
+@pytest.mark.parametrize("behind", [b"", packets.PINGREQ_PACKET], ids=["nothing", "data"])
+async def test_records_without_data_do_not_keep_the_loop(files: Files, behind: bytes) -> None:
+    """OpenSSL itself would read on as long as they come, and nobody else would have a turn."""
+    async with running(listener(files.server)) as front:
+        peer, device = await connected(front, files)
+        plain = await RawClient.connect(front.port, "plain")
+        for _ in range(3):
+            renew_keys(peer, IDLE_RECORDS_MAX - 1)
+            await peer.send(packets.PINGREQ_PACKET)
+            assert await peer.read(2) == packets.PINGRESP_PACKET
+        if behind:
+            peer.tls.write(behind)
+        renew_keys(peer, IDLE_RECORDS_MAX + 2)
+        await peer.send(packets.PINGREQ_PACKET)
+        await soon(lambda: device.transport is None, "it is closed")
+        await plain.ping()
+        peer.raw.close()
+
+
+async def test_small_records_are_read_some_in_each_turn(files: Files) -> None:
+    async with running(listener(files.server)) as front:
+        peer, device = await connected(front, files)
+        before, most = front.parts.group.received_bytes, 0
+        peer.tls.write(b"\x30\xff\xff\x03\x00\x01a")  # a part of a PUBLISH
+        for _ in range(20 * READS_MAX):
+            peer.tls.write(b"x")
+        await peer.flush()
+        while (received := front.parts.group.received_bytes) < before + 7 + 20 * READS_MAX:
+            await asyncio.sleep(0)
+            most = max(most, front.parts.group.received_bytes - received)
+        # In a turn epoll may name it, and what it had left behind is read.
+        assert most <= 2 * READS_MAX + 7
+        assert device.transport is not None
+        peer.raw.close()
+
+
 async def test_a_handshake_is_not_begun_anew(files: Files) -> None:
     async with running(listener(files.server)) as front:
         plain = await RawClient.connect(front.port, "plain")
@@ -418,7 +474,7 @@ async def test_the_event_loop_does_it_where_openssl_is_not_to_be_had(
 ) -> None:
     monkeypatch.setattr(tls_link, "_PYTHON_UNKNOWN", (3, 0))
     monkeypatch.setattr(tls_link, "_is_possible", None)
-    assert not listeners.can_shake_hands()
+    assert not tls_link.can_shake_hands()
     async with running(listener(files.server)) as front:
         peer, device = await connected(front, files)
         assert not isinstance(device.transport, TlsLink)

@@ -61,6 +61,51 @@ def test_a_subscribe_with_as_many_filters_as_fit_is_decided_in_turns_and_in_orde
     assert not loop.ready
 
 
+def test_a_turn_is_as_long_whatever_the_number_of_those_that_go_on() -> None:
+    loop: Any = FakeLoop()
+    questions: Any = None
+    clock = RunningClock()
+    decisions = FilterDecisions(loop, questions, clock)
+    wanted = [Wanted(f"a/{number}", 0) for number in range(100)]
+    found: list[list[Decision | None]] = []
+    for _ in range(50):
+        decisions.decide(Rights(Source(), Subject("c"), RulesVersion()), wanted, found.append)
+    longest_s = 0.0
+    while len(found) < 50:
+        assert loop.ready
+        began_s = clock.now_s
+        loop.turn()
+        longest_s = max(longest_s, clock.now_s - began_s)
+    assert longest_s < 0.005
+    assert all(len(each) == 100 for each in found)
+    assert not loop.ready
+
+
+class FailingSource(Source):
+    def policy_of(self, subject: Subject) -> Policy:
+        class Failing(RulesPolicy):
+            def may_subscribe(self, topic_filter: str, use: Use) -> Decision:
+                if topic_filter == "a/7":
+                    raise ValueError(topic_filter)
+                return super().may_subscribe(topic_filter, use)
+
+        clauses = clauses_of([Rule("one", True, SUBSCRIBE, (parse_template("a/#"),))])
+        return Failing(subject, clauses.publish, clauses.subscribe)
+
+
+def test_a_filter_whose_decision_fails_is_refused_and_the_others_are_decided() -> None:
+    loop: Any = FakeLoop()
+    questions: Any = None
+    decisions = FilterDecisions(loop, questions, RunningClock())
+    wanted = [Wanted(f"a/{number}", 0) for number in range(30)]
+    found: list[list[Decision | None]] = []
+    decisions.decide(Rights(FailingSource(), Subject("c"), RulesVersion()), wanted, found.append)
+    while not found:
+        loop.turn()
+    refused = [number for number, each in enumerate(found[0]) if each is None or not each.is_allowed]
+    assert refused == [7]
+
+
 class AskedSource(Source):
     def policy_of(self, subject: Subject) -> Policy:
         return AskedPolicy(super().policy_of(subject))

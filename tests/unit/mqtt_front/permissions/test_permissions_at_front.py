@@ -18,6 +18,8 @@ from iotmq.mqtt.codec.packets import Will
 from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties
 from iotmq.mqtt.topics.reply import ReplyAddress, reply_token
 from iotmq.mqtt_front.access.identity import Identity
+from iotmq.mqtt_front.permissions.decisions import RulesPolicy
+from iotmq.mqtt_front.permissions.rule import Decision, Use
 from iotmq.mqtt_front.settings.topics import AutoSubscriptionSettings, RewriteSettings
 
 OWN = rule_text("allow", "all", "d/%c/#", name='"own"')
@@ -253,6 +255,19 @@ async def test_subscriptions_of_the_operator_need_no_right(path: Path) -> None:
         assert site.number(REFUSED) == 0
 
 
+@pytest.mark.parametrize("topic_filter", ["%c/g/#", "%c/#"])
+@pytest.mark.parametrize("client_id", ["$share", "$exclusive", "$SYS"])
+async def test_a_client_id_does_not_make_more_of_a_subscription_of_the_operator(
+    path: Path, topic_filter: str, client_id: str
+) -> None:
+    """`%c/g/#` of the client `$share` would be `#`, shared in the group `g`."""
+    automatic = (AutoSubscriptionSettings(filter=topic_filter), AutoSubscriptionSettings(filter="news"))
+    async with running(path, OWN, auto_subscriptions=automatic) as site:
+        client = await site.connect(client_id)
+        await client.ping()
+        assert list(site.gateway.filters.values()) == ["news"]
+
+
 async def test_sys_needs_a_rule_that_names_it(path: Path) -> None:
     async with running(
         path,
@@ -460,3 +475,32 @@ async def test_another_identity_of_a_connected_device_brings_other_rights(path: 
         assert await site.published(client, "a", properties=NO_PROPERTIES) == NOT_AUTHORIZED
         assert await site.published(client, "b", properties=NO_PROPERTIES) == 0
         assert not site.gateway.filters
+
+
+async def test_a_device_that_shows_tokens_over_and_over_has_its_filters_compared_one_at_a_time(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An AUTH is small, and comparing ten thousand filters is not: what comes meanwhile is one time more."""
+    compared: list[str] = []
+    decide = RulesPolicy.may_subscribe
+
+    def counting(policy: RulesPolicy, topic_filter: str, use: Use) -> Decision:
+        compared.append(topic_filter)
+        # Some milliseconds, so that it takes turns.
+        site.clock.advance(0.002)
+        return decide(policy, topic_filter, use)
+
+    async with running(path, OWN + rule_text("allow", "subscribe", "a/#")) as site:
+        client = await site.connect(level=5)
+        filters = [f"a/{number}" for number in range(20)]
+        client.send(subscribe_packet(5, *((name, 0) for name in filters)))
+        await client.packet()
+        (device,) = site.front.parts.sessions.devices()
+        monkeypatch.setattr(RulesPolicy, "may_subscribe", counting)
+        denied = {"permission": "deny", "action": "all", "topic": "a/19"}
+        for permissions in (*[()] * 50, (denied,)):
+            device.identity = Identity(user="u", permissions=permissions)
+            site.front._identity_renewed(device)
+        await soon(lambda: len(site.gateway.filters) == 19, "the last one counts")
+        assert 20 < len(compared) <= 40
+        client.close()

@@ -175,6 +175,24 @@ async def test_events_come_in_order_and_a_failure_ends_nothing(
     assert numbers(host)["events_total"] == 2
 
 
+@pytest.mark.parametrize("error", [asyncio.CancelledError, SystemExit, KeyboardInterrupt])
+async def test_no_error_of_an_event_ends_those_behind_it(
+    host_of: Any,
+    told: list[tuple[str, dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[BaseException],
+) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Listening, "on_broker_client_unsubscribed", fail)
+    host = await host_of("Listening")
+    host.tell("broker_client_unsubscribed", {"client_id": "c", "topic": "a"})
+    host.tell("broker_client_subscribed", {"client_id": "c", "topic": "a", "qos": 1})
+    await soon(lambda: "subscribed" in [name for name, _ in told], "the next is told")
+    assert numbers(host)["events_total"] == 2
+
+
 async def test_events_wait_up_to_their_maximum(host_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MQTT_PLUGIN_EVENTS_MAX", 3)
     host = await host_of("Listening", hosts=1)

@@ -39,6 +39,7 @@ def test_names_of_the_device_are_put_in() -> None:
     assert found.of(DeviceNames("c", None)) == [("of/c/#", 0), ("all", 0)], "it has no user name"
     assert found.of(DeviceNames("#", "a/b")) == [("all", 0)]
     assert found.refused == 3
+    assert automatic({"filter": "%c/g/#"}, {"filter": "%u/#"}).of(DeviceNames("$share", "$SYS")) == []
 
 
 def test_a_filter_has_a_size_with_the_names_in_it() -> None:

@@ -195,6 +195,20 @@ async def test_the_state_of_a_bridge_is_its_own_to_say() -> None:
             each.close()
 
 
+@pytest.mark.parametrize("client_id", ["#", "a/+/b", "/" * 200])
+async def test_a_bridge_whose_client_id_is_no_part_of_a_topic_has_no_state_there(client_id: str) -> None:
+    """A topic name with a wildcard is a mistake for which clients hang up, each time they come back."""
+    async with at_once() as site:
+        watcher = await site.connect("watcher")
+        await watcher.subscribe(("$SYS/broker/connection/#", 1))
+        bridge = await site.connect(client_id, is_bridge=True)
+        other = await site.connect("site-7", is_bridge=True)
+        assert (await watcher.publish_received())[:2] == ("$SYS/broker/connection/site-7/state", b"1")
+        assert site.number("iotmq_mqtt_bridge_connected", bridge=client_id) == 1
+        for each in (watcher, bridge, other):
+            each.close()
+
+
 def test_states_have_a_maximum_and_those_that_are_gone_go_first() -> None:
     class Fake:
         def __init__(self, client_id: str) -> None:

@@ -54,6 +54,7 @@ class Bench:
         parts = make_parts(
             BrokerSettings(**settings), store, directory=directory, host=HOST, clock=self.clock
         )
+        self.parts = parts
         self.topics = parts.topics
         self.topics.ensure("T", queues=4)
         self.configs = parts.subscription_groups
@@ -383,6 +384,101 @@ async def test_readers_with_offsets_of_their_own_get_expired_records_too(tmp_pat
     with pytest.raises(RequestError, match="withExpired"):
         bench.pull(withExpired="maybe")
     assert store.check() == []
+    store.close()
+
+
+async def test_readers_with_offsets_of_their_own_are_told_what_is_missing(tmp_path: Path) -> None:
+    clock = ManualClock()
+    store = Store.open(tmp_path / "data", StoreSettings(segment_bytes=16 << 20), store_host=HOST, clock=clock)
+    bench = Bench(store, tmp_path)
+    stored_ms = clock.now_ms()
+    for body in (b"a", b"short", b"b", b"short", b"c"):
+        element = (body, b"MSG_TTL_MS\x01500\x02" if body == b"short" else b"", 0)
+        store.append(store.queue("T", 0), encode_batch([element]), born_timestamp_ms=1, born_host=HOST)
+    clock.advance(1)
+    own = {"tellGaps": "true", "withExpired": "true"}
+    # Unmodified clients see nothing of it.
+    assert not {"passedOver", "lostOffsets"} & bench.answer().ext.keys()
+    assert "passedOver" not in bench.answer(**own).ext
+    # What has expired is judged by a time of the reader's, so that an answer does not depend on the moment.
+    response = bench.answer(**own, expiredAt=str(stored_ms + 500))
+    assert (bodies(response), response.ext["passedOver"]) == ([b"a", b"b", b"c"], "2")
+    assert bodies(bench.answer(**own, expiredAt=str(stored_ms + 499))) == [
+        b"a",
+        b"short",
+        b"b",
+        b"short",
+        b"c",
+    ]
+    response = bench.answer(**own, queueOffset="3", endOffset="4", expiredAt=str(stored_ms + 500))
+    assert (response.code, response.ext["nextBeginOffset"], response.ext["passedOver"]) == (20, "4", "1")
+    # Nothing behind the end is looked at.
+    response = bench.answer(**own, endOffset="4", expiredAt=str(stored_ms + 500))
+    assert (bodies(response), response.ext["nextBeginOffset"]) == ([b"a", b"b"], "4")
+    for field, value in (("expiredAt", "-1"), ("endOffset", "x"), ("tellGaps", "maybe")):
+        with pytest.raises(RequestError, match=field):
+            bench.pull(**{**own, field: value})
+    store.close()
+
+
+@pytest.mark.parametrize("lost_count", [limits.PULL_LOST_RANGES_MAX, limits.PULL_LOST_RANGES_MAX + 1])
+async def test_an_answer_ends_before_more_lost_ranges_than_it_may_name(
+    tmp_path: Path, lost_count: int
+) -> None:
+    store = Store.open(tmp_path / "data", StoreSettings(segment_bytes=16 << 20), store_host=HOST)
+    bench = Bench(store, tmp_path)
+    queue = store.queue("T", 0)
+    for number in range(2 * lost_count + 1):
+        element = encode_batch([(b"%d" % number, b"", 0)])
+        store.append(queue, element, born_timestamp_ms=1, born_host=HOST)
+    places = [queue.entry(offset) for offset in range(queue.max_offset)]
+    store.close()
+    (log,) = [path for path in (tmp_path / "data" / "commitlog").iterdir() if path.name.isdigit()]
+    with log.open("r+b") as file:
+        for place in places[1::2]:
+            assert place is not None
+            file.seek(place[0])
+            file.write(bytes(60))
+    store = Store.open(tmp_path / "data", StoreSettings(segment_bytes=16 << 20), store_host=HOST)
+    bench = Bench(store, tmp_path)
+    own = {"tellGaps": "true", "withExpired": "true", "maxMsgNums": "1000", "maxMsgBytes": "1000000"}
+    response = bench.answer(**own)
+    ranges = response.ext["lostOffsets"].split(",")
+    assert ranges == [f"{n}-{n}" for n in range(1, 2 * limits.PULL_LOST_RANGES_MAX, 2)]
+    end = 2 * limits.PULL_LOST_RANGES_MAX + 1
+    assert int(response.ext["nextBeginOffset"]) == end
+    if lost_count > limits.PULL_LOST_RANGES_MAX:
+        response = bench.answer(**own, queueOffset=str(end))
+        assert response.ext["lostOffsets"] == f"{end}-{end}"
+        assert bodies(response) == [b"%d" % (end + 1)]
+    store.close()
+
+
+async def test_a_pull_of_a_former_generation_gets_nothing_else(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "data", StoreSettings(segment_bytes=16 << 20), store_host=HOST)
+    bench = Bench(store, tmp_path)
+    log = bench.parts.log_generations
+    assert log is not None
+    log.begin(min_position=0, end_position=0)
+    for number in range(3):
+        element = encode_batch([(b"%d" % number, b"", 0)])
+        store.append(store.queue("T", 0), element, born_timestamp_ms=1, born_host=HOST)
+    topic = bench.parts.topics.find("T")
+    assert topic is not None
+    former = bench.parts.generations.current(topic)
+    own = {"tellGaps": "true", "generation": former}
+    assert bodies(bench.answer(**own)) == [b"0", b"1", b"2"]
+    # The log has lost offset 2, and another record is there now.
+    position = store.queue("T", 0).entry(2)
+    assert position is not None
+    log.begin(min_position=0, end_position=position[0])
+    assert bodies(bench.answer(**own)) == [b"0", b"1"]
+    response = bench.answer(**own, queueOffset="2")
+    assert (response.code, response.ext["changedOffset"], response.ext["change"]) == (21, "2", "cut")
+    now = {"tellGaps": "true", "generation": bench.parts.generations.current(topic)}
+    assert bodies(bench.answer(**now, queueOffset="2")) == [b"2"]
+    with pytest.raises(RequestError, match="generation"):
+        bench.pull(**{**own, "generation": "x"})
     store.close()
 
 

@@ -128,6 +128,18 @@ async def test_a_copy_that_others_may_write_is_not_used(service: HttpService, tm
         assert await code(site, key) == UNAVAILABLE
 
 
+async def test_a_password_in_the_url_is_not_in_the_log(
+    service: HttpService, caplog: pytest.LogCaptureFixture
+) -> None:
+    service.says("no keys")
+    url = service.url("/keys").replace("://", "://gateway:top-secret@")
+    async with chained(link(service, jwks_url=url)) as site:
+        assert await code(site, key_of("ES256")) == UNAVAILABLE
+    said = str([vars(record) for record in caplog.records])
+    assert "former ones count" in said
+    assert "top-secret" not in said
+
+
 async def test_a_copy_that_cannot_be_written_costs_nothing(
     service: HttpService, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from iotmq import limits
 from iotmq.bridge.offsets import QueueKey
-from iotmq.bridge.options import (
+from iotmq.bridge.options.reading import (
     EARLIEST,
     LATEST,
     PULL_BYTES_MIN,
@@ -41,7 +43,7 @@ def test_defaults_are_those_of_the_kafka_connector() -> None:
     assert stream.offsets_per_trigger_max is None
     assert stream.partitions_min is None
     assert stream.combine_rows == 0
-    assert stream.registries == (("127.0.0.1", 9876),)
+    assert stream.connection.registries == (("127.0.0.1", 9876),)
     assert stream.subscription.topics == ("t",)
 
 
@@ -59,7 +61,7 @@ def test_several_registries_and_topics() -> None:
     options = parse_options(
         {"iotmq.bootstrap.servers": "a:1, b ; [::1]:2", "subscribe": " t, u ,t"}, streaming=True
     )
-    assert options.registries == (("a", 1), ("b", 9876), ("::1", 2))
+    assert options.connection.registries == (("a", 1), ("b", 9876), ("::1", 2))
     assert options.subscription.topics == ("t", "u")
 
 
@@ -198,9 +200,65 @@ def test_headers_are_known_before_the_other_options() -> None:
 
 
 def test_an_account_and_tls_are_off_until_they_are_given_and_the_secret_is_not_shown() -> None:
-    plain = parsed()
+    plain = parsed().connection
     assert (plain.access_key, plain.is_encrypted, plain.ca_file) == ("", False, "")
     given = parsed(accessKey="account", secretKey="very-secret", tls="true", tlsCaFile="/etc/roots.pem")
-    assert (given.access_key, given.secret_key) == ("account", "very-secret")
-    assert (given.is_encrypted, given.ca_file) == (True, "/etc/roots.pem")
+    assert (given.connection.access_key, given.connection.secret_key) == ("account", "very-secret")
+    assert (given.connection.is_encrypted, given.connection.ca_file) == (True, "/etc/roots.pem")
     assert "very-secret" not in repr(given)
+
+
+def test_a_secret_may_be_in_a_file_or_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "secret"
+    file.write_text("in a file\n")
+    file.chmod(0o600)
+    monkeypatch.setenv("BROKER_SECRET", "in a variable")
+    for name, value, secret in (
+        ("secretKey", "given", "given"),
+        ("secretKeyFile", str(file), "in a file"),
+        ("secretKeyVariable", "BROKER_SECRET", "in a variable"),
+    ):
+        options = parsed(accessKey="a", **{name: value})
+        assert options.connection.secret_key == secret
+        assert secret not in repr(options)
+        assert secret not in repr(options.connection.secret_key)
+
+
+def test_a_secret_that_cannot_be_had_or_is_given_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"option secretKeyFile: .*no-such-file cannot be read"):
+        parsed(secretKeyFile=str(tmp_path / "no-such-file"))
+    with pytest.raises(ConfigError, match="secretKeyVariable: there is no environment variable NO_SUCH"):
+        parsed(secretKeyVariable="NO_SUCH")
+    with pytest.raises(ConfigError, match="one of the options secretKey and secretKeyFile"):
+        parsed(secretKey="a", secretKeyFile="b")
+
+
+def test_a_certificate_goes_with_encryption_and_a_key_with_a_certificate() -> None:
+    options = parsed(tls="true", tlsCertFile="c.pem", tlsKeyFile="k.pem")
+    assert (options.connection.certificate_file, options.connection.key_file) == ("c.pem", "k.pem")
+    with pytest.raises(ConfigError, match="tlsCertFile goes with tls=true"):
+        parsed(tlsCertFile="c.pem")
+    with pytest.raises(ConfigError, match="tlsKeyFile goes with tlsCertFile"):
+        parsed(tls="true", tlsKeyFile="k.pem")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("250", 0.25), ("250ms", 0.25), ("30s", 30), ("15m", 900), ("2 h", 7200), ("1D", 86_400)],
+)
+def test_times_are_written_as_elsewhere_in_spark(text: str, seconds: float) -> None:
+    assert parsed(maxTriggerDelay=text).trigger_delay_max_s == seconds
+
+
+def test_a_stream_may_wait_for_rows_and_a_batch_may_not() -> None:
+    options = parsed(minOffsetsPerTrigger="100", maxOffsetsPerTrigger="100")
+    assert (options.offsets_per_trigger_min, options.trigger_delay_max_s) == (100, 900.0)
+    with pytest.raises(ConfigError, match="minOffsetsPerTrigger is 101, more than maxOffsetsPerTrigger"):
+        parsed(minOffsetsPerTrigger="101", maxOffsetsPerTrigger="100")
+    for name, value in (("minOffsetsPerTrigger", "1"), ("maxTriggerDelay", "1s")):
+        with pytest.raises(ConfigError, match="are for streams"):
+            parsed(streaming=False, **{name: value})
+    with pytest.raises(
+        ConfigError, match="maxTriggerDelay takes a time such as 500ms, 30s or 15m, not 'soon'"
+    ):
+        parsed(maxTriggerDelay="soon")

@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from iotmq.bridge.record_picker import end_of_records, first_store_ms
+from iotmq.bridge.segments.record_picker import end_of_records, first_store_ms
 from iotmq.errors import ConfigError
 from iotmq.store.log.segment import NAME_DIGITS
 

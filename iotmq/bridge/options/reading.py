@@ -8,29 +8,33 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal
 
 from iotmq import limits
-from iotmq.addresses import parse_address
 from iotmq.bridge.offsets import OffsetFormatError, QueueKey, parse_queue
+from iotmq.bridge.options.connection import CONNECTION_NAMES, ConnectionOptions, read_connection
+from iotmq.bridge.options.values import count, duration_s, flag, optional_count
+from iotmq.bridge.options.wanted import EVERYTHING, Wanted, parse_wanted
 from iotmq.errors import ConfigError
 from iotmq.spelling import did_you_mean
 
 EARLIEST: Final = -2
 LATEST: Final = -1
 
-DEFAULT_REGISTRY_PORT: Final = 9876
 PULL_BYTES_MIN: Final = 64 * 1024
 PULL_BYTES_DEFAULT: Final = 2 * 1024 * 1024
 
 _NAMES: Final = (
-    "iotmq.bootstrap.servers",
+    *CONNECTION_NAMES,
     "path",
     "subscribe",
     "subscribePattern",
     "assign",
+    "mqttTopicFilter",
+    "tags",
+    "sql",
     "startingOffsets",
     "startingTimestamp",
     "startingOffsetsByTimestamp",
@@ -39,18 +43,18 @@ _NAMES: Final = (
     "endingTimestamp",
     "endingOffsetsByTimestamp",
     "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
     "minPartitions",
+    "maxRecordsPerPartition",
     "combineRows",
     "failOnDataLoss",
     "includeHeaders",
+    "pushFilters",
     "groupIdPrefix",
+    "groupId",
+    "includeExpired",
     "pullBytes",
-    "requestTimeoutMs",
-    "retryTimeoutMs",
-    "accessKey",
-    "secretKey",
-    "tls",
-    "tlsCaFile",
 )
 _SPELLING: Final = {name.lower(): name for name in _NAMES}
 # Those that mean something where no broker is asked.
@@ -60,7 +64,7 @@ _NAMES_WITH_PATH: Final = frozenset(
     | {"endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"}
 )
 
-_Number = TypeVar("_Number")
+_TRIGGER_DELAY_S: Final = 15 * 60.0
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,7 @@ class Subscription:
 class SourceOptions:
     """All options of one read, checked and complete; docs/reference/spark.md describes each."""
 
-    registries: tuple[tuple[str, int], ...]
+    connection: ConnectionOptions
     subscription: Subscription
     starting: Edge
     ending: Edge
@@ -144,15 +148,16 @@ class SourceOptions:
     fail_on_data_loss: bool
     include_headers: bool
     group_prefix: str
+    # The group that a stream's progress is published as; "" for one of its own.
+    group_id: str
+    include_expired: bool
     pull_bytes: int
-    request_timeout_s: float
-    retry_timeout_s: float
-    # The account at brokers with access control; an empty key sends requests unsigned. Spark keeps both keys
-    # out of what it shows, by their names.
-    access_key: str = ""
-    secret_key: str = field(default="", repr=False)
-    is_encrypted: bool = False
-    ca_file: str = ""
+    # A stream waits for so many rows, for at most so long after its last batch.
+    offsets_per_trigger_min: int | None = None
+    trigger_delay_max_s: float = 0.0
+    records_per_partition_max: int | None = None
+    pushes_filters: bool = False
+    wanted: Wanted = EVERYTHING
     # A directory of CommitLog files to read in place of brokers; empty for brokers.
     path: str = ""
 
@@ -176,35 +181,38 @@ def parse_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptio
     strategy = given.get("startingoffsetsbytimestampstrategy", "error").strip().lower()
     if strategy not in ("error", "latest"):
         raise ConfigError(f"option startingOffsetsByTimestampStrategy is error or latest, not {strategy!r}")
-    pull_bytes = _count(given, "pullBytes", PULL_BYTES_DEFAULT, least=PULL_BYTES_MIN)
+    pull_bytes = count(given, "pullBytes", PULL_BYTES_DEFAULT, least=PULL_BYTES_MIN)
     if pull_bytes > limits.PULL_BYTES_MAX:
         raise ConfigError(f"option pullBytes is at most {limits.PULL_BYTES_MAX}, not {pull_bytes}")
     return SourceOptions(
-        registries=() if path else _registries(given),
+        connection=read_connection(given, asks_brokers=not path),
         subscription=_subscription(given),
         starting=starting,
         ending=ending,
         late_timestamp="latest" if strategy == "latest" else "error",
-        offsets_per_trigger_max=_optional_count(given, "maxOffsetsPerTrigger"),
-        partitions_min=_optional_count(given, "minPartitions"),
-        combine_rows=_count(given, "combineRows", 0, least=0),
-        fail_on_data_loss=_flag(given, "failOnDataLoss", True),
-        include_headers=_flag(given, "includeHeaders", False),
-        group_prefix=_group_prefix(given),
+        offsets_per_trigger_max=optional_count(given, "maxOffsetsPerTrigger"),
+        partitions_min=optional_count(given, "minPartitions"),
+        combine_rows=count(given, "combineRows", 0, least=0),
+        fail_on_data_loss=flag(given, "failOnDataLoss", True),
+        include_headers=flag(given, "includeHeaders", False),
+        group_prefix=_group(given, "groupIdPrefix", "iotmq-spark"),
+        group_id=_group(given, "groupId", ""),
+        include_expired=flag(given, "includeExpired", False),
         pull_bytes=pull_bytes,
-        request_timeout_s=_count(given, "requestTimeoutMs", 10_000, least=1) / 1000,
-        retry_timeout_s=_count(given, "retryTimeoutMs", 60_000, least=0) / 1000,
-        access_key=given.get("accesskey", ""),
-        secret_key=given.get("secretkey", ""),
-        is_encrypted=_flag(given, "tls", False),
-        ca_file=given.get("tlscafile", ""),
+        offsets_per_trigger_min=_offsets_per_trigger_min(given, streaming=streaming),
+        trigger_delay_max_s=duration_s(given, "maxTriggerDelay", _TRIGGER_DELAY_S),
+        records_per_partition_max=optional_count(given, "maxRecordsPerPartition"),
+        pushes_filters=flag(given, "pushFilters", False),
+        wanted=parse_wanted(
+            tags=given.get("tags"), sql=given.get("sql"), mqtt_topic_filter=given.get("mqtttopicfilter")
+        ),
         path=path,
     )
 
 
 def wants_headers(options: Mapping[str, str]) -> bool:
     """Return the option includeHeaders alone, which decides about the schema before anything else is read."""
-    return _flag({name.lower(): value for name, value in options.items()}, "includeHeaders", False)
+    return flag({name.lower(): value for name, value in options.items()}, "includeHeaders", False)
 
 
 def _refuse_unknown(given: Mapping[str, str]) -> None:
@@ -234,17 +242,6 @@ def _refuse_for_batch(edge: Edge, refused: int, why: str) -> None:
     if refused in numbers:
         word = "earliest (-2)" if refused == EARLIEST else "latest (-1)"
         raise ConfigError(f"option {edge.option} must not be {word}: {why}")
-
-
-def _registries(given: Mapping[str, str]) -> tuple[tuple[str, int], ...]:
-    name = "iotmq.bootstrap.servers"
-    pieces = [piece for piece in re.split(r"[,;]", given.get(name, "")) if piece.strip()]
-    if not pieces:
-        raise ConfigError(f"option {name} is needed: the registries, as host:port[,host:port...]")
-    try:
-        return tuple(parse_address(piece.strip(), default_port=DEFAULT_REGISTRY_PORT) for piece in pieces)
-    except ValueError as error:
-        raise ConfigError(f"option {name}: {error}") from None
 
 
 def _subscription(given: Mapping[str, str]) -> Subscription:
@@ -287,7 +284,7 @@ def _edge(given: Mapping[str, str], prefix: str, default: int) -> Edge:
         f"{prefix}Offsets",
     )
     if by_time.lower() in given:
-        return Edge(by_time, default, timestamp_ms=_count(given, by_time, 0, least=0))
+        return Edge(by_time, default, timestamp_ms=count(given, by_time, 0, least=0))
     if by_queue_time.lower() in given:
         numbers = _queue_numbers(given[by_queue_time.lower()], by_queue_time, least=0)
         return Edge(by_queue_time, default, timestamps=numbers)
@@ -331,43 +328,20 @@ def _queue(text: str, shape: str) -> tuple[str | None, int]:
         raise ConfigError(f"{shape}; {error}") from None
 
 
-def _parsed(
-    given: Mapping[str, str], name: str, read: Callable[[str], _Number | None], takes: str
-) -> _Number | None:
-    text = given.get(name.lower())
-    if text is None:
-        return None
-    value = read(text.strip())
-    if value is None:
-        raise ConfigError(f"option {name} takes {takes}, not {text!r}")
-    return value
+def _offsets_per_trigger_min(given: Mapping[str, str], *, streaming: bool) -> int | None:
+    least = optional_count(given, "minOffsetsPerTrigger")
+    if not streaming and (least is not None or "maxtriggerdelay" in given):
+        raise ConfigError("options minOffsetsPerTrigger and maxTriggerDelay are for streams")
+    most = optional_count(given, "maxOffsetsPerTrigger")
+    if least is not None and most is not None and least > most:
+        raise ConfigError(
+            f"option minOffsetsPerTrigger is {least}, more than maxOffsetsPerTrigger lets through: {most}"
+        )
+    return least
 
 
-def _whole(text: str) -> int | None:
-    return int(text) if re.fullmatch(r"\d{1,18}", text, re.ASCII) else None
-
-
-def _count(given: Mapping[str, str], name: str, default: int, *, least: int) -> int:
-    value = _parsed(given, name, _whole, "a whole number")
-    if value is None:
-        return default
-    if value < least:
-        raise ConfigError(f"option {name} is at least {least}, not {value}")
-    return value
-
-
-def _optional_count(given: Mapping[str, str], name: str) -> int | None:
-    return _count(given, name, 0, least=1) or None
-
-
-def _flag(given: Mapping[str, str], name: str, default: bool) -> bool:
-    words = {"true": True, "false": False}
-    value = _parsed(given, name, lambda text: words.get(text.lower()), "true or false")
-    return default if value is None else value
-
-
-def _group_prefix(given: Mapping[str, str]) -> str:
-    prefix = given.get("groupidprefix", "iotmq-spark")
-    if not re.fullmatch(r"[%|a-zA-Z0-9_-]{1,200}", prefix):
-        raise ConfigError(f"option groupIdPrefix is 1 to 200 letters, digits and any of %|_-, not {prefix!r}")
-    return prefix
+def _group(given: Mapping[str, str], option: str, default: str) -> str:
+    name = given.get(option.lower(), default)
+    if name != default and not re.fullmatch(r"[%|a-zA-Z0-9_-]{1,200}", name):
+        raise ConfigError(f"option {option} is 1 to 200 letters, digits and any of %|_-, not {name!r}")
+    return name

@@ -19,11 +19,10 @@ from pyspark.sql.types import StructType
 
 from iotmq.bridge.cluster import TopicMissingError, is_system_topic
 from iotmq.bridge.offsets import QueueKey
-from iotmq.bridge.options import LATEST, Edge, SourceOptions
+from iotmq.bridge.options.reading import LATEST, Edge, SourceOptions
 from iotmq.bridge.plan import DataLossError
-from iotmq.bridge.record_picker import RecordPicker, step_over, walk_to
 from iotmq.bridge.rows import RowBuilder, check_schema
-from iotmq.bridge.segment_files import (
+from iotmq.bridge.segments.files import (
     SegmentPart,
     deleted_topics,
     find_log,
@@ -34,6 +33,7 @@ from iotmq.bridge.segment_files import (
     stored_from,
     up_to_the_end,
 )
+from iotmq.bridge.segments.record_picker import RecordPicker, step_over, walk_to
 from iotmq.errors import ConfigError
 
 # Records taken at once: few enough to stay in the processor's cache until they are columns.

@@ -17,12 +17,12 @@ from manual_clock import ManualClock
 from pyspark.sql.types import StructType
 from store_model import SMALL, open_small, put
 
-from iotmq.bridge import segment_files
 from iotmq.bridge.cluster import TopicMissingError
 from iotmq.bridge.plan import DataLossError
-from iotmq.bridge.record_picker import RecordPicker, end_of_records
 from iotmq.bridge.rows import COLUMNS, default_schema
-from iotmq.bridge.segment_reader import SegmentReader
+from iotmq.bridge.segments import files as segment_files
+from iotmq.bridge.segments.reader import SegmentReader
+from iotmq.bridge.segments.record_picker import RecordPicker, end_of_records
 from iotmq.bridge.source import IotmqDataSource
 from iotmq.errors import ConfigError, StoreError
 from iotmq.message.properties import encode_properties

@@ -1,0 +1,1 @@
+"""Check the options of `format("iotmq")`."""

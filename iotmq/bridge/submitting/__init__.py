@@ -1,0 +1,1 @@
+"""Say what spark-submit is told, and what executors get."""
