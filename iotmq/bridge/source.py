@@ -50,6 +50,7 @@ from iotmq.bridge.pool import connections
 from iotmq.bridge.progress import Progress
 from iotmq.bridge.pull import PullSettings, pull_range, record_at
 from iotmq.bridge.pushed import Narrowed, narrowed_spans
+from iotmq.bridge.reused_worker import set_libraries_aside
 from iotmq.bridge.rows import RowBuilder, check_schema, default_schema
 from iotmq.bridge.segments.reader import SegmentReader
 from iotmq.bridge.sink.options import parse_sink_options
@@ -269,6 +270,7 @@ def read_ranges(
     finally:
         if is_done:
             connections.put_back(options.connection, cluster)
+            set_libraries_aside()
         else:
             # An answer may be on its way, which the next task would take for its own.
             cluster.close()

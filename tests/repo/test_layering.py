@@ -340,6 +340,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "edges",
         "pull",
         "pool",
+        "reused_worker",
         "pace",
         "pushed",
         "derived",

@@ -21,6 +21,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from iotmq.bridge.pool import connections
+from iotmq.bridge.reused_worker import set_libraries_aside
 from iotmq.bridge.sink.errors import SinkError
 from iotmq.bridge.sink.options import BATCH_ID_MAX, SinkOptions
 from iotmq.bridge.sink.rows import check_sink_schema
@@ -96,6 +97,7 @@ def _write(
         cluster.close()
         raise
     connections.put_back(options.connection, cluster)
+    set_libraries_aside()
     return stored
 
 
