@@ -70,7 +70,10 @@ def step(
     """Return the next table of devices that are gone after 60 s, and whose state changed."""
     as_of_us = round((AT + timedelta(seconds=second) - datetime(1970, 1, 1)).total_seconds() * 1e6)
     known = merge(spark.createDataFrame(before, DEVICES_SCHEMA), news, as_of_us, 60)
-    merged = [*known.collect(), *added(news, known.where("is_heard"), as_of_us, 60).collect()]
+    merged = [
+        *known.collect(),
+        *added(news, known.where("is_heard").select("device"), as_of_us, 60).collect(),
+    ]
     return [tuple(row[name] for name in DEVICES_COLUMNS) for row in merged], {
         row.device for row in merged if row.is_changed
     }
