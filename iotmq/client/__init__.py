@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     )
     from iotmq.client.blocking.requests import SyncReplier, SyncRequester
     from iotmq.client.blocking.transactions import SyncTransaction, SyncTransactionProducer
+    from iotmq.client.consuming.membership import RebalanceListener
     from iotmq.client.consuming.pull_consumer import PullConsumer
     from iotmq.client.consuming.push_consumer import PushConsumer
     from iotmq.client.sending.producer import Producer
@@ -51,6 +52,7 @@ _MODULES = {
     "PushConsumer": ".consuming.push_consumer",
     "PushConsumerSettings": ".transport.settings",
     "QueueOffsets": ".admin.admin",
+    "RebalanceListener": ".consuming.membership",
     "ReceivedMessage": ".transport.message",
     "Replier": ".sending.requests",
     "Requester": ".sending.requests",
@@ -89,6 +91,7 @@ __all__ = [
     "PushConsumer",
     "PushConsumerSettings",
     "QueueOffsets",
+    "RebalanceListener",
     "ReceivedMessage",
     "Replier",
     "Requester",
