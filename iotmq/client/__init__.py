@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     )
     from iotmq.client.blocking.requests import SyncReplier, SyncRequester
     from iotmq.client.blocking.transactions import SyncTransaction, SyncTransactionProducer
+    from iotmq.client.client import IotmqClient
+    from iotmq.client.connecting import ConnectOptions, connect
     from iotmq.client.consuming.pull_consumer import PullConsumer
     from iotmq.client.consuming.push_consumer import PushConsumer
     from iotmq.client.sending.producer import Producer
     from iotmq.client.sending.requests import Replier, Requester
     from iotmq.client.sending.transactions import Transaction, TransactionProducer, TransactionState
-    from iotmq.client.transport.client import IotmqClient
     from iotmq.client.transport.message import Message, ReceivedMessage, SendResult, SendStatus
     from iotmq.client.transport.routes import MessageQueue, TopicRoute, queue_of_key
     from iotmq.client.transport.settings import (
@@ -41,7 +42,8 @@ _MODULES = {
     "Admin": ".admin.admin",
     "ClientSettings": ".transport.settings",
     "Columns": "iotmq.message.records.columns",
-    "IotmqClient": ".transport.client",
+    "ConnectOptions": ".connecting",
+    "IotmqClient": ".client",
     "Message": ".transport.message",
     "MessageQueue": ".transport.routes",
     "Producer": ".sending.producer",
@@ -71,6 +73,7 @@ _MODULES = {
     "TransactionState": ".sending.transactions",
     "WaitingMessage": ".admin.scheduled",
     "WaitingMessages": ".admin.scheduled",
+    "connect": ".connecting",
     "encode_batch": "iotmq.message.records.record",
     "queue_of_key": ".transport.routes",
 }
@@ -79,6 +82,7 @@ __all__ = [
     "Admin",
     "ClientSettings",
     "Columns",
+    "ConnectOptions",
     "IotmqClient",
     "Message",
     "MessageQueue",
@@ -109,6 +113,7 @@ __all__ = [
     "TransactionState",
     "WaitingMessage",
     "WaitingMessages",
+    "connect",
     "encode_batch",
     "queue_of_key",
 ]
