@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from iotmq.client.blocking.transactions import SyncTransaction, SyncTransactionProducer
     from iotmq.client.client import IotmqClient
     from iotmq.client.connecting import ConnectOptions, connect
+    from iotmq.client.consuming.membership import RebalanceListener
     from iotmq.client.consuming.pull_consumer import PullConsumer
     from iotmq.client.consuming.push_consumer import PushConsumer
     from iotmq.client.sending.producer import Producer
@@ -53,6 +54,7 @@ _MODULES = {
     "PushConsumer": ".consuming.push_consumer",
     "PushConsumerSettings": ".transport.settings",
     "QueueOffsets": ".admin.admin",
+    "RebalanceListener": ".consuming.membership",
     "ReceivedMessage": ".transport.message",
     "Replier": ".sending.requests",
     "Requester": ".sending.requests",
@@ -93,6 +95,7 @@ __all__ = [
     "PushConsumer",
     "PushConsumerSettings",
     "QueueOffsets",
+    "RebalanceListener",
     "ReceivedMessage",
     "Replier",
     "Requester",

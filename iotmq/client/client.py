@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from functools import cached_property
+from types import TracebackType
 from typing import TypeVar
 
 from iotmq.client.admin.admin import Admin
@@ -14,6 +15,7 @@ from iotmq.client.consuming.listener_calls import ColumnsListener, Listener
 from iotmq.client.consuming.pull_consumer import DEFAULT_GROUP as PULL_GROUP
 from iotmq.client.consuming.pull_consumer import PullConsumer
 from iotmq.client.consuming.push_consumer import PushConsumer
+from iotmq.client.consuming.rebalance import Allocation, allocate_averagely
 from iotmq.client.sending.producer import DEFAULT_GROUP as PRODUCER_GROUP
 from iotmq.client.sending.producer import Producer
 from iotmq.client.sending.requests import REPLIER_GROUP, REQUESTER_GROUP, Replier, Requester
@@ -74,17 +76,29 @@ class IotmqClient(ClientTransport):
         *,
         columns_listener: ColumnsListener | None = None,
         settings: PushConsumerSettings | None = None,
+        allocate: Allocation = allocate_averagely,
     ) -> PushConsumer:
         """Make a member of a consumer group that calls a listener; `subscribe` before it starts."""
         return self._made(
-            PushConsumer(self, group, listener, columns_listener=columns_listener, settings=settings)
+            PushConsumer(
+                self,
+                group,
+                listener,
+                columns_listener=columns_listener,
+                settings=settings,
+                allocate=allocate,
+            )
         )
 
     def pull_consumer(
-        self, group: str = PULL_GROUP, settings: PullConsumerSettings | None = None
+        self,
+        group: str = PULL_GROUP,
+        settings: PullConsumerSettings | None = None,
+        *,
+        allocate: Allocation = allocate_averagely,
     ) -> PullConsumer:
-        """Make a consumer that reads the queues and offsets it is told to."""
-        return self._made(PullConsumer(self, group, settings))
+        """Make a consumer that is asked for messages, as a member of its group or from queues it is told."""
+        return self._made(PullConsumer(self, group, settings, allocate=allocate))
 
     @cached_property
     def admin(self) -> Admin:
@@ -102,14 +116,13 @@ class IotmqClient(ClientTransport):
         Consumers first: they take nothing more, finish what their listeners are at, and commit. Then
         requesters and producers, which wait for the sends in flight. The first error is raised at the end.
         """
-        consumers = [part for part in self._parts if isinstance(part, PushConsumer | PullConsumer)]
-        try:
-            await _end_all(consumers)
-        finally:
-            try:
-                await _end_all(list(self._parts))
-            finally:
-                await super().stop()
+        await self._end(lambda part: part.stop())
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # As if every part had a block of its own.
+        await self._end(lambda part: part.__aexit__(kind, error, trace))
 
     def __repr__(self) -> str:
         return f"<IotmqClient {self.client_id} of {self.registries.addresses_text}>"
@@ -118,10 +131,19 @@ class IotmqClient(ClientTransport):
         self._parts.add(part)
         return part
 
+    async def _end(self, end: Callable[[Lifetime], Coroutine[None, None, None]]) -> None:
+        parts = list(self._parts)
+        try:
+            await _all_of(end(part) for part in parts if isinstance(part, PushConsumer | PullConsumer))
+        finally:
+            try:
+                await _all_of(end(part) for part in parts)
+            finally:
+                await super().stop()
 
-async def _end_all(parts: Iterable[Lifetime]) -> None:
-    """Stop parts together; one that fails keeps no other from its end."""
-    results = await asyncio.gather(*(part.stop() for part in parts), return_exceptions=True)
-    for result in results:
+
+async def _all_of(ends: Iterable[Coroutine[None, None, None]]) -> None:
+    """Wait for all; one that fails keeps no other from its end."""
+    for result in await asyncio.gather(*ends, return_exceptions=True):
         if isinstance(result, BaseException):
             raise result

@@ -246,15 +246,17 @@ class SyncPullConsumer(BlockingLifetime):
         """`position` of all queues."""
         return self.consumer.positions()
 
-    def poll(self, *, timeout_ms: int = 1_000, records_max: int = 1_024) -> list[ReceivedMessage]:
+    def getmany(self, *, timeout_ms: int = 1_000, records_max: int = 1_024) -> list[ReceivedMessage]:
         """Return the next messages of one queue, in order; empty when none came in `timeout_ms`."""
-        return self._client.run(self.consumer.poll(timeout_ms=timeout_ms, records_max=records_max))
+        return self._client.run(self.consumer.getmany(timeout_ms=timeout_ms, records_max=records_max))
 
-    def poll_columns(
+    def getmany_columns(
         self, *, timeout_ms: int = 1_000, columns: Sequence[str] = COLUMNS, keys: Sequence[str] = ()
     ) -> tuple[MessageQueue, Columns] | None:
         """Return the next answer of one queue as columns; None after `timeout_ms`."""
-        return self._client.run(self.consumer.poll_columns(timeout_ms=timeout_ms, columns=columns, keys=keys))
+        return self._client.run(
+            self.consumer.getmany_columns(timeout_ms=timeout_ms, columns=columns, keys=keys)
+        )
 
     def begin_offset(self, queue: MessageQueue) -> int:
         """Return the offset of the oldest message that is still there."""

@@ -49,7 +49,7 @@ async def test_a_client_makes_every_part_and_ends_it(broker: FakeBroker) -> None
         assert "T" in await client.admin.topics()
         await producer.send(Message("T", b"1"))
         await pulls.assign(await pulls.queues("T"))
-        assert [message.body for message in await pulls.poll()] == [b"1"]
+        assert [message.body for message in await pulls.getmany()] == [b"1"]
     for part in (producer, requester, transactions):
         assert not part._is_running
     with pytest.raises(ClientClosedError):

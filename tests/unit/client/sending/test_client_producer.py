@@ -514,7 +514,7 @@ async def test_stopping_waits_for_what_is_in_flight() -> None:
 
 
 async def test_a_client_must_be_started() -> None:
-    with pytest.raises(ClientClosedError, match="async with iotmq.connect"):
+    with pytest.raises(ClientClosedError, match=r"async with iotmq\.connect"):
         await Producer(IotmqClient()).start()
 
 
