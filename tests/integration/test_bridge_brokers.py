@@ -28,7 +28,7 @@ from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.client.admin.changes import AdminChanges
 from iotmq.client.admin.queue_scaling import QueueScaling
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.client import IotmqClient
 from iotmq.client.transport.settings import ClientSettings
 from iotmq.errors import BrokerError, ConnectionClosedError
 from iotmq.message.properties import encode_properties
