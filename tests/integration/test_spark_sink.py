@@ -114,15 +114,15 @@ def test_a_batch_a_stream_and_what_spark_says_of_errors(
     def failing_once(numbers: Iterable[int]) -> Iterator[tuple[str, str]]:
         task = TaskContext.get()
         for at, number in enumerate(numbers):
-            if at == 1_700 and task is not None and task.attemptNumber() == 0:
+            if at == 8_000 and task is not None and task.attemptNumber() == 0:
                 raise RuntimeError("what gives the rows fails")
             yield str(number), f"k{number % 9}"
 
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
     broken = make_topic(gateway, "BrokenOff")
-    rows = spark.sparkContext.parallelize(range(6_000), 2).mapPartitions(failing_once)
+    rows = spark.sparkContext.parallelize(range(20_000), 2).mapPartitions(failing_once)
     write(spark.createDataFrame(rows, "value string, key string"), gateway, topic=broken)
-    assert Counter(read_bodies(gateway.registry, broken)) == Counter(b"%d" % n for n in range(6_000))
+    assert Counter(read_bodies(gateway.registry, broken)) == Counter(b"%d" % n for n in range(20_000))
 
     # A device's messages back to the device.
     commands = make_topic(gateway, "Commands")
