@@ -14,9 +14,9 @@ ROUNDS ?= 100
 CRASH_STATES ?= 3000
 FUZZ_SECONDS ?= 60
 REPLICATION_RUNS ?= 20000
-# Most tests wait for disks and other processes, so one process more than cores. Each file of tests stays in one
+# Most tests wait for disks and other processes, so two processes more than cores. Each file of tests stays in one
 # of them, and they begin in the order tests/conftest.py gives them.
-TEST_PROCESSES ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+TEST_PROCESSES ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
 
 help:  ## This list
 	@awk '/^##@ / { printf "\n%s\n", substr($$0, 5) } \
@@ -43,7 +43,7 @@ cluster-kill:  ## Kill its masters under load and count what is lost; ARGS="--ho
 
 ##@ Check
 
-test:  ## All tests, in TEST_PROCESSES (cores + 1) processes; ARGS="-k name" selects
+test:  ## All tests, in TEST_PROCESSES (cores + 2) processes; ARGS="-k name" selects
 	@tools/setup.sh dev
 	@$(PYTHON_ENV) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 

@@ -27,6 +27,7 @@ from kill_masters import Change
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from replicated_cluster import BROKER, ReplicatedCluster
+from shared_spark import CONF
 from spark_over_members import TOPIC as READINGS_TOPIC
 from spark_over_members import CommandSink, Device, Readings
 
@@ -34,7 +35,7 @@ from iotmq.bridge.jobs.readings import SOURCE_SCHEMA, device_readings
 from iotmq.bridge.jobs.telemetry_windows import window_statistics
 from iotmq.bridge.jobs.windows_table import render_rows, shown_rows
 from iotmq.bridge.offsets import QueueKey, StreamOffset, from_json
-from iotmq.bridge.spark_session import LOW_LATENCY_OPTIONS, session
+from iotmq.bridge.spark_session import LOW_LATENCY_OPTIONS
 from iotmq.broker.broker import Broker
 from iotmq.broker.registration.advertised_address import resolve_store_host
 from iotmq.broker.settings import BrokerSettings
@@ -55,10 +56,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
 QUEUES = 4
 STEP_S = 90.0
-# Half of the processor time of a short Spark run goes to the compiler that makes long ones fast.
-FAST_START = "-XX:TieredStopAtLevel=1"
-# The demo has as many tasks after a shuffle as is usual.
-ONE_TASK = {"spark.sql.shuffle.partitions": "1"}
 # A stream that waits for the answer of a master that has stopped would take this long.
 REQUEST_TIMEOUT_MS = 30_000
 GOES_ON_S = 15.0
@@ -185,18 +182,6 @@ class Gateway:
 
 def now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    running = session(
-        "iotmq tests",
-        cores=2,
-        profile="low_latency",
-        conf={"spark.driver.extraJavaOptions": FAST_START, **ONE_TASK},
-    )
-    yield running
-    running.stop()
 
 
 @pytest.fixture(scope="module")
@@ -406,12 +391,12 @@ def test_a_broker_that_is_away_is_waited_for_and_never_left_out(
 
 
 KILLED_STREAM = """
+import json
 import sys
 from iotmq.bridge.offsets import QueueKey, StreamOffset, from_json
 from iotmq.bridge.spark_session import session
-address, topic, directory, java_options = sys.argv[1:]
-conf = {"spark.driver.extraJavaOptions": java_options}
-spark = session("killed", cores=1, profile="low_latency", conf=conf)
+address, topic, directory, conf = sys.argv[1:]
+spark = session("killed", cores=1, profile="low_latency", conf=json.loads(conf))
 rows = (spark.readStream.format("iotmq").option("iotmq.bootstrap.servers", address)
         .option("subscribe", topic).option("startingOffsets", "earliest").load())
 rows.writeStream.format("parquet").option("checkpointLocation", directory + "/checkpoint").trigger(
@@ -424,7 +409,7 @@ def test_a_killed_stream_has_every_record_once_after_its_restart(
     spark: SparkSession, gateway: Gateway, topic: str, tmp_path: Path
 ) -> None:
     gateway.produce(topic, 0, numbered(0, 0, 50))
-    words = ["-c", KILLED_STREAM, gateway.address, topic, str(tmp_path), FAST_START]
+    words = ["-c", KILLED_STREAM, gateway.address, topic, str(tmp_path), json.dumps(CONF)]
     victim = subprocess.Popen([sys.executable, *words], stderr=subprocess.DEVNULL, start_new_session=True)
     try:
         # Killed while batches are under way: after three of them are committed, with more coming in.
@@ -547,8 +532,7 @@ def test_the_job_reads_everything_until_it_is_told_to_end(
         [
             *(sys.executable, "-m", "iotmq.bridge.jobs.device_statistics"),
             *("--bootstrap", gateway.address, "--topic", topic, "--cores", "1"),
-            *("--conf", f"spark.driver.extraJavaOptions={FAST_START}"),
-            *(word for name, value in ONE_TASK.items() for word in ("--conf", f"{name}={value}")),
+            *(word for name, value in CONF.items() for word in ("--conf", f"{name}={value}")),
             *("--checkpoint", str(tmp_path / "checkpoint"), "--parquet", str(tmp_path / "out")),
             *("--slide", "1 minute", "--trigger", "500 milliseconds", "--console", "--report", str(report)),
         ],

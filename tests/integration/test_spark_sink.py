@@ -26,11 +26,8 @@ from log_reader import read_bodies, read_topic
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from iotmq.bridge.spark_session import session
-
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
-FAST_START = "-XX:TieredStopAtLevel=1"
 STEP_S = 90.0
 ROWS_PER_BATCH = int(os.environ.get("IOTMQ_SINK_ROWS", "3000"))
 KILLS = int(os.environ.get("IOTMQ_SINK_KILLS", "2"))
@@ -42,13 +39,6 @@ STREAM = ROOT / "tests" / "oracles" / "spark_sink_stream.py"
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     with GatewayProcess(tmp_path_factory.mktemp("spark-sink") / "data") as gateway:
         yield gateway
-
-
-@pytest.fixture
-def spark() -> Iterator[SparkSession]:
-    made = session("sink", cores=2, conf={"spark.driver.extraJavaOptions": FAST_START})
-    yield made
-    made.stop()
 
 
 def make_topic(gateway: GatewayProcess, topic: str) -> str:
@@ -65,7 +55,6 @@ def write(rows: DataFrame, gateway: GatewayProcess, **options: str) -> None:
 def test_a_batch_a_stream_and_what_spark_says_of_errors(
     gateway: GatewayProcess, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """One session for all: it takes seconds to start."""
     topic = make_topic(gateway, "Written")
     numbers = spark.range(20_000, numPartitions=3).selectExpr(
         "CAST(id AS STRING) value", "CONCAT('k', id % 100) key", "map('n', CAST(id AS STRING)) properties",

@@ -19,7 +19,7 @@ from gateway_process import GatewayProcess
 from pyspark.sql import DataFrame, SparkSession, functions
 
 from iotmq.bridge.query_listener import ProgressListener
-from iotmq.bridge.spark_session import LOW_LATENCY_OPTIONS, session
+from iotmq.bridge.spark_session import LOW_LATENCY_OPTIONS
 from iotmq.client import Message, SyncClient, SyncProducer
 from iotmq.client.transport.settings import ClientSettings
 
@@ -56,22 +56,6 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
         settings = ClientSettings(registries=(f"127.0.0.1:{process.ports['registry']}",))
         with SyncClient(settings) as client, SyncProducer(client, "readings") as producer:
             yield Gateway(process, producer)
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    running = session(
-        "iotmq source tests",
-        cores=2,
-        profile="low_latency",
-        conf={
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
-            "spark.driver.memory": "1g",
-            "spark.sql.shuffle.partitions": "1",
-        },
-    )
-    yield running
-    running.stop()
 
 
 def numbers(frame: DataFrame) -> list[int]:
