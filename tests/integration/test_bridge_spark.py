@@ -24,6 +24,7 @@ pytest.importorskip("pyspark")
 from eventually import eventually
 from gateway_process import free_ports
 from kill_masters import Change
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from replicated_cluster import BROKER, ReplicatedCluster
@@ -282,11 +283,26 @@ def test_headers_projection_and_ranges(spark: SparkSession, gateway: Gateway, to
     assert frame.where("element_at(properties, 'TAGS') = 'x'").count() == 60
 
 
+def first_lines(error: BaseException) -> str:
+    """What is read before the eye is tired."""
+    return "\n".join(str(error).splitlines()[:5])
+
+
 def test_wrong_options_and_topics_reach_the_user_by_name(spark: SparkSession, gateway: Gateway) -> None:
-    with pytest.raises(Exception, match="did you mean failOnDataLoss"):
-        spark.read.format("iotmq").options(**options(gateway, "x", failOnDataLos="false")).load().count()
-    with pytest.raises(Exception, match="topic 'no-such-topic' does not exist"):
+    reader = spark.read.format("iotmq")
+    with pytest.raises(PySparkException) as caught:
+        reader.options(**options(gateway, "x", failOnDataLos="false")).load().count()
+    assert "ConfigError: unknown option 'failondatalos'" in first_lines(caught.value)
+    assert "did you mean failOnDataLoss" in first_lines(caught.value)
+    with pytest.raises(PySparkException) as caught:
         spark.read.format("iotmq").options(**options(gateway, "no-such-topic")).load().count()
+    assert "TopicMissingError: topic 'no-such-topic' does not exist" in first_lines(caught.value)
+
+
+def test_nothing_to_read_is_no_rows(spark: SparkSession, gateway: Gateway, topic: str) -> None:
+    assert spark.read.format("iotmq").options(**options(gateway, topic)).load().count() == 0
+    pattern = {"iotmq.bootstrap.servers": gateway.address, "subscribePattern": "no-such-.*"}
+    assert spark.read.format("iotmq").options(**pattern).load().count() == 0
 
 
 def test_a_stream_goes_on_where_its_checkpoint_ends(
