@@ -15,7 +15,7 @@ CRASH_STATES ?= 3000
 FUZZ_SECONDS ?= 60
 REPLICATION_RUNS ?= 20000
 # Most tests wait for disks and other processes, so two processes more than cores. Each file of tests stays in one
-# of them, and they begin in the order tests/conftest.py gives them.
+# of them, and they begin in the order tests/conftest.py gives them: those that wait in all processes but one.
 TEST_PROCESSES ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
 # The first time, two processes write the bytecode of the tests and of what they import: 25 s of the processor, which
 # each process of the tests would take for itself.

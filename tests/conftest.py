@@ -99,13 +99,22 @@ def _turn(item: pytest.Item) -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep what is in one file in one process, and WITH_SPARK in one as well."""
+    """Keep what is in one file in one process, and WITH_SPARK in one as well.
+
+    The last process begins at the other end of the order: its tests need the processor while those of the
+    others wait.
+    """
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
             return "spark" if file.rpartition("/")[2] in WITH_SPARK else file
+
+        def _assign_work_unit(self, node: Any) -> None:
+            if len(self.nodes) > 1 and node is self.nodes[-1]:
+                self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
+            super()._assign_work_unit(node)
 
     return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
