@@ -42,7 +42,7 @@ from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.client import SyncClient, SyncProducer
 from iotmq.client.admin.changes import AdminChanges
 from iotmq.client.admin.queue_scaling import QueueScaling
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.client import IotmqClient
 from iotmq.client.transport.settings import ClientSettings
 from iotmq.message.properties import KEYS, MQTT_CLIENT_ID, MQTT_TOPIC, TAGS, encode_properties
 from iotmq.message.records.record import encode_batch

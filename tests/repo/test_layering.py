@@ -232,6 +232,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "sending",
         "consuming",
         "admin",
+        "client",
+        "connecting",
         "blocking",
     ),
     "mqtt": (

@@ -20,7 +20,7 @@ from iotmq.client.consuming.pull_consumer import PullConsumer
 from iotmq.client.consuming.push_consumer import PushConsumer
 from iotmq.client.sending.producer import DEFAULT_GROUP as PRODUCER_GROUP
 from iotmq.client.sending.producer import Producer
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.lifetime import BlockingLifetime
 from iotmq.client.transport.message import Message, ReceivedMessage, SendResult
 from iotmq.client.transport.routes import MessageQueue
@@ -40,10 +40,10 @@ SyncColumnsListener = Callable[[MessageQueue, Columns], None]
 
 
 class SyncClient(BlockingLifetime):
-    """An `IotmqClient` on a thread of its own; `with` starts and stops it."""
+    """An `ClientTransport` on a thread of its own; `with` starts and stops it."""
 
     def __init__(self, settings: ClientSettings | None = None) -> None:
-        self.client = IotmqClient(settings)
+        self.client = ClientTransport(settings)
         self._loop: asyncio.AbstractEventLoop | None = None
         """Set while the thread runs."""
         self._thread: threading.Thread | None = None
@@ -246,15 +246,17 @@ class SyncPullConsumer(BlockingLifetime):
         """`position` of all queues."""
         return self.consumer.positions()
 
-    def poll(self, *, timeout_ms: int = 1_000, records_max: int = 1_024) -> list[ReceivedMessage]:
+    def getmany(self, *, timeout_ms: int = 1_000, records_max: int = 1_024) -> list[ReceivedMessage]:
         """Return the next messages of one queue, in order; empty when none came in `timeout_ms`."""
-        return self._client.run(self.consumer.poll(timeout_ms=timeout_ms, records_max=records_max))
+        return self._client.run(self.consumer.getmany(timeout_ms=timeout_ms, records_max=records_max))
 
-    def poll_columns(
+    def getmany_columns(
         self, *, timeout_ms: int = 1_000, columns: Sequence[str] = COLUMNS, keys: Sequence[str] = ()
     ) -> tuple[MessageQueue, Columns] | None:
         """Return the next answer of one queue as columns; None after `timeout_ms`."""
-        return self._client.run(self.consumer.poll_columns(timeout_ms=timeout_ms, columns=columns, keys=keys))
+        return self._client.run(
+            self.consumer.getmany_columns(timeout_ms=timeout_ms, columns=columns, keys=keys)
+        )
 
     def begin_offset(self, queue: MessageQueue) -> int:
         """Return the offset of the oldest message that is still there."""

@@ -83,12 +83,12 @@ def test_produce_and_pull(client: SyncClient) -> None:
         got: set[bytes] = set()
         deadline_s = time.monotonic() + 5
         while len(got) < 6 and time.monotonic() < deadline_s:
-            got.update(message.body for message in consumer.poll())
+            got.update(message.body for message in consumer.getmany())
         assert got == {b"1", b"2", b"3", b"4", b"5", b"6"}
         consumer.commit()
         assert consumer.committed(queue) == consumer.position(queue) == consumer.end_offset(queue)
         consumer.seek(queue, consumer.begin_offset(queue))
-        result = consumer.poll_columns()
+        result = consumer.getmany_columns()
         assert result is not None
         assert result[0] == queue
         assert set(consumer.positions()) == set(consumer.queues("T"))
