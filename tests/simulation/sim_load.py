@@ -209,7 +209,7 @@ class Reader(ServiceNode):
                     at = {queue: consumer.position(queue) for queue in sorted(assigned)}
                     await consumer.assign({**at, **begins})
                     assigned |= queues
-                for message in await consumer.poll(timeout_ms=1_000):
+                for message in await consumer.getmany(timeout_ms=1_000):
                     queue = message.queue
                     place = (queue.broker_name, queue.queue_id)
                     self.history.pulled[place].append((message.record.queue_offset, message.body))
