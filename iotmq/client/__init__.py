@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from iotmq.client.consuming.membership import RebalanceListener
     from iotmq.client.consuming.pull_consumer import PullConsumer
     from iotmq.client.consuming.push_consumer import PushConsumer
+    from iotmq.client.consuming.rebalance import (
+        allocate_averagely,
+        allocate_in_circle,
+        allocate_stickily,
+    )
     from iotmq.client.sending.producer import Producer
     from iotmq.client.sending.requests import Replier, Requester
     from iotmq.client.sending.transactions import Transaction, TransactionProducer, TransactionState
@@ -80,6 +85,9 @@ _MODULES = {
     "TransactionState": ".sending.transactions",
     "WaitingMessage": ".admin.scheduled",
     "WaitingMessages": ".admin.scheduled",
+    "allocate_averagely": ".consuming.rebalance",
+    "allocate_in_circle": ".consuming.rebalance",
+    "allocate_stickily": ".consuming.rebalance",
     "connect": ".connecting",
     "connect_sync": ".blocking.connecting",
     "encode_batch": "iotmq.message.records.record",
@@ -123,6 +131,9 @@ __all__ = [
     "TransactionState",
     "WaitingMessage",
     "WaitingMessages",
+    "allocate_averagely",
+    "allocate_in_circle",
+    "allocate_stickily",
     "connect",
     "connect_sync",
     "encode_batch",

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,7 @@ pytest.importorskip("pyspark")
 from eventually import eventually
 from gateway_process import ROOT, GatewayProcess
 from log_reader import read_bodies, read_topic
+from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -69,7 +70,9 @@ def test_a_batch_a_stream_and_what_spark_says_of_errors(
     topic = make_topic(gateway, "Written")
     numbers = spark.range(20_000, numPartitions=3).selectExpr(
         "CAST(id AS STRING) value", "CONCAT('k', id % 100) key", "map('n', CAST(id AS STRING)) properties",
-        "CONCAT('devices/', id % 10) mqtt_topic", "1 qos", "false retain", "60000L ttl_ms",
+        "CONCAT('devices/', id % 10) mqtt_topic", "1 qos", "false retain",
+        # Longer than this test may take: what has expired meanwhile is passed over.
+        "3600000L ttl_ms",
     )  # fmt: skip
     write(numbers, gateway, topic=topic)
     back = spark.read.format("iotmq").options(
@@ -106,6 +109,20 @@ def test_a_batch_a_stream_and_what_spark_says_of_errors(
         numbers.write.format("iotmq").option("iotmq.bootstrap.servers", gateway.registry).option(
             "topic", topic
         ).mode("overwrite").save()
+
+    # What gives the rows fails in the middle: what came until then must not be taken for all.
+    def failing_once(numbers: Iterable[int]) -> Iterator[tuple[str, str]]:
+        task = TaskContext.get()
+        for at, number in enumerate(numbers):
+            if at == 1_700 and task is not None and task.attemptNumber() == 0:
+                raise RuntimeError("what gives the rows fails")
+            yield str(number), f"k{number % 9}"
+
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
+    broken = make_topic(gateway, "BrokenOff")
+    rows = spark.sparkContext.parallelize(range(6_000), 2).mapPartitions(failing_once)
+    write(spark.createDataFrame(rows, "value string, key string"), gateway, topic=broken)
+    assert Counter(read_bodies(gateway.registry, broken)) == Counter(b"%d" % n for n in range(6_000))
 
     # A device's messages back to the device.
     commands = make_topic(gateway, "Commands")

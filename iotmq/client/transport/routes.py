@@ -29,7 +29,7 @@ class MessageQueue(NamedTuple):
 class TopicRoute:
     """The queues of one topic and the addresses of the brokers that have them; never changes."""
 
-    __slots__ = ("addresses", "away", "is_provisional", "readable", "topic", "writable")
+    __slots__ = ("addresses", "away", "is_provisional", "readable", "topic", "without_master", "writable")
 
     def __init__(
         self,
@@ -39,6 +39,7 @@ class TopicRoute:
         writable: tuple[MessageQueue, ...],
         addresses: dict[str, dict[int, str]],
         away: tuple[MessageQueue, ...] = (),
+        without_master: tuple[MessageQueue, ...] = (),
         is_provisional: bool = False,
     ) -> None:
         self.topic = topic
@@ -50,6 +51,8 @@ class TopicRoute:
         """Broker name -> broker id -> HOST:PORT."""
         self.away = away
         """Readable queues of brokers that have left, sorted; registries name them on request."""
+        self.without_master = without_master
+        """Queues that would take messages, of brokers that have no master now or have left, sorted."""
         self.is_provisional = is_provisional
         """True when the topic does not exist yet and the template's route stands in for it."""
 
@@ -87,6 +90,7 @@ class TopicRoute:
             writable=merged(self.writable, other.writable),
             addresses={**self.addresses, broker_name: by_id},
             away=tuple(queue for queue in self.away if queue.broker_name != broker_name),
+            without_master=tuple(queue for queue in self.without_master if queue.broker_name != broker_name),
         )
 
     def _with(
@@ -96,6 +100,7 @@ class TopicRoute:
         readable: tuple[MessageQueue, ...] | None = None,
         writable: tuple[MessageQueue, ...] | None = None,
         away: tuple[MessageQueue, ...] | None = None,
+        without_master: tuple[MessageQueue, ...] | None = None,
     ) -> TopicRoute:
         return TopicRoute(
             self.topic,
@@ -103,6 +108,7 @@ class TopicRoute:
             writable=self.writable if writable is None else writable,
             addresses=addresses,
             away=self.away if away is None else away,
+            without_master=self.without_master if without_master is None else without_master,
             is_provisional=self.is_provisional,
         )
 
@@ -115,6 +121,7 @@ class TopicRoute:
             and self.writable == other.writable
             and self.addresses == other.addresses
             and self.away == other.away
+            and self.without_master == other.without_master
             and self.is_provisional == other.is_provisional
         )
 
@@ -173,13 +180,15 @@ def parse_route(topic: str, body: bytes) -> TopicRoute:
     readable: list[MessageQueue] = []
     writable: list[MessageQueue] = []
     away: list[MessageQueue] = []
+    without_master: list[MessageQueue] = []
     for queues in data.queue_datas:
         name = queues.broker_name
         if queues.perm & PERMISSION_READ:
             found = readable if addresses.get(name) else away
             found += [MessageQueue(topic, name, number) for number in range(queues.read_queue_nums)]
-        if queues.perm & PERMISSION_WRITE and MASTER_ID in addresses.get(name, {}):
-            writable += [
+        if queues.perm & PERMISSION_WRITE:
+            found = writable if MASTER_ID in addresses.get(name, {}) else without_master
+            found += [
                 MessageQueue(topic, name, number)
                 for number in range(queues.write_queue_nums)
                 if number not in queues.frozen_queues
@@ -190,6 +199,7 @@ def parse_route(topic: str, body: bytes) -> TopicRoute:
         writable=tuple(sorted(writable)),
         addresses=addresses,
         away=tuple(sorted(away)),
+        without_master=tuple(sorted(without_master)),
     )
 
 
