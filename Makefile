@@ -122,6 +122,7 @@ lock:  ## Renew requirements/dev.lock, the versions that are installed, from pyp
 
 reference:  ## Write the references of settings, metrics and the API into docs/
 	@tools/setup.sh core
+	@$(PYTHON_ENV) tools/blocking_stub.py
 	@$(PYTHON_ENV) tools/write_reference.py
 
 clean:  ## Remove what was built; .venv stays (rm -r .venv build removes everything)
