@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from iotmq.client.consuming.offsets import (
     commit_offset,
     max_offset,
@@ -9,14 +11,16 @@ from iotmq.client.consuming.offsets import (
     offset_at_time,
     stored_offset,
 )
+from iotmq.client.consuming.offsets_file import OffsetsFile
 from iotmq.client.transport.client import IotmqClient
 from iotmq.client.transport.message import RETRY_PREFIX
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import PullConsumerSettings, PushConsumerSettings
+from iotmq.errors import ClientError
 
 
 class GroupOffsets:
-    """The offsets of a group at its brokers; in broadcasting those of this member, while it lives."""
+    """The offsets of a group at its brokers; in broadcasting those of this member, in memory or a file."""
 
     def __init__(
         self, client: IotmqClient, group: str, settings: PushConsumerSettings | PullConsumerSettings
@@ -28,6 +32,26 @@ class GroupOffsets:
         """True when other members of the group may commit, too."""
         self._own: dict[MessageQueue, int] = {}
         """Broadcasting: how far each queue is consumed."""
+        if settings.offsets_file and self.are_shared:
+            raise ClientError(
+                "offsets_file is for broadcasting: the brokers keep the offsets of a group that shares"
+            )
+        self._file = OffsetsFile(Path(settings.offsets_file), group) if settings.offsets_file else None
+
+    def open(self) -> None:
+        """Read the offsets that an earlier life left in the file; ClientError when that cannot be done."""
+        if self._file is not None:
+            self._own = self._file.open()
+
+    def close(self) -> None:
+        """Leave the file to others."""
+        if self._file is not None:
+            self._file.close()
+
+    async def save(self) -> None:
+        """Write the file when offsets were committed; a disk that refuses is logged."""
+        if self._file is not None:
+            await self._file.save(self._own)
 
     async def stored(self, queue: MessageQueue) -> int | None:
         """Return the offset that was committed; None when none ever was."""

@@ -127,7 +127,12 @@ class PullConsumer(Lifetime):
         return self._member.assigned
 
     async def _join(self) -> None:
-        self._member.enter(with_retries=False)
+        self._offsets.open()
+        try:
+            self._member.enter(with_retries=False)
+        except BaseException:
+            self._offsets.close()
+            raise
         self._is_member = True
         self._answers.start()
         if self.settings.auto_commit:
@@ -146,6 +151,7 @@ class PullConsumer(Lifetime):
         if self.settings.auto_commit:
             await self._queues.commit_consumed()
         await self._queues.close()
+        self._offsets.close()
         self._is_member = False
         await self._member.leave()
 
@@ -335,6 +341,7 @@ class PullConsumer(Lifetime):
         """Commit offsets of the group: the given ones, else all of `positions()`."""
         chosen = self.positions() if positions is None else positions
         await asyncio.gather(*(self._offsets.commit(queue, offset) for queue, offset in chosen.items()))
+        await self._offsets.save()
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """Ask for the offset that the group committed; None when it never did."""

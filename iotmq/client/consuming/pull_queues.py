@@ -162,6 +162,7 @@ class PullQueues:
     async def commit_consumed(self) -> None:
         """Commit how far each queue is consumed, where that is news; refusals are logged."""
         await asyncio.gather(*(self._commit_one(fetch) for fetch in tuple(self.fetches.values())))
+        await self._offsets.save()
 
     async def _commit_one(self, fetch: QueueFetch) -> None:
         offset = fetch.consumed

@@ -121,7 +121,12 @@ class PushConsumer(Lifetime):
         """
         if self._is_running:
             return
-        self._member.enter(with_retries=self._offsets.are_shared)
+        self._offsets.open()
+        try:
+            self._member.enter(with_retries=self._offsets.are_shared)
+        except BaseException:
+            self._offsets.close()
+            raise
         self._is_running = True
         self._answers.start()
         try:
@@ -143,6 +148,7 @@ class PushConsumer(Lifetime):
         await self._member.end_division()
         await end(self._commits)
         await self._queues.close()
+        self._offsets.close()
         await self._member.leave()
 
     @property

@@ -179,3 +179,4 @@ class PushQueues:
                 if reader.committable is not None and reader.committable != reader.committed
             )
         )
+        await self._offsets.save()

@@ -114,7 +114,10 @@ class PushConsumerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 
     model: MessageModel = "clustering"
     """clustering: the group shares the queues. broadcasting: every member gets everything and keeps its own
-    offsets in memory."""
+    offsets, in memory or in `offsets_file`."""
+    offsets_file: FileName = ""
+    """File for the offsets of a broadcasting consumer, so that it goes on where it was after a restart; empty
+    keeps them in memory. Each consumer needs a file of its own."""
     consume_from: ConsumeFrom = "last"
     """Where a group without a stored offset starts: last, first or timestamp."""
     consume_from_timestamp_ms: Annotated[int, Meta(ge=0)] = 0
@@ -168,7 +171,10 @@ class PullConsumerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 
     model: MessageModel = "clustering"
     """clustering: the group shares the queues of subscribed topics. broadcasting: every member gets
-    everything and keeps its own offsets in memory."""
+    everything and keeps its own offsets, in memory or in `offsets_file`."""
+    offsets_file: FileName = ""
+    """File for the offsets of a broadcasting consumer, so that it goes on where it was after a restart; empty
+    keeps them in memory. Each consumer needs a file of its own."""
     consume_from: ConsumeFrom = "last"
     """Where a group without a stored offset starts: last, first or timestamp."""
     consume_from_timestamp_ms: Annotated[int, Meta(ge=0)] = 0
