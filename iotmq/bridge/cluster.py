@@ -348,6 +348,8 @@ class Cluster:
 
     def drop(self, address: Address) -> None:
         """Close the connection to `address`, whatever state it is in."""
+        # Who answers there next may be a newer one.
+        self._plain.discard(address)
         connection = self._connections.pop(address, None)
         if connection is not None:
             connection.close()

@@ -57,7 +57,7 @@ from iotmq.bridge.plan import (
 )
 from iotmq.bridge.pool import connections
 from iotmq.bridge.progress import Progress
-from iotmq.bridge.pull import PullSettings, pull_range, record_at
+from iotmq.bridge.pull import PullSettings, pull_range, store_time_at
 from iotmq.bridge.pushed import Narrowed, narrowed_spans
 from iotmq.bridge.rows import RowBuilder, check_schema, default_schema
 from iotmq.bridge.said_first import each_said_first, said_first
@@ -66,7 +66,6 @@ from iotmq.bridge.sink.options import parse_sink_options
 from iotmq.bridge.sink.writers import IotmqStreamWriter, IotmqWriter
 from iotmq.clock import SystemClock
 from iotmq.errors import ConfigError
-from iotmq.message.records.record import decode_record
 
 FORMAT_NAME: Final = "iotmq"
 
@@ -485,8 +484,8 @@ class _View:
         settings = PullSettings(self._options.group_prefix, self._options.pull_bytes)
 
         def stored_at_ms(offset: int) -> int | None:
-            record = record_at(self._cluster, key, self._addresses[key.broker], settings, offset)
-            return None if record is None else decode_record(record).store_timestamp_ms
+            part = QueueRange(key, offset, held.max_offset)
+            return store_time_at(self._cluster, part, self._addresses[key.broker], settings)
 
         return first_at_or_after(timestamp_ms, held, stored_at_ms)
 
