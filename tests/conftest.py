@@ -37,7 +37,7 @@ settings.load_profile("default")
 
 # Files and folders in the order they begin: those that wait long for other processes first, so that several
 # processes of pytest have something to do until the end.
-FIRST = ("interop", "test_demo.py", "crash", "integration", "fuzz", "property")
+FIRST = ("interop", "test_demo.py", "pages", "crash", "integration", "fuzz", "property")
 
 # Those with the fixture `spark` begin before all, in one process, which has the only Spark.
 WITH_SPARK = frozenset(
