@@ -33,6 +33,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"master_slave", "member"}),
     frozenset({"workers"}),
     frozenset({"assembly"}),
+    frozenset({"testing"}),
     frozenset({"commands"}),
     frozenset({"__main__"}),
 )
