@@ -14,9 +14,14 @@ ROUNDS ?= 100
 CRASH_STATES ?= 3000
 FUZZ_SECONDS ?= 60
 REPLICATION_RUNS ?= 20000
-# Most tests wait for disks and other processes, so one process more than cores. Each file of tests stays in one
-# of them, and they begin in the order tests/conftest.py gives them.
-TEST_PROCESSES ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+# Most tests wait for disks and other processes, so two processes more than cores. Each file of tests stays in one
+# of them, and they begin in the order tests/conftest.py gives them: those that wait in all processes but one.
+TEST_PROCESSES ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
+# The first time, two processes write the bytecode of the tests and of what they import: 25 s of the processor, which
+# each process of the tests would take for itself.
+COLLECTED := build/pycache/collected
+COLLECT = { $(PYTHON_ENV) -m pytest --collect-only tests/unit >/dev/null & \
+	$(PYTHON_ENV) -m pytest --collect-only tests --ignore tests/unit >/dev/null; wait; touch $(COLLECTED); }
 
 help:  ## This list
 	@awk '/^##@ / { printf "\n%s\n", substr($$0, 5) } \
@@ -43,8 +48,9 @@ cluster-kill:  ## Kill its masters under load and count what is lost; ARGS="--ho
 
 ##@ Check
 
-test:  ## All tests, in TEST_PROCESSES (cores + 1) processes; ARGS="-k name" selects
+test:  ## All tests, in TEST_PROCESSES (cores + 2) processes; ARGS="-k name" selects
 	@tools/setup.sh dev
+	@[ -f $(COLLECTED) ] || $(COLLECT)
 	@$(PYTHON_ENV) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-quick:  ## The unit tests and the rules about the tree; no foreign clients, no kills, no Spark

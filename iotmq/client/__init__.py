@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     )
     from iotmq.client.blocking.requests import SyncReplier, SyncRequester
     from iotmq.client.blocking.transactions import SyncTransaction, SyncTransactionProducer
+    from iotmq.client.client import IotmqClient
+    from iotmq.client.connecting import ConnectOptions, connect
     from iotmq.client.consuming.membership import RebalanceListener
     from iotmq.client.consuming.pull_consumer import PullConsumer
     from iotmq.client.consuming.push_consumer import PushConsumer
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from iotmq.client.sending.producer import Producer
     from iotmq.client.sending.requests import Replier, Requester
     from iotmq.client.sending.transactions import Transaction, TransactionProducer, TransactionState
-    from iotmq.client.transport.client import IotmqClient
     from iotmq.client.transport.message import Message, ReceivedMessage, SendResult, SendStatus
     from iotmq.client.transport.routes import MessageQueue, TopicRoute, queue_of_key
     from iotmq.client.transport.settings import (
@@ -47,7 +48,8 @@ _MODULES = {
     "Admin": ".admin.admin",
     "ClientSettings": ".transport.settings",
     "Columns": "iotmq.message.records.columns",
-    "IotmqClient": ".transport.client",
+    "ConnectOptions": ".connecting",
+    "IotmqClient": ".client",
     "Message": ".transport.message",
     "MessageQueue": ".transport.routes",
     "Producer": ".sending.producer",
@@ -81,6 +83,7 @@ _MODULES = {
     "allocate_averagely": ".consuming.rebalance",
     "allocate_in_circle": ".consuming.rebalance",
     "allocate_stickily": ".consuming.rebalance",
+    "connect": ".connecting",
     "encode_batch": "iotmq.message.records.record",
     "queue_of_key": ".transport.routes",
 }
@@ -89,6 +92,7 @@ __all__ = [
     "Admin",
     "ClientSettings",
     "Columns",
+    "ConnectOptions",
     "IotmqClient",
     "Message",
     "MessageQueue",
@@ -123,6 +127,7 @@ __all__ = [
     "allocate_averagely",
     "allocate_in_circle",
     "allocate_stickily",
+    "connect",
     "encode_batch",
     "queue_of_key",
 ]

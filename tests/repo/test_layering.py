@@ -232,6 +232,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "sending",
         "consuming",
         "admin",
+        "client",
+        "connecting",
         "blocking",
     ),
     "mqtt": (
@@ -330,6 +332,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "client",
     ),
     "bridge": (
+        "said_first",
         "offsets",
         "plan",
         "gaps",

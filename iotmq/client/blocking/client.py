@@ -20,7 +20,7 @@ from iotmq.client.consuming.pull_consumer import PullConsumer
 from iotmq.client.consuming.push_consumer import PushConsumer
 from iotmq.client.sending.producer import DEFAULT_GROUP as PRODUCER_GROUP
 from iotmq.client.sending.producer import Producer
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.lifetime import BlockingLifetime
 from iotmq.client.transport.message import Message, ReceivedMessage, SendResult
 from iotmq.client.transport.routes import MessageQueue
@@ -40,10 +40,10 @@ SyncColumnsListener = Callable[[MessageQueue, Columns], None]
 
 
 class SyncClient(BlockingLifetime):
-    """An `IotmqClient` on a thread of its own; `with` starts and stops it."""
+    """An `ClientTransport` on a thread of its own; `with` starts and stops it."""
 
     def __init__(self, settings: ClientSettings | None = None) -> None:
-        self.client = IotmqClient(settings)
+        self.client = ClientTransport(settings)
         self._loop: asyncio.AbstractEventLoop | None = None
         """Set while the thread runs."""
         self._thread: threading.Thread | None = None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Generator
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 
 class Lifetime(ABC):
-    """A part of a client that `async with` starts and stops."""
+    """A part of a client that `async with` starts and stops. `await` starts it, too, and returns it."""
 
     @abstractmethod
     async def start(self) -> None:
@@ -17,6 +18,9 @@ class Lifetime(ABC):
     @abstractmethod
     async def stop(self) -> None:
         """End; a second time does nothing."""
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self.__aenter__().__await__()
 
     async def __aenter__(self) -> Self:
         await self.start()
