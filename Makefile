@@ -14,6 +14,7 @@ ROUNDS ?= 100
 CRASH_STATES ?= 3000
 FUZZ_SECONDS ?= 60
 REPLICATION_RUNS ?= 20000
+SIMULATION_SEEDS ?= 10000
 # Most tests wait for disks and other processes, so two processes more than cores. Each file of tests stays in one
 # of them, and they begin in the order tests/conftest.py gives them: those that wait in all processes but one.
 TEST_PROCESSES ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
@@ -94,10 +95,10 @@ fuzz:  ## Mutated traffic on every port, every request and the MQTT core, damage
 		tests/integration/test_shared_model.py
 	@$(PYTHON_ENV) -m pytest tests/property --hypothesis-profile=fuzz --timeout=3600 $(ARGS)
 
-simulate:  ## Replication in simulated clusters (REPLICATION_RUNS=20000); IOTMQ_REPLICATION_SEED=N repeats
+simulate:  ## Whole gateways and replicated clusters in simulated time, with faults (SIMULATION_SEEDS=10000, REPLICATION_RUNS=20000); IOTMQ_SIMULATION_SEED=N, IOTMQ_REPLICATION_SEED=N repeat
 	@tools/setup.sh dev
-	@IOTMQ_REPLICATION_RUNS=$(REPLICATION_RUNS) $(PYTHON_ENV) -m pytest tests/unit/replication/test_simulation.py \
-		-n $(TEST_PROCESSES) -k acknowledged $(ARGS)
+	@PYTHONHASHSEED=0 SIMULATION_SEEDS=$(SIMULATION_SEEDS) IOTMQ_REPLICATION_RUNS=$(REPLICATION_RUNS) $(PYTHON_ENV) -m pytest \
+		tests/simulation tests/unit/replication/test_simulation.py -n $(TEST_PROCESSES) -k "acknowledged or keeps_its" $(ARGS)
 
 interop:  ## The tests with foreign clients only
 	@tools/setup.sh dev
@@ -121,6 +122,7 @@ lock:  ## Renew requirements/dev.lock, the versions that are installed, from pyp
 
 reference:  ## Write the references of settings, metrics and the API into docs/
 	@tools/setup.sh core
+	@$(PYTHON_ENV) tools/blocking_stub.py
 	@$(PYTHON_ENV) tools/write_reference.py
 
 clean:  ## Remove what was built; .venv stays (rm -r .venv build removes everything)

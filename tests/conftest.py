@@ -25,6 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # The slow twins of the compiled modules: `from record_oracle import ...`.
 sys.path.insert(0, str(ROOT / "tests" / "oracles"))
+# The parts of a simulated gateway.
+sys.path.insert(0, str(ROOT / "tests" / "simulation"))
 # A replicated broker of many processes.
 sys.path.insert(0, str(ROOT / "deploy" / "cluster"))
 
@@ -47,7 +49,7 @@ WITH_SPARK = frozenset(
 # and run what others run.
 UNTRACED = frozenset(
     {"property", "fuzz", "crash", "test_live_objects.py", "test_session_model.py", "test_loop_turns.py"}
-    | {"test_mqtt_corpus_sockets.py"}
+    | {"test_mqtt_corpus_sockets.py", "simulation"}
 )
 
 # A file system in memory: on a disk, a test with a store spends three quarters of its time in syncs, which it
