@@ -365,6 +365,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "admin",
         "mqtt",
         "produce_consume",
+        "tail",
+        "archive",
         "store",
         "salvage",
         "bans",
