@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -26,10 +26,26 @@ class MessageQueue(NamedTuple):
     """The queue's number among those of its topic on that broker, from 0."""
 
 
+class Absent(NamedTuple):
+    """Queues of brokers that are not there, sorted; registries name those that have left on request."""
+
+    readable: tuple[MessageQueue, ...] = ()
+    """Queues that may hold messages, of brokers that have left."""
+    writable: tuple[MessageQueue, ...] = ()
+    """Queues that would take messages, of brokers that have left or have no master now."""
+
+    def without(self, broker_name: str) -> Absent:
+        """Return the queues of other brokers."""
+        return Absent(*(tuple(queue for queue in some if queue.broker_name != broker_name) for some in self))
+
+
+_NONE_ABSENT: Final = Absent()
+
+
 class TopicRoute:
     """The queues of one topic and the addresses of the brokers that have them; never changes."""
 
-    __slots__ = ("addresses", "away", "is_provisional", "readable", "topic", "without_master", "writable")
+    __slots__ = ("absent", "addresses", "is_provisional", "readable", "topic", "writable")
 
     def __init__(
         self,
@@ -38,8 +54,7 @@ class TopicRoute:
         readable: tuple[MessageQueue, ...],
         writable: tuple[MessageQueue, ...],
         addresses: dict[str, dict[int, str]],
-        away: tuple[MessageQueue, ...] = (),
-        without_master: tuple[MessageQueue, ...] = (),
+        absent: Absent = _NONE_ABSENT,
         is_provisional: bool = False,
     ) -> None:
         self.topic = topic
@@ -49,10 +64,8 @@ class TopicRoute:
         """Queues of brokers with a master that take messages, sorted."""
         self.addresses = addresses
         """Broker name -> broker id -> HOST:PORT."""
-        self.away = away
-        """Readable queues of brokers that have left, sorted; registries name them on request."""
-        self.without_master = without_master
-        """Queues that would take messages, of brokers that have no master now or have left, sorted."""
+        self.absent = absent
+        """Queues of brokers that have left (`readable`), and of those without a master, too (`writable`)."""
         self.is_provisional = is_provisional
         """True when the topic does not exist yet and the template's route stands in for it."""
 
@@ -89,8 +102,7 @@ class TopicRoute:
             readable=merged(self.readable, other.readable),
             writable=merged(self.writable, other.writable),
             addresses={**self.addresses, broker_name: by_id},
-            away=tuple(queue for queue in self.away if queue.broker_name != broker_name),
-            without_master=tuple(queue for queue in self.without_master if queue.broker_name != broker_name),
+            absent=self.absent.without(broker_name),
         )
 
     def _with(
@@ -99,16 +111,14 @@ class TopicRoute:
         addresses: dict[str, dict[int, str]],
         readable: tuple[MessageQueue, ...] | None = None,
         writable: tuple[MessageQueue, ...] | None = None,
-        away: tuple[MessageQueue, ...] | None = None,
-        without_master: tuple[MessageQueue, ...] | None = None,
+        absent: Absent | None = None,
     ) -> TopicRoute:
         return TopicRoute(
             self.topic,
             readable=self.readable if readable is None else readable,
             writable=self.writable if writable is None else writable,
             addresses=addresses,
-            away=self.away if away is None else away,
-            without_master=self.without_master if without_master is None else without_master,
+            absent=self.absent if absent is None else absent,
             is_provisional=self.is_provisional,
         )
 
@@ -120,8 +130,7 @@ class TopicRoute:
             and self.readable == other.readable
             and self.writable == other.writable
             and self.addresses == other.addresses
-            and self.away == other.away
-            and self.without_master == other.without_master
+            and self.absent == other.absent
             and self.is_provisional == other.is_provisional
         )
 
@@ -198,8 +207,7 @@ def parse_route(topic: str, body: bytes) -> TopicRoute:
         readable=tuple(sorted(readable)),
         writable=tuple(sorted(writable)),
         addresses=addresses,
-        away=tuple(sorted(away)),
-        without_master=tuple(sorted(without_master)),
+        absent=Absent(tuple(sorted(away)), tuple(sorted(without_master))),
     )
 
 
