@@ -242,7 +242,7 @@ class Cluster:
         return Route(
             tuple(QueueKey(*queue) for queue in route.readable),
             addresses,
-            tuple(QueueKey(*queue) for queue in route.absent.readable),
+            tuple(QueueKey(*queue) for queue in route.away),
         )
 
     def topic_route(self, topic: str) -> TopicRoute:

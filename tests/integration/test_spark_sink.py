@@ -22,14 +22,12 @@ pytest.importorskip("pyspark")
 
 from eventually import eventually
 from gateway_process import ROOT, GatewayProcess
-from log_reader import read_bodies, read_topic
+from log_reader import read_bodies, read_topic, stored_count
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from iotmq.bridge.spark_session import session
-
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
 FAST_START = "-XX:TieredStopAtLevel=1"
 STEP_S = 90.0
@@ -37,6 +35,10 @@ ROWS_PER_BATCH = int(os.environ.get("IOTMQ_SINK_ROWS", "3000"))
 KILLS = int(os.environ.get("IOTMQ_SINK_KILLS", "2"))
 SEED = int(os.environ.get("IOTMQ_CRASH_SEED", "15"))
 STREAM = ROOT / "tests" / "oracles" / "spark_sink_stream.py"
+# Batches of a million rows take longer.
+LONGER_S = ROWS_PER_BATCH * (KILLS + 1) // 2_000
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240 + LONGER_S)]
 
 
 @pytest.fixture(scope="module")
@@ -202,14 +204,14 @@ def test_a_stream_whose_driver_is_killed_stores_each_row_once(
                 told = int(line)
                 if not is_last and told >= wanted:
                     # Somewhere in the middle of the next one.
-                    stored = len(read_bodies(gateway.registry, topic))
+                    stored = stored_count(gateway.registry, topic)
                     eventually(
-                        lambda stored=stored: len(read_bodies(gateway.registry, topic)) > stored,  # type: ignore[misc]
+                        lambda stored=stored: stored_count(gateway.registry, topic) > stored,  # type: ignore[misc]
                         "rows of the next batch",
                     )
                     break
             if is_last:
-                assert process.wait(STEP_S) == 0
+                assert process.wait(STEP_S + LONGER_S) == 0
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -221,3 +223,4 @@ def test_a_stream_whose_driver_is_killed_stores_each_row_once(
     complete = (told + 1) * ROWS_PER_BATCH
     assert {int(body) for body in found} >= set(range(complete))
     assert len(found) < complete + 2 * ROWS_PER_BATCH
+    print(f"{len(found):,} rows stored once in batches of {ROWS_PER_BATCH:,}; {KILLS} kills")

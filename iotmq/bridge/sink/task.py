@@ -267,7 +267,7 @@ class SinkTask:
                 ) from None
             queues = tuple(SinkQueue(queue.broker_name, queue.queue_id) for queue in route.writable)
             # One that is away may have rows of an earlier try, which it alone can tell.
-            away = {queue.broker_name for queue in route.absent.writable}
+            away = {queue.broker_name for queue in route.without_master}
             away |= {queue.broker for queue in queues} - addresses.keys()
             if queues and not away:
                 return queues, addresses

@@ -77,7 +77,7 @@ def test_queues_of_brokers_that_have_left_or_have_no_master_are_absent() -> None
     )  # fmt: skip
     route = parse_route("T", body)
     assert [queue.broker_name for queue in route.readable] == ["a", "a", "slave-only", "slave-only"]
-    assert [queue[1:] for queue in route.absent.readable] == [
+    assert [queue[1:] for queue in route.away] == [
         ("frozen", 0),
         ("frozen", 1),
         ("left", 0),
@@ -91,11 +91,11 @@ def test_queues_of_brokers_that_have_left_or_have_no_master_are_absent() -> None
         ("slave-only", 0),
         ("slave-only", 1),
     ]
-    assert [queue[1:] for queue in route.absent.writable] == waited_for
+    assert [queue[1:] for queue in route.without_master] == waited_for
     there = parse_route("T", route_json(queue_data("left"), brokers={"left": {"0": "h:3"}}))
-    joined = route.with_queues_of(there, "left").absent
-    assert {queue.broker_name for queue in joined.readable} == {"frozen"}
-    assert {queue.broker_name for queue in joined.writable} == {"closed", "slave-only"}
+    joined = route.with_queues_of(there, "left")
+    assert {queue.broker_name for queue in joined.away} == {"frozen"}
+    assert {queue.broker_name for queue in joined.without_master} == {"closed", "slave-only"}
 
 
 def test_old_and_unknown_fields_are_ignored() -> None:
