@@ -332,6 +332,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "client",
     ),
     "bridge": (
+        "said_first",
         "offsets",
         "plan",
         "gaps",
