@@ -77,8 +77,10 @@ import sys
 from iotmq.bridge.spark_session import session
 
 address, directory, batch_rows, sink = sys.argv[1:]
-options = {"iotmq.bootstrap.servers": address, "topic": "written"} if sink == "iotmq" else {"path": directory + "/rows"}
-column = "value" if sink == "iotmq" else "CAST(CAST(value AS STRING) AS INT) AS n"
+if sink == "iotmq":
+    column, options = "value", {"iotmq.bootstrap.servers": address, "topic": "written"}
+else:
+    column, options = "CAST(CAST(value AS STRING) AS INT) AS n", {"path": directory + "/rows"}
 spark = session("streams")
 rows = (
     spark.readStream.format("iotmq")
@@ -247,4 +249,4 @@ def test_a_stream_goes_on_when_an_executor_is_killed_and_after_its_driver_was(
     else:
         found = numbers_in(state / "rows")
     assert sorted(found) == list(range(COUNT))
-    print(f"{sink}: {COUNT:,} rows once; an executor killed, and a driver with {before} of {BATCHES} batches done")
+    print(f"{sink}: {COUNT:,} rows once; of {BATCHES} batches {before} were done when an executor was killed")

@@ -210,7 +210,7 @@ def test_pubrel_that_waits_for_a_report_told_again_is_not_overtaken_by_a_later_o
 
 
 def test_pubrel_of_a_report_that_the_lost_connection_refuses_first_does_not_overtake() -> None:
-    """A report for which there is no connection is refused at once, before those of the lost connection are."""
+    """A report for which there is no connection is refused at once, before those of the lost one are."""
     device = ReceivingDevice()
     device.receive(1)
     device.receive(2)
