@@ -423,6 +423,17 @@ ROWS: Final = (
         ("*", "seconds"),
         "{:,.1f} s",
     ),
+    *(
+        Row(
+            f"MQTT publish to the row in foreachBatch at 1,000 messages/s, low_latency: {part}",
+            mark,
+            "spark_publish_to_visible",
+            ("*", "outputs", "foreachBatch", part),
+            "{:,.0f} ms",
+            is_optional=True,
+        )
+        for part, mark in (("p50", "< 120 ms"), ("p99", "< 300 ms"))
+    ),
     *_spark(),
 )
 

@@ -9,8 +9,10 @@ offsets, and one case reads them back:
 encoded batches   batches of 100 x 100 bytes encoded beforehand, `--window` requests in flight (the mark)
 batch of messages send_batch with 100 Message objects: properties, ids and encoding included
 single sends      one request per message, as many in flight as the producer allows
-read as columns   PullConsumer.poll_columns over what "encoded batches" stored
-read as messages  PullConsumer.poll of the same
+read as columns   PullConsumer.getmany_columns over what "encoded batches" stored
+read as messages  PullConsumer.getmany of the same
+iterated          `async for` of a PullConsumer in a group with automatic commits, over the same
+pushed            PushConsumer with a listener that counts, over the same
 
 The mark is 500,000 records/s for encoded batches.
 """
@@ -40,6 +42,10 @@ from iotmq.client import (
     MessageQueue,
     Producer,
     PullConsumer,
+    PullConsumerSettings,
+    PushConsumer,
+    PushConsumerSettings,
+    ReceivedMessage,
     SendResult,
 )
 from iotmq.message.records.record import encode_batch
@@ -54,6 +60,8 @@ CASES: Final = (
     "single sends",
     "read as columns",
     "read as messages",
+    "iterated",
+    "pushed",
 )
 
 
@@ -125,6 +133,8 @@ async def measure(registry: str, records: int, rounds: int, window: int) -> dict
             await check_stored(admin, queues[0].topic, seconds[CASES[0]][0])
             seconds[CASES[3]] = await timed(read_columns(client, queues, seconds[CASES[0]][0]))
             seconds[CASES[4]] = await timed(read_messages(client, queues, seconds[CASES[0]][0]))
+            seconds[CASES[5]] = await timed(iterate(client, queues[0].topic, seconds[CASES[0]][0]))
+            seconds[CASES[6]] = await timed(push(client, queues[0].topic, seconds[CASES[0]][0]))
             # Far slower cases get fewer records, so that a round does not last minutes.
             for case, share, produce in ((1, 5, produce_messages), (2, 20, produce_singly)):
                 topic = f"messages-{case}-{number}"
@@ -217,6 +227,36 @@ async def read_messages(client: IotmqClient, queues: Sequence[MessageQueue], rec
         while count < records:
             messages = await consumer.getmany()
             count += sum(len(message.body) == len(BODY) for message in messages)
+    return count
+
+
+async def iterate(client: IotmqClient, topic: str, records: int) -> int:
+    """Every message by itself, as a member of a group."""
+    count = 0
+    consumer = PullConsumer(client, "iterating", PullConsumerSettings(consume_from="first"))
+    await consumer.subscribe(topic)
+    async with consumer:
+        async for _ in consumer:
+            count += 1
+            if count == records:
+                break
+    return count
+
+
+async def push(client: IotmqClient, topic: str, records: int) -> int:
+    """Every message to a listener."""
+    count, ended = 0, asyncio.Event()
+
+    def listen(messages: list[ReceivedMessage]) -> None:
+        nonlocal count
+        count += len(messages)
+        if count >= records:
+            ended.set()
+
+    consumer = PushConsumer(client, "pushed", listen, settings=PushConsumerSettings(consume_from="first"))
+    await consumer.subscribe(topic)
+    async with consumer:
+        await ended.wait()
     return count
 
 

@@ -1,16 +1,17 @@
 """From an MQTT publish to the row in Spark's output, on local[2], gateway and devices on the same machine.
 
     .venv/bin/python -m benchmarks.spark_publish_to_visible [--quick] [--rate 1000] [--seconds 30]
+        [--devices 20]
 
 Devices publish at QoS 1, evenly spread over each second, what time it is as they do. A stream with the
-profile low_latency reads their topic of 4 queues. Two outputs take turns, each behind a warm-up of a third of
-its time:
+profile low_latency reads their topic of 4 queues, to one output and then to the other. The first third of
+each counts as warm-up.
 
 - "foreachBatch": a row is visible when the driver has it, in a batch of Arrow.
 - "Parquet": a row is visible when the directory of its batch is written, ready for other readers.
 
-"batch" is Spark's time of a batch (triggerExecution), and below it where it goes. The marks, for
-foreachBatch: p50 under 120 ms, p99 under 300 ms.
+The second table is Spark's time of a batch (triggerExecution), and where it goes. The marks, for
+foreachBatch, are a p50 under 120 ms and a p99 under 300 ms.
 """
 
 from __future__ import annotations
@@ -58,8 +59,9 @@ _Latencies = numpy.ndarray[tuple[int], numpy.dtype[numpy.float64]]
 
 def main(words: Sequence[str] | None = None) -> int:
     """0 when the marks are reached."""
-    program = "python -m benchmarks.spark_publish_to_visible"
-    parser = argparse.ArgumentParser(prog=program, description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.spark_publish_to_visible", description=__doc__
+    )
     parser.add_argument("--quick", action="store_true", help="10 s of each output")
     parser.add_argument("--rate", type=int, default=1_000, help="messages a second")
     parser.add_argument("--seconds", type=float, default=30.0)

@@ -77,11 +77,11 @@ def _section(name: str, value: Any) -> str:
 
 
 def _tree(value: Any) -> Any:
-    """The source of a class or function; of a compiled one its stub, with the docstrings from run time."""
+    """The source of a class or function; its stub where it has one, with the docstrings from run time."""
     module = sys.modules[value.__module__]
-    if not str(module.__file__).endswith(".so"):
-        return ast.parse(textwrap.dedent(inspect.getsource(value))).body[0]
     stub = Path(str(module.__file__).partition(".")[0]).with_suffix(".pyi")
+    if not stub.exists():
+        return ast.parse(textwrap.dedent(inspect.getsource(value))).body[0]
     nodes = ast.parse(stub.read_text()).body
     (tree,) = [node for node in nodes if getattr(node, "name", "") == value.__name__]
     for node in tree.body if isinstance(tree, ast.ClassDef) else ():

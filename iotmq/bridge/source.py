@@ -57,15 +57,16 @@ from iotmq.bridge.plan import (
 )
 from iotmq.bridge.pool import connections
 from iotmq.bridge.progress import Progress
-from iotmq.bridge.pull import PullSettings, pull_range, record_at
+from iotmq.bridge.pull import PullSettings, pull_range, store_time_at
 from iotmq.bridge.pushed import Narrowed, narrowed_spans
+from iotmq.bridge.reused_worker import set_libraries_aside
 from iotmq.bridge.rows import RowBuilder, check_schema, default_schema
+from iotmq.bridge.said_first import each_said_first, said_first
 from iotmq.bridge.segments.reader import SegmentReader
 from iotmq.bridge.sink.options import parse_sink_options
 from iotmq.bridge.sink.writers import IotmqStreamWriter, IotmqWriter
 from iotmq.clock import SystemClock
 from iotmq.errors import ConfigError
-from iotmq.message.records.record import decode_record
 
 FORMAT_NAME: Final = "iotmq"
 
@@ -82,25 +83,30 @@ class IotmqDataSource(DataSource):
     def name(cls) -> str:
         return FORMAT_NAME
 
+    @said_first
     def schema(self) -> StructType:
         return default_schema(with_properties=wants_headers(dict(self.options)))
 
+    @said_first
     def reader(self, schema: StructType) -> IotmqReader | SegmentReader:
         options = parse_options(dict(self.options), streaming=False)
         if options.path:
             return SegmentReader(options, schema)
         return FilteringReader(options, schema) if options.pushes_filters else IotmqReader(options, schema)
 
+    @said_first
     def writer(self, schema: StructType, overwrite: bool) -> IotmqWriter:
         if overwrite:
             raise ConfigError("format iotmq only appends: a topic is not overwritten. Use mode append")
         return IotmqWriter(parse_sink_options(dict(self.options), streaming=False), schema)
 
+    @said_first
     def streamWriter(self, schema: StructType, overwrite: bool) -> IotmqStreamWriter:  # noqa: N802
         if overwrite:
             raise ConfigError("format iotmq only appends: use output mode append or update")
         return IotmqStreamWriter(parse_sink_options(dict(self.options), streaming=True), schema)
 
+    @said_first
     def streamReader(self, schema: StructType) -> IotmqStreamReader:  # noqa: N802
         return IotmqStreamReader(parse_options(dict(self.options), streaming=True), schema)
 
@@ -129,6 +135,7 @@ class IotmqReader(DataSourceReader):
         self._schema = schema
         self._narrowed = Narrowed()
 
+    @said_first
     def partitions(self) -> Sequence[InputPartition]:
         with _View(self._options) as view:
             held = view.bounds()
@@ -161,6 +168,7 @@ class FilteringReader(IotmqReader):
     enabled (spark.sql.python.filterPushdown.enabled).
     """
 
+    @said_first
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         self._narrowed.take(filters)
         return filters
@@ -188,6 +196,7 @@ class IotmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_view": None}
 
+    @said_first
     def initialOffset(self) -> dict[str, object]:  # noqa: N802
         # Spark asks again after a crash in the first batch, so an answer that depends on the moment
         # must wait until it can be pinned in the log: `latestOffset` does that.
@@ -200,6 +209,7 @@ class IotmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         rows_max = self._options.offsets_per_trigger_max
         return ReadAllAvailable() if rows_max is None else ReadMaxRows(rows_max)
 
+    @said_first
     def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:  # noqa: N802
         begin = from_json(start)
         view = self._open_view()
@@ -232,6 +242,7 @@ class IotmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         return to_json(step.end)
 
+    @said_first
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         # Where it stops is settled with the first batch: then it is known which queues were read before, and
         # those of a broker that is away are waited for.
@@ -241,6 +252,7 @@ class IotmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> dict[str, object] | None:  # noqa: N802
         return to_json(StreamOffset(self._ends)) if self._ends else None
 
+    @said_first
     def partitions(self, start: dict[str, object], end: dict[str, object]) -> Sequence[InputPartition]:
         stop = from_json(end)
         return self._open_view().tasks(ranges_between(from_json(start), stop), stop.time_ms)
@@ -248,6 +260,7 @@ class IotmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         return read_ranges(self._options, self._schema, partition)
 
+    @said_first
     def commit(self, end: dict[str, object]) -> None:
         """Tell brokers what has been read: they may wait for it. Progress is kept in the checkpoint alone."""
         self._open_view().publish(self._progress, from_json(end))
@@ -267,10 +280,13 @@ class IotmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._view
 
 
+@each_said_first
 def read_ranges(
     options: SourceOptions, schema: StructType, partition: InputPartition
 ) -> Iterator[pyarrow.RecordBatch]:
     """Yield the rows of one task, one record batch per pull answer."""
+    if partition.value is None:
+        return  # Spark's own, in the place of no task at all
     assert isinstance(partition, QueueRanges), partition
     builder = RowBuilder(schema, options.wanted)
     lose = _loss_handler(options)
@@ -289,6 +305,7 @@ def read_ranges(
     finally:
         if is_done:
             connections.put_back(options.connection, cluster)
+            set_libraries_aside()
         else:
             # An answer may be on its way, which the next task would take for its own.
             cluster.close()
@@ -469,8 +486,8 @@ class _View:
         settings = PullSettings(self._options.group_prefix, self._options.pull_bytes)
 
         def stored_at_ms(offset: int) -> int | None:
-            record = record_at(self._cluster, key, self._addresses[key.broker], settings, offset)
-            return None if record is None else decode_record(record).store_timestamp_ms
+            part = QueueRange(key, offset, held.max_offset)
+            return store_time_at(self._cluster, part, self._addresses[key.broker], settings)
 
         return first_at_or_after(timestamp_ms, held, stored_at_ms)
 

@@ -11,15 +11,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from iotmq.client.admin.admin import Admin, QueueOffsets
     from iotmq.client.admin.scheduled import WaitingMessage, WaitingMessages
-    from iotmq.client.blocking.client import (
+    from iotmq.client.blocking.classes import (
         SyncAdmin,
         SyncClient,
         SyncProducer,
         SyncPullConsumer,
         SyncPushConsumer,
+        SyncReplier,
+        SyncRequester,
+        SyncTransaction,
+        SyncTransactionProducer,
+        SyncWaitingMessages,
     )
-    from iotmq.client.blocking.requests import SyncReplier, SyncRequester
-    from iotmq.client.blocking.transactions import SyncTransaction, SyncTransactionProducer
+    from iotmq.client.blocking.connecting import connect_sync
     from iotmq.client.client import IotmqClient
     from iotmq.client.connecting import ConnectOptions, connect
     from iotmq.client.consuming.membership import RebalanceListener
@@ -65,15 +69,16 @@ _MODULES = {
     "Requester": ".sending.requests",
     "SendResult": ".transport.message",
     "SendStatus": ".transport.message",
-    "SyncAdmin": ".blocking.client",
-    "SyncClient": ".blocking.client",
-    "SyncProducer": ".blocking.client",
-    "SyncPullConsumer": ".blocking.client",
-    "SyncPushConsumer": ".blocking.client",
-    "SyncReplier": ".blocking.requests",
-    "SyncRequester": ".blocking.requests",
-    "SyncTransaction": ".blocking.transactions",
-    "SyncTransactionProducer": ".blocking.transactions",
+    "SyncAdmin": ".blocking.classes",
+    "SyncClient": ".blocking.classes",
+    "SyncProducer": ".blocking.classes",
+    "SyncPullConsumer": ".blocking.classes",
+    "SyncPushConsumer": ".blocking.classes",
+    "SyncReplier": ".blocking.classes",
+    "SyncRequester": ".blocking.classes",
+    "SyncTransaction": ".blocking.classes",
+    "SyncTransactionProducer": ".blocking.classes",
+    "SyncWaitingMessages": ".blocking.classes",
     "TopicRoute": ".transport.routes",
     "Transaction": ".sending.transactions",
     "TransactionProducer": ".sending.transactions",
@@ -84,6 +89,7 @@ _MODULES = {
     "allocate_in_circle": ".consuming.rebalance",
     "allocate_stickily": ".consuming.rebalance",
     "connect": ".connecting",
+    "connect_sync": ".blocking.connecting",
     "encode_batch": "iotmq.message.records.record",
     "queue_of_key": ".transport.routes",
 }
@@ -118,6 +124,7 @@ __all__ = [
     "SyncRequester",
     "SyncTransaction",
     "SyncTransactionProducer",
+    "SyncWaitingMessages",
     "TopicRoute",
     "Transaction",
     "TransactionProducer",
@@ -128,6 +135,7 @@ __all__ = [
     "allocate_in_circle",
     "allocate_stickily",
     "connect",
+    "connect_sync",
     "encode_batch",
     "queue_of_key",
 ]

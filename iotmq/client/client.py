@@ -48,7 +48,7 @@ class IotmqClient(ClientTransport):
 
     def producer(self, group: str = PRODUCER_GROUP, settings: ProducerSettings | None = None) -> Producer:
         """Make a producer for any topic."""
-        return self._made(Producer(self, group, settings))
+        return self._adopt(Producer(self, group, settings))
 
     def transaction_producer(
         self,
@@ -59,11 +59,11 @@ class IotmqClient(ClientTransport):
         topics: Iterable[str] = (),
     ) -> TransactionProducer:
         """Make a producer that prepares messages, too; `check` says how a transaction ended."""
-        return self._made(TransactionProducer(self, group, check, settings, topics=topics))
+        return self._adopt(TransactionProducer(self, group, check, settings, topics=topics))
 
     def requester(self, group: str = REQUESTER_GROUP, settings: ProducerSettings | None = None) -> Requester:
         """Make a part that sends requests and waits for their replies."""
-        return self._made(Requester(self, group, settings))
+        return self._adopt(Requester(self, group, settings))
 
     def replier(self, group: str = REPLIER_GROUP) -> Replier:
         """Make a part that replies to requests; it needs no start."""
@@ -79,7 +79,7 @@ class IotmqClient(ClientTransport):
         allocate: Allocation = allocate_averagely,
     ) -> PushConsumer:
         """Make a member of a consumer group that calls a listener; `subscribe` before it starts."""
-        return self._made(
+        return self._adopt(
             PushConsumer(
                 self,
                 group,
@@ -98,7 +98,7 @@ class IotmqClient(ClientTransport):
         allocate: Allocation = allocate_averagely,
     ) -> PullConsumer:
         """Make a consumer that is asked for messages, as a member of its group or from queues it is told."""
-        return self._made(PullConsumer(self, group, settings, allocate=allocate))
+        return self._adopt(PullConsumer(self, group, settings, allocate=allocate))
 
     @cached_property
     def admin(self) -> Admin:
@@ -127,7 +127,8 @@ class IotmqClient(ClientTransport):
     def __repr__(self) -> str:
         return f"<IotmqClient {self.client_id} of {self.registries.addresses_text}>"
 
-    def _made(self, part: _Part) -> _Part:
+    def _adopt(self, part: _Part) -> _Part:
+        """End a part of this client, made by its class, with the client."""
         self._parts.add(part)
         return part
 

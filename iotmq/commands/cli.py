@@ -90,6 +90,22 @@ def parser() -> argparse.ArgumentParser:
         "Write the messages of a topic to standard output until Ctrl-C, or --count of them. "
         "A topic that does not exist yet is waited for.",
     )
+    _add(
+        commands,
+        "tail",
+        "follow topics: the last messages, and those that come",
+        _add_tail_options,
+        "Write the last messages of topics, oldest first, and then those that come, until Ctrl-C. Nothing is "
+        "stored at the brokers.",
+    )
+    _add(
+        commands,
+        "archive",
+        "write the messages of topics into files",
+        _add_archive_options,
+        "Write the messages of topics into files of one queue each, until Ctrl-C, and print the name of each "
+        "file that is whole. One that was killed goes on behind its last whole file.",
+    )
     _add_mqtt_commands(commands)
     _add_tools(commands)
     return top
@@ -561,6 +577,56 @@ def _consume(options: argparse.Namespace) -> int:
         )
     )
     return EXIT_OK
+
+
+def _add_tail_options(command: argparse.ArgumentParser) -> None:
+    from iotmq.commands.tail import add_tail_options
+
+    add_tail_options(command, run=_tail)
+    add_connection_options(command)
+    _add_registry_option(command)
+
+
+def _tail(options: argparse.Namespace) -> int:
+    from iotmq.commands import tail
+
+    return _run(
+        tail.tail(
+            client_settings(options, _registries(options)),
+            options.topics,
+            sys.stdout.buffer,
+            tags=options.tags,
+            last=options.last,
+            count_max=options.count,
+            sample=tail.Sample(options.sample),
+            output_format=options.format,
+        )
+    )
+
+
+def _add_archive_options(command: argparse.ArgumentParser) -> None:
+    from iotmq.commands.archive import add_archive_options
+
+    add_archive_options(command, run=_archive)
+    add_connection_options(command)
+    _add_registry_option(command)
+
+
+def _archive(options: argparse.Namespace) -> int:
+    from iotmq.commands import archive
+
+    return _run(
+        archive.archive(
+            client_settings(options, _registries(options)),
+            options.topics,
+            options.group,
+            archive.archive_settings(options),
+            tags=options.tags,
+            begin=options.begin,
+            is_once=options.once,
+            report=archive.tell,
+        )
+    )
 
 
 # Administration ---------------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ async def consume(
     With a `group` the messages are shared with its other members and its offsets are stored; messages not
     written stay for the next reader. `begin` counts for groups without offsets, and always without a group.
     """
-    write = _FORMATS[output_format]
+    write = FORMATS[output_format]
     ended = asyncio.Event()
     failure: OSError | None = None
     written = 0
@@ -203,7 +203,7 @@ def _body(message: ReceivedMessage) -> bytes:
         return message.record.body
 
 
-_FORMATS: Final[dict[OutputFormat, Callable[[ReceivedMessage], bytes]]] = {
+FORMATS: Final[dict[OutputFormat, Callable[[ReceivedMessage], bytes]]] = {
     "text": _text,
     "json": _json,
     "raw": _raw,

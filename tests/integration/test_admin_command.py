@@ -13,10 +13,11 @@ import pytest
 from small_cluster import SmallCluster
 
 from iotmq.client.admin.dead_letters import topic_of
+from iotmq.client.consuming.pull_consumer import PullConsumer
 from iotmq.client.consuming.push_consumer import PushConsumer
 from iotmq.client.sending.producer import Producer
 from iotmq.client.transport.message import Message, ReceivedMessage
-from iotmq.client.transport.settings import PushConsumerSettings
+from iotmq.client.transport.settings import PullConsumerSettings, PushConsumerSettings
 from iotmq.commands import cli
 from iotmq.commands.admin.command import run_action
 from iotmq.errors import BrokerError, ClientError, IotmqError, RouteNotFoundError
@@ -205,6 +206,51 @@ async def test_live_members_are_shown(cluster: SmallCluster, admin: Command, adm
             )
             assert direct["consumeResult"] == "CR_SUCCESS"
             assert (await admin_json("group", "list"))[0]["members"] == 1
+
+
+async def test_groups_and_topics_are_paused_and_go_on(
+    cluster: SmallCluster, admin: Command, admin_json: Json
+) -> None:
+    put(cluster, "T", b"a")
+    await routed(cluster, "T", 1)
+    pushed: list[bytes] = []
+    pulled: list[bytes] = []
+    async with cluster.client() as client:
+        push = PushConsumer(
+            client,
+            "pushed",
+            lambda batch: pushed.extend(message.body for message in batch),
+            settings=PushConsumerSettings(consume_from="first"),
+        )
+        pull = PullConsumer(client, "pulled", PullConsumerSettings(consume_from="first"))
+        for consumer in (push, pull):
+            await consumer.subscribe("T")
+        async with push, pull:
+
+            async def both_have(*bodies: bytes) -> None:
+                async with asyncio.timeout(30):
+                    while len(pulled) < len(bodies):
+                        pulled.extend(message.body for message in await pull.getmany())
+                await cluster.until(lambda: pushed == list(bodies))
+                assert pulled == list(bodies)
+
+            await both_have(b"a")
+            for group in ("pushed", "pulled"):
+                assert "paused at broker-0" in await admin("group", "pause", group)
+            # Both have a pull that waits at the broker; it is answered, and the next one is refused.
+            put(cluster, "T", b"b")
+            await both_have(b"a", b"b")
+            put(cluster, "T", b"c")
+            assert await pull.getmany(timeout_ms=50) == []
+            assert pushed == [b"a", b"b"]
+            for group in ("pushed", "pulled"):
+                assert "resumed at broker-0" in await admin("group", "resume", group)
+            await both_have(b"a", b"b", b"c")
+
+    assert "paused at broker-0" in await admin("topic", "pause", "T")
+    assert (await admin_json("topic", "route", "T"))[0]["perm"] == "-w"
+    assert "resumed at broker-0" in await admin("topic", "resume", "T")
+    assert (await admin_json("topic", "route", "T"))[0]["perm"] == "rw"
 
 
 async def test_messages_are_found_and_tracked(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -109,6 +110,32 @@ async def test_a_topic_that_does_not_exist_is_waited_for_and_said_so_once(
     assert capsys.readouterr().err == ""
 
 
+async def test_an_archive_that_is_killed_and_run_again_has_every_message_once(
+    settings: ClientSettings, tmp_path: Path
+) -> None:
+    directory = tmp_path / "archived"
+    words = [sys.executable, "-m", "iotmq", "archive", "t", "--directory", str(directory), "--file-s", "0.01"]
+    words += ["--plain", "--registry", settings.registries[0]]
+
+    async def send(first: int, end: int) -> None:
+        await by_hand.produce(settings, "t", bodies(*(b"%d" % number for number in range(first, end))))
+
+    def whole_files() -> list[Path]:
+        return sorted(directory.glob("t/*.jsonl"))
+
+    await send(0, 500)
+    killed = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.DEVNULL)
+    await soon(whole_files, "the first file is whole")
+    await send(500, 1_000)
+    killed.kill()
+    await killed.wait()
+    again = await asyncio.create_subprocess_exec(*words, "--once", stdout=asyncio.subprocess.DEVNULL)
+    assert await again.wait() == 0
+    rows = [msgspec.json.decode(line) for path in whole_files() for line in path.read_bytes().splitlines()]
+    assert sorted(int(row["body"]) for row in rows) == list(range(1_000))
+    assert list(directory.glob("t/*.part")) == []
+
+
 async def test_json_has_everything_about_a_message(settings: ClientSettings) -> None:
     await by_hand.produce(
         settings, "t", bodies(b"text", b"\xff\x00"), key="k", tags="A", properties={"unit": "kelvin"}
@@ -156,7 +183,7 @@ async def test_a_reader_whose_output_is_gone_ends_and_loses_nothing(settings: Cl
 @pytest.mark.parametrize("output_format", ["text", "json", "raw"])
 def test_a_body_that_cannot_be_inflated_is_shown_as_it_is_stored(output_format: by_hand.OutputFormat) -> None:
     record = decode_record(encode_record(topic="t", body=b"no zlib", queue_id=0, sys_flag=1))
-    line = by_hand._FORMATS[output_format](ReceivedMessage(MessageQueue("t", "b", 0), record))
+    line = by_hand.FORMATS[output_format](ReceivedMessage(MessageQueue("t", "b", 0), record))
     assert b"no zlib" in line
 
 

@@ -77,10 +77,9 @@ import sys
 from iotmq.bridge.spark_session import session
 
 address, directory, batch_rows, sink = sys.argv[1:]
-if sink == "iotmq":
-    column, options = "value", {"iotmq.bootstrap.servers": address, "topic": "written"}
-else:
-    column, options = "CAST(CAST(value AS STRING) AS INT) AS n", {"path": directory + "/rows"}
+to_topic = {"iotmq.bootstrap.servers": address, "topic": "written"}
+options = to_topic if sink == "iotmq" else {"path": directory + "/rows"}
+column = "value" if sink == "iotmq" else "CAST(CAST(value AS STRING) AS INT) AS n"
 spark = session("streams")
 rows = (
     spark.readStream.format("iotmq")
@@ -249,4 +248,5 @@ def test_a_stream_goes_on_when_an_executor_is_killed_and_after_its_driver_was(
     else:
         found = numbers_in(state / "rows")
     assert sorted(found) == list(range(COUNT))
-    print(f"{sink}: {COUNT:,} rows once; of {BATCHES} batches {before} were done when an executor was killed")
+    killed = f"an executor killed, and a driver with {before} of {BATCHES} batches done"
+    print(f"{sink}: {COUNT:,} rows once; {killed}")

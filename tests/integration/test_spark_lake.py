@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -18,35 +19,25 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+import fastavro
 from eventually import eventually
 from gateway_process import GatewayProcess
 from google.protobuf import descriptor_pb2
 from pyspark.sql import DataFrame, SparkSession
+from shared_spark import CONF
 
 from iotmq.bridge.jobs import lake, replay
 from iotmq.bridge.jobs.compaction import Compaction, Journal
 from iotmq.bridge.jobs.payloads import Payload, data_schema, decode
-from iotmq.bridge.spark_session import session
 from iotmq.client import Message, SyncClient, SyncProducer
 from iotmq.client.transport.settings import ClientSettings
 from iotmq.errors import ConfigError
+from iotmq.files import replace_file
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
-CONF = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
-    "spark.driver.memory": "1g",
-    "spark.sql.shuffle.partitions": "1",
-}
 STORED = datetime(2026, 1, 1, 12, tzinfo=UTC)
 AT_S = 1_767_225_600 + 3600  # 2026-01-01 01:00
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    running = session("iotmq lake tests", cores=2, profile="low_latency", conf=CONF)
-    yield running
-    running.stop()
 
 
 @pytest.fixture(scope="module")
@@ -235,38 +226,67 @@ def test_a_killed_job_has_every_record_once_after_its_restart(
     assert sorted(numbers) == list(range(count))
 
 
-def test_a_lake_is_replayed_in_its_order_and_at_a_rate(
-    spark: SparkSession, gateway: GatewayProcess, producer: SyncProducer, tmp_path: Path
+class CutOffError(Exception):
+    """In place of a kill."""
+
+
+def test_a_lake_is_replayed_in_its_order_at_a_rate_and_once(
+    spark: SparkSession,
+    gateway: GatewayProcess,
+    producer: SyncProducer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for start in (0, 30):
         produce(producer, "lake-origin", [reading(n) for n in range(start, start + 30)], device=f"d{start}")
     assert lake.run(spark, settings(gateway, "lake-origin", tmp_path)) == 0
+    producer.send(Message("replayed", b'{"number": -1}'))
     given = {
         "bootstrap": gateway.registry,
         "topic": "replayed",
         "parquet": str(tmp_path / "lake" / "table"),
-        "progress": str(tmp_path / "progress.json"),
+        "state": str(tmp_path / "state"),
         "order_by": ["number"],
         "where": "number < 50",
         "report": str(tmp_path / "replay.json"),
-        "rate": 100,
+        "rate": 20,
     }
-    # As a replay that was cut off behind 20 rows.
-    (tmp_path / "progress.json").write_text('{"rows": 20}')
-    assert replay.run(spark, msgspec.convert(given, replay.Settings)) == 0
+    chosen = msgspec.convert(given, replay.Settings)
+
+    def cut_off(path: Path, data: bytes, *, is_synced: bool) -> None:
+        if path.name == "progress.json" and b'"batches":2' in data:
+            raise CutOffError
+        replace_file(path, data, is_synced=is_synced)
+
+    # The second batch is stored when the job is killed, and the job does not know.
+    monkeypatch.setattr(replay, "replace_file", cut_off)
+    with pytest.raises(CutOffError):
+        replay.run(spark, chosen)
+    monkeypatch.undo()
+    assert json.loads((tmp_path / "state" / "progress.json").read_bytes()) == {"batches": 1, "rows": 20}
+    # What is added to the Parquet files meanwhile is not of this replay.
+    produce(producer, "lake-origin", [reading(7)], device="d0")
+    assert lake.run(spark, settings(gateway, "lake-origin", tmp_path)) == 0
+    assert replay.run(spark, chosen) == 0
     report = json.loads((tmp_path / "replay.json").read_text())
-    assert (report["rows_read"], report["ended"]) == (30, "done")
-    assert report["seconds"] >= 0.2, "30 rows at 100 per second, the first ten at once"
+    assert (report["rows_read"], report["batches"], report["ended"]) == (30, 2, "done")
+    assert report["seconds"] >= 1, "20 rows a second: the last ten wait for those before them"
     options = {"iotmq.bootstrap.servers": gateway.registry, "subscribe": "replayed"}
-    rows = spark.read.format("iotmq").options(**options).load().collect()
-    found = {json.loads(bytes(row.value))["number"]: (row.key, row.mqtt_topic) for row in rows}
-    devices = {n: "d0" if n < 30 else "d30" for n in range(20, 50)}
-    assert found == {n: (name, f"devices/{name}/telemetry") for n, name in devices.items()}
-    assert json.loads(bytes(rows[0].value)).keys() == {"ts", "number", "temperature"}
-    assert replay.run(spark, msgspec.convert(given, replay.Settings)) == 0
+    rows = spark.read.format("iotmq").options(**options).load().orderBy("partition", "offset").collect()
+    found = [(json.loads(bytes(row.value))["number"], row.key, row.mqtt_topic) for row in rows]
+    devices = {n: "d0" if n < 30 else "d30" for n in range(50)}
+    assert sorted(found)[1:] == [(n, name, f"devices/{name}/telemetry") for n, name in devices.items()]
+    for device in ("d0", "d30"):
+        numbers = [number for number, key, _ in found if key == device]
+        assert numbers == sorted(numbers)
+    assert json.loads(bytes(rows[-1].value)).keys() == {"ts", "number", "temperature"}
+    assert replay.run(spark, chosen) == 0
     assert json.loads((tmp_path / "replay.json").read_text())["rows_read"] == 0
+    with pytest.raises(ConfigError, match="of a replay with other settings"):
+        replay.run(spark, msgspec.structs.replace(chosen, where="number < 10"))
+    nowhere = {**given, "parquet": str(tmp_path / "nope"), "state": str(tmp_path / "other")}
     with pytest.raises(ConfigError, match=r"replay of .*nope"):
-        replay.run(spark, msgspec.convert({**given, "parquet": str(tmp_path / "nope")}, replay.Settings))
+        replay.run(spark, msgspec.convert(nowhere, replay.Settings))
 
 
 # Payloads ---------------------------------------------------------------------------------------------
@@ -330,6 +350,35 @@ def test_protobuf_payloads(spark: SparkSession, tmp_path: Path) -> None:
         data_schema(msgspec.structs.replace(payload, descriptor=str(tmp_path / "none")))
 
 
+def test_avro_payloads(spark: SparkSession, tmp_path: Path) -> None:
+    described = tmp_path / "reading.avsc"
+    fields = [
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "name", "type": ["null", "string"]},
+        {"name": "samples", "type": {"type": "array", "items": "int"}},
+    ]
+    schema = {"type": "record", "name": "Reading", "fields": fields}
+    described.write_text(json.dumps(schema))
+    payload = Payload(format="avro", descriptor=str(described), time_field="at", required=["name"])
+    at_ms = AT_S * 1000
+    wire = io.BytesIO()
+    for name in ("a", None):
+        row = {"at": at_ms, "name": name, "samples": [1, -2]}
+        fastavro.schemaless_writer(wire, fastavro.parse_schema(schema), row)
+    # The second is shorter by a length and a letter.
+    first, second = wire.getvalue()[:-11], wire.getvalue()[-11:]
+    assert len(first) == len(second) + 2
+    rows = decoded(spark, [first, second, first[:-1], None], payload)
+    assert rows[0] == ((datetime(2026, 1, 1, 1), "a", [1, -2]), None)
+    assert [reason for _, reason in rows[1:]] == [
+        "column name is missing",
+        "not a record Reading",
+        "no payload",
+    ]
+    with pytest.raises(ConfigError, match=r"payload\.descriptor is needed for avro"):
+        data_schema(Payload(format="avro"))
+
+
 def test_times_of_payloads(spark: SparkSession) -> None:
     payload = Payload(schema="at STRING", time_field="at")
     values = [
@@ -356,7 +405,8 @@ def test_settings_of_payloads_that_are_wrong_are_named(spark: SparkSession) -> N
         (Payload(schema="a WHAT"), "is no list of columns"),
         (Payload(format="binary", layout="a f2"), "payload.layout has 'a f2'"),
         (Payload(format="binary", layout="a f4, a u1"), "a name twice"),
-        (Payload(format="protobuf"), "are needed for protobuf"),
+        (Payload(format="protobuf"), "payload.message is needed"),
+        (Payload(format="protobuf", message="a.B"), "payload.descriptor is needed"),
     ):
         with pytest.raises(ConfigError, match=text):
             data_schema(payload)

@@ -221,7 +221,8 @@ class PageRun:
         files = shlex.join(word for setting in SMALL_STORE for word in ("--set", setting))
         iotmq = f"""case "$1" in
             pub | sub | rr) set -- "$@" {mqtt} ;;
-            produce | consume | admin | sessions | bans) set -- "$@" --registry {self._registry} ;;
+            produce | consume | tail | archive) set -- "$@" --registry {self._registry} ;;
+            admin | sessions | bans) set -- "$@" --registry {self._registry} ;;
             store) set -- "$@" {files} ;;
             loadtest) [ "$2" != run ] || set -- "$@" --port {self._gateway.ports["mqtt"]} ;;
         esac

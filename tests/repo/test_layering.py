@@ -33,6 +33,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"master_slave", "member"}),
     frozenset({"workers"}),
     frozenset({"assembly"}),
+    frozenset({"testing"}),
     frozenset({"commands"}),
     frozenset({"__main__"}),
 )
@@ -332,6 +333,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "client",
     ),
     "bridge": (
+        "said_first",
         "offsets",
         "plan",
         "gaps",
@@ -342,6 +344,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "edges",
         "pull",
         "pool",
+        "reused_worker",
         "pace",
         "pushed",
         "derived",
@@ -362,6 +365,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "admin",
         "mqtt",
         "produce_consume",
+        "tail",
+        "archive",
         "store",
         "salvage",
         "bans",

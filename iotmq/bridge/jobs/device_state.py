@@ -51,7 +51,7 @@ def run(spark: SparkSession, settings: Settings, *, signals: Signals | None = No
             lambda batch, batch_id: take(table, settings, report, batch, f"{query_id(spark)}-{batch_id}")
         )
 
-    return run_stream(NAME.replace("_", " "), settings, writer)
+    return run_stream(NAME.replace("_", " "), settings, writer, signals=signals)
 
 
 def devices(spark: SparkSession, path: str) -> DataFrame:
@@ -100,8 +100,8 @@ def merge(before: DataFrame, heard: DataFrame, time_us: int, offline_seconds: fl
 
 
 def added(heard: DataFrame, known: DataFrame, time_us: int, offline_seconds: float) -> DataFrame:
-    """Return those of `heard` that are not among the devices of `known`, as `merge` does."""
-    rows = heard.join(known.select("device"), "device", "left_anti").selectExpr(
+    """Return those of `heard` whose `device` is not in `known`, as `merge` does."""
+    rows = heard.join(known, "device", "left_anti").selectExpr(
         *("*", "false AS was_online", "CAST(NULL AS TIMESTAMP) AS was_since", "true AS is_heard")
     )
     return _with_online(rows, time_us, offline_seconds)
@@ -128,11 +128,13 @@ def take(table: Snapshots, settings: Settings, report: Report, batch: DataFrame,
             return
         time_us = max(before.time_us, found[0])
         # The table itself stays where it is: only what was heard goes to all tasks.
-        small = F.broadcast(heard) if found[1] <= _BROADCAST_ROWS_MAX else heard
+        is_small = found[1] <= _BROADCAST_ROWS_MAX
+        news = F.broadcast(heard) if is_small else heard
         written = table.write(
-            name, merge(table.read(before.snapshot), small, time_us, settings.offline_seconds)
+            name, merge(table.read(before.snapshot), news, time_us, settings.offline_seconds)
         )
-        known = written.where("is_heard")
+        known = written.where("is_heard").select("device")
+        known = F.broadcast(known) if is_small else known
         written = table.write(name, added(heard, known, time_us, settings.offline_seconds), is_more=True)
     finally:
         heard.unpersist()

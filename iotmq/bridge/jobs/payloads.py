@@ -1,16 +1,16 @@
-"""Payloads of records as typed columns: JSON, CSV, Protobuf and fixed binary layouts.
+"""Payloads of records as typed columns: JSON, CSV, Protobuf, Avro and fixed binary layouts.
 
 A payload that does not fit is never dropped and never half a row: `reason` says what is wrong with it, and
 the job decides where it goes. JSON and CSV are decoded by Spark itself, a binary layout as one array per
-record batch; Protobuf costs Python objects per message.
+record batch; Protobuf and Avro cost Python objects per message.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 import numpy
@@ -20,8 +20,6 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.functions import ArrowUDFType, arrow_udf
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
-    BinaryType,
-    BooleanType,
     ByteType,
     DataType,
     DoubleType,
@@ -35,6 +33,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from iotmq.bridge.jobs.avro_payloads import avro_parser, avro_schema
+from iotmq.bridge.jobs.message_payloads import Parse, decode_each
+from iotmq.bridge.jobs.protobuf_payloads import protobuf_parser, protobuf_schema
 from iotmq.bridge.jobs.readings import believed, stamp
 from iotmq.errors import ConfigError
 
@@ -61,7 +62,7 @@ _Decode = Callable[[pyarrow.Array], tuple[pyarrow.StructArray, pyarrow.Array]]
 class Payload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How payloads are read."""
 
-    format: Literal["json", "csv", "protobuf", "binary"] = "json"
+    format: Literal["json", "csv", "protobuf", "avro", "binary"] = "json"
     """Kind of payloads."""
     schema: str = ""
     """Columns of JSON and CSV, as in SQL: "ts DOUBLE, temperature DOUBLE"."""
@@ -73,9 +74,10 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     separator: str = ","
     """Separator of CSV."""
     descriptor: str = ""
-    """Protobuf: file of a FileDescriptorSet (protoc --include_imports --descriptor_set_out)."""
+    """File that says what a message has. Protobuf: a FileDescriptorSet (protoc --include_imports
+    --descriptor_set_out); Avro: the schema of a record, as JSON."""
     message: str = ""
-    """Protobuf: full name of the message. Its single fields, other than messages, are columns."""
+    """Protobuf: full name of the message."""
     layout: str = ""
     """Binary: names and types in their order, "temperature f4, battery u1, ts u4"; types are i1 to i8 and u1
     to u4 (bytes of an integer), f4 and f8."""
@@ -88,7 +90,9 @@ def data_schema(payload: Payload) -> StructType:
     if payload.format == "binary":
         return StructType([StructField(name, kind) for name, _, kind in _layout(payload)])
     if payload.format == "protobuf":
-        return _protobuf_schema(payload)
+        return _protobuf_columns(payload)
+    if payload.format == "avro":
+        return avro_schema(_described(payload))
     if not payload.schema.strip():
         raise ConfigError(f"payload.schema is needed for {payload.format}")
     try:
@@ -113,7 +117,7 @@ def decode(rows: DataFrame, payload: Payload, schema: StructType) -> DataFrame:
     if payload.format in ("json", "csv"):
         decoded = _as_text(rows, payload, schema)
     else:
-        make = _binary_decoder(payload) if payload.format == "binary" else _protobuf_decoder(payload, schema)
+        make = _binary_decoder(payload) if payload.format == "binary" else _message_decoder(payload, schema)
         decoded = _in_arrow(rows, schema, make)
     missing = "".join(
         f" WHEN data.`{name}` IS NULL THEN 'column {name} is missing'" for name in payload.required
@@ -231,98 +235,45 @@ def _binary_decoder(payload: Payload) -> _Decode:
     return decode_values
 
 
-# Protobuf ---------------------------------------------------------------------------------------------
+# Message by message ---------------------------------------------------------------------------------
 
 
-def _message_class(descriptor: bytes, message: str) -> Any:
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
-    pool = descriptor_pool.DescriptorPool()
-    for file in descriptor_pb2.FileDescriptorSet.FromString(descriptor).file:
-        pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(message))
-
-
-def _descriptor_bytes(payload: Payload) -> bytes:
-    if not payload.descriptor or not payload.message:
-        raise ConfigError("payload.descriptor and payload.message are needed for protobuf")
+def _described(payload: Payload) -> bytes:
+    """Return the file that says what messages have."""
+    if not payload.descriptor:
+        raise ConfigError(f"payload.descriptor is needed for {payload.format}")
     try:
         return Path(payload.descriptor).read_bytes()
     except OSError as error:
         raise ConfigError(f"payload.descriptor {payload.descriptor}: {error.strerror}") from error
 
 
-def _protobuf_schema(payload: Payload) -> StructType:
-    descriptor = _descriptor_bytes(payload)
+def _protobuf_columns(payload: Payload) -> StructType:
+    if not payload.message:
+        raise ConfigError("payload.message is needed for protobuf")
+    descriptor = _described(payload)
     try:
-        found = _message_class(descriptor, payload.message).DESCRIPTOR
+        found = protobuf_schema(descriptor, payload.message)
     except Exception as error:
         raise ConfigError(
             f"payload.message: {payload.descriptor} has no message {payload.message!r} ({error})"
         ) from error
-    fields = [
-        StructField(field.name, kind)
-        for field in found.fields
-        if not field.is_repeated and (kind := _protobuf_type(field)) is not None
-    ]
-    if not fields:
-        raise ConfigError(f"payload.message {payload.message} has no single field of a number, text or bytes")
-    return StructType(fields)
+    if not found.fields:
+        raise ConfigError(f"payload.message {payload.message} has no field that can be a column")
+    return found
 
 
-def _protobuf_type(field: Any) -> DataType | None:
-    kinds: dict[int, DataType] = {
-        field.CPPTYPE_INT32: IntegerType(),
-        field.CPPTYPE_INT64: LongType(),
-        field.CPPTYPE_UINT32: LongType(),
-        field.CPPTYPE_DOUBLE: DoubleType(),
-        field.CPPTYPE_FLOAT: FloatType(),
-        field.CPPTYPE_BOOL: BooleanType(),
-        field.CPPTYPE_ENUM: IntegerType(),
-    }
-    if field.cpp_type == field.CPPTYPE_STRING:
-        return BinaryType() if field.type == field.TYPE_BYTES else StringType()
-    return kinds.get(field.cpp_type)
-
-
-def _protobuf_decoder(payload: Payload, schema: StructType) -> _Decode:
-    descriptor = _descriptor_bytes(payload)
+def _message_decoder(payload: Payload, schema: StructType) -> _Decode:
+    described = _described(payload)
     message = payload.message
-    names = schema.fieldNames()
-    arrow_type = pyarrow.struct(list(to_arrow_schema(schema, timezone="UTC")))
+    is_avro = payload.format == "avro"
+    data_type = pyarrow.struct(list(to_arrow_schema(schema, timezone="UTC")))
+    made: list[Parse] = []
 
     def decode_values(values: pyarrow.Array) -> tuple[pyarrow.StructArray, pyarrow.Array]:
-        from google.protobuf.message import DecodeError
-
-        kind = _message_class(descriptor, message)
-        # A field without presence (proto3) is its default; one with presence is null when it was not sent.
-        present = {field.name for field in kind.DESCRIPTOR.fields if field.has_presence}
-        data: list[dict[str, Any] | None] = []
-        reasons: list[str | None] = []
-        for value in _bodies(values):
-            if value is None:
-                data.append(None)
-                reasons.append("no payload")
-                continue
-            parsed = kind()
-            try:
-                parsed.ParseFromString(value)
-            except DecodeError:
-                data.append(None)
-                reasons.append(f"not a message {message}")
-                continue
-            data.append(
-                {
-                    name: getattr(parsed, name) if name not in present or parsed.HasField(name) else None
-                    for name in names
-                }
-            )
-            reasons.append(None)
-        return pyarrow.array(data, type=arrow_type), pyarrow.array(reasons, type=pyarrow.string())
+        # Parsers do not travel to workers: each makes its own.
+        if not made:
+            made.append(avro_parser(described) if is_avro else protobuf_parser(described, message, schema))
+        return decode_each(values, data_type, made[0])
 
     return decode_values
-
-
-def _bodies(values: pyarrow.Array) -> Iterable[bytes | None]:
-    bodies: list[bytes | None] = values.to_pylist()
-    return bodies

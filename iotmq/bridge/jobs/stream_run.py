@@ -141,7 +141,7 @@ def run_stream(
         with told.listening():
             report = StreamRun(settings, writer, told).run()
     except Exception as error:
-        print(f"{name} failed: {error}", file=sys.stderr)
+        print(f"{name} failed: {without_plan(error)}", file=sys.stderr)
         return 1
     counts = "".join(f", {count} {what.replace('_', ' ')}" for what, count in report.counts.items())
     print(f"{name}: {report.rows_read} rows read in {report.batches} batches{counts}", flush=True)
@@ -172,7 +172,7 @@ class StreamRun:
             self.report.ended = "given up" if self._give_up.is_set() else "caught up"
         except Exception as error:
             self.report.ended = "failed"
-            self.report.error = str(error)
+            self.report.error = without_plan(error)
             raise
         finally:
             self.report.rows_read = sum(self._rows_of_batch.values())
@@ -238,6 +238,11 @@ class StreamRun:
             for source in progress["sources"]:
                 if source["endOffset"] is not None:
                     self.report.offsets = _as_document(source["endOffset"])
+
+
+def without_plan(error: Exception) -> str:
+    """Return the text of a failed query without its plan, which Spark appends: hundreds of columns."""
+    return str(error).partition("\n=== Streaming Query ===")[0].rstrip()
 
 
 def query_id(spark: SparkSession) -> str:

@@ -22,6 +22,7 @@ from iotmq.bridge.offsets import QueueKey
 from iotmq.bridge.options.reading import LATEST, Edge, SourceOptions
 from iotmq.bridge.plan import DataLossError
 from iotmq.bridge.rows import RowBuilder, check_schema
+from iotmq.bridge.said_first import each_said_first, said_first
 from iotmq.bridge.segments.files import (
     SegmentPart,
     deleted_topics,
@@ -74,6 +75,7 @@ class SegmentReader(DataSourceReader):
         self._options = options
         self._schema = schema
 
+    @said_first
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
         found = find_log(options.path)
@@ -91,7 +93,10 @@ class SegmentReader(DataSourceReader):
         expired_at_ms = 0 if options.include_expired else self._clock.now_ms()
         return [SegmentPartition(part, deleted, expired_at_ms) for part in split_parts(files, tasks_min)]
 
+    @each_said_first
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        if partition.value is None:
+            return  # Spark's own, in the place of no task at all
         assert isinstance(partition, SegmentPartition), partition
         wishes = Wishes(self._options, partition.deleted)
         builder = RowBuilder(self._schema)

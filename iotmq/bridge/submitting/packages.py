@@ -24,7 +24,7 @@ PACKAGES_DIRECTORY: Final = "iotmq-packages"
 #: What the source needs on executors besides what Spark clusters usually have.
 _ALWAYS: Final = ("msgspec", "typing_extensions")
 #: What Spark clusters usually have for Python; packed when asked for.
-DEPENDENCIES: Final = ("numpy", "pyarrow", "protobuf")
+DEPENDENCIES: Final = ("numpy", "pyarrow", "protobuf", "fastavro")
 
 _OWN: Final = ("iotmq", "pyspark_iotmq")
 _SUFFIXES: Final = frozenset({".py", ".so", ".typed"})

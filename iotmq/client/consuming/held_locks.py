@@ -55,6 +55,8 @@ class HeldLocks:
         self._lost = lost
         self._renewed_s: dict[MessageQueue, float] = {}
         self._renewals = asyncio.Event()
+        self.on_renewed: Callable[[], None] | None = None
+        """Called when locks were renewed, which may have been too old before."""
 
     async def hold(self, queue: MessageQueue) -> None:
         """Lock a queue; QueueLockedError while another member has it."""
@@ -102,6 +104,8 @@ class HeldLocks:
             )
         )
         self._renewals.set()
+        if self.on_renewed is not None:
+            self.on_renewed()
 
     async def _renew(self, queues: list[MessageQueue]) -> None:
         asked_s = self._client.clock.monotonic_s()

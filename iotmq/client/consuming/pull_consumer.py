@@ -54,6 +54,8 @@ class PullConsumer(Lifetime):
         self._client = client
         self.group = group
         self.settings = settings or PullConsumerSettings()
+        if self.settings.orderly and self.settings.model != "clustering":
+            raise ClientError("an orderly consumer is clustering: in broadcasting nobody shares its queues")
         self._offsets = GroupOffsets(client, group, self.settings)
         self._queues = PullQueues(client, group, self._offsets, self.settings)
         self._member = Member(client, group, self.settings, self._queues, allocate)
@@ -137,6 +139,8 @@ class PullConsumer(Lifetime):
         self._answers.start()
         if self.settings.auto_commit:
             self._commits = [supervise("commit of offsets", self._queues.commit_forever)]
+        if self._queues.locks is not None:
+            self._commits.append(supervise("locks of queues", self._queues.locks.renew_forever))
         try:
             await self._member.join()
         except BaseException:
@@ -148,6 +152,7 @@ class PullConsumer(Lifetime):
         await self._answers.stop()
         await self._member.end_division()
         await end(self._commits)
+        self._commits = []
         if self.settings.auto_commit:
             await self._queues.commit_consumed()
         await self._queues.close()
@@ -175,6 +180,8 @@ class PullConsumer(Lifetime):
         fetched unless their offset differs. ClientError when topics are subscribed.
         """
         self._check_running()
+        if self.settings.orderly:
+            raise ClientError("an orderly consumer locks queues as a member of its group: use subscribe()")
         if self._member.subscriptions:
             raise ClientError(
                 "the group divides the queues of subscribed topics: unsubscribe() before assign()"
@@ -373,7 +380,7 @@ class PullConsumer(Lifetime):
             group=self.group,
             consume_type="CONSUME_ACTIVELY",
             parallel=1,
-            is_orderly=False,
+            is_orderly=self.settings.orderly,
             registries=self._client.settings.registries,
             subscriptions=self._member.subscriptions.values(),
             queues={queue: fetch.state for queue, fetch in self._queues.fetches.items()},

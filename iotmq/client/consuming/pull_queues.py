@@ -10,6 +10,7 @@ from functools import partial
 from typing import Final
 
 from iotmq.client.consuming.group_offsets import GroupOffsets
+from iotmq.client.consuming.held_locks import HeldLocks
 from iotmq.client.consuming.pulls import PollBackoff, QueuePulls
 from iotmq.client.consuming.queue_fetch import QueueFetch
 from iotmq.client.consuming.queue_reader import CacheRoom
@@ -35,6 +36,10 @@ class PullQueues:
         self.fetches: dict[MessageQueue, QueueFetch] = {}
         self.room = CacheRoom(settings.cached_bytes_max)
         """The bytes that all queues have fetched."""
+        self.locks = HeldLocks(client, group, self._lost) if settings.orderly else None
+        """Set for an orderly consumer."""
+        if self.locks is not None:
+            self.locks.on_renewed = self._list_again
         self._client = client
         self._group = group
         self._offsets = offsets
@@ -55,6 +60,8 @@ class PullQueues:
         self._is_closed = True
         self._has_ready.set()
         await asyncio.gather(*(fetch.stop() for fetch in self.fetches.values()))
+        if self.locks is not None:
+            await asyncio.gather(*(self.locks.release(queue) for queue in self.fetches))
         self.fetches.clear()
         self._ready.clear()
 
@@ -83,7 +90,8 @@ class PullQueues:
         fetch = self.fetch_of(queue)
         await fetch.stop()
         if self.fetches.get(queue) is fetch:
-            self._read_again(fetch, offset)
+            is_free = self.locks is None or self.locks.is_held(queue)
+            self._read_again(fetch, offset if is_free else partial(self._locked, queue, offset))
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
         """Return nothing of these queues."""
@@ -93,11 +101,8 @@ class PullQueues:
     def resume(self, queues: Iterable[MessageQueue]) -> None:
         """Return messages of these queues again."""
         for queue in queues:
-            fetch = self.fetch_of(queue)
-            fetch.is_paused = False
-            if fetch.has_something and not fetch.is_listed:
-                fetch.is_listed = True
-                self._became_ready(fetch)
+            self.fetch_of(queue).is_paused = False
+        self._list_again()
 
     # --- the line -----------------------------------------------------------------------------------
 
@@ -127,8 +132,12 @@ class PullQueues:
         return None
 
     def may_return(self, fetch: QueueFetch) -> bool:
-        """Return whether the queue is still read, in this way, and not paused."""
-        return self.fetches.get(fetch.queue) is fetch and not fetch.is_paused
+        """Return whether the queue is still read, in this way, not paused, and nobody else can have it."""
+        return (
+            self.fetches.get(fetch.queue) is fetch
+            and not fetch.is_paused
+            and (self.locks is None or self.locks.is_held(fetch.queue))
+        )
 
     def still_ready(self, fetch: QueueFetch) -> None:
         """Put a queue that has more to the end of the line, so that it does not keep the others waiting."""
@@ -146,6 +155,13 @@ class PullQueues:
         fetch, self._returned = self._returned, None
         if fetch is not None:
             fetch.consumed = fetch.position
+
+    def _list_again(self) -> None:
+        """List what could not be returned for a while, and has something."""
+        for fetch in self.fetches.values():
+            if fetch.has_something and not fetch.is_listed and not fetch.is_paused:
+                fetch.is_listed = True
+                self._became_ready(fetch)
 
     def _became_ready(self, fetch: QueueFetch) -> None:
         self._ready.append(fetch)
@@ -183,8 +199,29 @@ class PullQueues:
 
     def open(self, queue: MessageQueue, subscription: Subscription) -> bool:
         """Begin to read a queue at the group's offset."""
-        self.read(queue, subscription, partial(self._offsets.start, queue), is_followed=True)
+        self.read(queue, subscription, partial(self._start, queue), is_followed=True)
         return True
+
+    async def _start(self, queue: MessageQueue) -> int:
+        # The former member commits before it unlocks.
+        if self.locks is not None:
+            await self.locks.hold(queue)
+        return await self._offsets.start(queue)
+
+    async def _locked(self, queue: MessageQueue, offset: int) -> int:
+        assert self.locks is not None
+        await self.locks.hold(queue)
+        return offset
+
+    def _lost(self, queue: MessageQueue) -> None:
+        """Begin again where the group is: another member may have had the queue."""
+        fetch = self.fetches.get(queue)
+        if fetch is not None:
+            self._read_again(fetch, partial(self._restarted, fetch))
+
+    async def _restarted(self, fetch: QueueFetch) -> int:
+        await fetch.stop()
+        return await self._start(fetch.queue)
 
     async def release(self, queue: MessageQueue) -> None:
         """Read a queue no more and commit how far it is consumed."""
@@ -192,6 +229,8 @@ class PullQueues:
         if self._settings.auto_commit:
             await self._commit_one(fetch)
         await fetch.stop()
+        if self.locks is not None:
+            await self.locks.release(queue)
 
     def refilter(self, subscription: Subscription) -> None:
         """Read the queues of a topic with another subscription, from their next pulls on."""

@@ -17,6 +17,7 @@ from iotmq.errors import (
     BrokerError,
     ConnectionClosedError,
     OffsetMovedError,
+    QueueLockedError,
     RequestTimeoutError,
     RouteNotFoundError,
 )
@@ -29,7 +30,7 @@ from iotmq.supervised import end, supervise
 _log = logging.getLogger(__name__)
 
 # Worth trying again without telling the application.
-_PASSING: Final = (ConnectionClosedError, RequestTimeoutError, RouteNotFoundError)
+_PASSING: Final = (ConnectionClosedError, QueueLockedError, RequestTimeoutError, RouteNotFoundError)
 
 
 def _is_passing(error: Exception) -> bool:
@@ -37,6 +38,11 @@ def _is_passing(error: Exception) -> bool:
     if isinstance(error, BrokerError):
         return error.code == ResponseCode.SERVICE_NOT_AVAILABLE
     return isinstance(error, _PASSING)
+
+
+def _is_forbidden(error: Exception) -> bool:
+    """Return whether the group or the topic may not be read: an operator has paused it, perhaps."""
+    return isinstance(error, BrokerError) and error.code == ResponseCode.NO_PERMISSION
 
 
 class QueueFetch:
@@ -52,7 +58,8 @@ class QueueFetch:
         is_followed: bool,
     ) -> None:
         """`start` is asked again until it gives an offset. `is_followed` goes on at the nearest offset when
-        one is outside of the queue, where otherwise the next call raises OffsetMovedError."""
+        one is outside of the queue, where otherwise the next call raises OffsetMovedError; and it waits while
+        the group or topic may not be read."""
         self.queue = pulls.queue
         self.position: int | None = start if isinstance(start, int) else None
         """Behind the last message returned; None until the start is known."""
@@ -237,8 +244,10 @@ class QueueFetch:
                 await self._fetch_once()
                 self._pulls.failures.reset()
             except Exception as error:
-                if _is_passing(error):
-                    _log.debug("pull from %s waits: %s", self.queue, error)
+                is_paused = self.is_followed and _is_forbidden(error)
+                if is_paused or _is_passing(error):
+                    level = logging.WARNING if is_paused else logging.DEBUG
+                    _log.log(level, "pull from %s waits: %s", self.queue, error)
                     self._pulls.broker_id = MASTER_ID
                     await self._pulls.rest()
                     continue

@@ -30,24 +30,3 @@ class Lifetime(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
-
-
-class BlockingLifetime(ABC):
-    """A part of a blocking client that `with` starts and stops."""
-
-    @abstractmethod
-    def start(self) -> None:
-        """Begin; a second time does nothing."""
-
-    @abstractmethod
-    def stop(self) -> None:
-        """End; a second time does nothing."""
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()

@@ -184,6 +184,9 @@ class PullConsumerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     crash repeats messages and loses none. Otherwise, and for assigned queues, only `commit` stores any."""
     commit_ms: Annotated[int, Meta(ge=10, le=600_000)] = 5_000
     """Milliseconds between automatic commits; a crash repeats the messages consumed since."""
+    orderly: bool = False
+    """Lock the queues of subscribed topics at their brokers: a member that gets a queue waits until the one
+    before has committed and let go of it, so that only a crash makes messages come twice."""
     rebalance_ms: Annotated[int, Meta(ge=50, le=600_000)] = 20_000
     """Milliseconds between looks at the members of the group; changes are also announced."""
     pull_records_max: Annotated[int, Meta(ge=1, le=PULL_RECORDS_MAX)] = 4_096

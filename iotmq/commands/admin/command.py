@@ -198,6 +198,14 @@ _WORDS: Final = (
     ),
     word("topic scale", "topics:scale", "add queues to a topic", _TOPIC, _QUEUES, _BROKERS),
     word(
+        "topic pause",
+        "topics:pause",
+        "let nobody read a topic; it still takes messages",
+        _TOPIC,
+        _BROKERS,
+    ),
+    word("topic resume", "topics:resume", "let a paused topic be read again", _TOPIC, _BROKERS),
+    word(
         "topic freeze",
         "topics:freeze",
         "let queues take no more messages; they are still read",
@@ -252,6 +260,8 @@ _WORDS: Final = (
         arg("--broadcast", dest="may_broadcast", action=argparse.BooleanOptionalAction),
         _BROKERS,
     ),
+    word("group pause", "groups:pause", "give a group no messages; its offsets stay", _GROUP, _BROKERS),
+    word("group resume", "groups:resume", "give a paused group messages again", _GROUP, _BROKERS),
     word(
         "group delete",
         "groups:delete",

@@ -115,20 +115,35 @@ async def show_status(session: Session, options: argparse.Namespace) -> Result:
 
 async def create(session: Session, options: argparse.Namespace) -> Result:
     """Make a group, or change what is named of one."""
-    known = {}
-    for groups in (await session.admin.configurations.groups(options.broker_names)).values():
-        if options.group in groups:
-            known = msgspec.to_builtins(groups[options.group])
     wanted = {
         "retryMaxTimes": options.retries_max,
         "retryQueueNums": options.retry_queues,
         "consumeEnable": options.may_consume,
         "consumeBroadcastEnable": options.may_broadcast,
     }
-    settings = {**known, **{name: value for name, value in wanted.items() if value is not None}}
-    names = await session.admin.changes.update_group(options.group, settings, options.broker_names)
+    return await _set(session, options, {name: value for name, value in wanted.items() if value is not None})
+
+
+async def pause(session: Session, options: argparse.Namespace) -> Result:
+    """Give a group no messages until `resume`."""
+    return await _set(session, options, {"consumeEnable": False}, done="paused")
+
+
+async def resume(session: Session, options: argparse.Namespace) -> Result:
+    """Give a paused group messages again."""
+    return await _set(session, options, {"consumeEnable": True}, done="resumed")
+
+
+async def _set(
+    session: Session, options: argparse.Namespace, wanted: dict[str, object], *, done: str = "set"
+) -> Result:
+    known: dict[str, object] = {}
+    for groups in (await session.admin.configurations.groups(options.broker_names)).values():
+        if options.group in groups:
+            known = msgspec.to_builtins(groups[options.group])
+    names = await session.admin.changes.update_group(options.group, {**known, **wanted}, options.broker_names)
     return Done(
-        f"group {options.group} set at {', '.join(names)}", {"group": options.group, "brokers": names}
+        f"group {options.group} {done} at {', '.join(names)}", {"group": options.group, "brokers": names}
     )
 
 

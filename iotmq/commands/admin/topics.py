@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
+from iotmq.client.admin.configs import TopicSettings
 from iotmq.client.admin.queue_scaling import DrainProgress, TopicState
+from iotmq.client.transport.routes import PERMISSION_READ
 from iotmq.commands.admin.arguments import permission_text
 from iotmq.commands.admin.output import Done, Nothing, Result, Table
 from iotmq.commands.admin.session import Session
@@ -105,23 +109,59 @@ async def create(session: Session, options: argparse.Namespace) -> Result:
 
 async def update(session: Session, options: argparse.Namespace) -> Result:
     """Change a topic at all brokers that have it; what is not named stays."""
+
+    def change(topic: TopicSettings) -> dict[str, Any]:
+        return {
+            "read_queues": options.read_queues or topic.read_queue_nums,
+            "write_queues": options.write_queues or topic.write_queue_nums,
+            "permissions": topic.perm if options.perm is None else options.perm,
+            "is_ordered": topic.order if options.is_ordered is None else options.is_ordered,
+        }
+
+    return await _change(session, options, change, done="changed")
+
+
+async def pause(session: Session, options: argparse.Namespace) -> Result:
+    """Let nobody read a topic until `resume`; it still takes messages."""
+    return await _change(
+        session, options, lambda topic: _with_perm(topic, topic.perm & ~PERMISSION_READ), done="paused"
+    )
+
+
+async def resume(session: Session, options: argparse.Namespace) -> Result:
+    """Let a paused topic be read again."""
+    return await _change(
+        session, options, lambda topic: _with_perm(topic, topic.perm | PERMISSION_READ), done="resumed"
+    )
+
+
+def _with_perm(topic: TopicSettings, permissions: int) -> dict[str, Any]:
+    return {
+        "read_queues": topic.read_queue_nums,
+        "write_queues": topic.write_queue_nums,
+        "permissions": permissions,
+        "is_ordered": topic.order,
+    }
+
+
+async def _change(
+    session: Session,
+    options: argparse.Namespace,
+    change: Callable[[TopicSettings], dict[str, Any]],
+    *,
+    done: str,
+) -> Result:
     changed: list[str] = []
     for broker, topics in sorted((await session.admin.configurations.topics(options.broker_names)).items()):
         topic = topics.get(options.topic)
-        if topic is None:
-            continue
-        changed += await session.admin.changes.update_topic(
-            options.topic,
-            read_queues=options.read_queues or topic.read_queue_nums,
-            write_queues=options.write_queues or topic.write_queue_nums,
-            permissions=topic.perm if options.perm is None else options.perm,
-            is_ordered=topic.order if options.is_ordered is None else options.is_ordered,
-            broker_names=[broker],
-        )
+        if topic is not None:
+            changed += await session.admin.changes.update_topic(
+                options.topic, **change(topic), broker_names=[broker]
+            )
     if not changed:
         raise ClientError(f"no broker has topic {options.topic}: make it with `topic create`")
     return Done(
-        f"topic {options.topic} changed at {', '.join(changed)}",
+        f"topic {options.topic} {done} at {', '.join(changed)}",
         {"topic": options.topic, "brokers": changed},
     )
 

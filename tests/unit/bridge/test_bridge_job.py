@@ -17,7 +17,7 @@ from pyspark.sql import Row
 
 from iotmq.bridge import jobs as jobs_package
 from iotmq.bridge.jobs.device_statistics import Arguments, parse_arguments
-from iotmq.bridge.jobs.stream_run import Report, write_report
+from iotmq.bridge.jobs.stream_run import Report, without_plan, write_report
 from iotmq.bridge.jobs.telemetry_windows import Settings
 from iotmq.bridge.jobs.windows_table import render_rows
 
@@ -100,3 +100,10 @@ def test_the_settings_on_the_page_are_those_of_the_jobs() -> None:
     for name, text in jobs:
         settings = msgspec.toml.decode(text, type=modules[name].Settings)
         assert settings.bootstrap
+
+
+def test_a_failed_query_is_told_without_its_plan() -> None:
+    text = "[STREAM_FAILED] TopicMissingError: topic 'nope'\n SQLSTATE: 38000"
+    plan = "\n=== Streaming Query ===\nIdentifier: [...]\nLogical Plan:"
+    assert without_plan(RuntimeError(text + plan)) == text
+    assert without_plan(RuntimeError(text)) == text

@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import IntegerType, StringType, StructType
 
@@ -486,8 +487,38 @@ def test_nobody_listening_is_said(cluster: FakeCluster) -> None:
     made = source(cluster)
     reader = made.reader(made.schema())
     cluster.stop()
-    with pytest.raises(ConnectionClosedError, match=str(cluster.port)):
+    with pytest.raises(
+        ConnectionClosedError, match=rf"\(option iotmq\.bootstrap\.servers\) answers: .*{cluster.port}"
+    ):
         reader.partitions()
+
+
+def test_a_broker_in_the_place_of_a_registry_is_named(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = source(cluster)
+    reader = made.reader(made.schema())
+    refused = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+    monkeypatch.setattr(cluster, "handle", lambda _c, request: request.reply(refused, remark="not supported"))
+    with pytest.raises(ConfigError, match=f"127.0.0.1:{cluster.port} is no registry, maybe a broker"):
+        reader.partitions()
+
+
+def test_a_missing_right_is_told_with_the_options_of_accounts(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = source(cluster)
+    reader = made.reader(made.schema())
+    refused = ResponseCode.NO_PERMISSION
+    monkeypatch.setattr(cluster, "handle", lambda _c, request: request.reply(refused, remark="not signed"))
+    with pytest.raises(BrokerError, match=r"not signed \(options accessKey and secretKey"):
+        reader.partitions()
+
+
+def test_the_partition_that_spark_makes_in_the_place_of_none_has_no_rows(cluster: FakeCluster) -> None:
+    cluster.queues.clear()
+    made = source(cluster)
+    assert rows_of(made.reader(made.schema()), [InputPartition(None)]) == []
 
 
 def test_a_refused_pull_says_why(cluster: FakeCluster) -> None:

@@ -10,11 +10,12 @@ from fake_broker import FakeBroker, FakeRegistry
 from manual_clock import ManualClock
 
 from iotmq.client.consuming.held_locks import HeldLocks
+from iotmq.client.consuming.pull_consumer import PullConsumer
 from iotmq.client.consuming.push_consumer import PushConsumer
 from iotmq.client.transport.client import IotmqClient
 from iotmq.client.transport.message import ReceivedMessage
 from iotmq.client.transport.routes import MessageQueue
-from iotmq.client.transport.settings import ClientSettings, PushConsumerSettings
+from iotmq.client.transport.settings import ClientSettings, PullConsumerSettings, PushConsumerSettings
 from iotmq.errors import ClientError, QueueLockedError
 from iotmq.remoting.codes import RequestCode
 
@@ -225,6 +226,40 @@ async def test_a_member_that_lost_a_queue_reads_it_again() -> None:
         await until(lambda: got == [b"0", b"later"])
 
 
+async def test_a_pull_consumer_that_gets_a_queue_waits_for_the_one_before() -> None:
+    broker = broker_with(4)
+    settings = PullConsumerSettings(orderly=True, consume_from="first", auto_commit=False)
+    clock = ManualClock()
+    async with cluster_of(broker) as cluster:
+        consumer = PullConsumer(await cluster.client("one", clock), "cg", settings)
+        await consumer.subscribe("T")
+        broker.locks["cg", "T", 0] = "two"
+        async with consumer:
+            assert await consumer.getmany(timeout_ms=30) == []
+            # It seeks, and waits all the same.
+            await consumer.seek(QUEUE, 1)
+            assert await consumer.getmany(timeout_ms=30) == []
+            del broker.locks["cg", "T", 0]
+            assert [m.queue_offset for m in await consumer.getmany(timeout_ms=30_000, records_max=1)] == [1]
+            # Nothing is returned under a lock that may be somebody else's.
+            clock.advance(31)
+            assert await consumer.getmany(timeout_ms=30) == []
+            locks = consumer._queues.locks
+            assert locks is not None
+            await locks.renew()
+            assert [m.queue_offset for m in await consumer.getmany(timeout_ms=30_000, records_max=1)] == [2]
+            # A lost queue begins again where the group is.
+            broker.offsets["cg", "T", 0] = 3
+            broker.locks["cg", "T", 0] = "two"
+            await locks.renew()
+            del broker.locks["cg", "T", 0]
+            assert [m.queue_offset for m in await consumer.getmany(timeout_ms=30_000)] == [3]
+            assert broker.locks == {("cg", "T", 0): "one"}
+            with pytest.raises(ClientError, match="as a member of its group"):
+                await consumer.assign([QUEUE])
+        assert broker.locks == {}
+
+
 def test_orders_that_cannot_be_kept_are_refused() -> None:
     client = IotmqClient()
     for settings in ({"parallel_batches": 2}, {"model": "broadcasting"}):
@@ -232,6 +267,8 @@ def test_orders_that_cannot_be_kept_are_refused() -> None:
             PushConsumer(
                 client, "g", lambda batch: None, settings=PushConsumerSettings(orderly=True, **settings)
             )
+    with pytest.raises(ClientError, match="orderly"):
+        PullConsumer(client, "g", PullConsumerSettings(orderly=True, model="broadcasting"))
     with pytest.raises(ClientError, match="not of columns"):
         PushConsumer(
             client,

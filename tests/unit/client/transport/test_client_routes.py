@@ -68,12 +68,34 @@ def test_permissions_and_missing_masters_take_queues_away() -> None:
     assert route.reader("gone") is None
 
 
-def test_readable_queues_of_brokers_without_an_address_are_away() -> None:
+def test_queues_of_brokers_that_have_left_or_have_no_master_are_absent() -> None:
     unreadable = queue_data("closed", perm=2)
-    body = route_json(queue_data("a"), queue_data("left"), unreadable, brokers={"a": {"0": "h:1"}})
+    frozen = {**queue_data("frozen"), "frozenQueues": [0, 1]}
+    body = route_json(
+        queue_data("a"), queue_data("left"), unreadable, frozen, queue_data("slave-only"),
+        brokers={"a": {"0": "h:1"}, "slave-only": {"1": "h:2"}},
+    )  # fmt: skip
     route = parse_route("T", body)
-    assert [queue.broker_name for queue in route.readable] == ["a", "a"]
-    assert route.away == (MessageQueue("T", "left", 0), MessageQueue("T", "left", 1))
+    assert [queue.broker_name for queue in route.readable] == ["a", "a", "slave-only", "slave-only"]
+    assert [queue[1:] for queue in route.away] == [
+        ("frozen", 0),
+        ("frozen", 1),
+        ("left", 0),
+        ("left", 1),
+    ]
+    waited_for = [
+        ("closed", 0),
+        ("closed", 1),
+        ("left", 0),
+        ("left", 1),
+        ("slave-only", 0),
+        ("slave-only", 1),
+    ]
+    assert [queue[1:] for queue in route.without_master] == waited_for
+    there = parse_route("T", route_json(queue_data("left"), brokers={"left": {"0": "h:3"}}))
+    joined = route.with_queues_of(there, "left")
+    assert {queue.broker_name for queue in joined.away} == {"frozen"}
+    assert {queue.broker_name for queue in joined.without_master} == {"closed", "slave-only"}
 
 
 def test_old_and_unknown_fields_are_ignored() -> None:
