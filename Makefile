@@ -1,7 +1,7 @@
 # Every target does its own set-up first; `make help` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo cluster cluster-kill test test-quick serve compile lint types bench crash fuzz cluster-crash simulate interop scenarios spark lock reference clean
+.PHONY: help demo cluster cluster-kill test test-quick serve compile lint types bench crash fuzz cluster-crash simulate interop scenarios spark spark-soak lock reference clean
 
 PYTHON_ENV := .venv/bin/python
 # The tests start hundreds of processes: each would compile all modules anew where bytecode is not to be written.
@@ -14,6 +14,7 @@ ROUNDS ?= 100
 CRASH_STATES ?= 3000
 FUZZ_SECONDS ?= 60
 REPLICATION_RUNS ?= 20000
+SOAK_SECONDS ?= 1800
 SIMULATION_SEEDS ?= 10000
 # Most tests wait for disks and other processes, so two processes more than cores. Each file of tests stays in one
 # of them, and they begin in the order tests/conftest.py gives them: those that wait in all processes but one.
@@ -107,6 +108,10 @@ interop:  ## The tests with foreign clients only
 spark:  ## All tests with a real Spark, those of minutes included: clusters, killed drivers, executors and jobs
 	@tools/setup.sh dev
 	@IOTMQ_SPARK=all $(PYTHON_ENV) -m pytest -m "spark or spark_long" tests/integration $(ARGS)
+
+spark-soak:  ## A stream of Spark from topic to topic under steady load (SOAK_SECONDS=1800): its memory stays flat, each row is there once
+	@tools/setup.sh dev
+	@IOTMQ_SPARK=all IOTMQ_SOAK_SECONDS=$(SOAK_SECONDS) $(PYTHON_ENV) -m pytest -s tests/integration/test_spark_soak.py $(ARGS)
 
 scenarios:  ## Every load scenario for some seconds, against a gateway of its own
 	@tools/setup.sh dev

@@ -43,6 +43,8 @@ class BlockingConnection:
         self._address = address_text(host, port)
         self._timeout_s = timeout_s
         self._credentials = credentials
+        # Encrypted, and the server has not said anything yet.
+        self._is_unheard = tls is not None
         try:
             self._socket = _connect(host, port, timeout_s, tls)
         except OSError as error:
@@ -139,6 +141,13 @@ class BlockingConnection:
         if not data:
             self._reader.receive_eof()
             self.close()
+            if self._is_unheard:
+                # By TLS 1.3 the handshake is over before the server judges the client.
+                raise ConnectionClosedError(
+                    f"{self._address} ended the TLS connection without an answer, as servers do that ask for "
+                    "a client certificate and got none, or one that they do not trust"
+                )
+        self._is_unheard = False
         self._reader.receive_data(data)
         for command in self._reader.commands_received():
             if not command.is_response:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +17,7 @@ from paho.mqtt.properties import Properties
 
 pytest.importorskip("pyspark")
 
+from certificates import Certificate, make_certificate, make_root
 from gateway_process import ROOT, GatewayProcess
 from pyspark.sql import DataFrame, SparkSession, functions
 
@@ -244,6 +247,111 @@ def test_a_stream_waits_until_enough_has_come_or_it_has_waited_long_enough(
     assert query.exception() is None
     assert lines[0].startswith("paced: batch 0: 20 rows in ")
     assert lines[1].endswith(" rows/s), nothing left")
+
+
+class Upgraded:
+    """A stream that is started from one checkpoint again and again; each `run` ends when it has caught up."""
+
+    def __init__(self, spark: SparkSession, gateway: Gateway, checkpoint: Path) -> None:
+        self._spark = spark
+        self._gateway = gateway
+        self._checkpoint = checkpoint
+
+    def run(self, topics: str, **more: str) -> list[int]:
+        """The numbers that this run has read."""
+        rows: list[int] = []
+        stream = self._spark.readStream.format("iotmq").options(**self._gateway.options(topics, **more))
+        query = (
+            stream.load()
+            .writeStream.foreachBatch(lambda frame, _: rows.extend(numbers(frame)))
+            .option("checkpointLocation", str(self._checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(STEP_S)
+        return sorted(rows)
+
+    def set_version(self, version: int) -> None:
+        """Make the newest offsets what another version of iotmq has left."""
+        path = max((self._checkpoint / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
+        *head, offsets = path.read_text().splitlines()
+        kept = {"v": version, "topics": json.loads(offsets)["topics"]}
+        path.write_text("\n".join([*head, json.dumps(kept)]))
+        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+
+
+def test_a_stream_goes_on_from_its_checkpoint_with_another_version_and_other_options(
+    spark: SparkSession, gateway: Gateway, tmp_path: Path
+) -> None:
+    stream = Upgraded(spark, gateway, tmp_path / "checkpoint")
+    gateway.produce("upgraded", 0, 400)
+    assert stream.run("upgraded", startingOffsets="earliest") == list(range(400))
+    # The former version has less in its checkpoints, and the topic gets more queues meanwhile.
+    stream.set_version(1)
+    words = ("topic", "update", "upgraded", "--read-queues", "6", "--write-queues", "6")
+    registry = ("--registry", gateway.address)
+    subprocess.run([sys.executable, "-m", "iotmq", "admin", *words, *registry], check=True, timeout=60)
+    gateway.produce("upgraded", 400, 1000)
+    # A checkpoint counts more than where streams begin.
+    sizes = {"maxOffsetsPerTrigger": "150", "minPartitions": "9", "combineRows": "50"}
+    other = {"startingOffsets": "latest", "includeHeaders": "true", **sizes}
+    assert stream.run("upgraded", **other) == list(range(400, 1000))
+    # One topic more, which is read from where it begins.
+    gateway.produce("upgraded", 1000, 1100)
+    gateway.produce("upgraded-more", 1100, 1200)
+    more = "upgraded,upgraded-more"
+    assert stream.run(more, startingOffsets="earliest") == list(range(1000, 1200))
+    # From here on other records are wanted.
+    gateway.produce("upgraded", 1200, 1300)
+    assert stream.run(more, startingOffsets="earliest", tags="odd") == list(range(1201, 1300, 2))
+    stream.set_version(3)
+    with pytest.raises(Exception, match=r"offsets of version 3, this source reads up to 2: use the iotmq"):
+        stream.run(more, startingOffsets="earliest")
+
+
+def test_brokers_and_registries_that_ask_for_certificates(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory = tmp_path_factory.mktemp("certificates")
+    root = make_root(directory)
+    server, own = make_certificate(directory, root), make_certificate(directory, root, "spark")
+    stranger = make_certificate(directory, make_root(directory, "other-root"), "stranger")
+    shown = {"certificate_file": server.certificate, "key_file": server.key}
+    shown |= {"client_ca_file": root.certificate, "mode": "enforcing"}
+    settings = [f"{role}.tls_{name}={shown[name]}" for role in ("registry", "broker") for name in shown]
+    asked = {"enabled": "true", "ca_file": root.certificate} | {
+        "certificate_file": own.certificate, "key_file": own.key,
+    }  # fmt: skip
+    settings += [f"broker.registry_tls_{name}={value}" for name, value in asked.items()]
+    with GatewayProcess(directory / "data", *settings) as running:
+        tls = ("--tls", "--tls-ca", root.certificate, "--tls-cert", own.certificate, "--tls-key", own.key)
+        words = ("topic", "create", "secured", "--queues", "2", "--registry", running.registry, *tls)
+        subprocess.run([sys.executable, "-m", "iotmq", "admin", *words], check=True, timeout=60)
+
+        def options(shown: Certificate | None, **more: str) -> dict[str, str]:
+            who = {} if shown is None else {"tlsCertFile": shown.certificate, "tlsKeyFile": shown.key}
+            where = {"iotmq.bootstrap.servers": running.registry, "tls": "true"}
+            return {**where, "tlsCaFile": root.certificate, **who, **more}
+
+        def write(**given: str) -> None:
+            rows = spark.range(100).selectExpr("CAST(id AS STRING) value")
+            rows.write.format("iotmq").options(**given, topic="secured").mode("append").save()
+
+        def read(**given: str) -> list[int]:
+            return numbers(spark.read.format("iotmq").options(**given, subscribe="secured").load())
+
+        write(**options(own))
+        assert read(**options(own)) == list(range(100))
+        strangers = options(stranger, retryTimeoutMs="0")
+        for given, problem in [
+            (strangers, "client certificate and got none, or one that they do not trust"),
+            (options(None, retryTimeoutMs="0"), "client certificate and got none"),
+            (options(own._replace(key=stranger.key)), "KEY_VALUES_MISMATCH"),
+            (options(own, tlsCertFile="/nowhere.pem"), "/nowhere.pem.* cannot be used: .* No such file"),
+        ]:
+            for use in (write, read):
+                with pytest.raises(Exception, match=f"(?s){problem}"):
+                    use(**given)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
