@@ -18,7 +18,7 @@ from iotmq.client import Message, SyncClient, SyncProducer
 from iotmq.client.transport.settings import ClientSettings
 from iotmq.message.properties import MQTT_TOPIC
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(480)]
 
 DAY = "2026-03-01"
 DAY_MS = 1_772_323_200_000
@@ -73,7 +73,7 @@ def test_the_notebook_plots_the_day_of_one_device(tmp_path: Path) -> None:
             env=environment | {"PYTHONPATH": str(ROOT), "TZ": "Asia/Kolkata"},
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=440,
             check=False,
         )
     assert done.returncode == 0, done.stderr[-3000:]
