@@ -14,9 +14,15 @@ ROUNDS ?= 100
 CRASH_STATES ?= 3000
 FUZZ_SECONDS ?= 60
 REPLICATION_RUNS ?= 20000
-# Most tests wait for disks and other processes, so one process more than cores. Each file of tests stays in one
-# of them, and they begin in the order tests/conftest.py gives them.
-TEST_PROCESSES ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+SIMULATION_SEEDS ?= 10000
+# Most tests wait for disks and other processes, so two processes more than cores. Each file of tests stays in one
+# of them, and they begin in the order tests/conftest.py gives them: those that wait in all processes but one.
+TEST_PROCESSES ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
+# The first time, two processes write the bytecode of the tests and of what they import: 25 s of the processor, which
+# each process of the tests would take for itself.
+COLLECTED := build/pycache/collected
+COLLECT = { $(PYTHON_ENV) -m pytest --collect-only tests/unit >/dev/null & \
+	$(PYTHON_ENV) -m pytest --collect-only tests --ignore tests/unit >/dev/null; wait; touch $(COLLECTED); }
 
 help:  ## This list
 	@awk '/^##@ / { printf "\n%s\n", substr($$0, 5) } \
@@ -43,8 +49,9 @@ cluster-kill:  ## Kill its masters under load and count what is lost; ARGS="--ho
 
 ##@ Check
 
-test:  ## All tests, in TEST_PROCESSES (cores + 1) processes; ARGS="-k name" selects
+test:  ## All tests, in TEST_PROCESSES (cores + 2) processes; ARGS="-k name" selects
 	@tools/setup.sh dev
+	@[ -f $(COLLECTED) ] || $(COLLECT)
 	@$(PYTHON_ENV) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-quick:  ## The unit tests and the rules about the tree; no foreign clients, no kills, no Spark
@@ -88,10 +95,10 @@ fuzz:  ## Mutated traffic on every port, every request and the MQTT core, damage
 		tests/integration/test_shared_model.py
 	@$(PYTHON_ENV) -m pytest tests/property --hypothesis-profile=fuzz --timeout=3600 $(ARGS)
 
-simulate:  ## Replication in simulated clusters (REPLICATION_RUNS=20000); IOTMQ_REPLICATION_SEED=N repeats
+simulate:  ## Whole gateways and replicated clusters in simulated time, with faults (SIMULATION_SEEDS=10000, REPLICATION_RUNS=20000); IOTMQ_SIMULATION_SEED=N, IOTMQ_REPLICATION_SEED=N repeat
 	@tools/setup.sh dev
-	@IOTMQ_REPLICATION_RUNS=$(REPLICATION_RUNS) $(PYTHON_ENV) -m pytest tests/unit/replication/test_simulation.py \
-		-n $(TEST_PROCESSES) -k acknowledged $(ARGS)
+	@PYTHONHASHSEED=0 SIMULATION_SEEDS=$(SIMULATION_SEEDS) IOTMQ_REPLICATION_RUNS=$(REPLICATION_RUNS) $(PYTHON_ENV) -m pytest \
+		tests/simulation tests/unit/replication/test_simulation.py -n $(TEST_PROCESSES) -k "acknowledged or keeps_its" $(ARGS)
 
 interop:  ## The tests with foreign clients only
 	@tools/setup.sh dev
@@ -115,6 +122,7 @@ lock:  ## Renew requirements/dev.lock, the versions that are installed, from pyp
 
 reference:  ## Write the references of settings, metrics and the API into docs/
 	@tools/setup.sh core
+	@$(PYTHON_ENV) tools/blocking_stub.py
 	@$(PYTHON_ENV) tools/write_reference.py
 
 clean:  ## Remove what was built; .venv stays (rm -r .venv build removes everything)

@@ -96,6 +96,7 @@ _SPARK_WORK: Final = {
     "batch to noop": (">= 3x", "rows read in one batch"),
     "batch, sum(length(value))": (">= 3x", "the same, and the length of the values summed"),
     "stream to Parquet": (">= 2x", "rows read in micro-batches of 1 M, and written as Parquet"),
+    "sink": (">= 1x", "rows of Parquet files written with their keys"),
     "small batch": ("< 70 ms", "a micro-batch at 200 records a second, low_latency"),
 }
 
@@ -398,6 +399,29 @@ ROWS: Final = (
         "spark_read",
         ("*", "rows_per_s", "default columns"),
         "{:,.0f}/s",
+    ),
+    Row(
+        "the same out of the log's files, without a broker",
+        "2x",
+        "spark_read",
+        ("*", "rows_per_s", "files: default columns"),
+        "{:,.0f}/s",
+        ("*", "rows_per_s", "default columns"),
+        "by the broker",
+    ),
+    Row(
+        "Spark's rows into the broker on local[2], with keys",
+        "400,000/s",
+        "spark_write",
+        ("*", "rows_per_s", "batch"),
+        "{:,.0f}/s",
+    ),
+    Row(
+        "job device_state, 100,000 messages into the table of 1,000,000 devices",
+        "5 s",
+        "spark_device_state",
+        ("*", "seconds"),
+        "{:,.1f} s",
     ),
     *_spark(),
 )

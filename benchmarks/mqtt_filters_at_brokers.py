@@ -29,7 +29,7 @@ from iotmq.broker.delivery.delivery import LiveDelivery
 from iotmq.broker.registration.advertised_address import resolve_store_host
 from iotmq.broker.settings import BrokerSettings
 from iotmq.client.admin.changes import AdminChanges
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.client import IotmqClient
 from iotmq.client.transport.settings import ClientSettings
 from iotmq.front_port.gateway import RemoteGateway
 from iotmq.message.properties import KEYS, MQTT_TOPIC, encode_properties

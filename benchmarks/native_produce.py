@@ -203,7 +203,7 @@ async def read_columns(client: IotmqClient, queues: Sequence[MessageQueue], reco
     async with PullConsumer(client) as consumer:
         await consumer.assign(queues)
         while count < records:
-            result = await consumer.poll_columns(columns=("body", "queue_offset", "store_timestamp"))
+            result = await consumer.getmany_columns(columns=("body", "queue_offset", "store_timestamp"))
             assert result is not None
             count += len(result[1])
     return count
@@ -215,7 +215,7 @@ async def read_messages(client: IotmqClient, queues: Sequence[MessageQueue], rec
     async with PullConsumer(client) as consumer:
         await consumer.assign(queues)
         while count < records:
-            messages = await consumer.poll()
+            messages = await consumer.getmany()
             count += sum(len(message.body) == len(BODY) for message in messages)
     return count
 

@@ -11,7 +11,7 @@ the first round warms up. A ratio is that of the medians, and above 1 iotmq is a
 - "stream to Parquet": everything by micro-batches of 1 M rows, each written as Parquet files in foreachBatch.
 - "small batch": milliseconds of a micro-batch while 200 records a second come, to noop, with the profile
   low_latency; of Spark's rate source, too, which reads nothing at all.
-- "sink": rows with a key to stored records, when format iotmq has a sink.
+- "sink": 1 M rows of Parquet files with a key to stored records, by two tasks at a time.
 
 Kafka and the jars of its source come from Maven: python -m benchmarks.peers kafka spark-kafka.
 """
@@ -160,6 +160,8 @@ class Bench:
         first = frame.limit(1).select("value").write.format("kafka")
         first.options(**self._options(KAFKA_SIDE, writes=True)).option("topic", SMALL_TOPIC).save()
         frame.write.parquet(str(self._files / "rows"))
+        some = self._spark.read.parquet(str(self._files / "rows")).limit(_SINK_ROWS)
+        some.select("key", "value").repartition(QUEUES).write.parquet(str(self._files / "written"))
         for side in (IOTMQ, KAFKA_SIDE, PARQUET):
             counted = self.read(side).count()
             assert counted == rows, f"{side} has {counted} of {rows} rows"
@@ -177,15 +179,12 @@ class Bench:
 
         read_sides = (IOTMQ, KAFKA_SIDE, PARQUET)
         broker_sides = (IOTMQ, KAFKA_SIDE)
-        cases = {
+        return {
             "batch to noop": {side: rate(self._to_noop, side) for side in read_sides},
             "batch, sum(length(value))": {side: rate(self._to_sum, side) for side in read_sides},
             "stream to Parquet": {side: rate(self._to_parquet, side) for side in broker_sides},
+            "sink": {side: rate(self._to_sink, side, min(rows, _SINK_ROWS)) for side in broker_sides},
         }
-        if self._has_sink():
-            count = min(rows, _SINK_ROWS)
-            cases["sink"] = {side: rate(self._to_sink, side, count) for side in broker_sides}
-        return cases
 
     def read(self, side: str) -> DataFrame:
         """All rows, in the same columns."""
@@ -228,16 +227,9 @@ class Bench:
         query.awaitTermination()
 
     def _to_sink(self, side: str) -> None:
-        rows = self.read(PARQUET).limit(_SINK_ROWS).select("key", "value")
+        rows = self._spark.read.parquet(str(self._files / "written"))
         writer = rows.write.format(side).options(**self._options(side, writes=True))
         writer.option("topic", SINK_TOPIC).mode("append").save()
-
-    def _has_sink(self) -> bool:
-        from pyspark.sql.datasource import DataSource
-
-        from iotmq.bridge.source import IotmqDataSource
-
-        return IotmqDataSource.writer is not DataSource.writer
 
     def _options(self, side: str, *, writes: bool = False) -> dict[str, str]:
         if side == IOTMQ:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from iotmq.client import ClientSettings, IotmqClient, PushConsumer, PushConsumerSettings, ReceivedMessage
+import iotmq
+from iotmq.client import PushConsumerSettings, ReceivedMessage
 
 
 async def print_readings(messages: list[ReceivedMessage]) -> None:
@@ -19,13 +20,12 @@ async def print_readings(messages: list[ReceivedMessage]) -> None:
 
 async def main(registry: str) -> None:
     """Consume until Ctrl-C. The broker remembers how far the group has read."""
-    async with IotmqClient(ClientSettings(registries=(registry,))) as client:
-        consumer = PushConsumer(
-            client, "dashboard", print_readings, settings=PushConsumerSettings(consume_from="first")
-        )
+    async with iotmq.connect(f"iotmq://{registry}") as client:
+        settings = PushConsumerSettings(consume_from="first")
+        consumer = client.push_consumer("dashboard", print_readings, settings=settings)
         await consumer.subscribe("mqtt")
-        async with consumer:
-            await asyncio.Event().wait()
+        await consumer.start()
+        await asyncio.Event().wait()
 
 
 if __name__ == "__main__":

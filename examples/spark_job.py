@@ -1,4 +1,4 @@
-"""A Spark job: it prints the mean temperature of every device over sliding minutes.
+"""A Spark job: it prints the mean temperature that each device sends, over sliding minutes.
 
 python examples/spark_job.py 127.0.0.1:9876
 """
@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import sys
 
-from pyspark.sql import functions
+from pyspark.sql import DataFrame, SparkSession, functions
 
 from iotmq.bridge.spark_session import session
 
 
-def main(registry: str) -> None:
-    """Read everything that is stored, then go on with what comes, until Ctrl-C."""
-    spark = session("temperatures")
+def temperatures(spark: SparkSession, registry: str) -> DataFrame:
+    """Return a stream of means: of everything that is stored, then of what comes."""
     rows = (
         spark.readStream.format("iotmq")
         .option("iotmq.bootstrap.servers", registry)
@@ -23,12 +22,20 @@ def main(registry: str) -> None:
         .load()
     )
     temperature = functions.get_json_object(functions.col("value").cast("string"), "$.temperature")
-    means = (
-        rows.withWatermark("timestamp", "10 seconds")
-        .groupBy(functions.window("timestamp", "1 minute", "10 seconds"), "key")
-        .agg(functions.avg(temperature.cast("double")).alias("mean"))
+    return (
+        rows.withColumn("temperature", temperature.cast("double"))
+        .where("temperature IS NOT NULL")
+        .withWatermark("timestamp", "10 seconds")
+        .groupBy(functions.window("timestamp", "1 minute", "10 seconds"), "mqtt_topic")
+        .agg(functions.avg("temperature").alias("mean"))
     )
-    means.writeStream.outputMode("update").format("console").start().awaitTermination()
+
+
+def main(registry: str) -> None:
+    """Print them until Ctrl-C."""
+    means = temperatures(session("temperatures"), registry)
+    console = means.writeStream.outputMode("update").format("console").option("truncate", "false")
+    console.start().awaitTermination()
 
 
 if __name__ == "__main__":

@@ -9,14 +9,8 @@ import asyncio
 import sqlite3
 import sys
 
-from iotmq.client import (
-    ClientSettings,
-    IotmqClient,
-    Message,
-    ReceivedMessage,
-    TransactionProducer,
-    TransactionState,
-)
+import iotmq
+from iotmq.client import Message, ReceivedMessage, TransactionState
 
 database = sqlite3.connect("payments.sqlite")
 database.execute("CREATE TABLE IF NOT EXISTS payments (message_id TEXT PRIMARY KEY)")
@@ -37,10 +31,8 @@ def pay(message_id: str) -> TransactionState:
 
 async def main(registry: str) -> None:
     """Send one receipt together with its payment."""
-    async with (
-        IotmqClient(ClientSettings(registries=(registry,))) as client,
-        TransactionProducer(client, "payments", check, topics=("receipts",)) as producer,
-    ):
+    async with iotmq.connect(f"iotmq://{registry}") as client:
+        producer = await client.transaction_producer("payments", check, topics=("receipts",))
         done = await producer.send_in_transaction(Message("receipts", b"paid: 7 EUR"), pay)
         print(done.state.name)
 

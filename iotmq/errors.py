@@ -87,6 +87,32 @@ class OffsetMovedError(IotmqError):
         self.next_offset = next_offset
 
 
+class QueueError(IotmqError):
+    """Trouble with one queue, which `topic`, `broker_name` and `queue_id` name."""
+
+    def __init__(self, message: str, *, topic: str, broker_name: str, queue_id: int) -> None:
+        super().__init__(f"{topic} queue {queue_id} of broker {broker_name}: {message}")
+        self.topic = topic
+        self.broker_name = broker_name
+        self.queue_id = queue_id
+
+
+class QueueLockedError(QueueError):
+    """Another member of the group holds the lock of the queue."""
+
+
+class ListenerError(QueueError):
+    """A listener failed messages of a queue: it raised `__cause__`, or it waited for something cancelled."""
+
+
+class ListenerTimeoutError(ListenerError):
+    """A listener neither returned nor said `in_progress` in time, and was cancelled."""
+
+
+class ListenerResultError(ListenerError):
+    """A listener returned something else than None or messages that it was given."""
+
+
 class SendFailedError(IotmqError):
     """All tries of a send failed for reasons that another try may cure; `__cause__` is the last one."""
 

@@ -12,15 +12,21 @@ import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvloop
 from hypothesis import HealthCheck, settings
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # The slow twins of the compiled modules: `from record_oracle import ...`.
 sys.path.insert(0, str(ROOT / "tests" / "oracles"))
+# The parts of a simulated gateway.
+sys.path.insert(0, str(ROOT / "tests" / "simulation"))
 # A replicated broker of many processes.
 sys.path.insert(0, str(ROOT / "deploy" / "cluster"))
 
@@ -31,13 +37,19 @@ settings.load_profile("default")
 
 # Files and folders in the order they begin: those that wait long for other processes first, so that several
 # processes of pytest have something to do until the end.
-FIRST = ("test_bridge_spark.py", "interop", "test_demo.py", "crash", "integration", "fuzz", "property")
+FIRST = ("interop", "test_demo.py", "crash", "integration", "fuzz", "property")
+
+# Those with the fixture `spark` begin before all, in one process, which has the only Spark.
+WITH_SPARK = frozenset(
+    {"test_bridge_spark.py", "test_routes_paho.py", "test_spark_alerts.py", "test_spark_devices.py"}
+    | {"test_spark_lake.py", "test_spark_path.py", "test_spark_sink.py", "test_spark_source.py"}
+)
 
 # Random programs, kills and very many connections: they take three times as long when each line is counted,
 # and run what others run.
 UNTRACED = frozenset(
     {"property", "fuzz", "crash", "test_live_objects.py", "test_session_model.py", "test_loop_turns.py"}
-    | {"test_mqtt_corpus_sockets.py"}
+    | {"test_mqtt_corpus_sockets.py", "simulation"}
 )
 
 # A file system in memory: on a disk, a test with a store spends three quarters of its time in syncs, which it
@@ -82,7 +94,52 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _turn(item: pytest.Item) -> int:
+    if item.path.name in WITH_SPARK:
+        return -1
     return min((FIRST.index(part) for part in item.path.parts if part in FIRST), default=len(FIRST))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep what is in one file in one process, and WITH_SPARK in one as well.
+
+    The last process begins at the other end of the order: its tests need the processor while those of the
+    others wait.
+    """
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return "spark" if file.rpartition("/")[2] in WITH_SPARK else file
+
+        def _assign_work_unit(self, node: Any) -> None:
+            if len(self.nodes) > 1 and node is self.nodes[-1]:
+                self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
+            super()._assign_work_unit(node)
+
+    return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+@pytest.fixture(scope="session")
+def spark_of_process() -> Iterator[None]:
+    """At the end, stop the Spark that tests of this process have started."""
+    yield
+    from shared_spark import stop_spark
+
+    stop_spark()
+
+
+@pytest.fixture(scope="module")
+def spark(request: pytest.FixtureRequest, spark_of_process: None) -> Iterator[SparkSession]:
+    """The Spark of this process, with nothing that another file's tests have left."""
+    pytest.importorskip("pyspark")
+    from shared_spark import leave_nothing, running_spark
+
+    assert request.path.name in WITH_SPARK, f"{request.path.name} is not in WITH_SPARK (tests/conftest.py)"
+    running = running_spark()
+    yield running
+    leave_nothing(running)
 
 
 @pytest.hookimpl(wrapper=True)

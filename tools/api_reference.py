@@ -19,7 +19,8 @@ from iotmq.config.setting_text import reference
 
 # By the package below iotmq.client or iotmq.message that has them; a class of settings goes to the last part.
 _PARTS: Final = {
-    "transport": "Clients and messages",
+    "client": "The client",
+    "transport": "Messages and queues",
     "sending": "Sending, requests and replies",
     "consuming": "Consuming",
     "records": "Records",
@@ -42,7 +43,7 @@ def pages() -> str:
     by_part: dict[str, list[str]] = {part: [] for part in _PARTS}
     for name in sorted(iotmq.client.__all__):
         value = getattr(iotmq.client, name)
-        part = value.__module__.split(".")[2]
+        part = value.__module__.split(".")[2].replace("connecting", "client")
         by_part["settings" if _is_settings(value) else part].append(_section(name, value))
     by_part["mqtt_client"] = [
         _section(name, getattr(iotmq.mqtt_client, name)) for name in sorted(iotmq.mqtt_client.__all__)
@@ -76,11 +77,11 @@ def _section(name: str, value: Any) -> str:
 
 
 def _tree(value: Any) -> Any:
-    """The source of a class or function; of a compiled one its stub, with the docstrings from run time."""
+    """The source of a class or function; its stub where it has one, with the docstrings from run time."""
     module = sys.modules[value.__module__]
-    if not str(module.__file__).endswith(".so"):
-        return ast.parse(textwrap.dedent(inspect.getsource(value))).body[0]
     stub = Path(str(module.__file__).partition(".")[0]).with_suffix(".pyi")
+    if not stub.exists():
+        return ast.parse(textwrap.dedent(inspect.getsource(value))).body[0]
     nodes = ast.parse(stub.read_text()).body
     (tree,) = [node for node in nodes if getattr(node, "name", "") == value.__name__]
     for node in tree.body if isinstance(tree, ast.ClassDef) else ():

@@ -139,9 +139,11 @@ class ForwardPlugin(BasePlugin[BrokerContext]):  # type: ignore[misc]
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._queue is not None:
-            await self._write()
-            queue, self._queue = self._queue, None
-            await asyncio.to_thread(queue.close)
+            try:
+                await self._write()
+            finally:
+                queue, self._queue = self._queue, None
+                await asyncio.to_thread(queue.close)
 
     # Inside
 

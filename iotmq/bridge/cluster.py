@@ -348,6 +348,8 @@ class Cluster:
 
     def drop(self, address: Address) -> None:
         """Close the connection to `address`, whatever state it is in."""
+        # Who answers there next may be a newer one.
+        self._plain.discard(address)
         connection = self._connections.pop(address, None)
         if connection is not None:
             connection.close()
@@ -429,13 +431,22 @@ class Cluster:
 
     def _ask_registry(self, request: Command) -> Command:
         """Return the first registry's answer; the others are asked only when it cannot be reached."""
-        failure: Exception = ConnectionClosedError("there is no registry")
+        failures: list[str] = []
         for address in self._registries:
             try:
-                return _accepted(self._answers(address, [request])[0])
+                answer = self._answers(address, [request])[0]
             except (OSError, ConnectionClosedError, RequestTimeoutError) as error:
-                failure = error
-        raise failure
+                failures.append(str(error))
+                continue
+            if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                raise ConfigError(
+                    f"option iotmq.bootstrap.servers: {address_text(*address)} is no registry, maybe a "
+                    "broker: registries have port 9876 where settings say nothing else"
+                )
+            return _accepted(answer)
+        raise ConnectionClosedError(
+            f"no registry (option iotmq.bootstrap.servers) answers: {'; '.join(failures)}"
+        )
 
     def _answers(
         self, address: Address, requests: Sequence[Command], *, broker: str | None = None
@@ -474,7 +485,10 @@ class Cluster:
 
 def _accepted(answer: Command) -> Command:
     if answer.code != ResponseCode.SUCCESS:
-        raise BrokerError(answer.code, answer.remark or "refused without a remark")
+        remark = answer.remark or "refused without a remark"
+        if answer.code == ResponseCode.NO_PERMISSION:
+            remark += " (options accessKey and secretKey say which account it is)"
+        raise BrokerError(answer.code, remark)
     return answer
 
 

@@ -182,6 +182,15 @@ def is_settled(key: QueueKey, offset: int, held: Held) -> bool:
     return bounds is None or bounds.max_offset <= offset
 
 
+def shorter_than(target: Mapping[QueueKey, int], held: Held) -> list[Loss]:
+    """Return what is missing of queues that had reached the offsets of `target`, and are there."""
+    return [
+        Loss(key, bounds.max_offset, f"the queue ends at {bounds.max_offset}, and was longer", end)
+        for key, end in target.items()
+        if (bounds := held.bounds.get(key)) is not None and bounds.max_offset < end
+    ]
+
+
 def _leave(
     key: QueueKey,
     wanted: int,

@@ -12,13 +12,14 @@ from typing import Final, NamedTuple
 from iotmq import limits
 from iotmq.addresses import address_text
 from iotmq.bridge.cluster import Address, BrokerMissingError, Cluster, ext_number
-from iotmq.bridge.offsets import QueueKey, QueueRange
+from iotmq.bridge.offsets import QueueRange
 from iotmq.bridge.options.wanted import ALL_RECORDS
 from iotmq.bridge.plan import Change, Loss, LossHandler
 from iotmq.client.consuming.pulls import pull_command
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.subscriptions import Subscription
 from iotmq.errors import BrokerError, ConnectionClosedError, IotmqError, RequestTimeoutError
+from iotmq.message.records.record import decode_record
 from iotmq.remoting.codes import ResponseCode
 from iotmq.remoting.command import Command
 
@@ -84,13 +85,22 @@ def pull_range(
         offset = next_offset
 
 
-def record_at(
-    cluster: Cluster, key: QueueKey, address: Address, settings: PullSettings, offset: int
-) -> bytes | None:
-    """Read the record at `offset` as the broker stores it; None when it was deleted."""
-    part = QueueRange(key, offset, offset + 1)
-    for pulled in pull_range(cluster, part, address, settings, _ignore):
-        return bytes(pulled.body)
+def store_time_at(cluster: Cluster, part: QueueRange, address: Address, settings: PullSettings) -> int | None:
+    """Return when the first record of `part` was stored, or the one behind those that are damaged.
+
+    None when it was deleted, or there is none.
+    """
+    offset, count = part.start, 1
+    while offset < part.end:
+        lost: list[Loss] = []
+        found: int | None = None
+        some = part._replace(start=offset, end=min(offset + count, part.end))
+        for pulled in pull_range(cluster, some, address, settings, lost.append):
+            if found is None and len(pulled.body):
+                found = decode_record(pulled.body).store_timestamp_ms
+        if found is not None or not any(loss.what == _DAMAGED for loss in lost):
+            return found
+        offset, count = some.end, 2 * count
     return None
 
 
@@ -246,10 +256,6 @@ class _Puller:
         if self._part.generation:
             request.ext["generation"] = self._part.generation
         return request
-
-
-def _ignore(loss: Loss) -> None:
-    """For callers to whom a deleted record is an answer."""
 
 
 def _gaps(answer: Command) -> tuple[tuple[tuple[int, int], ...], int]:

@@ -45,18 +45,27 @@ from iotmq.bridge.offsets import (
 )
 from iotmq.bridge.options.reading import LATEST, Edge, SourceOptions, parse_options, wants_headers
 from iotmq.bridge.pace import Pace
-from iotmq.bridge.plan import DataLossError, Held, Loss, advance, describe_losses, is_settled, split_tasks
+from iotmq.bridge.plan import (
+    DataLossError,
+    Held,
+    Loss,
+    advance,
+    describe_losses,
+    is_settled,
+    shorter_than,
+    split_tasks,
+)
 from iotmq.bridge.pool import connections
 from iotmq.bridge.progress import Progress
-from iotmq.bridge.pull import PullSettings, pull_range, record_at
+from iotmq.bridge.pull import PullSettings, pull_range, store_time_at
 from iotmq.bridge.pushed import Narrowed, narrowed_spans
 from iotmq.bridge.rows import RowBuilder, check_schema, default_schema
+from iotmq.bridge.said_first import each_said_first, said_first
 from iotmq.bridge.segments.reader import SegmentReader
 from iotmq.bridge.sink.options import parse_sink_options
 from iotmq.bridge.sink.writers import IotmqStreamWriter, IotmqWriter
 from iotmq.clock import SystemClock
 from iotmq.errors import ConfigError
-from iotmq.message.records.record import decode_record
 
 FORMAT_NAME: Final = "iotmq"
 
@@ -73,25 +82,30 @@ class IotmqDataSource(DataSource):
     def name(cls) -> str:
         return FORMAT_NAME
 
+    @said_first
     def schema(self) -> StructType:
         return default_schema(with_properties=wants_headers(dict(self.options)))
 
+    @said_first
     def reader(self, schema: StructType) -> IotmqReader | SegmentReader:
         options = parse_options(dict(self.options), streaming=False)
         if options.path:
             return SegmentReader(options, schema)
         return FilteringReader(options, schema) if options.pushes_filters else IotmqReader(options, schema)
 
+    @said_first
     def writer(self, schema: StructType, overwrite: bool) -> IotmqWriter:
         if overwrite:
             raise ConfigError("format iotmq only appends: a topic is not overwritten. Use mode append")
         return IotmqWriter(parse_sink_options(dict(self.options), streaming=False), schema)
 
+    @said_first
     def streamWriter(self, schema: StructType, overwrite: bool) -> IotmqStreamWriter:  # noqa: N802
         if overwrite:
             raise ConfigError("format iotmq only appends: use output mode append or update")
         return IotmqStreamWriter(parse_sink_options(dict(self.options), streaming=True), schema)
 
+    @said_first
     def streamReader(self, schema: StructType) -> IotmqStreamReader:  # noqa: N802
         return IotmqStreamReader(parse_options(dict(self.options), streaming=True), schema)
 
@@ -120,6 +134,7 @@ class IotmqReader(DataSourceReader):
         self._schema = schema
         self._narrowed = Narrowed()
 
+    @said_first
     def partitions(self) -> Sequence[InputPartition]:
         with _View(self._options) as view:
             held = view.bounds()
@@ -152,6 +167,7 @@ class FilteringReader(IotmqReader):
     enabled (spark.sql.python.filterPushdown.enabled).
     """
 
+    @said_first
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         self._narrowed.take(filters)
         return filters
@@ -170,13 +186,16 @@ class IotmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._view: _View | None = None
         self._ends: dict[QueueKey, int] = {}  # ends of all queues when they were last asked for
-        self._target: dict[QueueKey, int] | None = None  # set by a trigger that stops at today's end
+        self._stops_at_target = False  # set by a trigger that reads what is there, and ends
+        # Ends of all queues when they were asked for first under that trigger.
+        self._target: dict[QueueKey, int] | None = None
         self._pace = Pace(options.offsets_per_trigger_min, options.trigger_delay_max_s)
         self._progress = Progress(options.group_id, options.group_prefix)
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_view": None}
 
+    @said_first
     def initialOffset(self) -> dict[str, object]:  # noqa: N802
         # Spark asks again after a crash in the first batch, so an answer that depends on the moment
         # must wait until it can be pinned in the log: `latestOffset` does that.
@@ -189,21 +208,24 @@ class IotmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         rows_max = self._options.offsets_per_trigger_max
         return ReadAllAvailable() if rows_max is None else ReadMaxRows(rows_max)
 
+    @said_first
     def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:  # noqa: N802
         begin = from_json(start)
         view = self._open_view()
         if begin.is_initial:
             held = view.bounds(is_patient=True)
-            self._ends = {key: bounds.max_offset for key, bounds in held.bounds.items()}
+            self._note_ends(held)
             return to_json(view.start(held))
         if not begin.stream_id:
             begin = begin._replace(stream_id=_new_id())
-        held = view.settled_bounds(begin)
-        self._ends = {key: bounds.max_offset for key, bounds in held.bounds.items()}
+        held = view.settled_bounds(begin, self._target or {})
+        self._note_ends(held)
         if self._progress.is_unknown:
             # So that records are waited for before the first batch is read.
             view.publish(self._progress, begin)
+        losses: list[Loss] = []
         if self._target is not None:
+            losses += shorter_than(self._target, held)
             # What is already read stays read, even where it came after the target was taken.
             known = {**begin.left, **begin.offsets}
             reached = {key: max(offset, self._target.get(key, 0)) for key, offset in known.items()}
@@ -214,18 +236,22 @@ class IotmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             first_offset=partial(view.first_offset, since_ms=begin.since_ms),
             rows_max=limit.max_rows if isinstance(limit, ReadMaxRows) else None,
         )
-        view.report(step.losses)
-        if self._target is None and not self._pace.lets_go(_rows_waiting(begin, held)):
+        view.report([*losses, *step.losses])
+        if not self._stops_at_target and not self._pace.lets_go(_rows_waiting(begin, held)):
             return start
         return to_json(step.end)
 
+    @said_first
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        held = self._open_view().bounds_of_those_there()
-        self._target = {key: bounds.max_offset for key, bounds in held.bounds.items()}
+        # Where it stops is settled with the first batch: then it is known which queues were read before, and
+        # those of a broker that is away are waited for.
+        self._stops_at_target = True
+        self._target = None
 
     def reportLatestOffset(self) -> dict[str, object] | None:  # noqa: N802
         return to_json(StreamOffset(self._ends)) if self._ends else None
 
+    @said_first
     def partitions(self, start: dict[str, object], end: dict[str, object]) -> Sequence[InputPartition]:
         stop = from_json(end)
         return self._open_view().tasks(ranges_between(from_json(start), stop), stop.time_ms)
@@ -233,6 +259,7 @@ class IotmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         return read_ranges(self._options, self._schema, partition)
 
+    @said_first
     def commit(self, end: dict[str, object]) -> None:
         """Tell brokers what has been read: they may wait for it. Progress is kept in the checkpoint alone."""
         self._open_view().publish(self._progress, from_json(end))
@@ -241,16 +268,24 @@ class IotmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._view is not None:
             self._view.close()
 
+    def _note_ends(self, held: Held) -> None:
+        self._ends = {key: bounds.max_offset for key, bounds in held.bounds.items()}
+        if self._stops_at_target and self._target is None:
+            self._target = dict(self._ends)
+
     def _open_view(self) -> _View:
         if self._view is None:
             self._view = _View(self._options, is_stream=True)
         return self._view
 
 
+@each_said_first
 def read_ranges(
     options: SourceOptions, schema: StructType, partition: InputPartition
 ) -> Iterator[pyarrow.RecordBatch]:
     """Yield the rows of one task, one record batch per pull answer."""
+    if partition.value is None:
+        return  # Spark's own, in the place of no task at all
     assert isinstance(partition, QueueRanges), partition
     builder = RowBuilder(schema, options.wanted)
     lose = _loss_handler(options)
@@ -283,6 +318,7 @@ class _View:
         self._addresses: dict[str, Address] = {}
         self._lose = _loss_handler(options)
         self._given_up: set[QueueKey] = set()  # queues that were waited for in vain; not waited for again
+        self._missing: set[str] = set()  # topics that were not there the last time
         self._reported: dict[QueueKey, Loss] = {}  # what was said last about a queue
 
     def __enter__(self) -> _View:
@@ -311,18 +347,21 @@ class _View:
                 if not is_patient or not patience.wait(str(error)):
                     raise
 
-    def bounds_of_those_there(self, begin: StreamOffset = INITIAL) -> Held:
+    def bounds_of_those_there(self, begin: StreamOffset) -> Held:
         """Bounds of all queues of the subscribed topics that exist, in order, and changes since `begin`."""
         held = Held({})
         for topic in sorted(self._topics()):
             try:
                 held = held.and_also(self._bounds(topic, begin.generations))
-            except TopicMissingError:
-                continue
+                self._missing.discard(topic)
+            except TopicMissingError as error:
+                if topic not in self._missing:
+                    _log.warning("nothing is read of a topic that is not there: %s", error)
+                self._missing.add(topic)
         return self._with_time(held)
 
-    def settled_bounds(self, begin: StreamOffset) -> Held:
-        """Bounds in which every queue of `begin` reaches its offset, if that comes in time.
+    def settled_bounds(self, begin: StreamOffset, target: Mapping[QueueKey, int]) -> Held:
+        """Bounds in which queues reach their offsets of `begin` and of `target`, if that comes in time.
 
         While a broker restarts, its queues leave the route or look shorter than they are; that becomes
         a loss only when it lasts.
@@ -338,12 +377,17 @@ class _View:
                 found, addresses = self._cluster.bounds_off_route(sorted(absent), since=begin.generations)
                 self._addresses = {**addresses, **self._addresses}
                 held = held.and_also(found)
-            unsettled = {key for key, offset in begin.offsets.items() if not is_settled(key, offset, held)}
-            self._given_up &= unsettled
-            if unsettled <= self._given_up:
+            unsettled = {
+                key: f"{key} was read up to offset {offset}"
+                for key, offset in begin.offsets.items()
+                if not is_settled(key, offset, held)
+            }
+            unsettled |= {loss.key: str(loss) for loss in shorter_than(target, held)}
+            self._given_up &= unsettled.keys()
+            if unsettled.keys() <= self._given_up:
                 return held
-            if not patience.wait(f"{min(unsettled)} was read up to offset {begin.offsets[min(unsettled)]}"):
-                self._given_up = unsettled
+            if not patience.wait(unsettled[min(unsettled)]):
+                self._given_up = set(unsettled)
                 return held
 
     def start(self, held: Held) -> StreamOffset:
@@ -440,8 +484,8 @@ class _View:
         settings = PullSettings(self._options.group_prefix, self._options.pull_bytes)
 
         def stored_at_ms(offset: int) -> int | None:
-            record = record_at(self._cluster, key, self._addresses[key.broker], settings, offset)
-            return None if record is None else decode_record(record).store_timestamp_ms
+            part = QueueRange(key, offset, held.max_offset)
+            return store_time_at(self._cluster, part, self._addresses[key.broker], settings)
 
         return first_at_or_after(timestamp_ms, held, stored_at_ms)
 

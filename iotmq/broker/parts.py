@@ -92,7 +92,7 @@ def make_parts(
     writer = MessageWriter(store, topics, changed_settings, clock, statistics, slave_waits=slave_waits)
     received = ReceivedIds(store.key_values())
     store.add_projection(received)
-    numbers = BatchNumbers(store.key_values())
+    numbers = BatchNumbers(store.key_values(), made_at=topics.made_at)
     store.add_projection(numbers)
     return BrokerParts(
         clock=clock,

@@ -11,21 +11,32 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from iotmq.client.admin.admin import Admin, QueueOffsets
     from iotmq.client.admin.scheduled import WaitingMessage, WaitingMessages
-    from iotmq.client.blocking.client import (
+    from iotmq.client.blocking.classes import (
         SyncAdmin,
         SyncClient,
         SyncProducer,
         SyncPullConsumer,
         SyncPushConsumer,
+        SyncReplier,
+        SyncRequester,
+        SyncTransaction,
+        SyncTransactionProducer,
+        SyncWaitingMessages,
     )
-    from iotmq.client.blocking.requests import SyncReplier, SyncRequester
-    from iotmq.client.blocking.transactions import SyncTransaction, SyncTransactionProducer
+    from iotmq.client.blocking.connecting import connect_sync
+    from iotmq.client.client import IotmqClient
+    from iotmq.client.connecting import ConnectOptions, connect
+    from iotmq.client.consuming.membership import RebalanceListener
     from iotmq.client.consuming.pull_consumer import PullConsumer
     from iotmq.client.consuming.push_consumer import PushConsumer
+    from iotmq.client.consuming.rebalance import (
+        allocate_averagely,
+        allocate_in_circle,
+        allocate_stickily,
+    )
     from iotmq.client.sending.producer import Producer
     from iotmq.client.sending.requests import Replier, Requester
     from iotmq.client.sending.transactions import Transaction, TransactionProducer, TransactionState
-    from iotmq.client.transport.client import IotmqClient
     from iotmq.client.transport.message import Message, ReceivedMessage, SendResult, SendStatus
     from iotmq.client.transport.routes import MessageQueue, TopicRoute, queue_of_key
     from iotmq.client.transport.settings import (
@@ -41,7 +52,8 @@ _MODULES = {
     "Admin": ".admin.admin",
     "ClientSettings": ".transport.settings",
     "Columns": "iotmq.message.records.columns",
-    "IotmqClient": ".transport.client",
+    "ConnectOptions": ".connecting",
+    "IotmqClient": ".client",
     "Message": ".transport.message",
     "MessageQueue": ".transport.routes",
     "Producer": ".sending.producer",
@@ -51,26 +63,33 @@ _MODULES = {
     "PushConsumer": ".consuming.push_consumer",
     "PushConsumerSettings": ".transport.settings",
     "QueueOffsets": ".admin.admin",
+    "RebalanceListener": ".consuming.membership",
     "ReceivedMessage": ".transport.message",
     "Replier": ".sending.requests",
     "Requester": ".sending.requests",
     "SendResult": ".transport.message",
     "SendStatus": ".transport.message",
-    "SyncAdmin": ".blocking.client",
-    "SyncClient": ".blocking.client",
-    "SyncProducer": ".blocking.client",
-    "SyncPullConsumer": ".blocking.client",
-    "SyncPushConsumer": ".blocking.client",
-    "SyncReplier": ".blocking.requests",
-    "SyncRequester": ".blocking.requests",
-    "SyncTransaction": ".blocking.transactions",
-    "SyncTransactionProducer": ".blocking.transactions",
+    "SyncAdmin": ".blocking.classes",
+    "SyncClient": ".blocking.classes",
+    "SyncProducer": ".blocking.classes",
+    "SyncPullConsumer": ".blocking.classes",
+    "SyncPushConsumer": ".blocking.classes",
+    "SyncReplier": ".blocking.classes",
+    "SyncRequester": ".blocking.classes",
+    "SyncTransaction": ".blocking.classes",
+    "SyncTransactionProducer": ".blocking.classes",
+    "SyncWaitingMessages": ".blocking.classes",
     "TopicRoute": ".transport.routes",
     "Transaction": ".sending.transactions",
     "TransactionProducer": ".sending.transactions",
     "TransactionState": ".sending.transactions",
     "WaitingMessage": ".admin.scheduled",
     "WaitingMessages": ".admin.scheduled",
+    "allocate_averagely": ".consuming.rebalance",
+    "allocate_in_circle": ".consuming.rebalance",
+    "allocate_stickily": ".consuming.rebalance",
+    "connect": ".connecting",
+    "connect_sync": ".blocking.connecting",
     "encode_batch": "iotmq.message.records.record",
     "queue_of_key": ".transport.routes",
 }
@@ -79,6 +98,7 @@ __all__ = [
     "Admin",
     "ClientSettings",
     "Columns",
+    "ConnectOptions",
     "IotmqClient",
     "Message",
     "MessageQueue",
@@ -89,6 +109,7 @@ __all__ = [
     "PushConsumer",
     "PushConsumerSettings",
     "QueueOffsets",
+    "RebalanceListener",
     "ReceivedMessage",
     "Replier",
     "Requester",
@@ -103,12 +124,18 @@ __all__ = [
     "SyncRequester",
     "SyncTransaction",
     "SyncTransactionProducer",
+    "SyncWaitingMessages",
     "TopicRoute",
     "Transaction",
     "TransactionProducer",
     "TransactionState",
     "WaitingMessage",
     "WaitingMessages",
+    "allocate_averagely",
+    "allocate_in_circle",
+    "allocate_stickily",
+    "connect",
+    "connect_sync",
     "encode_batch",
     "queue_of_key",
 ]

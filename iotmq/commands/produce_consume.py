@@ -14,7 +14,7 @@ import msgspec
 
 from iotmq.client.consuming.push_consumer import PushConsumer
 from iotmq.client.sending.producer import Producer
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import Message, ReceivedMessage, SendResult
 from iotmq.client.transport.settings import ClientSettings, PushConsumerSettings
 from iotmq.commands.admin.output import printable
@@ -44,7 +44,7 @@ async def produce(
 
     Raises what `Producer.send` raises, after the sends before it have ended.
     """
-    client = IotmqClient(settings)
+    client = ClientTransport(settings)
     pending: deque[asyncio.Future[SendResult]] = deque()
     stored = 0
 
@@ -147,7 +147,7 @@ async def consume(
         batch_max=1 if count_max is not None else 32,
         stop_timeout_ms=100,
     )
-    client = IotmqClient(settings)
+    client = ClientTransport(settings)
     consumer = PushConsumer(client, group or ANONYMOUS_GROUP, show, settings=consumer_settings)
     async with client:
         # A service waits for its registry; a person wants to know. A topic that is not there yet may come.

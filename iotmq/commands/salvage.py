@@ -176,7 +176,7 @@ async def publish(settings: ClientSettings, batches: list[Batch], *, broker: str
     """
     from iotmq.client.consuming.offsets import max_offset
     from iotmq.client.sending.producer import Producer
-    from iotmq.client.transport.client import IotmqClient
+    from iotmq.client.transport.client import ClientTransport
     from iotmq.client.transport.routes import MessageQueue
     from iotmq.errors import BrokerError, MessageRefusedError, RequestTimeoutError, RouteNotFoundError
 
@@ -184,7 +184,7 @@ async def publish(settings: ClientSettings, batches: list[Batch], *, broker: str
     problems: list[str] = []
     # What a queue has before anything is sent to it: an answer with an offset below says it was there.
     begins: dict[MessageQueue, int] = {}
-    client = IotmqClient(settings)
+    client = ClientTransport(settings)
     async with client, Producer(client) as producer:
         for batch in batches:
             place = f"{batch.topic}/{batch.queue_id}, position {batch.records[0].position}"

@@ -115,7 +115,7 @@ def find_job(name: str) -> Job:
     jobs = all_jobs()
     if name not in jobs:
         hint = did_you_mean(name, {each: each for each in jobs})
-        raise ConfigError(f"there is no job {name!r}{hint}; jobs: {', '.join(jobs) or 'none'}")
+        raise ConfigError(f"there is no job {name!r}{hint}\n    jobs: {', '.join(jobs)}")
     return jobs[name]
 
 

@@ -264,7 +264,7 @@ def _struct(
             at = _at(inner_path, origins)
             logger.warning("%s%s has no effect: %s; delete it", inner_path, at, REMOVED[inner_path])
         elif setting is None:
-            problems.append(_unknown(inner_path, key, list(settings), path, origins))
+            problems.append(_unknown(inner_path, key, struct, path, origins))
         else:
             values[key] = _value(setting, value, inner_path, origins, problems)
     for key, setting in settings.items():
@@ -384,10 +384,14 @@ def _meaning(setting: Setting) -> str:
     )
 
 
-def _unknown(path: str, key: str, known: list[str], section: str, origins: Mapping[str, str]) -> str:
+def _unknown(
+    path: str, key: str, struct: type[msgspec.Struct], section: str, origins: Mapping[str, str]
+) -> str:
+    known = [setting.key for setting in settings_of(struct)]
     hint = did_you_mean(key, {name: f"{section}.{name}".lstrip(".") for name in known})
-    where = f"[{section}] has" if section else "name it SECTION.KEY; the sections are"
-    names = [name for name in known if section or name != "data"]
+    whole = "name it SECTION.KEY; the sections are" if struct is Config else "there are"
+    where = f"[{section}] has" if section else whole
+    names = [name for name in known if struct is not Config or name != "data"]
     return f"{path}{_at(path, origins)} is unknown{hint}\n    {where}: {', '.join(names)}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import types
 from collections.abc import Iterator
 from functools import cache
@@ -16,6 +17,8 @@ import tomli_w
 from iotmq.secret_text import SECRET_SHOWN, hide
 
 _UNIONS: Final = (Union, types.UnionType)
+# The name and the password in a URL.
+_USER_OF_URL: Final = re.compile(r"^([a-z][a-z0-9+.-]*://)[^/?#\s]*@", re.IGNORECASE)
 _ARTICLES: Final = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 
 
@@ -159,6 +162,8 @@ def _shown(value: Any) -> Any:
             setting.key: SECRET_SHOWN if setting.is_secret and inner else _shown(inner)
             for setting, inner in given
         }
+    if isinstance(value, str):
+        return _USER_OF_URL.sub(rf"\1{SECRET_SHOWN}@", value)
     return [_shown(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 

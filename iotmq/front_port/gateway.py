@@ -15,7 +15,7 @@ from typing_extensions import Buffer
 from iotmq import limits
 from iotmq.backoff import Backoff
 from iotmq.client.sending.producer import Producer
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.master_watch import OnBack
 from iotmq.client.transport.message import SendResult, SendStatus
 from iotmq.client.transport.routes import MASTER_ID, MessageQueue
@@ -66,7 +66,7 @@ class RemoteGateway:
         self.settings = msgspec.structs.replace(settings, registries=tuple(registries))
         """The settings for connecting to a broker."""
         self._tls = self.settings.tls_context()
-        self._client = IotmqClient(self.settings)
+        self._client = ClientTransport(self.settings)
         self._producer = Producer(
             self._client,
             _GROUP,

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from iotmq.backoff import Backoff
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.clock import Clock
 from iotmq.errors import IotmqError
@@ -122,7 +122,7 @@ class Bridge:
     def __init__(
         self,
         settings: BridgeSettings,
-        client: IotmqClient,
+        client: ClientTransport,
         topics: Callable[[], Sequence[str]],
         *,
         gateway: str,

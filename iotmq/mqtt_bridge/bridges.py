@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from typing_extensions import Buffer
 
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.settings import ClientSettings
 from iotmq.clock import Clock
 from iotmq.errors import ConfigError
@@ -44,7 +44,7 @@ class Bridges:
         """`port` makes the way to the brokers here for what a bridge receives. Raises ConfigError."""
         self._settings = tuple(settings)
         self._mqtt = mqtt
-        self._client = IotmqClient(client, clock=clock)
+        self._client = ClientTransport(client, clock=clock)
         self._make_port = port
         self._clock = clock
         self._routes = RouteReloads(mqtt)

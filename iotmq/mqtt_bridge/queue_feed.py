@@ -10,7 +10,7 @@ from typing import Final
 
 from iotmq.client.consuming import offsets
 from iotmq.client.consuming.pulls import PollBackoff, PullStatus, QueuePulls
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.routes import MASTER_ID, MessageQueue
 from iotmq.client.transport.settings import PullConsumerSettings
 from iotmq.client.transport.subscriptions import parse_subscription
@@ -36,7 +36,7 @@ class QueueFeed:
 
     def __init__(
         self,
-        client: IotmqClient,
+        client: ClientTransport,
         group: str,
         queue: MessageQueue,
         *,

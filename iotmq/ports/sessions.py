@@ -181,6 +181,11 @@ class ExclusiveClaim(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
     filters: Annotated[list[Filter], Meta(max_length=limits.MQTT_SUBSCRIPTIONS_PER_PACKET_MAX)]
 
 
+#: Why a device is not to come again after it was disconnected: another connection has its session, or an
+#: operator ended it.
+TAKEN_OVER: Final = "taken over"
+ENDED_BY_OPERATOR: Final = "administrative action"
+FENCED_FOR_GOOD: Final = frozenset({TAKEN_OVER, ENDED_BY_OPERATOR})
 EXCLUSIVE: Final = 0x40
 """Of the options of a subscription: the session has its filter to itself. Nothing in SUBSCRIBE is there."""
 
@@ -272,7 +277,10 @@ class SessionReceiver(Protocol):
         """Records of these queues were not pushed: they have to be read."""
 
     def fenced(self, client_id: str, epoch: int, reason: str) -> None:
-        """The session belongs to somebody else, or nobody, soon: hang up, and close it with what is known."""
+        """The session belongs to somebody else, or nobody, soon: hang up, and close it with what is known.
+
+        For other reasons than those of `FENCED_FOR_GOOD` the device itself is to come again.
+        """
 
     def drain(self, order: DrainOrder) -> None:
         """An operator wants devices to be sent elsewhere, or not any more; each broker may say so."""

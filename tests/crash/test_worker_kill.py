@@ -82,7 +82,7 @@ def is_there(pid: int) -> bool:
 def owners(roles: Roles) -> dict[str, str]:
     """Client id -> the front end it is connected to, as the broker knows it."""
     with SyncClient(ClientSettings(registries=(roles["registry"].registry,))) as client:
-        sessions = SessionAdmin(client.client)
+        sessions = SessionAdmin(client.asynchronous)
 
         async def ask() -> dict[str, str]:
             return {each.client_id: each.front_end async for each in sessions.kept()}

@@ -100,7 +100,7 @@ async def test_a_producer_may_send_and_nothing_else(site: Site) -> None:
         async with PullConsumer(client, "g") as consumer:
             await consumer.assign(await consumer.queues("T"))
             with pytest.raises(IotmqError, match="lacks"):
-                await consumer.poll(timeout_ms=5_000)
+                await consumer.getmany(timeout_ms=5_000)
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ async def test_everything_over_tls(tmp_path: Path) -> None:
             got: list[bytes] = []
             async with asyncio.timeout(WAIT_S):
                 while len(got) < 50:
-                    got += [message.body for message in await consumer.poll(timeout_ms=1_000)]
+                    got += [message.body for message in await consumer.getmany(timeout_ms=1_000)]
         assert sorted(got) == sorted(b"%d" % number * 1_000 for number in range(50))
 
         def send_blocking() -> None:

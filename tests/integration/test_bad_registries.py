@@ -13,8 +13,8 @@ import pytest
 from broker_site import WAIT_S, Site
 
 from iotmq.client.admin.admin import Admin
+from iotmq.client.client import IotmqClient
 from iotmq.client.sending.producer import Producer
-from iotmq.client.transport.client import IotmqClient
 from iotmq.client.transport.message import Message
 from iotmq.client.transport.settings import ClientSettings
 from iotmq.registry.server import Registry

@@ -6,6 +6,7 @@ import asyncio
 import pickle
 import shutil
 import threading
+import zlib
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,8 +18,9 @@ pytest.importorskip("pyspark")
 from eventually import eventually
 from manual_clock import ManualClock
 from msgspec.structs import replace
-from pyspark.sql.streaming.datasource import ReadAllAvailable
+from sink_harness import record_batches, sink
 
+from iotmq.bridge.sink.errors import SinkRowError, SinkUnavailableError
 from iotmq.bridge.source import DataLossError, IotmqDataSource, IotmqStreamReader
 from iotmq.broker.broker import Broker
 from iotmq.broker.registration.advertised_address import resolve_store_host
@@ -26,7 +28,7 @@ from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.client.admin.changes import AdminChanges
 from iotmq.client.admin.queue_scaling import QueueScaling
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.client import IotmqClient
 from iotmq.client.transport.settings import ClientSettings
 from iotmq.errors import BrokerError, ConnectionClosedError
 from iotmq.message.properties import encode_properties
@@ -69,7 +71,13 @@ class Brokers:
         host = resolve_store_host(settings)
         self._stores[name] = Store.open(
             self.directory / name,
-            StoreSettings(segment_bytes=1 << 20, checkpoint_interval_ms=3_600_000),
+            StoreSettings(
+                segment_bytes=1 << 20,
+                checkpoint_interval_ms=3_600_000,
+                retention_delay_ms=0,
+                delete_pause_ms=0,
+                protect_unconsumed=True,
+            ),
             store_host=host,
             clock=self.clock,
         )
@@ -141,12 +149,31 @@ class Brokers:
         self.await_queues(topic, queues * len(names))
 
     def delete(self, topic: str) -> None:
-        async def delete() -> None:
-            async with IotmqClient(ClientSettings(registries=(self.address,))) as client:
-                await AdminChanges(client).delete_topic(topic)
-
-        self.call(delete())
+        self.admin(lambda changes: changes.delete_topic(topic))
         self.await_queues(topic, 0)
+
+    def admin(self, change: Callable[[AdminChanges], Coroutine[Any, Any, object]]) -> None:
+        async def call() -> None:
+            async with IotmqClient(ClientSettings(registries=(self.address,))) as client:
+                await change(AdminChanges(client))
+
+        self.call(call())
+
+    def delete_expired(self, name: str, topic: str) -> int:
+        """Delete what is past its age and is not protected; where queue 0 begins then."""
+
+        async def delete() -> int:
+            store = self._stores[name]
+            for _ in self.brokers[name].consumed.look():
+                pass
+            flushed = asyncio.Event()
+            store.when_flushed(store.appended_position, flushed.set)
+            store.request_flush()
+            await flushed.wait()
+            store.delete_expired()
+            return store.queue(topic, 0).min_offset
+
+        return self.call(delete())
 
     def shrink(self, topic: str, queue_count: int, frozen: list[int], *, names: list[str]) -> None:
         """Freeze queues of a topic and remove them, which the brokers do when they are drained only."""
@@ -210,7 +237,7 @@ class Stream:
         self.reader = self._reader()
 
     def plan(self) -> tuple[dict[str, Any], Any]:
-        end = self.reader.latestOffset(self.at, ReadAllAvailable())
+        end = self.reader.latestOffset(self.at, self.reader.getDefaultReadLimit())
         return end, self.reader.partitions(self.at, end)
 
     def rows(self, partitions: Any) -> list[tuple[str, int, int, str]]:
@@ -344,15 +371,34 @@ def test_a_queue_is_drained_by_a_stream_and_leaves(brokers: Brokers) -> None:
     assert stream.step() == of("a", 1, 4, 5)
 
 
-def test_progress_protects_what_was_not_read(brokers: Brokers) -> None:
+def test_retention_keeps_what_a_stream_has_not_committed_until_its_group_is_deleted(brokers: Brokers) -> None:
+    """With `store.protect_unconsumed`; the group is there by its offsets alone."""
     brokers.make("t", "a")
-    brokers.store("a", "t", 4)
-    stream = Stream(brokers, "t", groupId="lake")
-    stream.step()
-    assert brokers.on_loop(lambda: brokers.brokers["a"].offsets.find("lake", "t", 0)) == 4
-    brokers.store("a", "t", 2)
-    stream.step()
-    assert brokers.on_loop(lambda: brokers.brokers["a"].offsets.find("lake", "t", 0)) == 6
+    padding = {"padding": "x" * 30_000}
+    brokers.store("a", "t", 60, **padding)
+    # One that begins at the end has read what was before.
+    ahead = Stream(brokers, "t", groupId="ahead", startingOffsets="latest")
+    ahead.step()
+    ahead.step()
+    stream = Stream(brokers, "t", groupId="lake", maxOffsetsPerTrigger="40")
+    end, planned = stream.plan()
+    brokers.clock.advance(200 * 3600)
+    assert brokers.delete_expired("a", "t") == 0
+    assert len(stream.rows(planned)) == 40
+    assert brokers.delete_expired("a", "t") == 0, "it was read, and may be read once more"
+    stream.at = end
+    stream.reader.commit(end)
+    assert 0 < eventually(lambda: brokers.delete_expired("a", "t"), "what is committed goes") <= 40
+    stream.start_again()
+    assert stream.step() == of("a", 0, 40, 60)
+    # What is given up for good.
+    brokers.store("a", "t", 60, **padding)
+    brokers.clock.advance(200 * 3600)
+    ahead.step()
+    assert brokers.delete_expired("a", "t") <= 60
+    brokers.admin(lambda changes: changes.delete_group("lake"))
+    assert brokers.on_loop(lambda: brokers.brokers["a"].offsets.topics_of("lake")) == []
+    eventually(lambda: brokers.delete_expired("a", "t") > 60, "what nobody waits for goes")
 
 
 def test_expired_records_are_passed_over_by_the_time_of_the_batch(brokers: Brokers) -> None:
@@ -388,7 +434,7 @@ def test_what_a_repaired_log_has_lost_is_told_as_that(brokers: Brokers) -> None:
     brokers.stop("a")
     (log,) = [path for path in (brokers.directory / "a" / "commitlog").iterdir() if path.name.isdigit()]
     with log.open("r+b") as file:
-        for offset in (7, 8, 12):
+        for offset in (7, 8, 10, 12):
             file.seek(places[offset])
             file.write(bytes(60))
     brokers.start("a")
@@ -396,7 +442,12 @@ def test_what_a_repaired_log_has_lost_is_told_as_that(brokers: Brokers) -> None:
     with pytest.raises(DataLossError, match=r"offset 7 to 8: they are damaged in the broker's log"):
         stream.step()
     stream.start_again(failOnDataLoss="false")
-    assert [row[2] for row in stream.step()] == [n for n in range(20) if n not in (7, 8, 12)]
+    left = [n for n in range(20) if n not in (7, 8, 10, 12)]
+    assert [row[2] for row in stream.step()] == left
+    # Nothing is passed over where a time is looked for and the record in the middle is one of them.
+    since = Stream(brokers, "t", startingTimestamp=str(START_MS), failOnDataLoss="false")
+    since.step()
+    assert [row[2] for row in since.step()] == left
 
 
 def test_latest_waits_for_a_broker_that_is_away_and_never_reads_its_backlog(
@@ -431,3 +482,77 @@ def test_latest_waits_for_a_broker_that_is_away_and_never_reads_its_backlog(
     assert stream.offsets("t") == {"a:0": 5, "b:0": 5}
     brokers.store("b", "t", 1)
     assert stream.step() == of("b", 0, 5, 6)
+
+
+def test_a_batch_that_is_repeated_waits_for_a_broker_that_is_away(brokers: Brokers) -> None:
+    """It may have the rows, and who does not ask it stores them elsewhere once more."""
+    brokers.make("t", "a", "b")
+    # Queues in order: a:0, b:0.
+    of_b = next(key for key in map(str, range(9)) if zlib.crc32(key.encode()) % 2)
+    rows = record_batches([{"value": b"%d" % n, "key": of_b} for n in range(20)])
+    assert sink(brokers.address, rows, topic="t") == 20
+    brokers.stop("b")
+    with pytest.raises(SinkUnavailableError, match="broker b of topic 't' stayed away for the time"):
+        sink(brokers.address, rows, topic="t", retryTimeoutMs="300")
+    brokers.start("b")
+    brokers.await_queues("t", 2)
+    assert sink(brokers.address, rows, topic="t") == 20
+    assert sorted(Stream(brokers, "t").step()) == of("b", 0, 0, 20)
+
+
+def test_rows_name_their_queue_by_broker_and_number_where_there_are_several_brokers(brokers: Brokers) -> None:
+    brokers.make("t", "a", "b", queues=2)
+    brokers.make("alone", "b", queues=2)
+    rows = [
+        {"value": b"%d" % n, "topic": "t", "partition": n % 2, "broker": "ab"[n // 2 % 2]} for n in range(40)
+    ]
+    of_one = {"topic": "alone", "partition": 1}
+    rows += [
+        {"value": b"40", "topic": "t", "partition": None, "broker": None},
+        {"value": b"41", "broker": None, **of_one},
+        {"value": b"42", "broker": "b", **of_one},
+    ]
+    assert sink(brokers.address, record_batches(rows, rows_max=7)) == 43
+    stream = Stream(brokers, "t,alone")
+    stream.step()
+    found = {value: (broker, queue_id) for broker, queue_id, _, value in stream.read}
+    del found["40"]
+    assert found == {
+        row["value"].decode(): (row["broker"] or "b", row["partition"])
+        for row in rows
+        if row["value"] != b"40"
+    }
+    for row, problem in [
+        (
+            {"partition": 1, "broker": None},
+            "column broker is missing: topic 't' is at a, b, and each numbers",
+        ),
+        ({"partition": 1, "broker": "c"}, "column broker is 'c', and topic 't' has no queue there"),
+        ({"partition": 2, "broker": "b"}, "column partition is 2, and topic 't' has no such queue"),
+        ({"partition": None, "broker": "b"}, "column broker is given without a partition"),
+    ]:
+        bad = record_batches([{"value": b"x", "partition": None, "broker": None}, {"value": b"y", **row}])
+        with pytest.raises(SinkRowError, match=f"partition 0: row 1: {problem}"):
+            sink(brokers.address, bad, topic="t", producer="bad/0")
+    without = record_batches([{"value": b"x", "partition": 0}])
+    with pytest.raises(SinkRowError, match="row 0: column broker is missing"):
+        sink(brokers.address, without, topic="t", producer="bad/0")
+
+
+def test_a_topic_that_was_made_anew_has_no_batches_of_the_former_one(brokers: Brokers) -> None:
+    """An import that is done over, under the same name and number, is not taken for what was deleted."""
+    rows = record_batches([{"value": b"%d" % n} for n in range(20)])
+    for _ in range(2):
+        brokers.make("t", "a")
+        for _ in range(2):
+            assert sink(brokers.address, rows, topic="t", producer="import/0", batch=7) == 20
+        stream = Stream(brokers, "t")
+        assert len(stream.step()) == 20
+        brokers.delete("t")
+    # So it is when the broker knows the numbers from its log alone.
+    brokers.make("t", "a")
+    brokers.stop("a")
+    brokers.start("a")
+    brokers.await_queues("t", 1)
+    assert sink(brokers.address, rows, topic="t", producer="import/0", batch=7) == 20
+    assert len(Stream(brokers, "t").step()) == 20

@@ -24,9 +24,11 @@ pytest.importorskip("pyspark")
 from eventually import eventually
 from gateway_process import free_ports
 from kill_masters import Change
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from replicated_cluster import BROKER, ReplicatedCluster
+from shared_spark import CONF
 from spark_over_members import TOPIC as READINGS_TOPIC
 from spark_over_members import CommandSink, Device, Readings
 
@@ -34,7 +36,7 @@ from iotmq.bridge.jobs.readings import SOURCE_SCHEMA, device_readings
 from iotmq.bridge.jobs.telemetry_windows import window_statistics
 from iotmq.bridge.jobs.windows_table import render_rows, shown_rows
 from iotmq.bridge.offsets import QueueKey, StreamOffset, from_json
-from iotmq.bridge.spark_session import LOW_LATENCY_OPTIONS, session
+from iotmq.bridge.spark_session import LOW_LATENCY_OPTIONS
 from iotmq.broker.broker import Broker
 from iotmq.broker.registration.advertised_address import resolve_store_host
 from iotmq.broker.settings import BrokerSettings
@@ -42,7 +44,7 @@ from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.client import SyncClient, SyncProducer
 from iotmq.client.admin.changes import AdminChanges
 from iotmq.client.admin.queue_scaling import QueueScaling
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.client import IotmqClient
 from iotmq.client.transport.settings import ClientSettings
 from iotmq.message.properties import KEYS, MQTT_CLIENT_ID, MQTT_TOPIC, TAGS, encode_properties
 from iotmq.message.records.record import encode_batch
@@ -55,10 +57,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
 QUEUES = 4
 STEP_S = 90.0
-# Half of the processor time of a short Spark run goes to the compiler that makes long ones fast.
-FAST_START = "-XX:TieredStopAtLevel=1"
-# The demo has as many tasks after a shuffle as is usual.
-ONE_TASK = {"spark.sql.shuffle.partitions": "1"}
 # A stream that waits for the answer of a master that has stopped would take this long.
 REQUEST_TIMEOUT_MS = 30_000
 GOES_ON_S = 15.0
@@ -188,18 +186,6 @@ def now_ms() -> int:
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    running = session(
-        "iotmq tests",
-        cores=2,
-        profile="low_latency",
-        conf={"spark.driver.extraJavaOptions": FAST_START, **ONE_TASK},
-    )
-    yield running
-    running.stop()
-
-
-@pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     started = Gateway(tmp_path_factory.mktemp("gateway"))
     yield started
@@ -297,11 +283,26 @@ def test_headers_projection_and_ranges(spark: SparkSession, gateway: Gateway, to
     assert frame.where("element_at(properties, 'TAGS') = 'x'").count() == 60
 
 
+def first_lines(error: BaseException) -> str:
+    """What is read before the eye is tired."""
+    return "\n".join(str(error).splitlines()[:5])
+
+
 def test_wrong_options_and_topics_reach_the_user_by_name(spark: SparkSession, gateway: Gateway) -> None:
-    with pytest.raises(Exception, match="did you mean failOnDataLoss"):
-        spark.read.format("iotmq").options(**options(gateway, "x", failOnDataLos="false")).load().count()
-    with pytest.raises(Exception, match="topic 'no-such-topic' does not exist"):
+    reader = spark.read.format("iotmq")
+    with pytest.raises(PySparkException) as caught:
+        reader.options(**options(gateway, "x", failOnDataLos="false")).load().count()
+    assert "ConfigError: unknown option 'failondatalos'" in first_lines(caught.value)
+    assert "did you mean failOnDataLoss" in first_lines(caught.value)
+    with pytest.raises(PySparkException) as caught:
         spark.read.format("iotmq").options(**options(gateway, "no-such-topic")).load().count()
+    assert "TopicMissingError: topic 'no-such-topic' does not exist" in first_lines(caught.value)
+
+
+def test_nothing_to_read_is_no_rows(spark: SparkSession, gateway: Gateway, topic: str) -> None:
+    assert spark.read.format("iotmq").options(**options(gateway, topic)).load().count() == 0
+    pattern = {"iotmq.bootstrap.servers": gateway.address, "subscribePattern": "no-such-.*"}
+    assert spark.read.format("iotmq").options(**pattern).load().count() == 0
 
 
 def test_a_stream_goes_on_where_its_checkpoint_ends(
@@ -406,12 +407,12 @@ def test_a_broker_that_is_away_is_waited_for_and_never_left_out(
 
 
 KILLED_STREAM = """
+import json
 import sys
 from iotmq.bridge.offsets import QueueKey, StreamOffset, from_json
 from iotmq.bridge.spark_session import session
-address, topic, directory, java_options = sys.argv[1:]
-conf = {"spark.driver.extraJavaOptions": java_options}
-spark = session("killed", cores=1, profile="low_latency", conf=conf)
+address, topic, directory, conf = sys.argv[1:]
+spark = session("killed", cores=1, profile="low_latency", conf=json.loads(conf))
 rows = (spark.readStream.format("iotmq").option("iotmq.bootstrap.servers", address)
         .option("subscribe", topic).option("startingOffsets", "earliest").load())
 rows.writeStream.format("parquet").option("checkpointLocation", directory + "/checkpoint").trigger(
@@ -424,7 +425,7 @@ def test_a_killed_stream_has_every_record_once_after_its_restart(
     spark: SparkSession, gateway: Gateway, topic: str, tmp_path: Path
 ) -> None:
     gateway.produce(topic, 0, numbered(0, 0, 50))
-    words = ["-c", KILLED_STREAM, gateway.address, topic, str(tmp_path), FAST_START]
+    words = ["-c", KILLED_STREAM, gateway.address, topic, str(tmp_path), json.dumps(CONF)]
     victim = subprocess.Popen([sys.executable, *words], stderr=subprocess.DEVNULL, start_new_session=True)
     try:
         # Killed while batches are under way: after three of them are committed, with more coming in.
@@ -547,8 +548,7 @@ def test_the_job_reads_everything_until_it_is_told_to_end(
         [
             *(sys.executable, "-m", "iotmq.bridge.jobs.device_statistics"),
             *("--bootstrap", gateway.address, "--topic", topic, "--cores", "1"),
-            *("--conf", f"spark.driver.extraJavaOptions={FAST_START}"),
-            *(word for name, value in ONE_TASK.items() for word in ("--conf", f"{name}={value}")),
+            *(word for name, value in CONF.items() for word in ("--conf", f"{name}={value}")),
             *("--checkpoint", str(tmp_path / "checkpoint"), "--parquet", str(tmp_path / "out")),
             *("--slide", "1 minute", "--trigger", "500 milliseconds", "--console", "--report", str(report)),
         ],

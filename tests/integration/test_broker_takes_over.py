@@ -65,7 +65,7 @@ async def poll(consumer: PullConsumer, count: int) -> list[bytes]:
     found: list[bytes] = []
     async with asyncio.timeout(30):
         while len(found) < count:
-            found += [message.body for message in await consumer.poll(records_max=count - len(found))]
+            found += [message.body for message in await consumer.getmany(records_max=count - len(found))]
     return found
 
 

@@ -111,7 +111,7 @@ async def read_all(client: IotmqClient, topic: str) -> list[bytes]:
         await consumer.assign(dict.fromkeys(ends, 0))
         async with asyncio.timeout(30):
             while any(consumer.position(queue) < end for queue, end in ends.items()):
-                bodies += [message.body for message in await consumer.poll(timeout_ms=100)]
+                bodies += [message.body for message in await consumer.getmany(timeout_ms=100)]
     return bodies
 
 
@@ -143,7 +143,7 @@ async def test_every_way_of_sending_arrives_in_every_way_of_reading(cluster: Clu
 
         async with PullConsumer(client) as consumer:
             await consumer.assign({result.queue: result.queue_offset})
-            (message,) = await consumer.poll(records_max=1)
+            (message,) = await consumer.getmany(records_max=1)
     assert (message.body, message.topic, message.flag, message.tags) == (b"send", "T", 3, "t")
     assert message.properties["own"] == "ü"
     assert message.keys == ["k"]
@@ -366,16 +366,16 @@ async def test_a_pull_consumer_goes_on_after_a_broker_restart(cluster: Cluster) 
         await Admin(client).create_topic("T", queues=1)
         await consumer.assign(await consumer.queues("T"))
         await producer.send(Message("T", b"before"))
-        assert [message.body for message in await consumer.poll(timeout_ms=5_000)] == [b"before"]
+        assert [message.body for message in await consumer.getmany(timeout_ms=5_000)] == [b"before"]
         await cluster.stop_broker()
         await cluster.start_broker()
         await producer.send(Message("T", b"after"))
-        assert [message.body for message in await consumer.poll(timeout_ms=5_000)] == [b"after"]
+        assert [message.body for message in await consumer.getmany(timeout_ms=5_000)] == [b"after"]
         (queue,) = consumer.positions()
         assert consumer.position(queue) == 2
         await consumer.seek(queue, 1_000)
         with pytest.raises(OffsetMovedError) as caught:
-            await consumer.poll()
+            await consumer.getmany()
         assert caught.value.next_offset == 2
 
 
@@ -436,7 +436,7 @@ async def test_columns_of_a_million_bytes_come_in_few_polls(cluster: Cluster) ->
         await consumer.assign([queue])
         rows = polls = 0
         while rows < 10_000:
-            result = await consumer.poll_columns(columns=("body", "queue_offset"), keys=("KEYS",))
+            result = await consumer.getmany_columns(columns=("body", "queue_offset"), keys=("KEYS",))
             assert result is not None
             offsets = result[1].numpy("queue_offset")
             assert offsets.tolist() == list(range(rows, rows + len(offsets)))
@@ -517,5 +517,5 @@ def produce_and_consume(settings: ClientSettings) -> None:
             puller.assign(puller.queues("T"))
             pulled: list[bytes] = []
             while len(pulled) < 10:
-                pulled += [message.body for message in puller.poll()]
+                pulled += [message.body for message in puller.getmany()]
     assert sorted(got) == sorted(pulled) == [b"%d" % number for number in range(10)]

@@ -73,7 +73,7 @@ async def test_a_message_comes_at_its_time(running: Running) -> None:
         received = []
         async with asyncio.timeout(30):
             while len(received) < 3:
-                received += [(message.body, message) for message in await consumer.poll()]
+                received += [(message.body, message) for message in await consumer.getmany()]
     assert [body for body, _ in received] == [b"past", b"at", b"after"]
     late_ms = received[1][1].store_timestamp_ms - due_ms
     assert late_ms >= 0

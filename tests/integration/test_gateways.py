@@ -116,7 +116,7 @@ class Site:
             await consumer.assign(await consumer.queues(topic, timeout_ms=10_000))
             async with asyncio.timeout(WITHIN_S):
                 while len(found) < count:
-                    found += await consumer.poll(timeout_ms=1_000)
+                    found += await consumer.getmany(timeout_ms=1_000)
         assert len(found) == count
         return found
 
@@ -417,7 +417,7 @@ async def stored_at_least(site: Site, topic: str, payloads: list[bytes]) -> list
         await consumer.assign(await consumer.queues(topic, timeout_ms=10_000))
         async with asyncio.timeout(WITHIN_S):
             while not {message.body for message in found} >= set(payloads):
-                found += await consumer.poll(timeout_ms=1_000)
+                found += await consumer.getmany(timeout_ms=1_000)
     return found
 
 

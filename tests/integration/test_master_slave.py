@@ -12,7 +12,9 @@ from eventually import soon
 from static_pair import SEGMENT_BYTES, Node, Pair
 
 from iotmq.errors import StoreError
-from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.message.properties import encode_properties
+from iotmq.message.records.record import encode_batch
+from iotmq.remoting.codes import NUMBERED_FIELD, RequestCode, ResponseCode
 from iotmq.replication.rocketmq.ha_master import FRAME_HEADER, REPORT
 from iotmq.replication.settings import ReplicationSettings
 
@@ -344,6 +346,41 @@ async def test_a_slave_goes_on_as_master_of_everything(tmp_path: Path) -> None:
         assert promoted.broker.offsets.find("g", "T", 0) == 2
         await soon(lambda: promoted.store.queue("T", 0).max_offset == 5, "the delayed message is delivered")
         assert sorted(await promoted.bodies()) == [b"0", b"1", b"2", b"3", b"late"]
+
+
+async def numbered(node: Node, *numbers: int) -> list[int]:
+    """Send numbered batches of one message, as a task of Spark's sink does; the codes of the answers."""
+    codes = []
+    for number in numbers:
+        mark = {"BATCH_NUMBER": f"query/0 5 {number} 0 1 words"}
+        body = encode_batch([(b"number %d" % number, encode_properties(mark), 0)])
+        fields = {**SEND, "m": "true", NUMBERED_FIELD: "true"}
+        codes.append((await node.ask(RequestCode.SEND_BATCH_MESSAGE, fields, body)).code)
+    return codes
+
+
+async def test_a_promoted_slave_knows_which_numbered_batches_it_has(tmp_path: Path) -> None:
+    """A sender goes on where that is all of them, and else repeats its batch; nothing is stored twice."""
+    last = {"topic": "T", "producer": "query/0"}
+    async with Pair(tmp_path) as pair:
+        assert await pair.master.send(b"first") == 0
+        assert await numbered(pair.master, 0, 1, 2) == [0, 0, 0]
+        await pair.level()
+        await pair.poll()
+        refused = await pair.slave.ask(RequestCode.LAST_BATCH_NUMBER, last)
+        assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE, "it may be behind"
+        await pair.slave.stop()
+        # Acknowledged by the master alone.
+        assert await numbered(pair.master, 3) == [0]
+        await pair.master.stop()
+        promoted = pair.slave
+        promoted.replication = {"role": "async_master"}
+        await promoted.start()
+        answer = await promoted.ask(RequestCode.LAST_BATCH_NUMBER, last)
+        assert (answer.ext["batch"], answer.ext["number"]) == ("5", "2")
+        assert await numbered(promoted, 4) == [ResponseCode.BATCH_OUT_OF_ORDER]
+        assert await numbered(promoted, 0, 1, 2, 3, 4) == [0] * 5
+        assert await promoted.bodies() == [b"first", *(b"number %d" % n for n in range(5))]
 
 
 # The replication port.

@@ -110,6 +110,15 @@ async def test_a_session_taken_over_says_so(site: MqttSite) -> None:
         await latter.end()
 
 
+async def test_a_session_that_nobody_has_taken_over_is_to_be_opened_anew(site: MqttSite) -> None:
+    """Clients do not connect again after 0x8E: who is asked to come anew gets another code."""
+    device = await Device5.connect(site, "asked", expiry_s=60)
+    front = site.fronts["one"].mqtt
+    (known,) = front.parts.sessions.devices()
+    front.session_fenced("asked", known.epoch, "its queues have changed")
+    assert (await device.client.rest())[:3] == bytes([0xE0, 2, 0x89])
+
+
 def will(payload: bytes, **fields: Any) -> Will:
     return Will("w", payload, 1, False, Properties(**fields))
 

@@ -21,7 +21,6 @@ from pyspark.sql import SparkSession
 
 from iotmq.bridge.jobs import alerts
 from iotmq.bridge.jobs.alerts import Rule, Settings, check_rules, commands_of, next_states, told_readings
-from iotmq.bridge.spark_session import session
 from iotmq.client import Message, SyncClient, SyncProducer
 from iotmq.client.transport.settings import ClientSettings
 from iotmq.errors import ConfigError
@@ -29,11 +28,6 @@ from iotmq.errors import ConfigError
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 AT = datetime(2026, 1, 1, 12)
-CONF = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
-    "spark.driver.memory": "1g",
-    "spark.sql.shuffle.partitions": "2",
-}
 HOT = {
     "name": "hot",
     "metric": "temperature",
@@ -46,10 +40,12 @@ HOT = {
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    running = session("iotmq alerts tests", cores=2, profile="low_latency", conf=CONF)
-    yield running
-    running.stop()
+def spark(spark: SparkSession) -> Iterator[SparkSession]:
+    """With the state of rules in two parts."""
+    before = spark.conf.get("spark.sql.shuffle.partitions")
+    spark.conf.set("spark.sql.shuffle.partitions", "2")
+    yield spark
+    spark.conf.set("spark.sql.shuffle.partitions", before)
 
 
 class Folded:

@@ -1,4 +1,7 @@
-"""Jobs on a real standalone cluster of two workers, whose executors have nothing of ours."""
+"""Jobs on a real standalone cluster of two workers, whose executors have nothing of ours.
+
+IOTMQ_STREAM_ROWS is how many rows a stream reads whose executor and driver are killed.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +21,18 @@ pytest.importorskip("pyspark")
 import pyarrow
 from eventually import eventually
 from gateway_process import GatewayProcess
+from log_reader import read_bodies
 from pyarrow import parquet
 from spark_cluster import StandaloneCluster
 
 from iotmq.client import Message, SyncClient, SyncProducer
 from iotmq.client.transport.settings import ClientSettings
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
-
 TOPIC = "telemetry"
-COUNT = 4_000
+COUNT = int(os.environ.get("IOTMQ_STREAM_ROWS", "4000"))
+BATCHES = 20
 READINGS = 50
-STEP_S = 240.0
+STEP_S = 240.0 + COUNT // 5_000
 SMALL = (
     *("--conf", "spark.executor.memory=500m", "--conf", "spark.driver.memory=600m"),
     *("--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.driver.bindAddress=127.0.0.1"),
@@ -37,6 +40,8 @@ SMALL = (
     *("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"),
     *("--conf", "spark.executor.extraJavaOptions=-XX:TieredStopAtLevel=1"),
 )
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600 + COUNT // 2_500)]
 
 READS = """
 import json, logging, sys
@@ -71,20 +76,22 @@ STREAMS = """
 import sys
 from iotmq.bridge.spark_session import session
 
-address, directory = sys.argv[1:]
+address, directory, batch_rows, sink = sys.argv[1:]
+options = {"iotmq.bootstrap.servers": address, "topic": "written"} if sink == "iotmq" else {"path": directory + "/rows"}
+column = "value" if sink == "iotmq" else "CAST(CAST(value AS STRING) AS INT) AS n"
 spark = session("streams")
 rows = (
     spark.readStream.format("iotmq")
     .option("iotmq.bootstrap.servers", address)
     .option("subscribe", "telemetry")
     .option("startingOffsets", "earliest")
-    .option("maxOffsetsPerTrigger", "200")
+    .option("maxOffsetsPerTrigger", batch_rows)
     .load()
 )
 query = (
-    rows.selectExpr("CAST(CAST(value AS STRING) AS INT) AS n")
-    .writeStream.format("parquet")
-    .option("path", directory + "/rows")
+    rows.selectExpr(column)
+    .writeStream.format(sink)
+    .options(**options)
     .option("checkpointLocation", directory + "/checkpoint")
     .trigger(availableNow=True)
     .start()
@@ -206,9 +213,13 @@ conf = {{ "spark.sql.streaming.numRecentProgressUpdates" = "10" }}
 
 
 @pytest.mark.spark_long
+@pytest.mark.parametrize("sink", ["parquet", "iotmq"])
 def test_a_stream_goes_on_when_an_executor_is_killed_and_after_its_driver_was(
-    cluster: StandaloneCluster, gateway: str, cluster_python: str, tmp_path: Path
+    cluster: StandaloneCluster, gateway: str, cluster_python: str, tmp_path: Path, sink: str
 ) -> None:
+    if sink == "iotmq":
+        words = ("topic", "create", "written", "--queues", "4", "--registry", gateway)
+        subprocess.run([sys.executable, "-m", "iotmq", "admin", *words], check=True, timeout=60)
     program = tmp_path / "streams.py"
     program.write_text(STREAMS)
     (tmp_path / "state").mkdir()
@@ -218,7 +229,8 @@ def test_a_stream_goes_on_when_an_executor_is_killed_and_after_its_driver_was(
         return len([path for path in checkpoint.glob("*") if path.name.isdigit()])
 
     log = (tmp_path / "driver.log").open("ab")
-    words = submit(cluster, cluster_python, program, gateway, str(tmp_path / "state"))
+    state = tmp_path / "state"
+    words = submit(cluster, cluster_python, program, gateway, str(state), str(COUNT // BATCHES), sink)
     with log, subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True) as first:
         try:
             eventually(lambda: commits() >= 2, "two batches", within_s=STEP_S)
@@ -228,6 +240,11 @@ def test_a_stream_goes_on_when_an_executor_is_killed_and_after_its_driver_was(
         finally:
             # All of the driver: the command, Java, and the interpreters.
             os.killpg(first.pid, signal.SIGKILL)
-    assert commits() < COUNT // 200, "the driver was killed too late to show anything"
+    assert commits() < BATCHES, "the driver was killed too late to show anything"
     finish(words, tmp_path / "driver.log")
-    assert sorted(numbers_in(tmp_path / "state" / "rows")) == list(range(COUNT))
+    if sink == "iotmq":
+        found = [int(body) for body in read_bodies(gateway, "written")]
+    else:
+        found = numbers_in(state / "rows")
+    assert sorted(found) == list(range(COUNT))
+    print(f"{sink}: {COUNT:,} rows once; an executor killed, and a driver with {before} of {BATCHES} batches done")

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ pytest.importorskip("pyspark")
 from eventually import eventually
 from gateway_process import GatewayProcess
 from pyspark.sql import DataFrame, SparkSession
+from shared_spark import CONF
 
 from iotmq.bridge.jobs import device_state
 from iotmq.bridge.jobs.device_state import (
@@ -33,26 +33,13 @@ from iotmq.bridge.jobs.device_state import (
     merge,
 )
 from iotmq.bridge.jobs.snapshots import Current, Snapshots
-from iotmq.bridge.spark_session import session
 from iotmq.client import Message, SyncClient, SyncProducer
 from iotmq.client.transport.settings import ClientSettings
 from iotmq.errors import ConfigError
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
-CONF = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
-    "spark.driver.memory": "1g",
-    "spark.sql.shuffle.partitions": "1",
-}
 AT = datetime(2026, 1, 1, 12)
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    running = session("iotmq device tests", cores=2, profile="low_latency", conf=CONF)
-    yield running
-    running.stop()
 
 
 def heard(spark: SparkSession, *messages: tuple[str, float, str]) -> DataFrame:

@@ -22,31 +22,19 @@ from eventually import eventually
 from gateway_process import GatewayProcess
 from google.protobuf import descriptor_pb2
 from pyspark.sql import DataFrame, SparkSession
+from shared_spark import CONF
 
 from iotmq.bridge.jobs import lake, replay
 from iotmq.bridge.jobs.compaction import Compaction, Journal
 from iotmq.bridge.jobs.payloads import Payload, data_schema, decode
-from iotmq.bridge.spark_session import session
 from iotmq.client import Message, SyncClient, SyncProducer
 from iotmq.client.transport.settings import ClientSettings
 from iotmq.errors import ConfigError
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
-CONF = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
-    "spark.driver.memory": "1g",
-    "spark.sql.shuffle.partitions": "1",
-}
 STORED = datetime(2026, 1, 1, 12, tzinfo=UTC)
 AT_S = 1_767_225_600 + 3600  # 2026-01-01 01:00
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    running = session("iotmq lake tests", cores=2, profile="low_latency", conf=CONF)
-    yield running
-    running.stop()
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from store_model import HOST, batch
 
-from iotmq.bridge.spark_session import session
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
 
@@ -22,13 +21,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
 ROWS = 60_000
 SEGMENT_BYTES = 4 * 1024 * 1024
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    running = session("iotmq path tests", cores=2, conf={"spark.driver.memory": "1g"})
-    yield running
-    running.stop()
 
 
 @pytest.fixture(scope="module")

@@ -100,7 +100,7 @@ async def test_a_pull_consumer_gets_what_the_expression_is_true_for(site: Site) 
         got: list[int] = []
         async with asyncio.timeout(WAIT_S):
             while len(got) < len(wanted):
-                got += [int(message.body) for message in await consumer.poll(timeout_ms=1_000)]
+                got += [int(message.body) for message in await consumer.getmany(timeout_ms=1_000)]
         assert sorted(got) == wanted
 
 
@@ -137,7 +137,7 @@ async def test_records_that_are_not_in_memory_are_fetched_before_they_are_looked
         got: list[int] = []
         async with asyncio.timeout(WAIT_S):
             while len(got) < 3:
-                got += [int(message.body.split()[0]) for message in await consumer.poll(timeout_ms=1_000)]
+                got += [int(message.body.split()[0]) for message in await consumer.getmany(timeout_ms=1_000)]
     assert sorted(got) == [3, 150, 399]
     metrics = {metric.name: metric.value for metric in site.broker.metrics() if not metric.labels}
     assert metrics["iotmq_broker_cold_reads_total"] > 0

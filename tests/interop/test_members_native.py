@@ -172,9 +172,9 @@ def test_queue_locks_stay_with_their_client(
         }  # fmt: skip
 
         async def request() -> dict[str, Any]:
-            address = await broker_address(client.client, queues[0])
+            address = await broker_address(client.asynchronous, queues[0])
             answer = await ask(
-                client.client, address, RequestCode.LOCK_BATCH_QUEUES, {}, json.dumps(body).encode(),
+                client.asynchronous, address, RequestCode.LOCK_BATCH_QUEUES, {}, json.dumps(body).encode(),
                 doing="locks", timeout_s=1.0,
             )  # fmt: skip
             found: dict[str, Any] = json.loads(answer.body_bytes())

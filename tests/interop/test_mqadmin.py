@@ -52,7 +52,7 @@ def consumed(client: SyncClient, sent: list[SendResult]) -> Iterator[list[Receiv
     settings = PushConsumerSettings(consume_from="first", commit_ms=50)
     consumer = SyncPushConsumer(client, "billing", lambda messages: seen.extend(messages), settings=settings)
     consumer.subscribe(TOPIC)
-    admin = Admin(client.client)
+    admin = Admin(client.asynchronous)
     with consumer:
         eventually(
             lambda: len(seen) == 10 and client.run(admin.groups.progress("billing", TOPIC)).behind == 0,
@@ -192,7 +192,7 @@ def test_a_java_consumer_is_asked_through_the_broker(
     java = javas.start("JavaClient")
     java.call("push", group="java-billing", topic=TOPIC)
     java.wait_for("message", 10)
-    admin = Admin(client.client)
+    admin = Admin(client.asynchronous)
     connections = client.run(admin.groups.connections("java-billing"))
     assert connections is not None
     (member,) = connections.connection_set

@@ -43,7 +43,7 @@ def client(gateway: GatewayProcess) -> Iterator[SyncClient]:
 
 @pytest.fixture(scope="module")
 def admin(client: SyncClient) -> Admin:
-    return Admin(client.client)
+    return Admin(client.asynchronous)
 
 
 def send(client: SyncClient, topic: str, *bodies: bytes) -> None:

@@ -50,7 +50,7 @@ def make_topics(gateway: GatewayProcess, *topics: str, group: str = "", **settin
         for topic in topics:
             SyncAdmin(client).create_topic(topic, queues=2)
         if group:
-            client.run(Admin(client.client).changes.update_group(group, settings))
+            client.run(Admin(client.asynchronous).changes.update_group(group, settings))
 
 
 def test_sends_of_all_kinds_are_pulled(gateway: GatewayProcess, python: PipedClient) -> None:

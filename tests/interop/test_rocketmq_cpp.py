@@ -239,7 +239,7 @@ def test_a_failed_message_comes_back(gateway: GatewayProcess, cpp: PipedClient, 
 def test_what_fails_too_often_is_a_dead_letter(gateway: GatewayProcess, cpp: PipedClient) -> None:
     """The client leaves it to the group's settings how often a message comes back."""
     with SyncClient(ClientSettings(registries=(gateway.registry,))) as client:
-        admin = Admin(client.client)
+        admin = Admin(client.asynchronous)
         client.run(admin.changes.update_group("cpp-dead", {"retryMaxTimes": 1}))
         # Made by the group's first member otherwise, who would see it only after 10 s.
         client.run(admin.create_topic("%RETRY%cpp-dead", queues=1))
@@ -375,7 +375,7 @@ def test_a_consumer_says_what_it_is_doing_through_the_broker(
     cpp.call("push", group="cpp-asked", topic="CppAsked")
     cpp.wait_for("message", 1)
     with SyncClient(ClientSettings(registries=(gateway.registry,))) as client:
-        groups = Admin(client.client).groups
+        groups = Admin(client.asynchronous).groups
         connections = client.run(groups.connections("cpp-asked"))
         assert connections is not None
         (member,) = connections.connection_set

@@ -39,7 +39,7 @@ def test_its_producers_send_on_while_queues_are_frozen_and_removed(
     cpp: PipedClient, client: SyncClient
 ) -> None:
     SyncAdmin(client).create_topic("CppScaled", queues=6)
-    admin = Admin(client.client)
+    admin = Admin(client.asynchronous)
     cpp.call("producer", group="cpp-scaled")
 
     def send(name: str) -> None:
@@ -66,7 +66,7 @@ def test_its_producers_send_on_while_queues_are_frozen_and_removed(
 
 def test_its_push_consumers_go_where_they_are_told(cpp: PipedClient, client: SyncClient) -> None:
     SyncAdmin(client).create_topic("CppMoved", queues=2)
-    admin = Admin(client.client)
+    admin = Admin(client.asynchronous)
     with SyncProducer(client) as producer:
         for number in range(10):
             producer.send(Message("CppMoved", b"%d" % number))

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import paho.mqtt.client as paho
 import pytest
@@ -17,6 +17,9 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from iotmq.client import ClientSettings, IotmqClient, PushConsumer, PushConsumerSettings, ReceivedMessage
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.interop
 
@@ -120,10 +123,9 @@ def test_native_consumers_see_key_tag_and_properties(gateway: GatewayProcess) ->
 
 @pytest.mark.spark
 @pytest.mark.timeout(240)
-def test_a_consumer_group_and_spark_see_them_where_they_look(gateway: GatewayProcess) -> None:
-    pytest.importorskip("pyspark")
-    from iotmq.bridge.spark_session import session
-
+def test_a_consumer_group_and_spark_see_them_where_they_look(
+    gateway: GatewayProcess, spark: SparkSession
+) -> None:
     device = Device(gateway, "valve")
     assert (
         device.publish("plant/2/state", b'{"temperature": 40, "id": "v-2", "where": ["south"]}', unit="F")
@@ -132,22 +134,11 @@ def test_a_consumer_group_and_spark_see_them_where_they_look(gateway: GatewayPro
     device.close()
     message = asyncio.run(consumed_with_tag(gateway, "alarms", "F"))
     assert (message.keys, message.tags, message.properties["site"]) == (["v-2"], "F", "south")
-    spark = session(
-        "iotmq routes",
-        cores=1,
-        profile="low_latency",
-        conf={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"},
+    frame = spark.read.format("iotmq").options(
+        **{"iotmq.bootstrap.servers": gateway.registry, "subscribe": "alarms"}
     )
-    try:
-        frame = spark.read.format("iotmq").options(
-            **{"iotmq.bootstrap.servers": gateway.registry, "subscribe": "alarms"}
-        )
-        columns = (
-            "key string, tags string, mqtt_topic string, client_id string, properties map<string, string>"
-        )
-        rows = [row for row in frame.schema(columns).load().collect() if row.tags == "F"]
-    finally:
-        spark.stop()
+    columns = "key string, tags string, mqtt_topic string, client_id string, properties map<string, string>"
+    rows = [row for row in frame.schema(columns).load().collect() if row.tags == "F"]
     assert [(row.key, row.mqtt_topic, row.client_id, row.properties["site"]) for row in rows] == [
         ("v-2", "plant/2/state", "valve", "south")
     ]

@@ -22,7 +22,7 @@ import os
 import random
 import stat
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -82,8 +82,11 @@ class DiskRecorder:
     What is there when the recorder is made counts as synced.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, ignored: Collection[str] = ()) -> None:
+        """Entries of `root` with the names of `ignored` are not seen."""
         self.root = root
+        self._root = str(root)
+        self._ignored = ignored
         self.operations: list[Any] = []
         # node -> whether it is a directory
         self.is_directory: dict[int, bool] = {ROOT: True}
@@ -143,24 +146,25 @@ class DiskRecorder:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """While it lasts, the functions of `os` report here."""
-        with contextlib.ExitStack() as stack:
-            for name in (
-                "ftruncate", "truncate", "unlink", "remove", "rename", "replace", "mkdir", "rmdir", "pwrite",
-                "posix_fallocate", "link", "symlink",
-            ):  # fmt: skip
-                stack.enter_context(mock.patch.object(os, name, self._seen(getattr(os, name))))
-            for name in ("fsync", "fdatasync"):
-                stack.enter_context(mock.patch.object(os, name, self.sync_file))
-            stack.enter_context(mock.patch.object(os, "open", self._open(os.open)))
-            stack.enter_context(
-                mock.patch.object(consume_queue_module, "sync_file_system", self.sync_file_system)
-            )
-            stack.enter_context(mock.patch.object(recovery_module, "write_again", self.write_again))
+        with watching((self,)):
             yield
+
+    def is_about(self, *arguments: Any) -> bool:
+        """Whether a path or a descriptor of a call is one of what is seen here."""
+        for argument in arguments:
+            if isinstance(argument, (str, Path)):
+                if str(argument).startswith(self._root):
+                    return True
+            elif isinstance(argument, int) and argument > 2:
+                with contextlib.suppress(OSError):
+                    if os.fstat(argument).st_ino in self._nodes:
+                        return True
+        return False
 
     def sync_file(self, descriptor: int) -> None:
         """In the place of fsync and fdatasync: what is there when it is called is on the disk afterwards."""
-        self.look(has_names_changed=False)
+        # With names: who writes by `write` has made files longer that are not mapped in full yet.
+        self.look()
         before = len(self.operations)
         node = self._nodes.get(os.fstat(descriptor).st_ino)
         if self.is_failing and node in self._files and "/commitlog/" in self._files[node][0]:
@@ -197,27 +201,11 @@ class DiskRecorder:
     def _sync(self, node: int | None, before: int | None = None) -> None:
         self.operations.append(Sync(node, len(self.operations) if before is None else before))
 
-    def _seen(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **more: Any) -> Any:
-            self.look(has_names_changed=False)
-            try:
-                return function(*arguments, **more)
-            finally:
-                self.look()
-
-        return call
-
-    def _open(self, function: Callable[..., int]) -> Callable[..., int]:
-        seen = self._seen(function)
-
-        def call(path: Any, flags: int, *arguments: Any, **more: Any) -> int:
-            return (seen if flags & (os.O_CREAT | os.O_TRUNC) else function)(path, flags, *arguments, **more)
-
-        return call
-
     def _scan(self, path: str, directory: int, found: dict[tuple[int, str], int]) -> None:
         with os.scandir(path) as entries:
             for entry in entries:
+                if directory == ROOT and entry.name in self._ignored:
+                    continue
                 try:
                     status = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
@@ -251,6 +239,66 @@ class DiskRecorder:
                 self.operations.append(Write(node, start // PAGE_BYTES, page))
         if len(before) != len(after):
             self.operations.append(Resize(node, len(after)))
+
+
+@contextlib.contextmanager
+def watching(recorders: Sequence[DiskRecorder]) -> Iterator[None]:
+    """While it lasts, the functions of `os` report to those they are about, now or later on the list."""
+
+    def concerned(*arguments: Any) -> list[DiskRecorder]:
+        return [recorder for recorder in recorders if recorder.is_about(*arguments)]
+
+    def seen(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **more: Any) -> Any:
+            looking = concerned(*arguments[:2])
+            for recorder in looking:
+                recorder.look(has_names_changed=False)
+            try:
+                return function(*arguments, **more)
+            finally:
+                for recorder in looking:
+                    recorder.look()
+
+        return call
+
+    def opened(function: Callable[..., int]) -> Callable[..., int]:
+        seen_function = seen(function)
+
+        def call(path: Any, flags: int, *arguments: Any, **more: Any) -> int:
+            makes = flags & (os.O_CREAT | os.O_TRUNC)
+            return (seen_function if makes else function)(path, flags, *arguments, **more)
+
+        return call
+
+    def synced(function: Callable[[int], None]) -> Callable[[int], None]:
+        def call(descriptor: int) -> None:
+            for recorder in concerned(descriptor):
+                recorder.sync_file(descriptor)
+                return
+            function(descriptor)
+
+        return call
+
+    def sync_file_system(directory: str) -> None:
+        for recorder in concerned(directory):
+            recorder.sync_file_system(directory)
+
+    def write_again(segment: Segment, start_bytes: int, end_bytes: int) -> None:
+        for recorder in concerned(segment.path):
+            recorder.write_again(segment, start_bytes, end_bytes)
+
+    with contextlib.ExitStack() as stack:
+        for name in (
+            "ftruncate", "truncate", "unlink", "remove", "rename", "replace", "mkdir", "rmdir", "pwrite",
+            "posix_fallocate", "link", "symlink",
+        ):  # fmt: skip
+            stack.enter_context(mock.patch.object(os, name, seen(getattr(os, name))))
+        for name in ("fsync", "fdatasync"):
+            stack.enter_context(mock.patch.object(os, name, synced(getattr(os, name))))
+        stack.enter_context(mock.patch.object(os, "open", opened(os.open)))
+        stack.enter_context(mock.patch.object(consume_queue_module, "sync_file_system", sync_file_system))
+        stack.enter_context(mock.patch.object(recovery_module, "write_again", write_again))
+        yield
 
 
 class PowerCut:

@@ -167,6 +167,7 @@ class FakeBroker(_Handler):
         self.members: dict[str, dict[ServerConnection, str]] = defaultdict(dict)
         self.held: list[tuple[ServerConnection, Command]] = []
         self.given_back: Counter[int] = Counter()
+        self.locks: dict[tuple[str, str, int], str] = {}
         self.position = 0
 
     def data(self) -> dict[str, Any]:
@@ -261,10 +262,23 @@ class FakeBroker(_Handler):
             case RequestCode.CONSUMER_SEND_MESSAGE_BACK:
                 self.given_back[int(ext["offset"])] += 1
                 return request.reply(0)
+            case RequestCode.LOCK_BATCH_QUEUES | RequestCode.UNLOCK_BATCH_QUEUES:
+                return self._lock(request, json.loads(request.body_bytes()))
             case RequestCode.UPDATE_AND_CREATE_TOPIC:
                 self.add_topic(ext["topic"], int(ext["writeQueueNums"]))
                 return request.reply(0)
         return request.not_supported()
+
+    def _lock(self, request: Command, body: dict[str, Any]) -> Command:
+        locked = []
+        for queue in body["mqSet"]:
+            key = (body["consumerGroup"], queue["topic"], queue["queueId"])
+            if request.code == RequestCode.UNLOCK_BATCH_QUEUES:
+                if self.locks.get(key) == body["clientId"]:
+                    del self.locks[key]
+            elif self.locks.setdefault(key, body["clientId"]) == body["clientId"]:
+                locked.append(queue)
+        return request.reply(0, body=json.dumps({"lockOKMQSet": locked}).encode())
 
     def _heartbeat(self, connection: ServerConnection, body: dict[str, Any]) -> None:
         for consumer in body["consumerDataSet"]:

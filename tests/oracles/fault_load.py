@@ -236,7 +236,7 @@ class FaultLoad:
         async with PullConsumer(client, "fault-pull") as consumer:
             await consumer.assign(await consumer.queues(TOPIC, timeout_ms=30_000))
             while not self._leave:
-                self._note(PULL, await consumer.poll(timeout_ms=200))
+                self._note(PULL, await consumer.getmany(timeout_ms=200))
 
     def _client(self, name: str, *, at: int, **settings: object) -> MqttClient:
         host, port = self._mqtt[at % len(self._mqtt)]

@@ -48,6 +48,18 @@ def read_bodies(registry: str, topic: str) -> list[bytes]:
     return [message.body for messages in read_topic(registry, topic).values() for message in messages]
 
 
+def stored_count(registry: str, topic: str) -> int:
+    """How many messages a topic has, without reading them."""
+    count = 0
+    for address, queues in _route(registry, topic):
+        host, _, port = address.rpartition(":")
+        with BlockingConnection(host, int(port), timeout_s=30) as broker:
+            for queue_id in range(queues):
+                count += _end(broker, RequestCode.GET_MAX_OFFSET, topic, queue_id)
+                count -= _end(broker, RequestCode.GET_MIN_OFFSET, topic, queue_id)
+    return count
+
+
 def _route(registry: str, topic: str) -> list[tuple[str, int]]:
     host, _, port = registry.rpartition(":")
     with BlockingConnection(host, int(port), timeout_s=30) as connection:
@@ -63,7 +75,7 @@ def _route(registry: str, topic: str) -> list[tuple[str, int]]:
 
 def _read_queue(broker: BlockingConnection, topic: str, queue_id: int) -> list[StoredMessage]:
     messages: list[StoredMessage] = []
-    offset = _min_offset(broker, topic, queue_id)
+    offset = _end(broker, RequestCode.GET_MIN_OFFSET, topic, queue_id)
     while True:
         answer = broker.request(
             Command.request(
@@ -87,10 +99,8 @@ def _read_queue(broker: BlockingConnection, topic: str, queue_id: int) -> list[S
             offset += 1
 
 
-def _min_offset(broker: BlockingConnection, topic: str, queue_id: int) -> int:
-    answer = broker.request(
-        Command.request(RequestCode.GET_MIN_OFFSET, {"topic": topic, "queueId": str(queue_id)})
-    )
+def _end(broker: BlockingConnection, code: int, topic: str, queue_id: int) -> int:
+    answer = broker.request(Command.request(code, {"topic": topic, "queueId": str(queue_id)}))
     assert answer.code == ResponseCode.SUCCESS, answer
     return int(answer.ext["offset"])
 

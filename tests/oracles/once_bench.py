@@ -42,6 +42,10 @@ class Bench:
         self.clock = ManualClock()
         self.disk_works = threading.Event()
         self.disk_works.set()
+        # All lives have one table.
+        self.topics = TopicTable(
+            directory / "topics.json", self.clock, end_position=lambda: self.store.appended_position
+        )
         self.start()
 
     def sync_file(self, descriptor: int) -> None:
@@ -52,17 +56,21 @@ class Bench:
             self.directory / "data", clock=self.clock, segment_bytes=1 << 20, allocation_step_bytes=1 << 18,
             queue_file_entries=5000, flush=self.flush, sync_file=self.sync_file,
         )  # fmt: skip
-        topics = TopicTable(self.directory / "topics.json", self.clock)
-        topics.ensure("T", queues=2)
+        self.topics.ensure("T", queues=2)
         key_values = self.store.key_values()
         self.received = ReceivedIds(key_values, ids_max=self.ids_max, bytes_max=self.bytes_max)
-        self.numbers = BatchNumbers(key_values, producers_max=self.producers_max, bytes_max=self.bytes_max)
+        self.numbers = BatchNumbers(
+            key_values,
+            producers_max=self.producers_max,
+            bytes_max=self.bytes_max,
+            made_at=self.topics.made_at,
+        )
         self.store.add_projection(self.received)
         self.store.add_projection(self.numbers)
         settings = ChangedSettings(
             self.directory / "brokerSettings.json", BrokerSettings(), self.store.settings
         )
-        self.writer = MessageWriter(self.store, topics, settings, self.clock, Statistics(self.clock))
+        self.writer = MessageWriter(self.store, self.topics, settings, self.clock, Statistics(self.clock))
         self.writer.open()
         self.once = StoredOnce(self.writer, self.received, self.numbers, host=HOST)
         self.once.start()

@@ -15,6 +15,7 @@ TYPES: Mapping[str, pyarrow.DataType] = {
     "key": pyarrow.string(),
     "topic": pyarrow.string(),
     "partition": pyarrow.int32(),
+    "broker": pyarrow.string(),
     "tags": pyarrow.string(),
     "mqtt_topic": pyarrow.string(),
     "qos": pyarrow.int32(),

@@ -13,7 +13,7 @@ from gateway_process import free_port
 from iotmq.broker.broker import Broker
 from iotmq.broker.registration.advertised_address import resolve_store_host
 from iotmq.broker.settings import BrokerSettings
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.client import IotmqClient
 from iotmq.client.transport.settings import ClientSettings
 from iotmq.registry.server import Registry
 from iotmq.registry.settings import RegistrySettings

@@ -233,6 +233,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "sending",
         "consuming",
         "admin",
+        "client",
+        "connecting",
         "blocking",
     ),
     "mqtt": (
@@ -331,6 +333,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "client",
     ),
     "bridge": (
+        "said_first",
         "offsets",
         "plan",
         "gaps",

@@ -11,15 +11,24 @@ import pytest
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
 
-@pytest.fixture
-def write_reference(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(TOOLS))
-    specification = importlib.util.spec_from_file_location("write_reference", TOOLS / "write_reference.py")
+def tool(name: str) -> ModuleType:
+    specification = importlib.util.spec_from_file_location(name, TOOLS / f"{name}.py")
     assert specification is not None
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def write_reference(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(TOOLS))
+    return tool("write_reference")
+
+
+def test_the_types_of_the_blocking_classes_are_those_of_the_asynchronous_ones() -> None:
+    blocking_stub = tool("blocking_stub")
+    assert blocking_stub.stub() == blocking_stub.STUB.read_text(), "make reference"
 
 
 def test_all_settings_are_in_the_documents(write_reference: ModuleType) -> None:

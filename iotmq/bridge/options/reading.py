@@ -60,6 +60,7 @@ _SPELLING: Final = {name.lower(): name for name in _NAMES}
 # Those that mean something where no broker is asked.
 _NAMES_WITH_PATH: Final = frozenset(
     {"path", "subscribe", "subscribePattern", "assign", "minPartitions", "failOnDataLoss", "includeHeaders"}
+    | {"includeExpired"}
     | {"startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp"}
     | {"endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"}
 )

@@ -22,6 +22,7 @@ from iotmq.bridge.offsets import QueueKey
 from iotmq.bridge.options.reading import LATEST, Edge, SourceOptions
 from iotmq.bridge.plan import DataLossError
 from iotmq.bridge.rows import RowBuilder, check_schema
+from iotmq.bridge.said_first import each_said_first, said_first
 from iotmq.bridge.segments.files import (
     SegmentPart,
     deleted_topics,
@@ -34,6 +35,7 @@ from iotmq.bridge.segments.files import (
     up_to_the_end,
 )
 from iotmq.bridge.segments.record_picker import RecordPicker, step_over, walk_to
+from iotmq.clock import Clock, SystemClock
 from iotmq.errors import ConfigError
 
 # Records taken at once: few enough to stay in the processor's cache until they are columns.
@@ -51,23 +53,29 @@ Span = tuple[int, int, int, int, int]
 
 
 class SegmentPartition(InputPartition):
-    """Describe the work of one task, and which topics were deleted at which position."""
+    """Describe the work of one task, and which topics were deleted at which position.
 
-    def __init__(self, part: SegmentPart, deleted: Mapping[str, int]) -> None:
+    Records whose time to live was over at `expired_at_ms` are passed over; none are with 0.
+    """
+
+    def __init__(self, part: SegmentPart, deleted: Mapping[str, int], expired_at_ms: int) -> None:
         super().__init__(part)
         self.part = part
         self.deleted = dict(deleted)
+        self.expired_at_ms = expired_at_ms
 
 
 class SegmentReader(DataSourceReader):
     """A batch read of files; where they end is settled once, when the query is planned."""
 
-    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+    def __init__(self, options: SourceOptions, schema: StructType, *, clock: Clock | None = None) -> None:
         check_schema(schema)
         _check_options(options)
+        self._clock = SystemClock() if clock is None else clock
         self._options = options
         self._schema = schema
 
+    @said_first
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
         found = find_log(options.path)
@@ -81,13 +89,19 @@ class SegmentReader(DataSourceReader):
             files = stored_from(files, options.starting.timestamp_ms)
         deleted = {} if found.data is None else deleted_topics(found.data)
         tasks_min = options.partitions_min or 2 * (os.cpu_count() or 1)
-        return [SegmentPartition(part, deleted) for part in split_parts(files, tasks_min)]
+        # One time for all tasks, so that those that are tried again give the same rows.
+        expired_at_ms = 0 if options.include_expired else self._clock.now_ms()
+        return [SegmentPartition(part, deleted, expired_at_ms) for part in split_parts(files, tasks_min)]
 
+    @each_said_first
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        if partition.value is None:
+            return  # Spark's own, in the place of no task at all
         assert isinstance(partition, SegmentPartition), partition
         wishes = Wishes(self._options, partition.deleted)
         builder = RowBuilder(self._schema)
-        for records in _picked(partition.part, RecordPicker(wishes.span), self._options):
+        picker = RecordPicker(wishes.span, expired_at_ms=partition.expired_at_ms)
+        for records in _picked(partition.part, picker, self._options):
             for batch, bad_body_count in builder.build_mixed(records):
                 if bad_body_count:
                     _lose(

@@ -8,6 +8,7 @@ class RecordPicker:
         decide: Callable[[str, int], tuple[int, int, int, int, int] | None],
         *,
         queues_max: int = 1_000_000,
+        expired_at_ms: int = 0,
     ) -> None: ...
     def pick(
         self,

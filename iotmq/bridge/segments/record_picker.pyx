@@ -21,6 +21,7 @@ from iotmq.message.records.layout cimport (
 )
 from iotmq.message.records.record cimport body_crc
 from iotmq.message.records.text cimport mixed_hash
+from iotmq.message.records.time_to_live cimport has_expired
 from iotmq.store.log.resync cimport find_blank, find_record, proves_itself
 
 from iotmq.errors import StoreError
@@ -36,7 +37,8 @@ cdef class RecordPicker:
 
     That returns None for nothing, or (position, first offset, end offset, first ms, end ms): records at or
     behind the position, whose offset and store time lie in these ranges, ends not included. It is asked once
-    per queue; StoreError for more than `queues_max` of them.
+    per queue; StoreError for more than `queues_max` of them. Records whose time to live was over at
+    `expired_at_ms` are passed over; none are with 0.
     """
 
     cdef object _decide
@@ -44,9 +46,11 @@ cdef class RecordPicker:
     cdef QueueSpan* _slots              # open addressing over (topic, queue id); free where topic is NULL
     cdef Py_ssize_t _slot_count         # a power of two
     cdef Py_ssize_t _queues_max
+    cdef int64_t _expired_at_ms
 
-    def __cinit__(self, decide, *, Py_ssize_t queues_max=1_000_000):
+    def __cinit__(self, decide, *, Py_ssize_t queues_max=1_000_000, int64_t expired_at_ms=0):
         self._decide = decide
+        self._expired_at_ms = expired_at_ms
         self._names = []
         self._queues_max = queues_max
         self._slots = <QueueSpan*> PyMem_Calloc(SLOTS_MIN, sizeof(QueueSpan))
@@ -98,7 +102,7 @@ cdef class RecordPicker:
                     continue
                 if span == NULL or not is_of(span, &parts):
                     span = self.span_of(&parts)
-                if not is_wanted(span, &parts):
+                if not is_wanted(span, &parts) or self._expired_at_ms and has_expired(&parts, self._expired_at_ms):
                     here += parts.size
                     continue
                 if copied + run_size + parts.size > bytes_max and (copied or run_size):

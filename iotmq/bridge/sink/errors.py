@@ -17,6 +17,10 @@ class SinkRowError(SinkError):
     """A row that cannot be a message, by its number within its Spark partition."""
 
 
+class SinkInputError(SinkError):
+    """The rows of a task broke off, because what gives them has failed; Spark reports that failure."""
+
+
 class SinkTopicError(SinkError):
     """A topic that does not exist, or that takes no messages."""
 

@@ -82,6 +82,7 @@ class BrokerLink:
         self._address = address
         self._in_flight_bytes_max = in_flight_bytes
         self._sent: deque[_Sent] = deque()
+        self._sent_on: Connection | None = None  # the connection of all that is on its way
         self._in_flight_bytes = 0
         self._patience = cluster.retry.patience()
         self._is_waiting = False
@@ -190,7 +191,15 @@ class BrokerLink:
         self._patience = self._cluster.retry.patience()
 
     def _connection(self) -> Connection:
-        return self._cluster.connection(self._address)
+        """Return the connection; ConnectionClosedError when what is on its way went over another one.
+
+        Others who ask the same broker give up a connection, too.
+        """
+        connection = self._cluster.connection(self._address)
+        if self._sent and connection is not self._sent_on:
+            raise ConnectionClosedError("the connection was given up")
+        self._sent_on = connection
+        return connection
 
     def forget(self) -> None:
         """Close the connection: what is on its way is not waited for."""

@@ -71,6 +71,7 @@ COLUMNS: Final[dict[str, SinkColumn]] = {
     "key": SinkColumn(_BYTES, "string or binary", names.KEYS),
     "topic": SinkColumn(_TEXTS, "string"),
     "partition": SinkColumn(_NUMBERS, "int"),
+    "broker": SinkColumn(_TEXTS, "string"),
     "tags": SinkColumn(_TEXTS, "string", names.TAGS),
     "mqtt_topic": SinkColumn(_TEXTS, "string", names.MQTT_TOPIC, MQTT_NAME),
     "qos": SinkColumn(_NUMBERS, "int", names.MQTT_QOS),
@@ -93,6 +94,8 @@ class Rows(NamedTuple):
     keys: TextColumn | None
     topics: pyarrow.Array | None
     partitions: Numbers | None
+    # Of `partitions`.
+    brokers: pyarrow.Array | None
 
 
 def check_sink_schema(schema: StructType, *, has_topic: bool) -> None:
@@ -115,6 +118,8 @@ def check_sink_schema(schema: StructType, *, has_topic: bool) -> None:
     found = schema.fieldNames()
     if "value" not in found:
         raise SinkColumnError("writing with format iotmq needs a column value: the body, binary or string")
+    if "broker" in found and "partition" not in found:
+        raise SinkColumnError("column broker of writing with format iotmq needs a column partition")
     if not has_topic and "topic" not in found:
         raise SinkColumnError(
             "writing with format iotmq needs a broker topic: option topic, or a column topic"
@@ -149,7 +154,8 @@ def sink_rows(batch: pyarrow.RecordBatch, *, has_topic: bool, first_row: int) ->
             "is no queue number",
         )
         partitions = numbers.fill_null(-1).to_numpy(zero_copy_only=False).astype(numpy.int32)
-    return Rows(_text_column("value", given["value"]), columns, keys, topics, partitions)
+    body = _text_column("value", given["value"])
+    return Rows(body, columns, keys, topics, partitions, given.get("broker"))
 
 
 def _text_column(name: str, array: pyarrow.Array, *, prefix: bytes = b"", kind: int = TEXT) -> TextColumn:

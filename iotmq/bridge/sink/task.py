@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from itertools import groupby
 from typing import Final, NamedTuple
 
 import numpy
@@ -17,11 +18,13 @@ import pyarrow
 from iotmq.bridge.cluster import Address, Cluster, TopicMissingError
 from iotmq.bridge.sink.errors import (
     SinkError,
+    SinkInputError,
     SinkRowError,
     SinkRowsChangedError,
     SinkTopicError,
     SinkUnavailableError,
 )
+from iotmq.bridge.sink.input_end import is_broken_off
 from iotmq.bridge.sink.link import BrokerLink, Message
 from iotmq.bridge.sink.options import SinkOptions
 from iotmq.bridge.sink.queues import SinkQueue, Written, read_written
@@ -76,10 +79,26 @@ class _Topic:
         # Of rows without a key: how many batches have had a queue by turn.
         self.turn = turn
         self.first_lane = -1  # set once it is in the encoder
-        # Place among the queues by number, -1 for a number that no queue has; of several brokers the first.
-        self.by_number = numpy.full(max(queue.queue_id for queue in queues) + 1, -1, numpy.int32)
-        for place, queue in reversed([*enumerate(queues)]):
-            self.by_number[queue.queue_id] = place
+        # Of each broker the places of its queues by their numbers, -1 for a number that none has.
+        self.by_number: dict[str, Numbers] = {}
+        for broker, of_broker in groupby(enumerate(queues), key=lambda entry: entry[1].broker):
+            places = {queue.queue_id: place for place, queue in of_broker}
+            by_number = self.by_number[broker] = numpy.full(max(places) + 1, -1, numpy.int32)
+            by_number[list(places)] = list(places.values())
+
+    @property
+    def by_number_alone(self) -> Numbers | None:
+        """The places by number where there is one broker; several number their queues each for itself."""
+        return next(iter(self.by_number.values())) if len(self.by_number) == 1 else None
+
+    def problem_with(self, broker: str) -> str:
+        """Say what is wrong with a broker that rows name, or ("") do not name."""
+        if broker:
+            return f"is {broker!r}, and topic {self.name!r} has no queue there that takes messages"
+        return (
+            f"is missing: topic {self.name!r} is at {', '.join(self.by_number)}, and each numbers its queues "
+            "for itself. Give the broker beside the partition, or leave both out"
+        )
 
     def queue_of(self, lane: int) -> SinkQueue:
         """Return where a batch of one of its lanes goes."""
@@ -113,6 +132,12 @@ class SinkTask:
                 if batch.num_rows:
                     self._write(batch, rows)
                     rows += batch.num_rows
+            if is_broken_off():
+                # The last requests would be shorter than those of the task that is tried again.
+                raise SinkInputError(
+                    f"the rows of partition {self._identity.partition} broke off after {rows}: what gives "
+                    "them has failed. The rest is written when Spark tries the task again"
+                )
             if self._encoder is not None:
                 self._send_all(self._encoder.finish())
             for link in self._links.values():
@@ -127,7 +152,11 @@ class SinkTask:
         numbers = self._topic_numbers(rows, batch.num_rows)
         if self._encoder is None:
             raise AssertionError("rows without a topic")
-        queues = None if rows.partitions is None else self._places(rows.partitions, numbers, first_row)
+        queues = (
+            None
+            if rows.partitions is None
+            else self._places(rows.partitions, rows.brokers, numbers, first_row)
+        )
         self._send_all(self._encoder.encode(rows.body, rows.columns, rows.keys, numbers, queues))
 
     def _topic_numbers(self, rows: Rows, count: int) -> Numbers:
@@ -163,23 +192,41 @@ class SinkTask:
             self._by_number.append(topic)
         return number
 
-    def _places(self, partitions: Numbers, numbers: Numbers, first_row: int) -> Numbers:
+    def _places(
+        self, partitions: Numbers, brokers: pyarrow.Array | None, numbers: Numbers, first_row: int
+    ) -> Numbers:
         """Return each row's queue as its place among those of its topic, -1 for any."""
         places = numpy.full(len(partitions), -1, numpy.int32)
+        names: list[str] = []
+        codes = numpy.full(len(partitions), -1, numpy.int32)
+        if brokers is not None:
+            coded = brokers.dictionary_encode()
+            names = coded.dictionary.to_pylist()
+            codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(numpy.int32)
+            alone = numpy.flatnonzero((codes >= 0) & (partitions < 0))
+            if len(alone):
+                raise RowError(first_row + int(alone[0]), "broker", "is given without a partition")
         for number in numpy.unique(numbers):
             topic = self._by_number[number]
-            rows = numpy.flatnonzero((numbers == number) & (partitions >= 0))
-            wanted = partitions[rows]
-            is_there = wanted < len(topic.by_number)
-            found = numpy.where(is_there, topic.by_number[numpy.where(is_there, wanted, 0)], -1)
-            missing = numpy.flatnonzero(found < 0)
-            if len(missing):
-                row = rows[missing[0]]
-                raise RowError(
-                    first_row + int(row), "partition",
-                    f"is {partitions[row]}, and topic {topic.name!r} has no such queue that takes messages",
-                )  # fmt: skip
-            places[rows] = found
+            of_topic = numpy.flatnonzero((numbers == number) & (partitions >= 0))
+            for code in numpy.unique(codes[of_topic]):
+                rows = of_topic[codes[of_topic] == code]
+                by_number = topic.by_number.get(names[code]) if code >= 0 else topic.by_number_alone
+                if by_number is None:
+                    raise RowError(
+                        first_row + int(rows[0]),
+                        "broker",
+                        topic.problem_with(names[code] if code >= 0 else ""),
+                    )
+                wanted = partitions[rows]
+                is_there = wanted < len(by_number)
+                found = numpy.where(is_there, by_number[numpy.where(is_there, wanted, 0)], -1)
+                missing = numpy.flatnonzero(found < 0)
+                if len(missing):
+                    row = int(rows[missing[0]])
+                    what = f"is {partitions[row]}, and topic {topic.name!r} has no such queue"
+                    raise RowError(first_row + row, "partition", f"{what} that takes messages")
+                places[rows] = found
         return places
 
     # Which queues, and what is there already
@@ -219,18 +266,19 @@ class SinkTask:
                     "option or column topic"
                 ) from None
             queues = tuple(SinkQueue(queue.broker_name, queue.queue_id) for queue in route.writable)
-            if queues and all(queue.broker in addresses for queue in queues):
+            # One that is away may have rows of an earlier try, which it alone can tell.
+            away = {queue.broker_name for queue in route.without_master}
+            away |= {queue.broker for queue in queues} - addresses.keys()
+            if queues and not away:
                 return queues, addresses
-            if route.readable and not queues:
+            if route.readable and not queues and not away:
                 raise SinkTopicError(
                     f"topic {name!r} takes no messages: all its queues are frozen, or its permission lacks "
                     "writing. Open them (iotmq admin topic unfreeze), or write to another topic"
                 )
-            if not patience.wait(f"for a broker of topic {name!r} that takes messages"):
-                raise SinkUnavailableError(
-                    f"topic {name!r}: none of its brokers took messages within the time of option "
-                    "retryTimeoutMs"
-                )
+            who = f"broker {', '.join(sorted(away))} of topic {name!r}"
+            if not patience.wait(f"{who} is away"):
+                raise SinkUnavailableError(f"{who} stayed away for the time of option retryTimeoutMs")
 
     def _link(self, broker: str, addresses: dict[str, Address]) -> BrokerLink:
         if broker not in addresses:

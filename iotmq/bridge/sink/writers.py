@@ -21,6 +21,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from iotmq.bridge.pool import connections
+from iotmq.bridge.said_first import said_first
 from iotmq.bridge.sink.errors import SinkError
 from iotmq.bridge.sink.options import BATCH_ID_MAX, SinkOptions
 from iotmq.bridge.sink.rows import check_sink_schema
@@ -47,6 +48,7 @@ class IotmqWriter(DataSourceArrowWriter):
         self._options = options
         self._producer = options.producer or str(uuid.uuid4())
 
+    @said_first
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> WriterCommitMessage:
         return _write(self._options, iterator, producer=self._producer, batch=self._options.batch or 0)
 
@@ -67,6 +69,7 @@ class IotmqStreamWriter(DataSourceStreamArrowWriter):
         check_sink_schema(schema, has_topic=bool(options.topic))
         self._options = options
 
+    @said_first
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> WriterCommitMessage:
         task = TaskContext.get()
         query = task.getLocalProperty(_QUERY_ID) if task is not None else None

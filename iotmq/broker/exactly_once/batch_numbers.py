@@ -4,19 +4,20 @@ A sender that may be killed and begun again, or run twice at once, cannot know w
 stored. It numbers them: batch and number, from 0 on in each batch, one after the other for each topic. The
 first message of a batch carries the numbers (`batch_marks`). What is not behind the last one is stored.
 
-A mark's owner is the topic: whoever may send there could have written the messages, too.
+A mark's owner is the topic: whoever may send there could have written the messages, too. Marks of a topic
+that was deleted are nothing to one of the same name that was made later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from typing_extensions import Buffer
 
 from iotmq import limits
 from iotmq.broker.exactly_once.batch_marks import collect_numbers, read_mark
-from iotmq.broker.exactly_once.marks import Marks
+from iotmq.broker.exactly_once.marks import Entry, Marks
 from iotmq.broker.writing.single_message_batch import split_elements
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.properties import BATCH_NUMBER
@@ -68,7 +69,10 @@ class BatchNumbers(Marks):
         *,
         producers_max: int = limits.BATCH_PRODUCERS_MAX,
         bytes_max: int = limits.BATCH_PRODUCERS_BYTES_MAX,
+        made_at: Callable[[str], int] = lambda topic: 0,
     ) -> None:
+        """`made_at` tells where the log ended when a topic was made."""
+        self._made_at = made_at
         # Where the log ended when this broker began to append by itself; set by `begin`.
         self._begun_position = 0
         super().__init__(
@@ -89,14 +93,16 @@ class BatchNumbers(Marks):
         Raises StoreError while that is not known.
         """
         self._check_known()
-        return self.number(key)
+        recent = self._recent.get(key)
+        if recent is not None and recent[0] > self._begin_of(key):
+            return recent[1]
+        entry = self._applied(key)
+        return None if entry is None else entry.number
 
     def last_position(self, key: bytes) -> int | None:
         """Return where the last batch that was applied stands, or the rest of it; None for an unknown one."""
-        entry = self.entry(key)
-        if entry is None or entry.position is None or entry.position < self._min_position:
-            return None
-        return entry.position
+        entry = self._applied(key)
+        return None if entry is None else entry.position
 
     def torn_position(self, key: bytes) -> int | None:
         """Return where the last batch stands when a power cut may have taken its end, else None.
@@ -118,9 +124,23 @@ class BatchNumbers(Marks):
             ),
         )
 
+    def _begin_of(self, key: bytes) -> int:
+        """Return the position from which on records of the topic's name are its own."""
+        topic, _, _ = key.partition(b"\0")
+        return self._made_at(topic.decode("utf-8", "replace"))
+
+    def _applied(self, key: bytes) -> Entry | None:
+        entry = self.entry(key)
+        if entry is None or entry.position is None:
+            return None
+        return None if entry.position < max(self._min_position, self._begin_of(key)) else entry
+
     def _put_number(self, key: bytes, position: int, number: int, skipped: int) -> None:
         before = self.entry(key)
-        known = -1 if before is None or before.position is None else before.number
+        is_known = (
+            before is not None and before.position is not None and before.position >= self._begin_of(key)
+        )
+        known = before.number if before is not None and is_known else -1
         # Else it is a copy: of a message that waited for its time, or that a consumer gave back.
         if number > known or (number == known and skipped):
             self.put(key, position, number)

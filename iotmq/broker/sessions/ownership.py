@@ -27,6 +27,8 @@ from iotmq.broker.sessions.wills import Wills
 from iotmq.errors import StoreError
 from iotmq.event_loop import DueAction, DueActions, LoopSlice
 from iotmq.ports.sessions import (
+    ENDED_BY_OPERATOR,
+    TAKEN_OVER,
     CloseRequest,
     OpenedSession,
     OpenRequest,
@@ -186,7 +188,7 @@ class Ownership:
             return
         request.fence = self._actions.do_later(FENCE_TIMEOUT_S, partial(self._take_over, request))
         if owner.channel.is_open:
-            owner.channel.receiver.fenced(client_id, owner.epoch, "taken over")
+            owner.channel.receiver.fenced(client_id, owner.epoch, TAKEN_OVER)
         else:
             self._take_over(request)
 
@@ -327,7 +329,7 @@ class Ownership:
         if owner is None:
             return False
         if owner.channel.is_open:
-            owner.channel.receiver.fenced(client_id, owner.epoch, "administrative action")
+            owner.channel.receiver.fenced(client_id, owner.epoch, ENDED_BY_OPERATOR)
         return True
 
     def purge(self, client_id: str, done: Callable[[Refused | None], None]) -> bool:

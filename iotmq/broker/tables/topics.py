@@ -178,6 +178,11 @@ class TopicTable:
     def find(self, name: str) -> TopicConfig | None:
         return self._topics.get(name)
 
+    def made_at(self, name: str) -> int:
+        """Return where the log ended when a topic was made; 0 for one that is not there."""
+        config = self._topics.get(name)
+        return 0 if config is None else config.made_at
+
     def names(self) -> list[str]:
         return list(self._topics)
 

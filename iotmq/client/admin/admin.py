@@ -16,7 +16,7 @@ from iotmq.client.admin.messages import MessageViews
 from iotmq.client.admin.queue_scaling import QueueScaling
 from iotmq.client.consuming import offsets
 from iotmq.client.transport.calls import master_addresses
-from iotmq.client.transport.client import IotmqClient, expect_success
+from iotmq.client.transport.client import ClientTransport, expect_success
 from iotmq.client.transport.message import check_group, check_topic
 from iotmq.client.transport.routes import PERMISSION_READ, PERMISSION_WRITE, MessageQueue, TopicRoute
 from iotmq.errors import ClientError, RequestTimeoutError
@@ -40,7 +40,7 @@ class QueueOffsets(NamedTuple):
 class Admin:
     """Asks brokers and registries through a client that is started."""
 
-    def __init__(self, client: IotmqClient) -> None:
+    def __init__(self, client: ClientTransport) -> None:
         self._client = client
         self.groups = GroupViews(client)
         """Groups: their connections, their progress, and what their members are doing."""

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Protocol, TypeVar
 
 from iotmq.client.transport.calls import ask, ask_masters, master_addresses
-from iotmq.client.transport.client import IotmqClient, expect_success
+from iotmq.client.transport.client import ClientTransport, expect_success
 from iotmq.client.transport.queue_tables import decode_answer
 
 
@@ -27,7 +27,7 @@ class Asking:
     BrokerError when one refuses, ClientError for an answer that cannot be read.
     """
 
-    def __init__(self, client: IotmqClient) -> None:
+    def __init__(self, client: ClientTransport) -> None:
         self._client = client
 
     async def _of_masters(

@@ -11,7 +11,7 @@ from iotmq.addresses import address_text
 from iotmq.client.consuming import offsets
 from iotmq.client.consuming.offset_reset import read_offsets
 from iotmq.client.transport.calls import ask, master_addresses
-from iotmq.client.transport.client import IotmqClient, expect_success
+from iotmq.client.transport.client import ClientTransport, expect_success
 from iotmq.client.transport.message import DEAD_LETTER_PREFIX, RETRY_PREFIX, check_group, check_topic
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.errors import (
@@ -51,7 +51,7 @@ class AdminChanges:
     because they know nothing of one another: one that does not answer is an error, once the others know.
     """
 
-    def __init__(self, client: IotmqClient) -> None:
+    def __init__(self, client: ClientTransport) -> None:
         self._client = client
 
     # Topics.

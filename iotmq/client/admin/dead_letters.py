@@ -18,7 +18,7 @@ from iotmq.client.consuming import offsets
 from iotmq.client.consuming.pulls import PullStatus, pull_command, read_pulled
 from iotmq.client.sending.producer import Producer
 from iotmq.client.transport.calls import broker_address
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import DEAD_LETTER_PREFIX, Message, ReceivedMessage, check_group
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.subscriptions import parse_subscription
@@ -96,7 +96,7 @@ class Resent(NamedTuple):
 class DeadLetters:
     """List and resend the dead letters of consumer groups; needs a started client."""
 
-    def __init__(self, client: IotmqClient) -> None:
+    def __init__(self, client: ClientTransport) -> None:
         self._client = client
 
     async def of_group(

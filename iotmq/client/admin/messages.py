@@ -12,7 +12,7 @@ from iotmq.addresses import address_text
 from iotmq.client.admin.groups import ConsumerConnections, GroupViews, SubscriptionInfo
 from iotmq.client.consuming.pulls import PullStatus, pull_command, read_pulled
 from iotmq.client.transport.calls import ask, broker_address
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import ReceivedMessage, check_topic
 from iotmq.client.transport.queue_tables import decode_answer
 from iotmq.client.transport.routes import MASTER_ID, MessageQueue
@@ -76,7 +76,7 @@ class QueueEntries(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 class MessageViews:
     """Reads stored messages through a client that is started; consumes and commits nothing."""
 
-    def __init__(self, client: IotmqClient, groups: GroupViews) -> None:
+    def __init__(self, client: ClientTransport, groups: GroupViews) -> None:
         self._client = client
         self._groups = groups
 

@@ -48,6 +48,7 @@ class Status(NamedTuple):
     group: str
     consume_type: str
     parallel: int
+    is_orderly: bool
     registries: tuple[str, ...]
     subscriptions: Iterable[Subscription]
     queues: Mapping[MessageQueue, QueueState]
@@ -107,7 +108,7 @@ class ConsumerAnswers:
         properties = {
             "PROP_CLIENT_VERSION": str(Version.OURS),
             "PROP_CONSUMER_START_TIMESTAMP": str(self._started_ms),
-            "PROP_CONSUME_ORDERLY": "false",
+            "PROP_CONSUME_ORDERLY": "true" if status.is_orderly else "false",
             "PROP_CONSUME_TYPE": status.consume_type,
             "PROP_NAMESERVER_ADDR": ";".join(status.registries),
             "PROP_THREADPOOL_CORE_SIZE": str(status.parallel),
@@ -145,7 +146,8 @@ class ConsumerAnswers:
             return None
         if self._consume is None:
             return request.reply(
-                ResponseCode.SYSTEM_ERROR, remark=f"group {group} consumes columns, not single messages"
+                ResponseCode.SYSTEM_ERROR,
+                remark=f"group {group} has no listener here that takes single messages",
             )
         if len(self._directs) >= _DIRECT_MAX:
             return request.reply(ResponseCode.SYSTEM_BUSY, remark="too many messages are being tried here")
@@ -178,7 +180,7 @@ class ConsumerAnswers:
         body = {
             "autoCommit": True,
             "consumeResult": result,
-            "order": False,
+            "order": self._status().is_orderly,
             "remark": remark,
             "spentTimeMills": round((time.perf_counter() - begun_s) * 1_000),
         }

@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final, TypeAlias
 
 from iotmq.backoff import Backoff
 from iotmq.client.consuming.consumption import Consumption
+from iotmq.client.consuming.delivery import Delivery, delay_level
+from iotmq.client.consuming.probing import Probing
 from iotmq.client.consuming.queue_reader import Batch
 from iotmq.client.consuming.send_to_retry_topic import send_to_retry_topic
 from iotmq.client.transport.application_calls import call_application
 from iotmq.client.transport.calls import ask, broker_address
 from iotmq.client.transport.client import IotmqClient
-from iotmq.client.transport.message import ReceivedMessage
+from iotmq.client.transport.message import ReceivedMessage, Settlement
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import PushConsumerSettings
-from iotmq.errors import IotmqError
+from iotmq.errors import IotmqError, ListenerError, ListenerResultError, ListenerTimeoutError
 from iotmq.message.hosts import decode_host
 from iotmq.message.message_ids import offset_message_id
 from iotmq.message.records.columns import Columns
@@ -49,74 +51,117 @@ class ListenerCalls:
         columns_listener: ColumnsListener | None,
         settings: PushConsumerSettings,
     ) -> None:
+        self.group = group
+        """The consumer group's name."""
         self._client = client
-        self._group = group
         self._consumption = consumption
         self._listener = listener
         self._columns_listener = columns_listener
         self._settings = settings
         self._is_clustering = settings.model == "clustering"
+        first_s = settings.local_retry_ms / 1000
+        self._probing = Probing(client.clock, rest_s_min=first_s, rest_s_max=settings.probe_ms_max / 1000)
         self._last_failure_log_s = 0.0
+        self.on_failure: Callable[[ListenerError], None] | None = None
+        """Told about each failed call."""
+        self.until_allowed: Callable[[MessageQueue], Awaitable[None]] | None = None
+        """Waits, before a call, until no other member can have the queue."""
         self.consumed_total = 0
         self.failed_total = 0
         self.given_back_total = 0
         self.dropped_total = 0
 
+    @property
+    def wants_columns(self) -> bool:
+        """Return whether the listener takes columns."""
+        return self._columns_listener is not None
+
     async def handle(self, batch: Batch) -> None:
         """Handle a batch; returns when all its messages are consumed, sent back, or given up."""
         if isinstance(batch.payload, Columns):
             await self._handle_columns(batch.queue, batch.payload)
-        else:
-            await self._handle_messages(batch.queue, batch.payload)
+            return
+        rest = batch.payload
+        while rest:
+            is_probe = await self._probing.turn()
+            part, rest = (rest[:1], rest[1:]) if is_probe else (rest, [])
+            await self._handle_messages(batch.queue, part, is_probe=is_probe)
 
-    async def _handle_messages(self, queue: MessageQueue, messages: list[ReceivedMessage]) -> None:
-        rest = self._local_rest()
+    async def _handle_messages(
+        self, queue: MessageQueue, messages: list[ReceivedMessage], *, is_probe: bool
+    ) -> None:
+        pauses = self._local_rest()
         tries = 0
         while True:
-            failed = await self._call_listener(queue, messages)
+            has_failed = None
+            try:
+                failed, wishes = await self._call_listener(queue, messages)
+                has_failed = bool(failed)
+            finally:
+                self._probing.ended(is_probe=is_probe, has_failed=has_failed)
+            is_probe = False
             tries += 1
             self.consumed_total += len(messages) - len(failed)
             if not failed:
                 return
             self.failed_total += len(failed)
-            if self._is_clustering:
-                failed = await self._give_back(queue, failed)
-            elif tries >= _BROADCAST_TRIES_MAX:
-                _log.error(
-                    "%d broadcast messages of %s failed %d times and are skipped", len(failed), queue, tries
-                )
-                self.dropped_total += len(failed)
-                failed = []
+            if self._settings.orderly:
+                failed = await self._bury(queue, failed, wishes, tries)
+            elif self._is_clustering:
+                failed = await self._give_back(queue, failed, wishes)
+            else:
+                failed = self._drop(queue, failed, wishes, tries)
             if not failed:
                 return
             messages = failed
-            await asyncio.sleep(rest.next_s())
+            delays = [
+                settlement.delay_ms for settlement in wishes.values() if settlement.delay_ms is not None
+            ]
+            await asyncio.sleep(max(delays) / 1000 if delays else pauses.next_s())
+            if self._probing.is_resting:
+                is_probe = await self._probing.turn()
 
     async def _call_listener(
         self, queue: MessageQueue, messages: list[ReceivedMessage]
-    ) -> list[ReceivedMessage]:
-        """Call the listener; returns the messages that failed."""
+    ) -> tuple[list[ReceivedMessage], Mapping[ReceivedMessage, Settlement]]:
+        """Call the listener; returns the messages that failed, and what was decided about single ones."""
         assert self._listener is not None
+        if self.until_allowed is not None:
+            await self.until_allowed(queue)
         begun_s = time.perf_counter()
+        delivery = Delivery(messages, self._settings.listener_timeout_ms / 1000)
         failed = messages
         try:
-            outcome = await call_application(self._listener, messages)
-            failed = [] if outcome is None else list(outcome)
+            async with delivery:
+                outcome = await call_application(self._listener, messages)
+            failed = [] if outcome is None else _failed_of(outcome, messages)
         except Exception as error:
-            self._log_failure(queue, len(messages), error)
+            self._note_failure(queue, len(messages), error, has_timed_out=delivery.has_timed_out)
+        wishes = delivery.settled
+        if wishes:
+            unsettled = {message for message in failed if message not in wishes}
+            failed = [
+                message
+                for message in messages
+                if message in unsettled or (message in wishes and wishes[message].kind != "ack")
+            ]
         self._consumption.count(
             queue.topic,
             consumed=len(messages) - len(failed),
             failed=len(failed),
             seconds=time.perf_counter() - begun_s,
         )
-        return failed
+        return failed, wishes
 
     async def consume_one(self, message: ReceivedMessage) -> bool:
         """Consume a message that an operator sent here; offsets do not change."""
         assert self._listener is not None
-        outcome = await call_application(self._listener, [message])
-        return outcome is None or not list(outcome)
+        delivery = Delivery([message], self._settings.listener_timeout_ms / 1000)
+        async with delivery:
+            outcome = await call_application(self._listener, [message])
+        failed = [] if outcome is None else _failed_of(outcome, [message])
+        settlement = delivery.settled.get(message)
+        return not failed if settlement is None else settlement.kind == "ack"
 
     async def _handle_columns(self, queue: MessageQueue, columns: Columns) -> None:
         assert self._columns_listener is not None
@@ -130,7 +175,7 @@ class ListenerCalls:
                 tries += 1
                 self._count_columns(queue, failed=len(columns), begun_s=begun_s)
                 self.failed_total += len(columns)
-                self._log_failure(queue, len(columns), error)
+                self._note_failure(queue, len(columns), error)
             else:
                 self._count_columns(queue, consumed=len(columns), begun_s=begun_s)
                 self.consumed_total += len(columns)
@@ -152,27 +197,77 @@ class ListenerCalls:
             if positions:
                 await asyncio.sleep(rest.next_s())
 
-    async def _give_back(self, queue: MessageQueue, messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
+    async def _bury(
+        self,
+        queue: MessageQueue,
+        failed: list[ReceivedMessage],
+        wishes: Mapping[ReceivedMessage, Settlement],
+        tries: int,
+    ) -> list[ReceivedMessage]:
+        """Send what is given up to the dead letters; returns the others, and those that nobody took."""
+        is_over = 0 <= self._settings.redeliveries_max < tries
+        kept = []
+        for message in failed:
+            settlement = wishes.get(message)
+            if is_over or (settlement is not None and settlement.kind == "term"):
+                kept += await self._give_back(queue, [message], {message: Settlement("term")})
+            else:
+                kept.append(message)
+        return kept
+
+    def _drop(
+        self,
+        queue: MessageQueue,
+        failed: list[ReceivedMessage],
+        wishes: Mapping[ReceivedMessage, Settlement],
+        tries: int,
+    ) -> list[ReceivedMessage]:
+        """Give up broadcast messages, for which there are no dead letters; returns those to try again."""
+        kept = [
+            message
+            for message in failed
+            if tries < _BROADCAST_TRIES_MAX and (message not in wishes or wishes[message].kind != "term")
+        ]
+        dropped = len(failed) - len(kept)
+        if dropped:
+            _log.error("%d broadcast messages of %s failed %d times and are skipped", dropped, queue, tries)
+            self.dropped_total += dropped
+        return kept
+
+    async def _give_back(
+        self,
+        queue: MessageQueue,
+        messages: list[ReceivedMessage],
+        wishes: Mapping[ReceivedMessage, Settlement],
+    ) -> list[ReceivedMessage]:
         """Send messages back to their broker, or another one, for later; returns those nobody took."""
         kept = []
         for message in messages:
             host, port = decode_host(message.record.store_host)
             origin = offset_message_id(host, port, message.record.position)
-            if await self._give_back_one(queue, message.record.position, message.topic, origin):
+            level = delay_level(wishes.get(message))
+            position = message.record.position
+            if await self._give_back_one(queue, position, message.topic, origin, level):
                 continue
             if await send_to_retry_topic(
-                self._client, self._group, message, redeliveries_max=self._settings.redeliveries_max
+                self._client,
+                self.group,
+                message,
+                redeliveries_max=0 if level < 0 else self._settings.redeliveries_max,
+                level=max(level, 0),
             ):
                 self.given_back_total += 1
             else:
                 kept.append(message)
         return kept
 
-    async def _give_back_one(self, queue: MessageQueue, position: int, topic: str, message_id: str) -> bool:
+    async def _give_back_one(
+        self, queue: MessageQueue, position: int, topic: str, message_id: str, level: int = 0
+    ) -> bool:
         ext = {
             "offset": str(position),
-            "group": self._group,
-            "delayLevel": "0",
+            "group": self.group,
+            "delayLevel": str(level),
             "originMsgId": message_id,
             "originTopic": topic,
             "unitMode": "false",
@@ -201,11 +296,41 @@ class ListenerCalls:
         first_s = self._settings.local_retry_ms / 1000
         return Backoff(min_s=first_s, max_s=first_s * _LOCAL_RETRY_FACTOR_MAX)
 
-    def _log_failure(self, queue: MessageQueue, count: int, error: Exception) -> None:
+    def _note_failure(
+        self, queue: MessageQueue, count: int, cause: Exception, *, has_timed_out: bool = False
+    ) -> None:
+        text = f"the listener of group {self.group} failed {count} messages"
+        if has_timed_out:
+            error: ListenerError = ListenerTimeoutError(
+                f"{text}: not done after {self._settings.listener_timeout_ms} ms", **queue._asdict()
+            )
+        elif isinstance(cause, _ForeignResultError):
+            error = ListenerResultError(f"{text}: {cause}", **queue._asdict())
+        else:
+            error = ListenerError(f"{text}: {type(cause).__name__}: {cause}", **queue._asdict())
+        error.__cause__ = cause
         # A listener that fails on everything must not fill the disk with tracebacks.
         now_s = asyncio.get_running_loop().time()
         if now_s - self._last_failure_log_s >= 1.0:
             self._last_failure_log_s = now_s
-            _log.warning(
-                "the listener of group %s failed %d messages of %s", self._group, count, queue, exc_info=error
-            )
+            _log.warning("%s", error, exc_info=cause)
+        if self.on_failure is not None:
+            try:
+                self.on_failure(error)
+            except Exception:
+                _log.exception("the function told about failures of group %s failed", self.group)
+
+
+class _ForeignResultError(Exception):
+    """A listener returned what it was not given."""
+
+
+def _failed_of(outcome: object, messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
+    """Return the messages that a listener says have failed, in their order."""
+    if not isinstance(outcome, Iterable):
+        raise _ForeignResultError(f"it returned {type(outcome).__name__}, neither None nor messages")
+    failed = {id(message) for message in outcome}
+    found = [message for message in messages if id(message) in failed]
+    if len(found) != len(failed):
+        raise _ForeignResultError("it returned something that is none of its messages")
+    return found

@@ -109,6 +109,7 @@ class QueueReader:
         self._consumed_ms = 0
         """When messages were last consumed; 0 for never."""
         self._is_closing = False
+        self._is_paused = False
         self._puller = supervise("pulls of a queue", self._pull_forever)
         self._workers = [supervise("listener calls", self._work) for _ in range(settings.parallel_batches)]
 
@@ -134,6 +135,11 @@ class QueueReader:
     def subscribe(self, subscription: Subscription) -> None:
         """Filter by another expression from the next pull on."""
         self._pulls.subscription = subscription
+
+    def pause(self, *, is_paused: bool) -> None:
+        """Hand over nothing while paused; what is fetched waits, and fetching ends when enough does."""
+        self._is_paused = is_paused
+        self._has_waiting.set()
 
     async def close(self) -> None:
         """Stop fetching, drop what waits, and give running calls `stop_timeout_ms` to end."""
@@ -274,7 +280,7 @@ class QueueReader:
 
     async def _work(self) -> None:
         while not self._is_closing:
-            if not self._waiting:
+            if not self._waiting or self._is_paused:
                 self._has_waiting.clear()
                 await self._has_waiting.wait()
                 continue

@@ -35,11 +35,12 @@ _NOT_COPIED = (DELAY, REAL_TOPIC, REAL_QUEUE_ID, TRANSACTION_PREPARED, WAIT)
 
 
 async def send_to_retry_topic(
-    client: IotmqClient, group: str, message: ReceivedMessage, *, redeliveries_max: int
+    client: IotmqClient, group: str, message: ReceivedMessage, *, redeliveries_max: int, level: int = 0
 ) -> bool:
     """Send the message to the group's retry topic, preferably at another broker; True when it is stored.
 
-    `redeliveries_max` below 0 leaves it to the group's settings when a message is a dead letter.
+    `redeliveries_max` below 0 leaves it to the group's settings when a message is a dead letter; `level` 0
+    makes the delay longer with each attempt.
     """
     topic = RETRY_PREFIX + group
     try:
@@ -52,7 +53,7 @@ async def send_to_retry_topic(
     for broker_name, address in _masters(route, last=message.queue.broker_name):
         try:
             response = await client.request(
-                address, _command(client, topic, group, broker_name, message, redeliveries_max)
+                address, _command(client, topic, group, broker_name, message, redeliveries_max, level)
             )
         except (IotmqError, ValueError) as error:
             _log.info("broker %s does not take a failed message: %s", broker_name, error)
@@ -76,13 +77,14 @@ def _command(
     broker_name: str,
     message: ReceivedMessage,
     redeliveries_max: int,
+    level: int,
 ) -> Command:
     """Build the send; ValueError when the message's properties cannot be encoded again."""
     record = message.record
     properties = {name: value for name, value in message.properties.items() if name not in _NOT_COPIED}
     properties.setdefault(RETRY_TOPIC, message.topic)
     properties.setdefault(ORIGIN_MESSAGE_ID, message.offset_message_id)
-    properties[DELAY] = str(_FIRST_LEVEL + record.reconsume_times)
+    properties[DELAY] = str(level or _FIRST_LEVEL + record.reconsume_times)
     ext = {
         "a": group,
         "b": topic,

@@ -12,7 +12,7 @@ from iotmq.client.sending.send_batches import batch_bodies, by_topic
 from iotmq.client.sending.send_deadlines import SendDeadlines
 from iotmq.client.sending.send_room import SendRoom
 from iotmq.client.sending.send_tries import SendTries
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.lifetime import Lifetime
 from iotmq.client.transport.message import Message, SendResult, check_group, check_topic
 from iotmq.client.transport.routes import MessageQueue, TopicRoute, queue_of_key
@@ -42,7 +42,7 @@ class Producer(Lifetime):
     """
 
     def __init__(
-        self, client: IotmqClient, group: str = DEFAULT_GROUP, settings: ProducerSettings | None = None
+        self, client: ClientTransport, group: str = DEFAULT_GROUP, settings: ProducerSettings | None = None
     ) -> None:
         check_group(group)
         self._client = client

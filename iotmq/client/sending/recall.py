@@ -7,14 +7,14 @@ import binascii
 from typing import Final
 
 from iotmq.client.transport.calls import ask_masters
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.client import ClientTransport
 from iotmq.errors import MessageRefusedError
 from iotmq.remoting.codes import RequestCode, ResponseCode
 
 _NOT_FOUND: Final = (ResponseCode.QUERY_NOT_FOUND,)
 
 
-async def recall_message(client: IotmqClient, recall_handle: str, *, group: str) -> bool:
+async def recall_message(client: ClientTransport, recall_handle: str, *, group: str) -> bool:
     """Recall a scheduled message. False when it does not wait (any more).
 
     MessageRefusedError for a text that is no handle, BrokerError when the broker refuses.

@@ -16,7 +16,7 @@ from typing import Final
 from iotmq.addresses import parse_address
 from iotmq.client.sending.producer import Producer
 from iotmq.client.transport.calls import ask, broker_address
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.lifetime import Lifetime
 from iotmq.client.transport.message import Message, ReceivedMessage
 from iotmq.client.transport.routes import MASTER_ID, MessageQueue
@@ -42,7 +42,7 @@ class Requester(Lifetime):
 
     def __init__(
         self,
-        client: IotmqClient,
+        client: ClientTransport,
         group: str = REQUESTER_GROUP,
         settings: ProducerSettings | None = None,
     ) -> None:
@@ -148,7 +148,7 @@ class Requester(Lifetime):
 class Replier:
     """Replies to requests that a consumer has received."""
 
-    def __init__(self, client: IotmqClient, group: str = REPLIER_GROUP) -> None:
+    def __init__(self, client: ClientTransport, group: str = REPLIER_GROUP) -> None:
         self._client = client
         self._group = group
         self._ids = UniqueKeys(clock=client.clock)

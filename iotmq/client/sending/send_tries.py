@@ -10,7 +10,7 @@ from typing import Final
 from iotmq.backoff import Backoff
 from iotmq.client.sending.pending_send import PendingSend
 from iotmq.client.transport.broker_health import BrokerHealth
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import SendResult, SendStatus, check_topic
 from iotmq.client.transport.routes import MessageQueue, TopicRoute, queue_of_key
 from iotmq.client.transport.settings import ProducerSettings
@@ -55,7 +55,7 @@ _NOT_MASTER_S: Final = 0.5
 class SendTries:
     """Carries out the sends of one producer; the future of each ends with its result or failure."""
 
-    def __init__(self, client: IotmqClient, group: str, settings: ProducerSettings) -> None:
+    def __init__(self, client: ClientTransport, group: str, settings: ProducerSettings) -> None:
         self._client = client
         self._group = group
         self._settings = settings

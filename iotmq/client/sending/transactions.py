@@ -18,7 +18,7 @@ from iotmq.addresses import address_text
 from iotmq.client.sending.producer import Producer
 from iotmq.client.transport.application_calls import call_application
 from iotmq.client.transport.calls import ask
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import Message, ReceivedMessage, SendResult, SendStatus
 from iotmq.client.transport.routes import MASTER_ID, MessageQueue
 from iotmq.client.transport.settings import ProducerSettings
@@ -114,7 +114,7 @@ class TransactionProducer(Producer):
 
     def __init__(
         self,
-        client: IotmqClient,
+        client: ClientTransport,
         group: str,
         check: Check,
         settings: ProducerSettings | None = None,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping
 
-from iotmq.client.transport.client import IotmqClient, expect_success
+from iotmq.client.transport.client import ClientTransport, expect_success
 from iotmq.client.transport.routes import MASTER_ID, MessageQueue
 from iotmq.errors import RouteNotFoundError
 from iotmq.remoting.command import Command
 
 
-async def broker_address(client: IotmqClient, queue: MessageQueue, broker_id: int = MASTER_ID) -> str:
+async def broker_address(client: ClientTransport, queue: MessageQueue, broker_id: int = MASTER_ID) -> str:
     """Find HOST:PORT of the broker that has `queue`; RouteNotFoundError when it has none now."""
     route = await client.routes.find(queue.topic)
     address = None if route is None else route.reader(queue.broker_name, broker_id)
@@ -23,7 +23,7 @@ async def broker_address(client: IotmqClient, queue: MessageQueue, broker_id: in
     return address
 
 
-async def master_addresses(client: IotmqClient, broker_names: Collection[str] = ()) -> dict[str, str]:
+async def master_addresses(client: ClientTransport, broker_names: Collection[str] = ()) -> dict[str, str]:
     """Look up the masters of the named brokers, or of all: broker name -> HOST:PORT.
 
     RouteNotFoundError when one is unknown or none is registered.
@@ -48,7 +48,7 @@ async def master_addresses(client: IotmqClient, broker_names: Collection[str] = 
 
 
 async def ask(
-    client: IotmqClient,
+    client: ClientTransport,
     address: str,
     code: int,
     ext: Mapping[str, str] | None = None,
@@ -63,7 +63,7 @@ async def ask(
 
 
 async def ask_masters(
-    client: IotmqClient,
+    client: ClientTransport,
     code: int,
     ext: Mapping[str, str] | None = None,
     *,

@@ -60,11 +60,8 @@ class GroupConsumer(Protocol):
         """Handle a change of the queues of `topic`."""
 
 
-class IotmqClient(Lifetime):
-    """The connections and routes that producers and consumers share; `async with` starts and stops it.
-
-    One client is one member of each consumer group it takes part in.
-    """
+class ClientTransport(Lifetime):
+    """The connections, routes and heartbeats that producers and consumers share."""
 
     def __init__(self, settings: ClientSettings | None = None, *, clock: Clock | None = None) -> None:
         self.settings = settings or ClientSettings()
@@ -209,7 +206,7 @@ class IotmqClient(Lifetime):
         """Raise ClientClosedError unless the client is started."""
         if not self._is_running:
             raise ClientClosedError(
-                "the client is not started: use `async with IotmqClient(...)`, or start()"
+                "the client is not started: use `async with iotmq.connect(...) as client`, or start()"
             )
 
     def _broker_addresses(self, *, masters_only: bool = False) -> set[str]:
@@ -350,6 +347,9 @@ class IotmqClient(Lifetime):
         if command.is_oneway or answer is ANSWERED_LATER:
             return None
         return answer or command.not_supported()
+
+
+IotmqClient: TypeAlias = ClientTransport
 
 
 def expect_success(response: Command, doing: str) -> Command:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Generator
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 
 class Lifetime(ABC):
-    """A part of a client that `async with` starts and stops."""
+    """A part of a client that `async with` starts and stops. `await` starts it, too, and returns it."""
 
     @abstractmethod
     async def start(self) -> None:
@@ -18,6 +19,9 @@ class Lifetime(ABC):
     async def stop(self) -> None:
         """End; a second time does nothing."""
 
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self.__aenter__().__await__()
+
     async def __aenter__(self) -> Self:
         await self.start()
         return self
@@ -26,24 +30,3 @@ class Lifetime(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
-
-
-class BlockingLifetime(ABC):
-    """A part of a blocking client that `with` starts and stops."""
-
-    @abstractmethod
-    def start(self) -> None:
-        """Begin; a second time does nothing."""
-
-    @abstractmethod
-    def stop(self) -> None:
-        """End; a second time does nothing."""
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import msgspec
@@ -26,32 +27,24 @@ class MessageQueue(NamedTuple):
     """The queue's number among those of its topic on that broker, from 0."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopicRoute:
     """The queues of one topic and the addresses of the brokers that have them; never changes."""
 
-    __slots__ = ("addresses", "away", "is_provisional", "readable", "topic", "writable")
-
-    def __init__(
-        self,
-        topic: str,
-        *,
-        readable: tuple[MessageQueue, ...],
-        writable: tuple[MessageQueue, ...],
-        addresses: dict[str, dict[int, str]],
-        away: tuple[MessageQueue, ...] = (),
-        is_provisional: bool = False,
-    ) -> None:
-        self.topic = topic
-        self.readable = readable
-        """Queues that may hold messages, sorted."""
-        self.writable = writable
-        """Queues of brokers with a master that take messages, sorted."""
-        self.addresses = addresses
-        """Broker name -> broker id -> HOST:PORT."""
-        self.away = away
-        """Readable queues of brokers that have left, sorted; registries name them on request."""
-        self.is_provisional = is_provisional
-        """True when the topic does not exist yet and the template's route stands in for it."""
+    topic: str
+    """The topic's name."""
+    readable: tuple[MessageQueue, ...]
+    """Queues that may hold messages, sorted."""
+    writable: tuple[MessageQueue, ...]
+    """Queues of brokers with a master that take messages, sorted."""
+    addresses: dict[str, dict[int, str]] = field(hash=False)
+    """Broker name -> broker id -> HOST:PORT."""
+    away: tuple[MessageQueue, ...] = ()
+    """Readable queues of brokers that have left, sorted; registries name them on request."""
+    without_master: tuple[MessageQueue, ...] = ()
+    """Queues that would take messages, of brokers that have no master now or have left, sorted."""
+    is_provisional: bool = False
+    """True when the topic does not exist yet and the template's route stands in for it."""
 
     def master(self, broker_name: str) -> str | None:
         """Return HOST:PORT of the broker's master; None while it has none."""
@@ -71,7 +64,7 @@ class TopicRoute:
             for number, known in self.addresses[broker_name].items()
             if number != MASTER_ID and known != address
         }
-        return self._with(addresses={**self.addresses, broker_name: {MASTER_ID: address, **by_id}})
+        return replace(self, addresses={**self.addresses, broker_name: {MASTER_ID: address, **by_id}})
 
     def with_queues_of(self, other: TopicRoute, broker_name: str) -> TopicRoute:
         """Return the route with the queues and the master that another route has of a broker."""
@@ -82,49 +75,13 @@ class TopicRoute:
             return tuple(sorted({*own, *(queue for queue in others if queue.broker_name == broker_name)}))
 
         by_id = {**other.addresses[broker_name], **self.addresses.get(broker_name, {})}
-        return self._with(
+        return replace(
+            self,
             readable=merged(self.readable, other.readable),
             writable=merged(self.writable, other.writable),
             addresses={**self.addresses, broker_name: by_id},
             away=tuple(queue for queue in self.away if queue.broker_name != broker_name),
-        )
-
-    def _with(
-        self,
-        *,
-        addresses: dict[str, dict[int, str]],
-        readable: tuple[MessageQueue, ...] | None = None,
-        writable: tuple[MessageQueue, ...] | None = None,
-        away: tuple[MessageQueue, ...] | None = None,
-    ) -> TopicRoute:
-        return TopicRoute(
-            self.topic,
-            readable=self.readable if readable is None else readable,
-            writable=self.writable if writable is None else writable,
-            addresses=addresses,
-            away=self.away if away is None else away,
-            is_provisional=self.is_provisional,
-        )
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, TopicRoute):
-            return NotImplemented
-        return (
-            self.topic == other.topic
-            and self.readable == other.readable
-            and self.writable == other.writable
-            and self.addresses == other.addresses
-            and self.away == other.away
-            and self.is_provisional == other.is_provisional
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.topic, self.readable, self.writable, self.is_provisional))
-
-    def __repr__(self) -> str:
-        return (
-            f"TopicRoute({self.topic!r}, readable={len(self.readable)}, writable={len(self.writable)}, "
-            f"addresses={self.addresses!r}, is_provisional={self.is_provisional})"
+            without_master=tuple(queue for queue in self.without_master if queue.broker_name != broker_name),
         )
 
 
@@ -173,23 +130,26 @@ def parse_route(topic: str, body: bytes) -> TopicRoute:
     readable: list[MessageQueue] = []
     writable: list[MessageQueue] = []
     away: list[MessageQueue] = []
+    without_master: list[MessageQueue] = []
     for queues in data.queue_datas:
         name = queues.broker_name
         if queues.perm & PERMISSION_READ:
             found = readable if addresses.get(name) else away
             found += [MessageQueue(topic, name, number) for number in range(queues.read_queue_nums)]
-        if queues.perm & PERMISSION_WRITE and MASTER_ID in addresses.get(name, {}):
-            writable += [
+        if queues.perm & PERMISSION_WRITE:
+            found = writable if MASTER_ID in addresses.get(name, {}) else without_master
+            found += [
                 MessageQueue(topic, name, number)
                 for number in range(queues.write_queue_nums)
                 if number not in queues.frozen_queues
             ]
     return TopicRoute(
-        topic,
+        topic=topic,
         readable=tuple(sorted(readable)),
         writable=tuple(sorted(writable)),
         addresses=addresses,
         away=tuple(sorted(away)),
+        without_master=tuple(sorted(without_master)),
     )
 
 
@@ -215,7 +175,7 @@ def parse_topics(body: bytes) -> list[str]:
 def route_from_template(topic: str, template: TopicRoute, queues_max: int) -> TopicRoute:
     """Predict the route of a topic that its first message will create, from the template topic's."""
     return TopicRoute(
-        topic,
+        topic=topic,
         readable=(),
         writable=tuple(
             MessageQueue(topic, queue.broker_name, queue.queue_id)

@@ -114,7 +114,10 @@ class PushConsumerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 
     model: MessageModel = "clustering"
     """clustering: the group shares the queues. broadcasting: every member gets everything and keeps its own
-    offsets in memory."""
+    offsets, in memory or in `offsets_file`."""
+    offsets_file: FileName = ""
+    """File for the offsets of a broadcasting consumer, so that it goes on where it was after a restart; empty
+    keeps them in memory. Each consumer needs a file of its own."""
     consume_from: ConsumeFrom = "last"
     """Where a group without a stored offset starts: last, first or timestamp."""
     consume_from_timestamp_ms: Annotated[int, Meta(ge=0)] = 0
@@ -143,10 +146,20 @@ class PushConsumerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     """Milliseconds between looks at the members of the group; changes are also announced."""
     redeliveries_max: Annotated[int, Meta(ge=-1, le=1_000)] = -1
     """Times a failed message comes back before it goes to the dead letters of the group; -1 leaves it to the
-    group's settings at the broker (16)."""
+    group's settings at the broker (16), and is without end for an orderly consumer."""
     local_retry_ms: Annotated[int, Meta(ge=1, le=600_000)] = 1_000
-    """Milliseconds before a failed batch is tried again here, when the broker does not take it back (and
-    always in broadcasting). Doubles up to 30 times this value."""
+    """Milliseconds before a failed batch is tried again here: when the broker does not take it back, and
+    always in broadcasting and by an orderly consumer. Doubles up to 30 times this value."""
+    orderly: bool = False
+    """Keep the order of each queue also where messages fail: a failed message is tried again here, and its
+    queue waits. The queue is locked at its broker, so that no other member of the group has it meanwhile."""
+    listener_timeout_ms: Annotated[int, Meta(ge=1, le=86_400_000)] = 900_000
+    """Milliseconds that a coroutine listener has for one call; then it is cancelled and its messages have
+    failed. `in_progress()` of a message gives it the whole time again."""
+    probe_ms_max: Annotated[int, Meta(ge=0, le=3_600_000)] = 0
+    """Longest pause of the whole consumer after a failed call, in milliseconds; then one message is tried
+    before the others. The first pause is local_retry_ms, and they double. 0 never pauses: right where one
+    bad message says nothing about the next; pauses are right where all depend on one database."""
     columns_tries_max: Annotated[int, Meta(ge=1, le=1_000)] = 3
     """Calls of a columns listener with one batch before its records are sent back singly."""
     stop_timeout_ms: Annotated[int, Meta(ge=0, le=600_000)] = 5_000
@@ -156,6 +169,23 @@ class PushConsumerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 class PullConsumerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of a pull consumer."""
 
+    model: MessageModel = "clustering"
+    """clustering: the group shares the queues of subscribed topics. broadcasting: every member gets
+    everything and keeps its own offsets, in memory or in `offsets_file`."""
+    offsets_file: FileName = ""
+    """File for the offsets of a broadcasting consumer, so that it goes on where it was after a restart; empty
+    keeps them in memory. Each consumer needs a file of its own."""
+    consume_from: ConsumeFrom = "last"
+    """Where a group without a stored offset starts: last, first or timestamp."""
+    consume_from_timestamp_ms: Annotated[int, Meta(ge=0)] = 0
+    """Milliseconds since 1970, for consume_from = timestamp."""
+    auto_commit: bool = True
+    """Commit the offsets of subscribed queues; of what was returned before the last call only, so that a
+    crash repeats messages and loses none. Otherwise, and for assigned queues, only `commit` stores any."""
+    commit_ms: Annotated[int, Meta(ge=10, le=600_000)] = 5_000
+    """Milliseconds between automatic commits; a crash repeats the messages consumed since."""
+    rebalance_ms: Annotated[int, Meta(ge=50, le=600_000)] = 20_000
+    """Milliseconds between looks at the members of the group; changes are also announced."""
     pull_records_max: Annotated[int, Meta(ge=1, le=PULL_RECORDS_MAX)] = 4_096
     """Messages asked for in one pull."""
     pull_bytes_max: Annotated[int, Meta(ge=1, le=PULL_BYTES_MAX)] = PULL_BYTES_MAX

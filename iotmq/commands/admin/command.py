@@ -77,13 +77,13 @@ def _sentence(what: str) -> str:
 
 async def run_action(options: argparse.Namespace, registries: tuple[str, ...]) -> int:
     """Do what the words say and print what comes of it; raises what the client raises."""
-    from iotmq.client.transport.client import IotmqClient
+    from iotmq.client.transport.client import ClientTransport
     from iotmq.commands.admin.session import Session
 
     module_name, _, function_name = options.admin_action.partition(":")
     module = importlib.import_module(f"iotmq.commands.admin.{module_name}")
     action = cast("Action", getattr(module, function_name))
-    async with IotmqClient(client_settings(options, registries)) as client:
+    async with ClientTransport(client_settings(options, registries)) as client:
         result = await action(Session(client, is_quiet=options.is_json), options)
     sys.stdout.write(as_json(result) if options.is_json else result.text())
     sys.stdout.flush()

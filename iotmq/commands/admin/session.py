@@ -7,13 +7,13 @@ from typing import BinaryIO
 
 from iotmq.client.admin.admin import Admin
 from iotmq.client.admin.scheduled import WaitingMessages
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.client import ClientTransport
 
 
 class Session:
     """The client of one action, and its output."""
 
-    def __init__(self, client: IotmqClient, *, is_quiet: bool) -> None:
+    def __init__(self, client: ClientTransport, *, is_quiet: bool) -> None:
         """`is_quiet` keeps progress lines back."""
         self.client = client
         self.admin = Admin(client)

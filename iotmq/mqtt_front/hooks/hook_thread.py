@@ -87,7 +87,10 @@ class HookThread:
         # Of all events since the start: one number is the front end's, the other one the thread's.
         self._told_bytes = 0
         self._begun_bytes = 0
-        self._is_telling = False
+        # Set by the front end when it has asked for the telling of what it has put there, and taken back by
+        # the thread before it looks for the last time; whether one is under way is the thread's alone.
+        self._is_asked = False
+        self._teller: asyncio.Task[None] | None = None
         self._is_stopped = False
 
     def start(self) -> None:
@@ -124,8 +127,8 @@ class HookThread:
             return False
         self._told.append(call)
         self._told_bytes += call.size
-        if not self._is_telling:
-            self._is_telling = True
+        if not self._is_asked:
+            self._is_asked = True
             self._in_thread(self._begin_telling)
         return True
 
@@ -153,9 +156,10 @@ class HookThread:
             self._loop.call_soon_threadsafe(action)
 
     def _begin_telling(self) -> None:
-        task = self._loop.create_task(self._tell_all())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        if self._teller is None:
+            self._teller = self._loop.create_task(self._tell_all())
+            self._tasks.add(self._teller)
+            self._teller.add_done_callback(self._tasks.discard)
 
     async def _tell_all(self) -> None:
         while True:
@@ -163,11 +167,11 @@ class HookThread:
                 call = self._told.popleft()
                 self._begun_bytes += call.size
                 await self._call(call)
-            # The front end may have added one since; it looks at the flag behind that.
-            self._is_telling = False
-            if not self._told or self._is_telling:
+            self._is_asked = False
+            # What the front end has added before that is found here; it asks for what it adds after it.
+            if not self._told:
+                self._teller = None
                 return
-            self._is_telling = True
 
     async def _call(self, call: HookCall) -> None:
         began_s = time.monotonic()

@@ -22,8 +22,8 @@ cdef class DurableSession(KeptSession):
     cdef set _done                      # (queue id, position) the device was done with in an earlier connection
     cdef dict _repeated                 # (queue id, position) -> InFlight of an earlier connection
     cdef list _held                     # QoS 2 messages that wait until the broker knows their packet ids
-    cdef list _to_release               # packet ids whose PUBREL waits for the broker
-    cdef list _put_back                 # the same, of reports that were refused: they come before those
+    cdef list _to_release               # PUBRELs that wait for the broker: number of the PUBREC and packet id in one int
+    cdef int64_t _received_count        # PUBRECs
 
     cdef bint send(self, QueueSubscription subscription, int64_t position, OutgoingMessage message) except -1
     cdef int _hold(self, uint16_t packet_id, HeldMessage held) except -1

@@ -11,7 +11,7 @@ QoS 2 goes in two steps, because a packet id must mean the same message on any f
 packet id before the message is sent, and learns of PUBREC before PUBREL is.
 """
 
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from iotmq.message.records.fields cimport FORMAT_OK, RecordParts
 from iotmq.message.records.record cimport parse_record
@@ -58,6 +58,8 @@ cdef enum:
     READ_RECORDS_MIN = 16       # of messages with a window: as many as there is room for, and these at least
     READ_BYTES_MAX = 256 * 1024
     READS_PER_TURN = 64         # of one session: a millisecond's work where nothing is found
+    PACKET_ID_BITS = 16
+    PACKET_ID_MASK = 0xFFFF
 
 
 # What a session has in flight at most, and what of it is done behind something that is not.
@@ -221,7 +223,7 @@ cdef class DurableSession(KeptSession):
         assert {queue_id for queue_id, _ in (*(self._done or ()), *(self._repeated or ()))} <= queue_ids
         flying = {flight.packet_id for flight in self._in_flight(2)}
         assert {packet_id for packet_id, _ in self._held or ()} <= flying
-        assert {*(self._to_release or ()), *(self._put_back or ())} <= flying
+        assert {waiting & PACKET_ID_MASK for waiting in self._to_release or ()} <= flying
 
     @property
     def behind_count(self):
@@ -377,10 +379,10 @@ cdef class DurableSession(KeptSession):
         if flight == NULL:
             return 1
         flight.state = FLIGHT_RELEASED
+        self._received_count += 1
         if self._to_release is None:
-            self._to_release = [packet_id]
-        else:
-            self._to_release.append(packet_id)
+            self._to_release = []
+        self._to_release.append(<uint64_t>self._received_count << PACKET_ID_BITS | packet_id)
         self.egress.reports.persist(self)
         return 0
 
@@ -574,16 +576,12 @@ cdef class DurableSession(KeptSession):
         )
 
     cdef tuple begin_persisting(self):
-        cdef list to_release = [*(self._put_back or ()), *(self._to_release or ())]
-        self._put_back = self._to_release = None
-        self.is_held_told = True
-        return self._held, to_release
+        self.is_held_told = self.has_moved_flights = True
+        # All that wait, also those of reports under way: each report says everything that is in flight.
+        return self._held, tuple(self._to_release or ())
 
-    cdef int not_persisted(self, to_release) except -1:
+    cdef int not_persisted(self) except -1:
         cdef QueueSubscription subscription
-        if to_release:
-            # Of several reports under way the first one is refused first.
-            self._put_back = [*(self._put_back or ()), *to_release]
         # What the refused report said the next has to say, also that no packet id is left.
         self.has_moved_flights = self.had_received = True
         for subscription in self.subscriptions:
@@ -595,11 +593,11 @@ cdef class DurableSession(KeptSession):
             flight.packet_id for flight in self._in_flight(2) if flight.queue_id >> QUEUE_ID_BITS in brokers
         }
         cdef bint is_held = held is not None and self._held is held and any([pair[0] in refused for pair in held])
-        cdef list left = [packet_id for packet_id in to_release if packet_id in refused]
+        cdef list known = [waiting for waiting in to_release if waiting & PACKET_ID_MASK not in refused]
         # Messages keep their order: none of them goes before those that wait.
-        self.persisted(None if is_held else held, [packet_id for packet_id in to_release if packet_id not in refused])
-        self.not_persisted(left)
-        return is_held or bool(left)
+        self.persisted(None if is_held else held, known)
+        self.not_persisted()
+        return is_held or len(known) < len(to_release)
 
     cdef int persisted(self, held, to_release) except -1:
         """Send messages that waited for the broker to know their packet ids."""
@@ -612,12 +610,16 @@ cdef class DurableSession(KeptSession):
             return 0
         for packet_id, message in held:
             (<HeldMessage>message).send(self.device, packet_id)
-        if self._put_back and to_release:
-            # PUBREL comes in the order of PUBREC [MQTT-4.6.0-4]: these wait for those before.
-            self._put_back.extend(to_release)
-            to_release = ()
-        for packet_id in to_release:
-            self.device.send_pubrel(packet_id)
+        if self._to_release and to_release:
+            # In the order of PUBREC [MQTT-4.6.0-4], whichever report is answered first.
+            known_now = set(to_release)
+            still_waiting = []
+            for waiting in self._to_release:
+                if waiting in known_now:
+                    self.device.send_pubrel(waiting & PACKET_ID_MASK)
+                else:
+                    still_waiting.append(waiting)
+            self._to_release = still_waiting or None
         self.egress.group.touch(self.device)
         return self.room_again()
 

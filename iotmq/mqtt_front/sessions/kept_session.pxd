@@ -43,4 +43,4 @@ cdef class KeptSession(DeviceSession):
     cdef tuple begin_persisting(self)
     cdef int persisted(self, held, to_release) except -1
     cdef bint partly_persisted(self, held, to_release, brokers) except -1
-    cdef int not_persisted(self, to_release) except -1
+    cdef int not_persisted(self) except -1

@@ -39,7 +39,7 @@ cdef class KeptSession(DeviceSession):
         raise NotImplementedError("a KeptSession overrides progress")
 
     cdef tuple begin_persisting(self):
-        """Return what the broker has to know first: (messages that are held, packet ids to release)."""
+        """Return what the broker has to know first: (messages that are held, PUBRELs that wait)."""
         raise NotImplementedError("a KeptSession overrides begin_persisting")
 
     cdef int persisted(self, held, to_release) except -1:
@@ -50,6 +50,6 @@ cdef class KeptSession(DeviceSession):
         """As `persisted`, but for what some brokers were to know; True when that waits on."""
         raise NotImplementedError("a KeptSession overrides partly_persisted")
 
-    cdef int not_persisted(self, to_release) except -1:
+    cdef int not_persisted(self) except -1:
         """The broker does not know it; the same has to come again."""
         raise NotImplementedError("a KeptSession overrides not_persisted")

@@ -74,7 +74,7 @@ cdef class SessionReports:
         self.refused += 1
         for session in sessions:
             # Told again with the next progress of each, or when their device goes.
-            session.not_persisted(())
+            session.not_persisted()
 
     cdef int persist(self, KeptSession session) except -1:
         """The session has something that the broker has to know before its device does."""
@@ -113,7 +113,7 @@ cdef class SessionReports:
                     known.persisted(held, to_release)
                 elif not isinstance(refused, RefusedByBrokers):
                     # The device is not told, so nothing is wrong yet.
-                    known.not_persisted(to_release)
+                    known.not_persisted()
                     left.append(known)
                 elif known.partly_persisted(held, to_release, refused.brokers):
                     left.append(known)

@@ -25,6 +25,7 @@ from iotmq.mqtt_front.sessions.left_wills import LeftWill, LeftWills
 from iotmq.mqtt_front.sessions.subscriptions import Subscriptions
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.ports.sessions import (
+    FENCED_FOR_GOOD,
     NEVER_EXPIRES_S,
     CloseRequest,
     OpenedSession,
@@ -220,13 +221,17 @@ class ConnectedSessions:
             device.expiry_s = min(event.session_expiry_s, self._settings.session_expiry_s_max)
 
     def session_fenced(self, client_id: str, epoch: int, reason: str) -> None:
-        """Give up a session that another front end takes, or an operator ends."""
+        """Give up a session that another front end takes, an operator ends, or a device has to open anew."""
         device = self._devices.get(client_id)
         if device is not None and device.has_session and device.epoch == epoch:
             del self._devices[client_id]
             _log.debug("session lost", extra={"client": client_id, "detail": reason})
             self.audit("kicked", **facts_of(device), reason=reason)
-            self._hang_up_former(device, reason_codes.SESSION_TAKEN_OVER)
+            # Clients of MQTT 5 do not connect again when their session is taken over.
+            is_final = reason in FENCED_FOR_GOOD
+            self._hang_up_former(
+                device, reason_codes.SESSION_TAKEN_OVER if is_final else reason_codes.SERVER_BUSY
+            )
 
     def _kept_will(self, device: Device, will: packets.Will | None) -> Will | None:
         """Return the device's will for its broker, which publishes it when this process dies."""

@@ -20,8 +20,9 @@ from iotmq.message.records.layout cimport (
     TRANSACTION_ROLLBACK, get_u32, get_u64,
 )
 from iotmq.message.records.fields cimport FORMAT_OK, RecordParts
-from iotmq.message.records.record cimport body_crc, find_property, parse_record
+from iotmq.message.records.record cimport body_crc, parse_record
 from iotmq.message.records.record_filter cimport RecordFilter
+from iotmq.message.records.time_to_live cimport has_expired
 from iotmq.store.log.commit_log cimport CommitLog
 from iotmq.store.log.queue cimport Queue
 from iotmq.store.log.queue_entry cimport FILLER_SIZE, put_entry
@@ -215,7 +216,7 @@ cdef int collect(Read read, CommitLog log, Queue queue, int64_t records_max, int
                 was_removed = True
                 offset += 1
                 continue
-            if now_ms and has_expired(record, size, now_ms):
+            if now_ms and is_over(record, size, now_ms):
                 read.expired_count += 1
                 offset += 1
                 continue
@@ -304,22 +305,10 @@ cdef const uint8_t* proven_record(Segment segment, int64_t position, int32_t siz
     return record
 
 
-cdef bint has_expired(const uint8_t* record, int32_t size, int64_t now_ms) noexcept nogil:
-    """Return whether the record has a time to live that is over. Anything but 1 to 15 digits is none."""
+cdef bint is_over(const uint8_t* record, int32_t size, int64_t now_ms) noexcept nogil:
+    """Return whether the record has a time to live that is over."""
     cdef RecordParts parts
-    cdef const uint8_t* value = NULL
-    cdef Py_ssize_t value_size, at
-    cdef int64_t time_to_live_ms = 0
-    if parse_record(record, record + size, &parts) != FORMAT_OK:
-        return False
-    value_size = find_property(parts.properties, parts.properties_size, "MSG_TTL_MS", 10, &value)
-    if not 0 < value_size <= 15:
-        return False
-    for at in range(value_size):
-        if not c"0" <= value[at] <= c"9":
-            return False
-        time_to_live_ms = time_to_live_ms * 10 + (value[at] - c"0")
-    return time_to_live_ms > 0 and parts.store_timestamp_ms + time_to_live_ms <= now_ms
+    return parse_record(record, record + size, &parts) == FORMAT_OK and has_expired(&parts, now_ms)
 
 
 cdef bint is_marked(Segment segment, int64_t position) noexcept:

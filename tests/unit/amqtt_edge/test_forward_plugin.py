@@ -88,6 +88,23 @@ async def test_the_end_of_a_connection_is_no_refusal_of_the_messages_on_it(tmp_p
     assert plugin.refused == 0
 
 
+async def test_the_file_is_let_go_of_when_the_last_messages_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin = made(tmp_path)
+    queue = plugin.queue
+    await comes(plugin, "a")
+
+    def full(messages: Sequence[Waiting]) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(queue, "put", full)
+    with pytest.raises(sqlite3.OperationalError):
+        await plugin.on_broker_pre_shutdown()
+    with pytest.raises(sqlite3.ProgrammingError):
+        queue.first(1)
+
+
 @pytest.mark.parametrize(
     ("error", "is_left"),
     [

@@ -196,6 +196,13 @@ def test_bounds_of_all_brokers_come_in_queue_order_from_masters_or_the_first_sla
         assert list(found.held.bounds.items()) == expected
         assert found.held.generations == {("t", "b"): "200-0"}
     assert network.requests.count((("a", 10), RequestCode.GET_QUEUE_BOUNDS)) == 2
+    # After its connection has ended it is asked anew: it may have been upgraded.
+    network.plain = set()
+    cluster.drop(("a", 10))
+    assert cluster.bounds("t", lambda key: True).held.generations == {
+        ("t", "a"): "100-0",
+        ("t", "b"): "200-0",
+    }
 
 
 def test_bounds_that_cannot_be_read_are_said() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import IntegerType, StringType, StructType
 
@@ -486,8 +487,38 @@ def test_nobody_listening_is_said(cluster: FakeCluster) -> None:
     made = source(cluster)
     reader = made.reader(made.schema())
     cluster.stop()
-    with pytest.raises(ConnectionClosedError, match=str(cluster.port)):
+    with pytest.raises(
+        ConnectionClosedError, match=rf"\(option iotmq\.bootstrap\.servers\) answers: .*{cluster.port}"
+    ):
         reader.partitions()
+
+
+def test_a_broker_in_the_place_of_a_registry_is_named(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = source(cluster)
+    reader = made.reader(made.schema())
+    refused = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+    monkeypatch.setattr(cluster, "handle", lambda _c, request: request.reply(refused, remark="not supported"))
+    with pytest.raises(ConfigError, match=f"127.0.0.1:{cluster.port} is no registry, maybe a broker"):
+        reader.partitions()
+
+
+def test_a_missing_right_is_told_with_the_options_of_accounts(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = source(cluster)
+    reader = made.reader(made.schema())
+    refused = ResponseCode.NO_PERMISSION
+    monkeypatch.setattr(cluster, "handle", lambda _c, request: request.reply(refused, remark="not signed"))
+    with pytest.raises(BrokerError, match=r"not signed \(options accessKey and secretKey"):
+        reader.partitions()
+
+
+def test_the_partition_that_spark_makes_in_the_place_of_none_has_no_rows(cluster: FakeCluster) -> None:
+    cluster.queues.clear()
+    made = source(cluster)
+    assert rows_of(made.reader(made.schema()), [InputPartition(None)]) == []
 
 
 def test_a_refused_pull_says_why(cluster: FakeCluster) -> None:
@@ -562,11 +593,68 @@ def test_available_now_stops_at_the_target(cluster: FakeCluster) -> None:
     reader = stream_reader(cluster, startingOffsets="earliest")
     start = reader.initialOffset()
     reader.prepareForTriggerAvailableNow()
+    end = reader.latestOffset(start, ReadMaxRows(20))
     cluster.queues[0].max_offset = 99
     cluster.queues[2] = FakeQueue(2, 7)
-    end = reader.latestOffset(start, ReadAllAvailable())
+    end = reader.latestOffset(end, ReadAllAvailable())
     assert placed(end) == offsets(q0=10, q1=25)
     assert reader.latestOffset(end, ReadAllAvailable()) == end
+    # The next run has a target of its own.
+    reader.prepareForTriggerAvailableNow()
+    begun = reader.latestOffset(end, ReadAllAvailable())
+    assert placed(reader.latestOffset(begun, ReadAllAvailable())) == offsets(q0=99, q1=25, q2=7)
+
+
+def test_available_now_reads_queues_and_topics_that_no_registry_has_at_that_moment(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A registry that was just started knows a broker some seconds later."""
+    at = offsets(q0=3, q1=5)
+    for topics, queues in (([], 2), (["t"], 1)):
+        reader = stream_reader(cluster)
+        everything = cluster.topics
+        cluster.topics, cluster.route_queues = topics, queues
+        reader.prepareForTriggerAvailableNow()
+        cluster.topics, cluster.route_queues = everything, None
+        assert placed(reader.latestOffset(at, ReadAllAvailable())) == offsets(q0=10, q1=25)
+    # Of a topic that is not there at all this is said, once.
+    reader = stream_reader(cluster, subscribe="t,nowhere")
+    reader.prepareForTriggerAvailableNow()
+    for _ in range(2):
+        assert placed(reader.latestOffset(at, ReadAllAvailable())) == offsets(q0=10, q1=25)
+    assert len(caplog.records) == 1
+    assert "topic 'nowhere' does not exist" in caplog.text
+
+
+def test_available_now_waits_for_a_queue_that_shows_less_than_its_target(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a slave does for a moment, or a broker that starts; it must not pass for the end."""
+
+    def begun(**options: str) -> tuple[IotmqStreamReader, dict[str, Any]]:
+        cluster.queues[1].max_offset = 25
+        reader = stream_reader(cluster, **options)
+        reader.prepareForTriggerAvailableNow()
+        end = reader.latestOffset(offsets(q0=10, q1=5), ReadMaxRows(8))
+        assert placed(end) == offsets(q0=10, q1=13)
+        cluster.queues[1].max_offset = 13
+        return reader, end
+
+    reader, end = begun(retryTimeoutMs="60000")
+    waiting = Waiting(reader, lambda: setattr(cluster.queues[1], "max_offset", 25), after_s=30)
+    assert placed(reader.latestOffset(end, ReadAllAvailable())) == offsets(q0=10, q1=25)
+    assert waiting.now_s >= 30
+    assert "broker-a:1 offset 13 to 24: the queue ends at 13" in caplog.text
+    reader, end = begun()
+    with pytest.raises(
+        DataLossError, match="broker-a:1 offset 13 to 24: the queue ends at 13, and was longer"
+    ):
+        reader.latestOffset(end, ReadAllAvailable())
+    caplog.clear()
+    lenient, end = begun(failOnDataLoss="false")
+    for _ in range(2):
+        assert placed(lenient.latestOffset(end, ReadAllAvailable())) == offsets(q0=10, q1=13)
+    assert len(caplog.records) == 1
 
 
 def test_available_now_from_latest_may_be_pinned_behind_its_target(cluster: FakeCluster) -> None:

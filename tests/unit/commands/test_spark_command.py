@@ -73,7 +73,8 @@ def test_a_wrong_file_is_refused_with_names_and_lines(
     path.write_text('second = 3\n[spark]\nprofile = "fast"\n')
     assert main(["spark", "run", "counting", "--config", str(path)]) == 2
     said = capsys.readouterr().err
-    assert f"second ({path} line 1) is unknown; did you mean seconds" in said
+    assert f"second ({path} line 1) is unknown; did you mean seconds?" in said
+    assert "    there are: topic, seconds\n" in said
     assert "topic is missing" in said
     assert f'spark.profile = "fast" ({path} line 3) is refused' in said
     assert runs == []

@@ -313,6 +313,16 @@ def test_secrets_are_neither_shown_nor_said() -> None:
         assert "hidden" not in text
 
 
+def test_who_asks_a_service_is_not_shown() -> None:
+    """A URL may have a name and a password in it."""
+    url = "https://gateway:hidden@keys.example/set?of=us@here"
+    link = {"kind": "http", "name": "keys", "url": url}
+    config = config_from_table({"mqtt": {"authentication": {"chain": [link]}}})
+    shown = toml_document(config)
+    assert "hidden" not in shown
+    assert f'"https://{SECRET_SHOWN}@keys.example/set?of=us@here"' in shown
+
+
 def test_secrets_in_lists_are_hidden_too() -> None:
     token = {"name": "scraper", "token": "hidden-" * 5}
     config = config_from_table({"http": {"tokens": [token]}})

@@ -687,7 +687,9 @@ async def test_a_broker_that_nobody_names_is_forgotten_when_it_is_not_back_in_ti
             (2 * FORGET_S - 1, one, ["a", "b"]),
             (2 * FORGET_S, one, ["a"]),
         ):
-            found = TopicRoute("mqtt", readable=route.readable, writable=route.writable, addresses=named)
+            found = TopicRoute(
+                topic="mqtt", readable=route.readable, writable=route.writable, addresses=named
+            )
             with monkeypatch.context() as patch:
                 patch.setattr(site.gateway._client.routes, "known", lambda _, found=found: found)
                 patch.setattr(loop, "time", lambda passed_s=passed_s: now_s + passed_s, raising=False)

@@ -41,26 +41,28 @@ class BatchNumberHandler(RequestProcessor):
         try:
             if run.status != ResponseCode.SUCCESS:
                 raise StoreError("the disk takes too long")
-            number = self._numbers.last(key)
+            is_known = self._numbers.last(key) is not None
             position = self._numbers.last_position(key)
         except StoreError as error:
             answer.refuse(RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, str(error)))
             return
-        if number is None or position is None:
+        if not is_known or position is None:
             answer.succeed()
             return
         self._cold_reads.finish(
-            self._store.record_steps(position), partial(_answer, request, number, answer), answer.refuse
+            self._store.record_steps(position), partial(_answer, request, answer), answer.refuse
         )
 
 
-def _answer(request: Command, number: int, answer: DeferredReply, view: memoryview | None) -> None:
+def _answer(request: Command, answer: DeferredReply, view: memoryview | None) -> None:
     mark = None if view is None else read_mark(decode_record(view).properties)
     if mark is None:
         # Retention has deleted it meanwhile.
         answer.succeed()
         return
+    # Of this record, and not of a later one that another task has just appended: its words go with it.
+    _, number, _, _, queues = mark
     last = unpacked(number)
-    ext = {"batch": str(last.batch), "number": str(last.number), "queues": mark[4].decode("utf-8", "replace")}
+    ext = {"batch": str(last.batch), "number": str(last.number), "queues": queues.decode("utf-8", "replace")}
     if not request.is_oneway:
         answer.answer(request.reply(ResponseCode.SUCCESS, ext=ext))

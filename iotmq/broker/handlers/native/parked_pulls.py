@@ -95,8 +95,9 @@ class ParkedPulls(Generic[_Parked]):
         self._held_max = held_max
         self._count = 0
         self._by_queue: dict[Watched, dict[_Parked, None]] = {}
-        self._by_connection: dict[ServerConnection, set[_Parked]] = {}
-        self._by_tick: dict[int, set[_Parked]] = {}
+        # In the order they came, which they are answered in.
+        self._by_connection: dict[ServerConnection, dict[_Parked, None]] = {}
+        self._by_tick: dict[int, dict[_Parked, None]] = {}
         # Every key of _by_tick once, smallest first.
         self._ticks: list[int] = []
         self.parked_count = 0
@@ -131,12 +132,12 @@ class ParkedPulls(Generic[_Parked]):
             waiting = self._by_queue[parked.queue] = {}
             parked.queue.watched += 1
         waiting[parked] = None
-        self._by_connection.setdefault(parked.connection, set()).add(parked)
+        self._by_connection.setdefault(parked.connection, {})[parked] = None
         due_together = self._by_tick.get(parked.tick)
         if due_together is None:
-            due_together = self._by_tick[parked.tick] = set()
+            due_together = self._by_tick[parked.tick] = {}
             heapq.heappush(self._ticks, parked.tick)
-        due_together.add(parked)
+        due_together[parked] = None
         return True
 
     def waiting_for(self, queue: Watched) -> list[_Parked]:
@@ -151,7 +152,7 @@ class ParkedPulls(Generic[_Parked]):
         """Forget a parked pull that is being answered."""
         self._forget(parked)
         of_connection = self._by_connection[parked.connection]
-        of_connection.discard(parked)
+        del of_connection[parked]
         if not of_connection:
             del self._by_connection[parked.connection]
 
@@ -174,7 +175,7 @@ class ParkedPulls(Generic[_Parked]):
         while self._ticks and self._ticks[0] <= now_tick:
             due_together = self._by_tick[self._ticks[0]]
             while due_together:
-                parked = due_together.pop()
+                parked = next(iter(due_together))
                 self.remove(parked)
                 self.expired_count += 1
                 yield parked
@@ -200,5 +201,5 @@ class ParkedPulls(Generic[_Parked]):
             del self._by_queue[parked.queue]
             parked.queue.watched -= 1
         # An emptied tick stays until its time, so that the heap and the dictionary agree.
-        self._by_tick[parked.tick].discard(parked)
+        self._by_tick[parked.tick].pop(parked, None)
         self._count -= 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from pyspark.sql.types import StructType
 from store_model import SMALL, open_small, put
 
 from iotmq.bridge.cluster import TopicMissingError
+from iotmq.bridge.options.reading import parse_options
 from iotmq.bridge.plan import DataLossError
 from iotmq.bridge.rows import COLUMNS, default_schema
 from iotmq.bridge.segments import files as segment_files
@@ -150,6 +152,28 @@ def test_prepared_and_rolled_back_records_are_no_rows(store: Store, tmp_path: Pa
     for state in (4, 12, 8, 0):
         put(store, "T", 0, b"state %d" % state, sys_flag=state)
     assert [row["value"] for row in rows(tmp_path / "data")] == [b"state 8", b"state 0"]
+
+
+def test_expired_records_are_passed_over_as_by_a_broker(store: Store, tmp_path: Path) -> None:
+    """They are stored at 1,000 ms, and the files are read at 6,000 or 6,001 ms."""
+    for number, time_to_live in enumerate(["5000", "5001", "5002", "", "0", "x"]):
+        properties = encode_properties({"MSG_TTL_MS": time_to_live} if time_to_live else {"a": "b"})
+        put(store, "T", 0, b"%d" % number, properties=properties)
+
+    def read_at(now_ms: int, **options: str) -> list[int]:
+        plain = parse_options({"path": str(tmp_path / "data"), "subscribe": "T", **options}, streaming=False)
+        source = SegmentReader(plain, PLACES, clock=ManualClock(now_ms))
+        return [
+            row["offset"]
+            for partition in source.partitions()
+            for batch in pickle.loads(pickle.dumps(source)).read(partition)
+            for row in batch.to_pylist()
+        ]
+
+    assert read_at(5_999) == [0, 1, 2, 3, 4, 5]
+    assert read_at(6_000) == [1, 2, 3, 4, 5]
+    assert read_at(6_001) == [2, 3, 4, 5]
+    assert read_at(6_001, includeExpired="true") == [0, 1, 2, 3, 4, 5]
 
 
 def test_queues_offsets_and_times_narrow_the_read(store: Store, tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ FITTING: dict[str, tuple[DataType, ...]] = {
     "key": (StringType(), BinaryType()),
     "topic": (StringType(),),
     "partition": (IntegerType(), LongType()),
+    "broker": (StringType(),),
     "tags": (StringType(),),
     "mqtt_topic": (StringType(),),
     "qos": (IntegerType(), LongType()),
@@ -75,6 +76,7 @@ def test_every_column_is_taken_in_each_of_its_types() -> None:
         ({"value": StringType(), "headers": ArrayType(StructType())}, True, "column headers"),
         ({"key": StringType()}, True, "needs a column value"),
         ({"value": StringType()}, False, "needs a broker topic"),
+        ({"value": StringType(), "broker": StringType()}, True, "broker .* needs a column partition"),
     ],
 )
 def test_other_columns_are_refused(fields: dict[str, DataType], has_topic: bool, problem: str) -> None:

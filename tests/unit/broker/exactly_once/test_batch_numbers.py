@@ -270,3 +270,24 @@ def test_a_number_is_read_as_it_was_written(
 def test_any_bytes_are_a_number_or_none(value: bytes) -> None:
     mark = read_mark(b"BATCH_NUMBER\x01" + value)
     assert mark is None or mark[2] < mark[3]
+
+
+async def test_a_topic_that_was_made_anew_knows_no_batches_of_the_former_one(tmp_path: Path) -> None:
+    """Neither of those that are in the database, nor of those that were appended just now."""
+    bench = Bench(tmp_path)
+    bodies = []
+    for is_restarted in (True, False, True):
+        stored(bench, 7, 0, b"one", b"two")
+        stored(bench, 7, 1, b"three")
+        stored(bench, 7, 0, b"one", b"two")
+        bodies += [b"one", b"two", b"three"]
+        assert bench.bodies() == bodies
+        if is_restarted:
+            bench.restart()
+            stored(bench, 7, 1, b"three")
+            assert bench.bodies() == bodies
+        bench.topics.delete("T")
+        bench.topics.ensure("T", queues=2)
+        assert bench.numbers.last(key_of("T", b"q/0")) is None
+        assert "nothing is known" in refused(bench, *numbered(7, 1, b"three"))
+    assert bench.numbers.count == 1

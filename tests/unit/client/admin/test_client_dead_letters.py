@@ -8,8 +8,8 @@ import pytest
 from fake_broker import FakeBroker, FakeRegistry
 
 from iotmq.client.admin.dead_letters import DeadLetters, Resent, topic_of
+from iotmq.client.client import IotmqClient
 from iotmq.client.sending.producer import Producer
-from iotmq.client.transport.client import IotmqClient
 from iotmq.client.transport.settings import ClientSettings, ProducerSettings
 from iotmq.errors import BrokerError
 from iotmq.message.properties import encode_properties

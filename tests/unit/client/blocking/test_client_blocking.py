@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 import time
 from collections.abc import Iterator
@@ -11,18 +12,25 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from fake_broker import SILENT, FakeBroker, FakeRegistry
 
+import iotmq
 from iotmq.client import (
     ClientSettings,
     Message,
+    MessageQueue,
     ProducerSettings,
+    PullConsumerSettings,
     PushConsumerSettings,
+    ReceivedMessage,
     SyncAdmin,
     SyncClient,
     SyncProducer,
     SyncPullConsumer,
     SyncPushConsumer,
+    SyncTransactionProducer,
+    TransactionState,
 )
-from iotmq.errors import ClientClosedError, ClientError, RequestTimeoutError
+from iotmq.client.transport.client import ClientTransport
+from iotmq.errors import ClientClosedError, ClientError, ListenerError, RequestTimeoutError
 from iotmq.message.records.record import encode_batch
 from iotmq.remoting.codes import RequestCode
 
@@ -74,7 +82,7 @@ def client(broker: FakeBroker) -> Iterator[SyncClient]:
 def test_produce_and_pull(client: SyncClient) -> None:
     with SyncProducer(client) as producer, SyncPullConsumer(client) as consumer:
         producer.send(Message("T", b"1"))
-        assert producer.send_async(Message("T", b"2")).result(5).count == 1
+        assert producer.send_nowait(Message("T", b"2")).result(5).count == 1
         producer.send_oneway(Message("T", b"3"))
         producer.send_batch([Message("T", b"4"), Message("T", b"5")])
         queue = producer.queues("T")[0]
@@ -83,12 +91,12 @@ def test_produce_and_pull(client: SyncClient) -> None:
         got: set[bytes] = set()
         deadline_s = time.monotonic() + 5
         while len(got) < 6 and time.monotonic() < deadline_s:
-            got.update(message.body for message in consumer.poll())
+            got.update(message.body for message in consumer.getmany())
         assert got == {b"1", b"2", b"3", b"4", b"5", b"6"}
         consumer.commit()
         assert consumer.committed(queue) == consumer.position(queue) == consumer.end_offset(queue)
         consumer.seek(queue, consumer.begin_offset(queue))
-        result = consumer.poll_columns()
+        result = consumer.getmany_columns()
         assert result is not None
         assert result[0] == queue
         assert set(consumer.positions()) == set(consumer.queues("T"))
@@ -184,7 +192,7 @@ def test_admin(client: SyncClient) -> None:
 
 
 def test_misuse_is_named_instead_of_hanging(client: SyncClient) -> None:
-    with pytest.raises(ClientClosedError, match="with SyncClient"):
+    with pytest.raises(ClientClosedError, match=r"with iotmq\.connect_sync"):
         SyncProducer(SyncClient()).start()
     with pytest.raises(ClientError, match="at least 1"):
         SyncPushConsumer(client, "cg", lambda batch: None, threads=0)
@@ -194,6 +202,130 @@ def test_misuse_is_named_instead_of_hanging(client: SyncClient) -> None:
 
     with pytest.raises(ClientError, match="wait for itself forever"):
         client.run(blocking_call())
+
+
+def test_every_public_name_of_an_asynchronous_class_is_there(client: SyncClient) -> None:
+    for form in (
+        SyncProducer,
+        SyncPushConsumer,
+        SyncPullConsumer,
+        SyncTransactionProducer,
+        SyncAdmin,
+        SyncClient,
+    ):
+        asynchronous = form._of  # type: ignore[attr-defined]
+        names = {name for name in dir(asynchronous) if name[0] != "_"}
+        if form is SyncClient:
+            names -= set(dir(ClientTransport)) - {"start", "stop", "is_running"}
+        assert names <= set(dir(form))
+        for name in names:
+            assert not inspect.iscoroutinefunction(inspect.getattr_static(form, name))
+            assert getattr(form, name).__doc__
+
+
+def test_one_client_makes_all_parts_and_ends_them(broker: FakeBroker) -> None:
+    got: list[bytes] = []
+    has_two = threading.Event()
+
+    def listen(messages: list[ReceivedMessage]) -> None:
+        messages[0].in_progress()
+        messages[0].ack()
+        got.extend(message.body for message in messages)
+        if len(got) >= 2:
+            has_two.set()
+        raise ValueError("after the acknowledgement")
+
+    url = f"iotmq://{broker.registry_address}"  # type: ignore[attr-defined]
+    with iotmq.connect_sync(url) as client:
+        producer = client.producer()
+        producer.start()
+        settings = PushConsumerSettings(consume_from="first", batch_max=1)
+        consumer = client.push_consumer("cg", listen, settings=settings, threads=1)
+        consumer.subscribe("T")
+        failures: list[str] = []
+        told = threading.Event()
+
+        def failed(error: ListenerError) -> None:
+            failures.append(threading.current_thread().name)
+            told.set()
+
+        consumer.on_failure(failed)
+        consumer.start()
+        producer.send_nowait(Message("T", b"1")).result(5)
+        producer.send(Message("T", b"2"))
+        assert has_two.wait(5)
+        assert told.wait(5)
+        assert failures[0].startswith("iotmq-cg")
+        assert "T" in client.admin.topics()
+        assert {offsets.end for offsets in client.admin.offsets("T").values()} <= {0, 1, 2}
+        assert producer.group == "DEFAULT_PRODUCER"
+        assert producer.settings == ProducerSettings()
+    assert sorted(got) == [b"1", b"2"]
+    assert not client.is_running
+    with pytest.raises(ClientClosedError):
+        producer.send(Message("T", b"3"))
+
+
+def test_a_rebalance_listener_is_called_on_a_worker_and_a_consumer_is_iterated(client: SyncClient) -> None:
+    told: list[tuple[str, int, str]] = []
+
+    class Queues:
+        def assigned(self, queues: list[MessageQueue]) -> None:
+            told.append(("assigned", len(queues), threading.current_thread().name))
+
+        def revoked(self, queues: list[MessageQueue]) -> None:
+            told.append(("revoked", len(queues), threading.current_thread().name))
+
+    with client.producer() as producer:
+        for number in range(3):
+            producer.send(Message("T", b"%d" % number))
+    consumer = client.pull_consumer("cg", PullConsumerSettings(consume_from="first"))
+    consumer.subscribe("T")
+    consumer.on_rebalance(Queues())
+    with consumer:
+        bodies = {message.body for _, message in zip(range(3), consumer, strict=False)}
+    assert bodies == {b"0", b"1", b"2"}
+    assert [(what, count) for what, count, _ in told] == [("assigned", 2), ("revoked", 2)]
+    assert all(name.startswith("iotmq-") for _, _, name in told)
+
+
+def test_a_part_may_be_started_again(client: SyncClient) -> None:
+    executed: list[str] = []
+
+    def execute(message_id: str) -> TransactionState:
+        executed.append(threading.current_thread().name)
+        return TransactionState.UNKNOWN
+
+    producer = client.transaction_producer("tg", lambda _: TransactionState.UNKNOWN)
+    for _ in range(2):
+        with producer:
+            transaction = producer.send_in_transaction(Message("T", b"x"), execute)
+            assert type(transaction).__name__ == "SyncTransaction"
+            assert transaction.state is TransactionState.UNKNOWN
+            assert transaction.message_id == transaction.result.message_id
+    assert len(executed) == 2
+    assert all(name.startswith("iotmq-tg") for name in executed)
+
+
+def test_functions_that_a_thread_cannot_call_are_refused(client: SyncClient) -> None:
+    async def listen(messages: list[ReceivedMessage]) -> None: ...
+
+    with pytest.raises(ClientError, match="coroutine function"):
+        client.push_consumer("cg", listen)
+    with pytest.raises(TypeError, match="no threads="):
+        SyncProducer(client, "pg", threads=2)  # type: ignore[call-arg]
+    with pytest.raises(AttributeError, match="no attribute 'connections'"):
+        client.connections  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_future_that_is_cancelled_wants_no_answer(broker: FakeBroker, client: SyncClient) -> None:
+    broker.script[RequestCode.SEND_MESSAGE_V2].append(SILENT)
+    with client.producer(settings=ProducerSettings(send_timeout_ms=60_000)) as producer:
+        producer.queues("T")
+        future = producer.send_nowait(Message("T", b""))
+        assert future.cancel()
+        # `stop` waits for what is in flight, which is nothing.
+    assert producer.in_flight == 0
 
 
 def test_stopping_twice_and_starting_twice_is_harmless(broker: FakeBroker) -> None:

@@ -70,7 +70,7 @@ async def bodies_until(consumer: PullConsumer, count: int, **options) -> list[by
     bodies: list[bytes] = []
     async with asyncio.timeout(30):
         while len(bodies) < count:
-            bodies += [message.body for message in await consumer.poll(**options)]
+            bodies += [message.body for message in await consumer.getmany(**options)]
     return bodies
 
 
@@ -82,7 +82,7 @@ async def test_reads_all_queues_from_their_beginning() -> None:
         bodies = await bodies_until(consumer, 30)
         assert sorted(bodies, key=int) == [b"%d" % number for number in range(30)]
         assert consumer.positions() == dict.fromkeys(queues, 10)
-        assert await consumer.poll(timeout_ms=5) == []
+        assert await consumer.getmany(timeout_ms=5) == []
         broker.store("T", 1, b"new")
         assert await bodies_until(consumer, 1) == [b"new"]
         assert consumer.position(queue(1)) == 11
@@ -92,10 +92,10 @@ async def test_positions_count_only_what_was_returned() -> None:
     broker = broker_with(10)
     async with consumer_of(broker, pull_records_max=6) as consumer:
         await consumer.assign({queue(): 2})
-        assert [m.queue_offset for m in await consumer.poll(records_max=3)] == [2, 3, 4]
+        assert [m.queue_offset for m in await consumer.getmany(records_max=3)] == [2, 3, 4]
         assert consumer.position(queue()) == 5
-        assert [m.queue_offset for m in await consumer.poll(records_max=100)] == [5, 6, 7]
-        assert [m.queue_offset for m in await consumer.poll(records_max=100)] == [8, 9]
+        assert [m.queue_offset for m in await consumer.getmany(records_max=100)] == [5, 6, 7]
+        assert [m.queue_offset for m in await consumer.getmany(records_max=100)] == [8, 9]
         assert consumer.position(queue()) == 10
 
 
@@ -109,7 +109,7 @@ async def test_queues_may_come_and_go_while_another_thread_asks_for_positions() 
             return 3
 
     async with consumer_of(broker_with(0, 2)) as consumer:
-        fetches = consumer._fetches
+        fetches = consumer._queues.fetches
         fetches[queue(6)] = Meddled()
         fetches[queue(7)] = Meddled()
         assert consumer.positions() == {queue(6): 3, queue(7): 3}
@@ -120,7 +120,7 @@ async def test_seek_drops_what_was_fetched() -> None:
     broker = broker_with(10)
     async with consumer_of(broker, pull_records_max=4) as consumer:
         await consumer.assign([queue()])
-        assert len(await consumer.poll(records_max=1)) == 1
+        assert len(await consumer.getmany(records_max=1)) == 1
         await consumer.seek(queue(), 9)
         assert consumer.position(queue()) == 9
         assert await bodies_until(consumer, 1) == [b"9"]
@@ -146,14 +146,14 @@ async def test_columns_and_messages_may_be_mixed() -> None:
     broker = broker_with(10)
     async with consumer_of(broker, pull_records_max=5) as consumer:
         await consumer.assign([queue()])
-        await consumer.poll(records_max=2)
-        result = await consumer.poll_columns(columns=("body", "queue_offset"))
+        await consumer.getmany(records_max=2)
+        result = await consumer.getmany_columns(columns=("body", "queue_offset"))
         assert result is not None
         read, columns = result
         assert (read, columns.numpy("queue_offset").tolist()) == (queue(), [2, 3, 4])
         assert consumer.position(queue()) == 5
         assert await bodies_until(consumer, 5) == [b"5", b"6", b"7", b"8", b"9"]
-        assert await consumer.poll_columns(timeout_ms=1) is None
+        assert await consumer.getmany_columns(timeout_ms=1) is None
 
 
 async def test_no_queue_keeps_the_others_waiting() -> None:
@@ -163,7 +163,9 @@ async def test_no_queue_keeps_the_others_waiting() -> None:
     broker.store("T", 1, b"rare")
     async with consumer_of(broker, pull_records_max=10) as consumer:
         await consumer.assign([queue(0), queue(1)])
-        first = [message.queue.queue_id for _ in range(4) for message in await consumer.poll(records_max=5)]
+        first = [
+            message.queue.queue_id for _ in range(4) for message in await consumer.getmany(records_max=5)
+        ]
     assert 1 in first
 
 
@@ -182,7 +184,7 @@ async def test_an_offset_outside_is_raised_once_and_seek_goes_on() -> None:
     async with consumer_of(broker) as consumer:
         await consumer.assign({queue(): 50})
         with pytest.raises(OffsetMovedError, match=r"seek\(\) to 3") as caught:
-            await consumer.poll()
+            await consumer.getmany()
         await consumer.seek(queue(), caught.value.next_offset)
         broker.store("T", 0, b"on")
         assert await bodies_until(consumer, 1) == [b"on"]
@@ -194,7 +196,7 @@ async def test_a_refusal_is_raised_and_then_tried_again() -> None:
     async with consumer_of(broker) as consumer:
         await consumer.assign([queue()])
         with pytest.raises(BrokerError, match="refuses to give messages"):
-            await consumer.poll()
+            await consumer.getmany()
         assert await bodies_until(consumer, 1) == [b"0"]
 
 
@@ -223,20 +225,20 @@ async def test_messages_before_a_broken_record_are_returned_first() -> None:
     broker.topics["T"][0][2] = b"\x00\x00\x00\x50garbage" * 10
     async with consumer_of(broker) as consumer:
         await consumer.assign([queue()])
-        assert [message.body for message in await consumer.poll()] == [b"0", b"1"]
+        assert [message.body for message in await consumer.getmany()] == [b"0", b"1"]
         assert consumer.position(queue()) == 2
         for _ in range(2):
             with pytest.raises(MessageFormatError):
-                await consumer.poll()
+                await consumer.getmany()
         await consumer.seek(queue(), 1)
-        assert [message.body for message in await consumer.poll()] == [b"1"]
+        assert [message.body for message in await consumer.getmany()] == [b"1"]
 
 
 async def test_cached_bytes_are_bounded() -> None:
     broker = broker_with(100)
     async with consumer_of(broker, pull_records_max=10, cached_bytes_max=1) as consumer:
         await consumer.assign([queue()])
-        await consumer.poll(records_max=1)
+        await consumer.getmany(records_max=1)
         await asyncio.sleep(0.03)
         assert len(broker.seen(PULL)) == 1
         assert len(await bodies_until(consumer, 99)) == 99

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 from fake_broker import CLOSE, CLOSE_AFTER, SILENT, FakeBroker, FakeRegistry, split_batch
 
+from iotmq.client.client import IotmqClient
 from iotmq.client.sending.producer import Producer
-from iotmq.client.transport.client import IotmqClient
 from iotmq.client.transport.message import Message, SendStatus
 from iotmq.client.transport.routes import MessageQueue, queue_of_key
 from iotmq.client.transport.settings import ClientSettings, ProducerSettings
@@ -514,7 +514,7 @@ async def test_stopping_waits_for_what_is_in_flight() -> None:
 
 
 async def test_a_client_must_be_started() -> None:
-    with pytest.raises(ClientClosedError, match="async with IotmqClient"):
+    with pytest.raises(ClientClosedError, match=r"async with iotmq\.connect"):
         await Producer(IotmqClient()).start()
 
 

@@ -12,9 +12,9 @@ from eventually import until
 from fake_broker import SILENT, FakeBroker, FakeRegistry
 from manual_clock import ManualClock
 
+from iotmq.client.client import IotmqClient
 from iotmq.client.consuming.push_consumer import PushConsumer
 from iotmq.client.sending.producer import Producer
-from iotmq.client.transport.client import IotmqClient
 from iotmq.client.transport.connections import ConnectionCallbacks, Connections
 from iotmq.client.transport.settings import ClientSettings, PushConsumerSettings
 from iotmq.errors import BrokerError, ClientClosedError, ConnectionClosedError, RouteNotFoundError

@@ -22,7 +22,7 @@ class Registries:
         if topic in self.new:
             return None
         queues = (MessageQueue(topic, "b", 0),)
-        return TopicRoute(topic, readable=queues, writable=queues, addresses={"b": {0: "h:1"}})
+        return TopicRoute(topic=topic, readable=queues, writable=queues, addresses={"b": {0: "h:1"}})
 
 
 def routes_of(registries: Any) -> Routes:

@@ -20,7 +20,7 @@ def route_to(**masters: str | None) -> TopicRoute:
     """A route with one queue of each broker; those without a master have another member."""
     queues = tuple(sorted(MessageQueue("T", name, 0) for name in masters))
     return TopicRoute(
-        "T",
+        topic="T",
         readable=queues,
         writable=tuple(queue for queue in queues if masters[queue.broker_name] is not None),
         addresses={name: {1: "10.0.0.9:1"} if at is None else {0: at} for name, at in masters.items()},

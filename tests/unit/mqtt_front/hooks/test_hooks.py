@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar
@@ -514,6 +515,44 @@ async def test_a_thread_that_does_not_end_is_left(monkeypatch: pytest.MonkeyPatc
     await until(lambda: answers)
     await calls.stop()
     release.set()
+
+
+async def test_what_is_told_while_the_teller_is_about_to_end_is_told_by_one_teller() -> None:
+    """Between the look at what was told and the end, the front end asks for another one."""
+    thread = hook_thread.HookThread(asyncio.get_running_loop())
+    at_once: list[int] = []
+    most: list[int] = []
+    told: list[int] = []
+
+    class Told(deque[hook_thread.HookCall]):
+        """Says at once, when it is found to be empty, what is to be told, as the other thread may."""
+
+        is_late = False
+
+        def __bool__(self) -> bool:
+            if not len(self) and not thread._is_asked and not self.is_late:
+                self.is_late = True
+                thread.tell(call(2))
+                thread.tell(call(3))
+            return len(self) > 0
+
+    async def method(number: int) -> None:
+        at_once.append(number)
+        most.append(len(at_once))
+        await asyncio.sleep(0)
+        at_once.remove(number)
+        told.append(number)
+
+    def call(number: int) -> hook_thread.HookCall:
+        return hook_thread.HookCall(method, (number,), lambda *_: None)
+
+    thread._told = Told()
+    thread.start()
+    thread.tell(call(1))
+    await until(lambda: len(told) == 3)
+    await thread.stop()
+    assert told == [1, 2, 3]
+    assert max(most) == 1
 
 
 _BLOCKED = """

@@ -625,8 +625,8 @@ async def test_memory_that_devices_use_up_is_an_overload_until_they_have_gone(
         return
     monkeypatch.setattr(overload, "MEASURE_S", 0.02)
     payload, before = bytes(64 * 1024), overload.memory_bytes()
-    # Twice what is there without devices: a level is left at four fifths of its limit, and that has to be well
-    # above what the process needs anyway, on every machine.
+    # Twice what is there without devices: a level is left at four fifths of its limit, and that has to be
+    # well above what the process needs anyway, on every machine.
     settings = OverloadSettings(
         refuse_loop_lag_ms=0, shed_loop_lag_ms=0, refuse_broker_latency_ms=0,
         refuse_memory_bytes=2 * before, shed_memory_bytes=5 * before // 2, calm_s=0,

@@ -209,6 +209,50 @@ def test_pubrel_that_waits_for_a_report_told_again_is_not_overtaken_by_a_later_o
     assert device.released() == [1, 2, 3]
 
 
+def test_pubrel_of_a_report_that_the_lost_connection_refuses_first_does_not_overtake() -> None:
+    """A report for which there is no connection is refused at once, before those of the lost connection are."""
+    device = ReceivingDevice()
+    device.receive(1)
+    device.receive(2)
+    device.port.reports.reverse()
+    device.answer(GONE, GONE)
+    device.front.loop.fire()
+    device.answer(*(None for _ in device.port.reports))
+    assert device.released() == [1, 2]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_pubrel_comes_in_the_order_of_pubrec_and_when_the_broker_knows_in_whatever_order_it_answers(
+    seed: int,
+) -> None:
+    source = random.Random(seed)
+    device = ReceivingDevice()
+    to_receive, released, known = [1, 2, 3], [], set()
+
+    def answer(place: int, refused: Refused | None) -> None:
+        changes, done = device.port.reports.pop(place)
+        done(refused)
+        device.front.loop.run()
+        device.session.check_invariants()
+        if refused is None:
+            (change,) = changes
+            known.update(flight.packet_id for flight in change.in_flight or () if flight.is_released)
+
+    while len(released) < 3:
+        match source.randrange(4):
+            case 0 if to_receive:
+                device.receive(to_receive.pop(0))
+            case 1 if device.port.reports:
+                answer(source.randrange(len(device.port.reports)), GONE)
+            case 2 if device.port.reports:
+                answer(source.randrange(len(device.port.reports)), None)
+            case 3 if device.front.loop.timers:
+                device.front.loop.fire()
+        released += device.released()
+        assert set(released) <= known
+    assert released == [1, 2, 3]
+
+
 class CountingPort(SilentPort):
     """A broker that is asked, and does not answer."""
 

@@ -1,0 +1,153 @@
+"""One run of a simulated gateway: work and faults for a while, then everything mended, then the checks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+from sim_checks import check_all, check_progress
+from sim_cluster import BrokerNode, FrontNode, Node, RegistryNode
+from sim_faults import Fault, begin, draw_faults
+from sim_load import Devices, History, Reader, Sender, Worker
+from sim_world import BrokenPromiseError, World, open_world
+
+WORK_S = 15.0
+# After all faults are over, everything has to be consumed within this time.
+CALM_S = 120.0
+_LOOK_S = 2.0
+_PROGRESS_S = 2.5
+
+
+class Site:
+    """All nodes of one world."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        source = random.Random(f"plan {seed}")
+        self.world = world
+        self.history = History()
+        self.is_synced = source.random() < 0.7
+        registry = RegistryNode(world, "registry")
+        broker_count = source.choice((1, 1, 2))
+        self.brokers = {
+            name: BrokerNode(world, name, registry, is_synced=self.is_synced)
+            for name in [f"broker-{number}" for number in range(broker_count)]
+        }
+        self.fronts = [
+            FrontNode(world, f"front-{number}", registry) for number in range(source.choice((1, 2)))
+        ]
+        pause_s = source.choice((0.05, 0.1, 0.3))
+        services: list[Node] = [
+            *(
+                Sender(world, f"sender-{number}", registry, self.history, pause_s=pause_s)
+                for number in range(2)
+            ),
+            *(Worker(world, f"worker-{number}", registry, self.history) for number in range(2)),
+            Reader(world, "reader", registry, self.history),
+        ]
+        self.trace = ""
+        self.devices = Devices(world, "devices", self.fronts, self.history)
+        self.nodes: dict[str, Node] = {
+            node.name: node
+            for node in (registry, *self.brokers.values(), *self.fronts, *services, self.devices)
+        }
+        # What a new device is told at the end.
+        self.retained: dict[str, bytes] = {}
+        self.has_set_clocks = False
+        # What happens in this run.
+        self.faults: Sequence[Fault] = ()
+
+    def start(self) -> None:
+        """Start everything, each when what it needs is there: who subscribes reaches all brokers."""
+        brokers, fronts = list(self.brokers.values()), self.fronts
+        first: list[Node] = [self.nodes["registry"], *brokers, *fronts]
+        others = [node for node in self.nodes.values() if node not in first]
+        for nodes in ([self.nodes["registry"]], brokers, fronts, others):
+            for node in nodes:
+                node.start()
+            is_up = self.world.run_until(
+                self.world.now_s + 30.0,
+                lambda nodes=nodes: all(
+                    node.is_ready and getattr(node.role, "not_ready_reason", None) is None for node in nodes
+                ),
+            )
+            assert is_up, "the cluster does not start"
+
+    def unblock(self, pairs: set[tuple[str, str]]) -> None:
+        self.world.network.blocked -= pairs
+        for connection in list(self.world.network.connections.values()):
+            for end in connection.ends:
+                end.flow()
+
+    def mend(self) -> None:
+        """All faults are over; what is not running is started."""
+        self.world.network.delay_s_max = 0.002
+        self.world.network.heal()
+        for node in self.nodes.values():
+            node.power_on()
+            if isinstance(node, BrokerNode):
+                node.is_disk_full = False
+                if node.store is not None and node.store.failure is not None:
+                    node.kill()
+            if node.process is None:
+                node.start()
+            assert node.process is not None
+            node.process.paused_until_s = 0.0
+
+    @property
+    def is_done(self) -> bool:
+        """Everything that is stored has been consumed, and everything published has come."""
+        if self.devices.unfinished or not all(broker.is_ready for broker in self.brokers.values()):
+            return False
+        try:
+            check_all(self)
+        except BrokenPromiseError:
+            return False
+        return True
+
+
+def simulate(
+    seed: int, directory: Path, *, faults: Sequence[Fault] | None = None, is_verbose: bool = False
+) -> Site:
+    """Run one gateway through the faults of its seed, or through others; raises BrokenPromiseError."""
+    with open_world(seed, directory, is_verbose=is_verbose) as world:
+        site = Site(world, seed)
+        if faults is None:
+            faults = faults_of(seed, site)
+        site.faults = faults
+        site.start()
+        started_s = world.now_s
+        for fault in faults:
+            world.at(started_s + fault.at_s, lambda fault=fault: begin(site, fault))
+        while world.now_s < started_s + WORK_S:
+            world.run_until(min(world.now_s + _PROGRESS_S, started_s + WORK_S))
+            check_progress(site)
+        site.mend()
+        world.run_until(world.now_s + 5.0)
+        site.history.is_over = True
+        end_s = world.now_s + CALM_S
+        while world.now_s < end_s and not site.is_done:
+            world.run_until(world.now_s + _LOOK_S)
+        assert site.devices.process is not None
+        site.devices.process.run(site.devices.ask_retained(site.retained))
+        world.run_until(world.now_s + 3.0)
+        site.trace = world.trace
+        if site.devices.unfinished:
+            raise BrokenPromiseError(
+                f"{site.devices.unfinished} devices wait for an acknowledgement for ever"
+            )
+        for broker in site.brokers.values():
+            if not broker.is_ready:
+                raise BrokenPromiseError(f"{broker.name} does not start")
+        check_all(site)
+        return site
+
+
+def planned_faults(seed: int, directory: Path) -> list[Fault]:
+    """The faults of a seed, of which a run may leave some out."""
+    with open_world(seed, directory) as world:
+        return faults_of(seed, Site(world, seed))
+
+
+def faults_of(seed: int, site: Site) -> list[Fault]:
+    return draw_faults(seed, list(site.nodes), until_s=WORK_S, has_power_cuts=site.is_synced)

@@ -1,0 +1,241 @@
+"""Orderly consumption against fake brokers: locks, tries in place, dead letters."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+from eventually import until
+from fake_broker import FakeBroker, FakeRegistry
+from manual_clock import ManualClock
+
+from iotmq.client.consuming.held_locks import HeldLocks
+from iotmq.client.consuming.push_consumer import PushConsumer
+from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.message import ReceivedMessage
+from iotmq.client.transport.routes import MessageQueue
+from iotmq.client.transport.settings import ClientSettings, PushConsumerSettings
+from iotmq.errors import ClientError, QueueLockedError
+from iotmq.remoting.codes import RequestCode
+
+BACK = RequestCode.CONSUMER_SEND_MESSAGE_BACK
+LOCK = RequestCode.LOCK_BATCH_QUEUES
+QUEUE = MessageQueue("T", "broker-a", 0)
+
+
+def broker_with(count: int, queues: int = 1) -> FakeBroker:
+    broker = FakeBroker()
+    broker.add_topic("T", queues)
+    for number in range(count):
+        broker.store("T", number % queues, b"%d" % number)
+    return broker
+
+
+class Cluster:
+    """A broker, its registry, and orderly members of the group `cg`."""
+
+    def __init__(self, broker: FakeBroker, registry: FakeRegistry, stack: AsyncExitStack) -> None:
+        self.broker = broker
+        self._registry = registry
+        self._stack = stack
+
+    async def client(self, name: str, clock: ManualClock | None = None) -> IotmqClient:
+        settings = ClientSettings(
+            registries=(self._registry.address,),
+            client_id=name,
+            reconnect_ms_min=5,
+            reconnect_ms_max=20,
+            request_timeout_ms=1_000,
+        )
+        return await self._stack.enter_async_context(IotmqClient(settings, clock=clock))
+
+    async def consumer(self, listener, name: str = "one", clock=None, **settings) -> PushConsumer:
+        options = {"consume_from": "first", "commit_ms": 10, "local_retry_ms": 5, "stop_timeout_ms": 500}
+        consumer = PushConsumer(
+            await self.client(name, clock),
+            "cg",
+            listener,
+            settings=PushConsumerSettings(orderly=True, **options | settings),
+        )
+        await consumer.subscribe("T")
+        return await self._stack.enter_async_context(consumer)
+
+    def is_consumed(self, offset: int, queue_id: int = 0) -> bool:
+        return self.broker.offsets.get(("cg", "T", queue_id)) == offset
+
+
+@asynccontextmanager
+async def cluster_of(broker: FakeBroker):
+    registry = FakeRegistry(broker)
+    await broker.start()
+    await registry.start()
+    try:
+        async with AsyncExitStack() as stack:
+            yield Cluster(broker, registry, stack)
+    finally:
+        await broker.stop()
+        await registry.stop()
+
+
+async def test_a_failed_message_is_tried_again_before_the_next_one() -> None:
+    got: list[bytes] = []
+
+    def listen(batch: list[ReceivedMessage]) -> None:
+        got.append(batch[0].body)
+        if got.count(b"1") < 3 and batch[0].body == b"1":
+            raise ValueError("not yet")
+
+    async with cluster_of(broker_with(3)) as cluster:
+        await cluster.consumer(listen, batch_max=1)
+        await until(lambda: cluster.is_consumed(3))
+        assert cluster.broker.locks[("cg", "T", 0)] == "one"
+    assert got == [b"0", b"1", b"1", b"1", b"2"]
+    assert not cluster.broker.given_back
+    # Leaving unlocks.
+    assert cluster.broker.locks == {}
+
+
+async def test_tries_are_counted_and_end_in_a_dead_letter() -> None:
+    got: list[bytes] = []
+
+    def listen(batch: list[ReceivedMessage]) -> None:
+        got.append(batch[0].body)
+        if batch[0].body == b"1":
+            raise ValueError("never")
+
+    async with cluster_of(broker_with(3)) as cluster:
+        cluster.broker.script[BACK].append(1)
+        cluster.broker.script[RequestCode.SEND_MESSAGE_V2].append(1)
+        await cluster.consumer(listen, batch_max=1, redeliveries_max=2)
+        await until(lambda: cluster.is_consumed(3))
+    # Nobody took the first dead letter, so it was tried once more.
+    assert got == [b"0", b"1", b"1", b"1", b"1", b"2"]
+    assert [request.ext["delayLevel"] for request in cluster.broker.seen(BACK)] == ["-1", "-1"]
+
+
+async def test_single_messages_are_settled_in_their_place() -> None:
+    calls: list[list[bytes]] = []
+
+    def listen(batch: list[ReceivedMessage]) -> None:
+        calls.append([message.body for message in batch])
+        if len(calls) == 1:
+            batch[0].ack()
+            batch[1].nak(1)
+            batch[2].term()
+
+    async with cluster_of(broker_with(4)) as cluster:
+        await cluster.consumer(listen)
+        await until(lambda: cluster.is_consumed(4))
+    assert calls == [[b"0", b"1", b"2", b"3"], [b"1"]]
+    assert [request.ext["delayLevel"] for request in cluster.broker.seen(BACK)] == ["-1"]
+
+
+async def test_a_queue_that_another_member_holds_is_waited_for() -> None:
+    got: list[bytes] = []
+    broker = broker_with(4, 2)
+    broker.locks["cg", "T", 0] = "somebody"
+    async with cluster_of(broker) as cluster:
+        await cluster.consumer(lambda batch: got.extend(message.body for message in batch))
+        await until(lambda: cluster.is_consumed(2, 1))
+        assert got == [b"1", b"3"]
+        del broker.locks["cg", "T", 0]
+        await until(lambda: cluster.is_consumed(2, 0))
+    assert got == [b"1", b"3", b"0", b"2"]
+
+
+async def test_queues_go_to_the_next_member_after_their_last_call() -> None:
+    broker = broker_with(0, 2)
+    got: dict[str, list[bytes]] = {"one": [], "two": []}
+    async with cluster_of(broker) as cluster:
+        one = await cluster.consumer(lambda batch: got["one"].extend(m.body for m in batch), "one")
+        await until(lambda: len(one.assigned) == 2)
+        two = await cluster.consumer(lambda batch: got["two"].extend(m.body for m in batch), "two")
+        await until(lambda: broker.locks.get(("cg", "T", 1)) == "two")
+        assert broker.locks["cg", "T", 0] == "one"
+        for number in range(4):
+            broker.store("T", number % 2, b"%d" % number)
+        await until(lambda: got == {"one": [b"0", b"2"], "two": [b"1", b"3"]})
+        await two.stop()
+        await until(lambda: broker.locks.get(("cg", "T", 1)) == "one")
+
+
+async def test_nothing_is_consumed_under_a_lock_that_was_not_renewed() -> None:
+    got: list[bytes] = []
+    clock = ManualClock()
+    broker = broker_with(1)
+    async with cluster_of(broker) as cluster:
+        consumer = await cluster.consumer(lambda b: got.extend(m.body for m in b), clock=clock)
+        await until(lambda: cluster.is_consumed(1))
+        clock.advance(31)
+        broker.store("T", 0, b"later")
+        reader = consumer._queues.readers[QUEUE]
+        await until(lambda: reader.cached_records == 1)
+        assert got == [b"0"]
+        locks = consumer._queues.locks
+        assert locks is not None
+        await locks.renew()
+        await until(lambda: got == [b"0", b"later"])
+
+
+async def test_a_lost_lock_makes_the_queue_begin_again_at_its_offset() -> None:
+    clock = ManualClock()
+    broker = broker_with(1)
+    lost: list[MessageQueue] = []
+    async with cluster_of(broker) as cluster:
+        locks = HeldLocks(await cluster.client("one", clock), "cg", lost.append)
+        await locks.hold(QUEUE)
+        # In time, but the broker has given it away; and too late, so that others may have had it.
+        broker.locks["cg", "T", 0] = "two"
+        await locks.renew()
+        assert lost == [QUEUE]
+        with pytest.raises(QueueLockedError, match="T queue 0 of broker broker-a: another member"):
+            await locks.hold(QUEUE)
+        del broker.locks["cg", "T", 0]
+        await locks.hold(QUEUE)
+        clock.advance(29)
+        assert locks.is_held(QUEUE)
+        await locks.renew()
+        assert lost == [QUEUE]
+        clock.advance(56)
+        await locks.renew()
+        assert lost == [QUEUE, QUEUE]
+        assert not locks.is_held(QUEUE)
+        # A broker that does not answer leaves the lock as it is.
+        await locks.hold(QUEUE)
+        broker.script[LOCK].append(1)
+        await locks.renew()
+        assert locks.is_held(QUEUE)
+        broker.script[RequestCode.UNLOCK_BATCH_QUEUES].append(1)
+        await locks.release(QUEUE)
+        assert not locks.is_held(QUEUE)
+
+
+async def test_a_member_that_lost_a_queue_reads_it_again() -> None:
+    got: list[bytes] = []
+    broker = broker_with(1)
+    async with cluster_of(broker) as cluster:
+        consumer = await cluster.consumer(lambda batch: got.extend(m.body for m in batch))
+        await until(lambda: cluster.is_consumed(1))
+        broker.locks["cg", "T", 0] = "two"
+        locks = consumer._queues.locks
+        assert locks is not None
+        await locks.renew()
+        broker.store("T", 0, b"later")
+        del broker.locks["cg", "T", 0]
+        await until(lambda: got == [b"0", b"later"])
+
+
+def test_orders_that_cannot_be_kept_are_refused() -> None:
+    client = IotmqClient()
+    for settings in ({"parallel_batches": 2}, {"model": "broadcasting"}):
+        with pytest.raises(ClientError, match="orderly"):
+            PushConsumer(
+                client, "g", lambda batch: None, settings=PushConsumerSettings(orderly=True, **settings)
+            )
+    with pytest.raises(ClientError, match="not of columns"):
+        PushConsumer(
+            client,
+            "g",
+            columns_listener=lambda queue, columns: None,
+            settings=PushConsumerSettings(orderly=True),
+        )

@@ -1,0 +1,134 @@
+"""One client and all that it makes: started by `await` or `async with`, and ended in order by one call."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+
+import pytest
+from fake_broker import SILENT, FakeBroker, FakeRegistry
+
+import iotmq
+from iotmq.client import (
+    Message,
+    ProducerSettings,
+    PushConsumerSettings,
+    ReceivedMessage,
+    SendResult,
+    TransactionState,
+)
+from iotmq.errors import ClientClosedError, ClientError, RequestTimeoutError
+from iotmq.remoting.codes import RequestCode
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[FakeBroker]:
+    broker = FakeBroker()
+    broker.add_topic("T", 1)
+    registry = FakeRegistry(broker)
+    await broker.start()
+    await registry.start()
+    broker.url = f"iotmq://{registry.address}"  # type: ignore[attr-defined]
+    yield broker
+    await broker.stop()
+    await registry.stop()
+
+
+def client_of(broker: FakeBroker) -> iotmq.client.IotmqClient:
+    return iotmq.connect(broker.url)  # type: ignore[attr-defined]
+
+
+async def test_a_client_makes_every_part_and_ends_it(broker: FakeBroker) -> None:
+    async with client_of(broker) as client:
+        producer = await client.producer()
+        requester = await client.requester()
+        transactions = await client.transaction_producer("tg", lambda _: TransactionState.ROLLBACK)
+        pulls = await client.pull_consumer()
+        assert client.admin is client.admin
+        assert "T" in await client.admin.topics()
+        await producer.send(Message("T", b"1"))
+        await pulls.assign(await pulls.queues("T"))
+        assert [message.body for message in await pulls.getmany()] == [b"1"]
+    for part in (producer, requester, transactions):
+        assert not part._is_running
+    with pytest.raises(ClientClosedError):
+        await producer.send(Message("T", b"2"))
+    with pytest.raises(ClientClosedError):
+        await pulls.assign([])
+
+
+async def test_a_part_may_end_before_its_client_and_a_client_twice(broker: FakeBroker) -> None:
+    client = await client_of(broker)
+    async with client.producer() as producer:
+        await producer.send(Message("T", b"1"))
+    with pytest.raises(ClientClosedError):
+        await producer.send(Message("T", b"2"))
+    async with client.producer() as producer:
+        await producer.send(Message("T", b"3"))
+    await client.stop()
+    await client.stop()
+    assert broker.stored_bodies("T") == [b"1", b"3"]
+
+
+async def test_the_end_finishes_what_is_handled_and_what_that_sends(broker: FakeBroker) -> None:
+    """Consumers end before producers: a listener that answers by a message can do so to the last one."""
+    broker.store("T", 0, b"work")
+    handled = asyncio.Event()
+    go_on = asyncio.Event()
+
+    async with client_of(broker) as client:
+        producer = await client.producer()
+
+        async def listen(messages: list[ReceivedMessage]) -> None:
+            handled.set()
+            await go_on.wait()
+            await producer.send(Message("done", messages[0].body))
+
+        consumer = client.push_consumer("cg", listen, settings=PushConsumerSettings(consume_from="first"))
+        await consumer.subscribe("T")
+        await consumer.start()
+        await handled.wait()
+        stopping = asyncio.ensure_future(client.stop())
+        await asyncio.sleep(0)
+        go_on.set()
+        await stopping
+    assert broker.stored_bodies("done") == [b"work"]
+    assert broker.offsets["cg", "T", 0] == 1
+
+
+async def test_sends_in_flight_are_stored_before_the_connections_close(broker: FakeBroker) -> None:
+    async with client_of(broker) as client:
+        producer = await client.producer()
+        await producer.queues("T")
+        futures = [producer.send_nowait(Message("T", b"%d" % number)) for number in range(100)]
+    assert all(isinstance(future.result(), SendResult) for future in futures)
+    assert len(broker.stored_bodies("T")) == 100
+
+
+async def test_a_part_that_does_not_end_well_keeps_no_other_from_its_end(broker: FakeBroker) -> None:
+    client = await client_of(broker)
+    producer = await client.producer(settings=ProducerSettings(send_timeout_ms=50))
+    failing = client.producer("other")
+
+    async def fail() -> None:
+        raise ClientError("this one does not end")
+
+    failing.stop = fail  # type: ignore[method-assign]
+    broker.script[RequestCode.SEND_MESSAGE_V2].append(SILENT)
+    sent = producer.send_nowait(Message("T", b"1"))
+    with pytest.raises(ClientError, match="does not end"):
+        await client.stop()
+    assert isinstance(sent.exception(), RequestTimeoutError)
+    assert not client.is_running
+    assert client.connections.open_addresses() == []
+
+
+async def test_parts_that_are_over_are_not_kept(broker: FakeBroker) -> None:
+    async with client_of(broker) as client:
+        for _ in range(10):
+            async with client.producer() as producer:
+                await producer.send(Message("T", b""))
+        del producer
+        gc.collect()
+        assert len(client._parts) == 0
