@@ -239,8 +239,11 @@ class PopHandler:
             "reviveQid": "0",
             "restNum": str(rest),
         }
-        code = ResponseCode.SUCCESS if views else ResponseCode.PULL_NOT_FOUND
-        return request.reply(code, ext=ext, body=cast("list[bytes | memoryview]", views) if views else b"")
+        if not views:
+            return request.reply(ResponseCode.PULL_NOT_FOUND, remark="nothing to pop", ext=ext)
+        return request.reply(
+            ResponseCode.SUCCESS, ext=ext, body=cast("list[bytes | memoryview]", views)
+        )
 
     def _polling_info(self, connection: ServerConnection, request: Command) -> Command:
         key = request.text("consumerGroup"), request.text("topic"), request.integer("queueId")
