@@ -53,6 +53,8 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.mqtt.server.outbound", ".pyx", []),
     ("iotmq.mqtt.server.connection", ".pyx", []),
     ("iotmq.mqtt.client.input", ".pyx", []),
+    ("iotmq.broker.pop.pop_queue", ".pyx", []),
+    ("iotmq.broker.pop.pop_changes", ".pyx", []),
     ("iotmq.broker.delivery.push_channel", ".pyx", []),
     ("iotmq.broker.delivery.filter_marks", ".pyx", []),
     ("iotmq.broker.delivery.delivery", ".pyx", []),

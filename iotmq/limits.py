@@ -74,6 +74,17 @@ TABLE_PIECE_BYTES_MAX: Final = 4 * 1024 * 1024
 CLIENT_ID_BYTES_MAX: Final = 255
 HELD_PULLS_MAX: Final = 100_000
 HOLD_MS_MAX: Final = 30_000
+# Consumption by message: what a group has popped of a queue and is not done with, 1.2 KB for 64 that stand
+# together, so at most 80 MB for all groups; the queues of groups that are known; how long a message may be
+# kept from others.
+POP_IN_FLIGHT_MAX: Final = 10_000
+POP_BLOCKS_MAX: Final = 65_536
+POP_QUEUES_MAX: Final = 65_536
+POP_INVISIBLE_MS_MAX: Final = 12 * 3_600 * 1_000
+# Acknowledgements in one request, each of as many messages as a pop gives, and some between them.
+POP_ACKS_MAX: Final = 1_024
+POP_ACK_BITS_BYTES_MAX: Final = 8_192
+POP_RECEIPT_BYTES_MAX: Final = 1_024
 COLD_READS_MAX: Final = 4_096
 # Transactions without an end take memory, and so do the last ends, which make a repeated one harmless.
 TRANSACTIONS_PENDING_MAX: Final = 100_000

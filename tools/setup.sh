@@ -15,7 +15,7 @@ readonly stamps=build/setup
 readonly log=build/setup/log.txt
 readonly venv_python=.venv/bin/python
 # Each with a class path of its own, named like its folder.
-readonly java_poms=(tests/interop/java/pom.xml tests/interop/java/hivemq/pom.xml)
+readonly java_poms=(tests/interop/java/pom.xml tests/interop/java/hivemq/pom.xml tests/interop/java/rocketmq5/pom.xml)
 
 say() { printf '\033[1m==>\033[0m %s\n' "$*" >&2; }
 warn() { printf 'warning: %s\n' "$*" >&2; }

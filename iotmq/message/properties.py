@@ -35,6 +35,8 @@ REPLY_TYPE: Final = "reply"
 TIME_TO_LIVE_MS: Final = "MSG_TTL_MS"
 # Which batch of its producer it is the first message of (docs/reference/wire-protocol.md).
 BATCH_NUMBER: Final = "BATCH_NUMBER"
+# Of a dead letter: the change that it makes to what its group has popped (broker.pop.states).
+POP_DONE: Final = "POP_DONE"
 
 # Set by brokers.
 REAL_TOPIC: Final = "REAL_TOPIC"

@@ -99,6 +99,8 @@ class RequestCode:
     GET_TOPIC_CONFIG: Final = 351
     LITE_PULL_MESSAGE: Final = 361
     RECALL_MESSAGE: Final = 370
+    QUERY_ASSIGNMENT: Final = 400
+    SET_MESSAGE_REQUEST_MODE: Final = 401
     POP_MESSAGE: Final = 200_050
     ACK_MESSAGE: Final = 200_051
     PEEK_MESSAGE: Final = 200_052
@@ -196,7 +198,12 @@ class ResponseCode:
     NO_BUYER_ID: Final = 204
     NOT_IN_CURRENT_UNIT: Final = 205
     CONSUMER_NOT_ONLINE: Final = 206
+    INVALID_PARAMETER: Final = 29
     CONSUME_MESSAGE_TIMEOUT: Final = 207
+    NO_MESSAGE: Final = 208
+    # Of pops; the same numbers as those of access control, as RocketMQ 5 has it.
+    POLLING_FULL: Final = 209
+    POLLING_TIMEOUT: Final = 210
     ACL_UPDATE_FAILED: Final = 209
     ACL_DELETE_FAILED: Final = 210
     ACL_WHITE_LIST_FAILED: Final = 211

@@ -26,6 +26,7 @@ from benchmarks.peers.rocketmq import broker_command, broker_environment, broker
 FAST_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 LIBRARIES = ROOT / "build" / "interop" / "java"
 HIVEMQ = ROOT / "build" / "interop" / "hivemq"
+ROCKETMQ_5 = ROOT / "build" / "interop" / "rocketmq5"
 CLASSES = ROOT / "build" / "interop" / "java-classes"
 SCRIPTS = ROOT / "tests" / "interop" / "java"
 
@@ -47,6 +48,15 @@ hivemq_marks = [
     ),
 ]
 """For tests that start it."""
+
+rocketmq_5_marks = [
+    *java_marks[:2],
+    pytest.mark.skipif(
+        not list(ROCKETMQ_5.glob("rocketmq-tools-*.jar")),
+        reason="rocketmq-tools 5 is not installed (tools/setup.sh dev, with Maven)",
+    ),
+]
+"""For tests that start the client of RocketMQ 5."""
 
 
 @cache

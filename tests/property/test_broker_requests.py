@@ -151,12 +151,38 @@ PULL_FIELDS = {
     "maxMsgBytes": NUMBERS,
     **QUEUE_FIELDS,
 }
+POP_FIELDS = {
+    "consumerGroup": NAMES,
+    "maxMsgNums": NUMBERS,
+    "invisibleTime": NUMBERS,
+    "pollTime": NUMBERS,
+    "initMode": NUMBERS,
+    "exp": TEXTS,
+    "order": BOOLEANS,
+    **QUEUE_FIELDS,
+}
+RECEIPT_FIELDS = {
+    "consumerGroup": NAMES,
+    "extraInfo": ["0 1700000000000 1000 0 0 b 0 0", *TEXTS],
+    "offset": NUMBERS,
+    "invisibleTime": NUMBERS,
+    **QUEUE_FIELDS,
+}
 FIELDS: dict[int, dict[str, list[str]]] = {
     RequestCode.SEND_MESSAGE: LONG_FIELDS,
     RequestCode.SEND_MESSAGE_V2: SEND_FIELDS,
     RequestCode.SEND_BATCH_MESSAGE: SEND_FIELDS,
     RequestCode.PULL_MESSAGE: PULL_FIELDS,
     RequestCode.LITE_PULL_MESSAGE: PULL_FIELDS,
+    RequestCode.POP_MESSAGE: POP_FIELDS,
+    RequestCode.NOTIFICATION: POP_FIELDS,
+    RequestCode.PEEK_MESSAGE: POP_FIELDS,
+    RequestCode.POLLING_INFO: POP_FIELDS,
+    RequestCode.ACK_MESSAGE: RECEIPT_FIELDS,
+    RequestCode.CHANGE_MESSAGE_INVISIBLE_TIME: RECEIPT_FIELDS,
+    RequestCode.BATCH_ACK_MESSAGE: {},
+    RequestCode.QUERY_ASSIGNMENT: {},
+    RequestCode.SET_MESSAGE_REQUEST_MODE: {},
     RequestCode.QUERY_CONSUMER_OFFSET: {"consumerGroup": NAMES, **QUEUE_FIELDS},
     RequestCode.UPDATE_CONSUMER_OFFSET: {"consumerGroup": NAMES, "commitOffset": NUMBERS, **QUEUE_FIELDS},
     RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: {"timestamp": NUMBERS, **QUEUE_FIELDS},
@@ -317,7 +343,7 @@ FIELDS: dict[int, dict[str, list[str]]] = {
         "maxReconsumeTimes": NUMBERS,
     },
 }
-ALLOWED = {30101, 206, 209, 210, 211, 27, 28, 0, 1, 13, 14, 16, 17, 19, 20, 21, 22, 23, 24, 25, 26}
+ALLOWED = {30101, 29, 206, 208, 209, 210, 211, 27, 28, 0, 1, 13, 14, 16, 17, 19, 20, 21, 22, 23, 24, 25, 26}
 
 
 class FakeConnection:

@@ -198,6 +198,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "exactly_once",
         "parts",
         "scheduled",
+        "pop",
         "transactions",
         "questions",
         "delivery",

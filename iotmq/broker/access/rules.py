@@ -186,6 +186,16 @@ def _locks(request: Command, topic_at: TopicAt) -> Iterable[Need]:
     return (Need(lenient_json.decode_request(request.body, _LockBody).consumer_group, True, SUB),)
 
 
+class _ModeBody(msgspec.Struct, rename="camel"):
+    topic: str
+    consumer_group: str
+
+
+def _request_mode(request: Command, topic_at: TopicAt) -> Iterable[Need]:
+    body = lenient_json.decode_request(request.body, _ModeBody)
+    return (Need(body.consumer_group, True, SUB), topic_need(body.topic, SUB))
+
+
 class _Ack(msgspec.Struct):
     group: str = msgspec.field(name="c")
     topic: str = msgspec.field(name="t")
@@ -237,6 +247,8 @@ RULES: Final[dict[int, Rule]] = {
     RequestCode.CHANGE_MESSAGE_INVISIBLE_TIME: _READS,
     RequestCode.NOTIFICATION: _READS,
     RequestCode.POLLING_INFO: _READS,
+    RequestCode.QUERY_ASSIGNMENT: Rule(_request_mode),
+    RequestCode.SET_MESSAGE_REQUEST_MODE: _ADMIN,
     RequestCode.QUERY_CONSUMER_OFFSET: _READS,
     RequestCode.UPDATE_CONSUMER_OFFSET: _READS,
     RequestCode.CONSUMER_SEND_MESSAGE_BACK: _record("group"),

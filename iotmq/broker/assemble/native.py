@@ -10,8 +10,11 @@ from iotmq.broker.handlers.native.batch_numbers import BatchNumberHandler
 from iotmq.broker.handlers.native.clients import ClientHandler
 from iotmq.broker.handlers.native.locks import LockHandler
 from iotmq.broker.handlers.native.offset_moved import OffsetMovedEvents
-from iotmq.broker.handlers.native.parked_pulls import ParkedPulls
+from iotmq.broker.handlers.native.parked_pulls import ParkedPulls, Pull
+from iotmq.broker.handlers.native.pop import PopHandler
+from iotmq.broker.handlers.native.pop_acks import PopAckHandler
 from iotmq.broker.handlers.native.pull import PullHandler
+from iotmq.broker.handlers.native.request_modes import RequestModeHandler
 from iotmq.broker.handlers.native.send import SendHandler
 from iotmq.broker.handlers.native.send_back import SendBackHandler
 from iotmq.broker.handlers.native.timers import TimerHandler
@@ -19,6 +22,9 @@ from iotmq.broker.handlers.native.transactions import TransactionHandler
 from iotmq.broker.members.groups import CopiedConsumer
 from iotmq.broker.members.queue_locks import CopiedLock, QueueLocks
 from iotmq.broker.parts import BrokerParts
+from iotmq.broker.pop.dead_letters import DeadLetters
+from iotmq.broker.pop.pops import Pops
+from iotmq.broker.pop.states import PopStates
 from iotmq.broker.questions.device_replies import DeviceReplies
 from iotmq.broker.questions.replies import ReplyHandler
 from iotmq.broker.replies.reply_after_registration import WhenCopied, WhenTold
@@ -57,11 +63,16 @@ class NativeProcessors:
             is_enabled=parts.settings.property_filter_enabled,
         )
         self.locks = QueueLocks(parts.clock)
-        self.parked_pulls = ParkedPulls(lambda: parts.settings.held_pulls_max)
+        self.parked_pulls: ParkedPulls[Pull] = ParkedPulls(lambda: parts.settings.held_pulls_max)
         self._offset_moved = OffsetMovedEvents(parts)
         self.pulls = PullHandler(
             parts, self.parked_pulls, self.filters, offset_moved=self._offset_moved.moved
         )
+        pop_states = PopStates(parts.store.key_values())
+        parts.store.add_projection(pop_states)
+        self._pops = Pops(parts, pop_states)
+        self._dead_letters = DeadLetters(parts, self._pops)
+        self._pop_requests = PopHandler(parts, self._pops, self.filters)
         self._groups = parts.groups
         self._clients = ClientHandler(parts, self.filters)
         self.processors: list[RequestProcessor] = [
@@ -73,10 +84,14 @@ class NativeProcessors:
             BatchNumberHandler(parts),
             TimerHandler(self.delays.timers, parts.topics, broker_name=parts.settings.name),
             self.pulls,
+            self._pop_requests,
+            PopAckHandler(parts.clock, self._pops),
+            RequestModeHandler(parts, self._pops),
             self._clients,
             LockHandler(self.locks, parts.topics, when_copied=when_copied, is_current=parts.role.is_current),
         ]
         parts.writer.add_dispatch_listener(self.pulls.wake)
+        parts.writer.add_dispatch_listener(self._pop_requests.wake)
 
     def copied(self) -> list[CopiedTable]:
         """Return the tables that are copied to followers, least urgent first."""
@@ -92,15 +107,20 @@ class NativeProcessors:
         self.filters.start()
         self._clients.restore()
         self.transactions.start()
+        self._pops.restore()
 
     def start(self) -> None:
         """Deliver what is due, and ask producers after their transactions; the writer is open."""
         self.transaction_checks.start()
         self.delays.start()
+        self._pops.start()
 
     def stop(self) -> None:
         """Answer no parked pull any more, and do nothing by itself."""
         self.pulls.stop()
+        self._pop_requests.stop()
+        self._pops.stop()
+        self._dead_letters.stop()
         self.delays.stop()
         self.transaction_checks.stop()
         self.transactions.stop()
@@ -108,6 +128,9 @@ class NativeProcessors:
     def expire(self) -> None:
         """Do everything whose time has come by the clock."""
         self.pulls.expire()
+        self._pops.expire()
+        self._dead_letters.bury()
+        self._pop_requests.expire()
         self.delays.deliver()
         self.transaction_checks.expire()
 
@@ -127,6 +150,9 @@ class NativeProcessors:
             self.replies,
             self.pulls,
             self.parked_pulls,
+            self._pops,
+            self._pop_requests,
+            self._dead_letters,
             self.cold_reads,
             self.filters,
             self._offset_moved,

@@ -35,6 +35,8 @@ OP_HALF_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 SESSION_TOPIC = "rmq_sys_mqtt_session"
 # Packet ids of QoS 2 that devices have released.
 RECEIVED_TOPIC = "rmq_sys_mqtt_received"
+# What groups that consume by message have popped.
+POP_TOPIC = "rmq_sys_pop"
 TRANSACTION_CHECKS_MAX_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 SELF_TEST_TOPIC = "SELF_TEST_TOPIC"
 OFFSET_MOVED_TOPIC = "OFFSET_MOVED_EVENT"
@@ -52,6 +54,7 @@ UNSENDABLE_TOPICS = frozenset(
         TRANSACTION_CHECKS_MAX_TOPIC,
         SESSION_TOPIC,
         RECEIVED_TOPIC,
+        POP_TOPIC,
         EPOCH_TOPIC,
         SELF_TEST_TOPIC,
         OFFSET_MOVED_TOPIC,

@@ -11,7 +11,7 @@ cdef class Queue:
     cdef readonly int64_t first_offset       # where readers were told to begin: what is before is hidden
     cdef readonly int64_t max_offset         # next to be dispatched: what readers see as the end
     cdef readonly int64_t next_offset        # next to be appended: ahead of max_offset under sync flush
-    cdef public bint watched                 # report it in ConsumeQueue.take_dispatched
+    cdef public int watched                  # by how many; not 0: report it in ConsumeQueue.take_dispatched
     cdef readonly bint may_expire            # some record may have a time to live (MSG_TTL_MS)
     cdef bint is_dispatched                  # in the list take_dispatched returns next
     cdef bint is_dirty                       # has entries that were not synced yet

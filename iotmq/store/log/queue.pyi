@@ -4,7 +4,7 @@ from typing import Final
 FILLER_SIZE: Final[int]
 
 class Queue:
-    watched: bool
+    watched: int
     def __init__(self, topic: str, queue_id: int, directory: str, entries_per_file: int) -> None: ...
     @property
     def topic(self) -> str: ...

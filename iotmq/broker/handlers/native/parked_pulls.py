@@ -1,4 +1,4 @@
-"""Parked pulls: which queue each waits for, and when its time is over.
+"""Parked pulls and pops: which queue each waits for, and when its time is over.
 
 Operations: park, find all of one queue, remove one, drop all of one connection, take the overdue ones.
 Goals: ten thousand and more parked at no cost while nothing happens, an append wakes only those of
@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -54,19 +55,49 @@ class Pull(msgspec.Struct, eq=False):
     def tick(self) -> int:
         """Return the tick of the deadline's table at which it is answered at the latest."""
         assert self.deadline_s is not None
-        return math.ceil(self.deadline_s * _TICKS_PER_S)
+        return tick_of(self.deadline_s)
 
 
-class ParkedPulls:
-    """The parked pulls of a broker. While a queue has one, its `watched` is set."""
+class Watched(Protocol):
+    """A queue, or several, that requests wait for."""
+
+    watched: int
+
+
+class Parked(Protocol):
+    """A request that waits."""
+
+    @property
+    def connection(self) -> ServerConnection:
+        """Return where it came from."""
+
+    @property
+    def queue(self) -> Watched:
+        """Return what it waits for."""
+
+    @property
+    def tick(self) -> int:
+        """Return the tick of the deadline's table at which it is answered at the latest."""
+
+
+_Parked = TypeVar("_Parked", bound=Parked)
+
+
+def tick_of(deadline_s: float) -> int:
+    """Return the tick of a deadline."""
+    return math.ceil(deadline_s * _TICKS_PER_S)
+
+
+class ParkedPulls(Generic[_Parked]):
+    """The parked pulls, or pops, of a broker. While a queue has one, it counts in its `watched`."""
 
     def __init__(self, held_max: Callable[[], int]) -> None:
         self._held_max = held_max
         self._count = 0
-        self._by_queue: dict[Queue, dict[Pull, None]] = {}
+        self._by_queue: dict[Watched, dict[_Parked, None]] = {}
         # In the order they came, which they are answered in.
-        self._by_connection: dict[ServerConnection, dict[Pull, None]] = {}
-        self._by_tick: dict[int, dict[Pull, None]] = {}
+        self._by_connection: dict[ServerConnection, dict[_Parked, None]] = {}
+        self._by_tick: dict[int, dict[_Parked, None]] = {}
         # Every key of _by_tick once, smallest first.
         self._ticks: list[int] = []
         self.parked_count = 0
@@ -81,7 +112,7 @@ class ParkedPulls:
     def __len__(self) -> int:
         return self._count
 
-    def __contains__(self, parked: Pull) -> bool:
+    def __contains__(self, parked: _Parked) -> bool:
         return parked in self._by_queue.get(parked.queue, ())
 
     @property
@@ -89,7 +120,7 @@ class ParkedPulls:
         """Return whether `park` would keep one more."""
         return self._count < self.held_max
 
-    def park(self, parked: Pull) -> bool:
+    def park(self, parked: _Parked) -> bool:
         """Keep the pull; False when there is no room, and then it has to be answered at once."""
         if self._count >= self.held_max:
             self.refused_count += 1
@@ -99,7 +130,7 @@ class ParkedPulls:
         waiting = self._by_queue.get(parked.queue)
         if waiting is None:
             waiting = self._by_queue[parked.queue] = {}
-            parked.queue.watched = True
+            parked.queue.watched += 1
         waiting[parked] = None
         self._by_connection.setdefault(parked.connection, {})[parked] = None
         due_together = self._by_tick.get(parked.tick)
@@ -109,11 +140,15 @@ class ParkedPulls:
         due_together[parked] = None
         return True
 
-    def waiting_for(self, queue: Queue) -> list[Pull]:
+    def waiting_for(self, queue: Watched) -> list[_Parked]:
         """Return the pulls parked on the queue, longest waiting first."""
         return list(self._by_queue.get(queue, ()))
 
-    def remove(self, parked: Pull) -> None:
+    def first(self, queue: Watched) -> _Parked | None:
+        """Return the one that waits longest for the queue."""
+        return next(iter(self._by_queue.get(queue, ())), None)
+
+    def remove(self, parked: _Parked) -> None:
         """Forget a parked pull that is being answered."""
         self._forget(parked)
         of_connection = self._by_connection[parked.connection]
@@ -126,7 +161,7 @@ class ParkedPulls:
         for parked in self._by_connection.pop(connection, ()):
             self._forget(parked)
 
-    def take_all(self) -> list[Pull]:
+    def take_all(self) -> list[_Parked]:
         """Remove and return every pull."""
         taken = [parked for of_connection in self._by_connection.values() for parked in of_connection]
         self._by_connection.clear()
@@ -134,7 +169,7 @@ class ParkedPulls:
             self._forget(parked)
         return taken
 
-    def take_overdue(self, now_s: float) -> Iterator[Pull]:
+    def take_overdue(self, now_s: float) -> Iterator[_Parked]:
         """Remove and yield the pulls whose time is over; those that nobody takes stay parked."""
         now_tick = math.floor(now_s * _TICKS_PER_S)
         while self._ticks and self._ticks[0] <= now_tick:
@@ -159,12 +194,12 @@ class ParkedPulls:
             ("iotmq_broker_unheld_pulls_total", "Pulls not parked for want of room.", self.refused_count),
         )
 
-    def _forget(self, parked: Pull) -> None:
+    def _forget(self, parked: _Parked) -> None:
         waiting = self._by_queue[parked.queue]
         del waiting[parked]
         if not waiting:
             del self._by_queue[parked.queue]
-            parked.queue.watched = False
+            parked.queue.watched -= 1
         # An emptied tick stays until its time, so that the heap and the dictionary agree.
         self._by_tick[parked.tick].pop(parked, None)
         self._count -= 1

@@ -82,7 +82,7 @@ class PullHandler:
     def __init__(
         self,
         parts: BrokerParts,
-        parked_pulls: ParkedPulls,
+        parked_pulls: ParkedPulls[Pull],
         filters: ConsumerFilters,
         *,
         offset_moved: OffsetMoved | None = None,

@@ -9,7 +9,8 @@ from iotmq import limits
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.scheduled.delivery_time import DeliveryTime
-from iotmq.broker.scheduled.scheduling import DelayDelivery, without_properties
+from iotmq.broker.scheduled.given_back import given_back_properties
+from iotmq.broker.scheduled.scheduling import DelayDelivery
 from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig, known_group
 from iotmq.broker.tables.topics import DLQ_PREFIX, RETRY_PREFIX
 from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
@@ -78,12 +79,7 @@ class SendBackHandler(RequestProcessor):
             times_max = request.integer(
                 "maxReconsumeTimes", times_max, minimum=-_INT32_MAX, maximum=_INT32_MAX
             )
-        # Nobody waits for the copy: its consumer has let go of it.
-        properties = without_properties(record.properties, b"DELAY", b"WAIT") + b"WAIT\x01false\x02"
-        if property_value(properties, b"RETRY_TOPIC") is None:
-            properties += b"RETRY_TOPIC\x01%s\x02" % record.topic.encode()
-        if property_value(properties, b"ORIGIN_MESSAGE_ID") is None:
-            properties += b"ORIGIN_MESSAGE_ID\x01%s\x02" % self._message_ids.one(record.position).encode()
+        properties = given_back_properties(record, self._message_ids)
 
         if record.reconsume_times >= times_max or level < 0:
             level = 0

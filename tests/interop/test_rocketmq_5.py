@@ -1,0 +1,54 @@
+"""rocketmq-client 5.3.3 (Maven): push consumers that the broker tells to consume by message."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from eventually import eventually
+from gateway_process import GatewayProcess
+from java_process import ROCKETMQ_5, java_processes, rocketmq_5_marks
+
+from iotmq.client import ClientSettings, Message, SyncAdmin, SyncClient, SyncProducer
+
+pytestmark = rocketmq_5_marks
+
+TOPIC, GROUP = "JavaPop", "java-pop"
+SENT = [f"pop {number}" for number in range(200)]
+
+
+def test_three_java_consumers_share_the_messages_of_one_queue(
+    gateway: GatewayProcess, tmp_path: Path
+) -> None:
+    with (
+        SyncClient(ClientSettings(registries=(gateway.registry,))) as client,
+        SyncProducer(client) as producer,
+        java_processes(tmp_path, gateway.registry, libraries=ROCKETMQ_5) as javas,
+    ):
+        admin = SyncAdmin(client)
+        admin.create_topic(TOPIC, queues=1)
+        java = javas.start("PopClient")
+        broker = f"127.0.0.1:{gateway.ports['broker']}"
+        java.call("set_mode", broker=broker, topic=TOPIC, group=GROUP, mode="POP")
+        for _ in range(3):
+            java.call("consume", topic=TOPIC, group=GROUP)
+
+        def each_has_one() -> bool:
+            producer.send(Message(TOPIC, b"first"))
+            return len({each["consumer"] for each in java.said("received")}) == 3
+
+        eventually(each_has_one, "a message at each consumer", within_s=30)
+        for body in SENT:
+            producer.send(Message(TOPIC, body.encode()))
+
+        def received() -> list[str] | None:
+            bodies = [each["body"] for each in java.said("received") if each["body"] != "first"]
+            return bodies if len(bodies) >= len(SENT) else None
+
+        assert sorted(eventually(received, "all messages", within_s=30)) == sorted(SENT)
+
+        def all_is_acknowledged() -> bool:
+            [(queue, offsets)] = admin.offsets(TOPIC).items()
+            return admin.group_offsets(GROUP, TOPIC)[queue] == offsets.end
+
+        eventually(all_is_acknowledged, "the group's offset at the end", within_s=30)
+        assert all(each["receipt"] and each["times"] == 0 for each in java.said("received"))

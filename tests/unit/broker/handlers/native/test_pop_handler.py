@@ -1,0 +1,168 @@
+"""Pops that wait, ask or peek; and what bad requests get."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from pop_bench import Bench, popped
+
+from iotmq import limits
+from iotmq.broker.handlers.native.pop_acks import read_receipt
+from iotmq.broker.handlers.native.request_modes import share_of
+from iotmq.errors import RequestError
+from iotmq.message.records.record import iter_records
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    bench = Bench(tmp_path, held_pulls_max=3)
+    await bench.start()
+    yield bench
+    await bench.close()
+
+
+async def test_a_pop_waits_for_a_message_and_only_one_of_them_gets_it(bench: Bench) -> None:
+    waiting = [bench.wait() for _ in range(3)]
+    await bench.settle()
+    assert not any(connection.replies for connection in waiting)
+    bench.put(b"x")
+    await bench.settle()
+    assert [len(connection.replies) for connection in waiting] == [1, 0, 0]
+    [message] = popped(waiting[0].replies[0])
+    assert message.body == b"x"
+    bench.move(10)
+    await bench.settle()
+    # Its time is over, and it is the next one's.
+    assert sum(len(connection.replies) for connection in waiting) == 2
+    bench.move(5)
+    answers = [answer.code for connection in waiting for answer in connection.replies]
+    assert sorted(answers) == [ResponseCode.SUCCESS, ResponseCode.SUCCESS, ResponseCode.POLLING_TIMEOUT]
+    assert bench.store.queue("T", 0).watched == 0
+
+
+async def test_a_pop_that_has_no_room_to_wait_is_told_so(bench: Bench) -> None:
+    for _ in range(3):
+        bench.wait(queueId="1")
+    [answer] = bench.wait().replies
+    assert (answer.code, answer.ext["restNum"]) == (ResponseCode.POLLING_FULL, "0")
+    info = await bench.ask(RequestCode.POLLING_INFO, {"consumerGroup": "G", "topic": "T", "queueId": "1"})
+    assert info.ext == {"pollingNum": "3"}
+
+
+async def test_a_lost_connection_waits_for_nothing_any_more(bench: Bench) -> None:
+    connection = bench.wait()
+    bench.broker.requests.connection_lost(connection)  # type: ignore[arg-type]
+    bench.put(b"x")
+    await bench.settle()
+    assert not connection.replies
+    assert len(await bench.pop()) == 1
+
+
+async def test_a_question_is_answered_when_there_is_something_and_holds_nothing(bench: Bench) -> None:
+    ext = {"consumerGroup": "G", "topic": "T", "queueId": "-1", "pollTime": "0", "bornTime": "0"}
+    answer = await bench.ask(RequestCode.NOTIFICATION, ext)
+    assert answer.ext == {"hasMsg": "false", "pollingFull": "false"}
+    bench.put(b"x")
+    answer = await bench.ask(RequestCode.NOTIFICATION, ext)
+    assert answer.ext == {"hasMsg": "true", "pollingFull": "false"}
+    assert len(await bench.pop()) == 1
+    answer = await bench.ask(RequestCode.NOTIFICATION, ext)
+    assert answer.ext["hasMsg"] == "false"
+
+
+async def test_who_peeks_sees_what_is_next_and_holds_nothing(bench: Bench) -> None:
+    ext = {"consumerGroup": "G", "topic": "T", "queueId": "0", "maxMsgNums": "2"}
+    assert (await bench.ask(RequestCode.PEEK_MESSAGE, ext)).code == ResponseCode.PULL_NOT_FOUND
+    bench.put(b"0", b"1", b"2")
+    for _ in range(2):
+        answer = await bench.ask(RequestCode.PEEK_MESSAGE, ext)
+        assert answer.code == ResponseCode.SUCCESS
+        assert isinstance(answer.body, list)
+        assert [record.body for view in answer.body for record in iter_records(view)] == [b"0", b"1"]
+    assert len(await bench.pop()) == 3
+    assert (await bench.ask(RequestCode.PEEK_MESSAGE, ext)).code == ResponseCode.PULL_NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"topic": "unknown"}, ResponseCode.TOPIC_NOT_EXIST),
+        ({"queueId": "2"}, ResponseCode.INVALID_PARAMETER),
+        ({"queueId": "-2"}, ResponseCode.SYSTEM_ERROR),
+        ({"maxMsgNums": "0"}, ResponseCode.SYSTEM_ERROR),
+        ({"invisibleTime": "0"}, ResponseCode.INVALID_PARAMETER),
+        ({"invisibleTime": str(limits.POP_INVISIBLE_MS_MAX + 1)}, ResponseCode.INVALID_PARAMETER),
+        ({"invisibleTime": str(limits.POP_INVISIBLE_MS_MAX)}, ResponseCode.POLLING_TIMEOUT),
+        ({"expType": "SQL92", "exp": "a = "}, ResponseCode.SUBSCRIPTION_PARSE_FAILED),
+    ],
+)
+async def test_a_pop_that_asks_for_what_cannot_be_is_told_so(
+    bench: Bench, changes: dict[str, str], code: int
+) -> None:
+    answer = await bench.ask(RequestCode.POP_MESSAGE, bench.pop_ext(**changes))
+    assert answer.code == code, answer.remark
+
+
+async def test_a_oneway_pop_takes_nothing(bench: Bench) -> None:
+    bench.put(b"x")
+    request = Command.request(RequestCode.POP_MESSAGE, bench.pop_ext(), oneway=True)
+    assert bench.broker.requests.handle(bench.connection, request) is None  # type: ignore[arg-type]
+    assert len(await bench.pop()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "is_good"),
+    [
+        ("3 1700 10 0 0 b 1 5", True),
+        ("3 1700 10 0 0 b 1", True),
+        ("3 1700 10 0 0 b 2 5", False),
+        ("3 1700 10 0 0 b 1 6", False),
+        ("3 x 10 0 0 b 1 5", False),
+        ("3 -1 10 0 0 b 1 5", False),
+        ("3 1700 10 0 0", False),
+        ("", False),
+        ("3 1700 10 0 0 " + "b" * (limits.POP_RECEIPT_BYTES_MAX - 18) + " 1 5", True),
+        ("3 1700 10 0 0 " + "b" * (limits.POP_RECEIPT_BYTES_MAX - 17) + " 1 5", False),
+    ],
+)
+def test_a_receipt_is_one_of_its_message_or_refused(text: str, is_good: bool) -> None:
+    if is_good:
+        assert read_receipt(text, queue_id=1, offset=5) == 1700
+    else:
+        with pytest.raises(RequestError, match="no receipt for offset 5"):
+            read_receipt(text, queue_id=1, offset=5)
+
+
+async def test_acknowledgements_in_one_request_have_their_limits(bench: Bench) -> None:
+    def body(acks: int, bits_bytes: int) -> bytes:
+        ack: dict[str, object] = {"c": "G", "t": "T", "r": "0", "so": 0, "q": 0, "rq": 0, "pt": 1, "it": 1}
+        ack["b"] = base64.b64encode(bytes(bits_bytes)).decode()
+        return json.dumps({"brokerName": "b", "acks": [ack] * acks}).encode()
+
+    for acks, bits_bytes, is_taken in (
+        (limits.POP_ACKS_MAX, 1, True),
+        (limits.POP_ACKS_MAX + 1, 1, False),
+        (1, limits.POP_ACK_BITS_BYTES_MAX, True),
+        (1, limits.POP_ACK_BITS_BYTES_MAX + 2, False),
+    ):
+        answer = await bench.ask(RequestCode.BATCH_ACK_MESSAGE, {}, body(acks, bits_bytes))
+        assert (answer.code == ResponseCode.SUCCESS) == is_taken, answer.remark
+    answer = await bench.ask(RequestCode.BATCH_ACK_MESSAGE, {}, body(1, 1).replace(b"AA==", b"A"))
+    assert answer.code == ResponseCode.INVALID_PARAMETER
+
+
+def test_brokers_share_queues_as_clients_do() -> None:
+    queues, members = list(range(8)), ["a", "b", "c"]
+    assert [share_of(queues, members, member, "AVG") for member in members] == [
+        [0, 1, 2], [3, 4, 5], [6, 7],
+    ]  # fmt: skip
+    assert share_of(queues, members, "b", "AVG_BY_CIRCLE") == [1, 4, 7]
+    assert share_of(queues, members, "d", "AVG") == []
+    with pytest.raises(RequestError, match="brokers do not know"):
+        share_of(queues, members, "a", "MACHINE_ROOM")

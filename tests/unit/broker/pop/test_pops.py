@@ -1,0 +1,324 @@
+"""Consumption by message over a whole broker: one holder, times, restarts, offsets, modes, limits."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from pop_bench import Bench, Popped
+
+from iotmq import limits
+from iotmq.broker.pop.states import Place
+from iotmq.broker.tables.topics import POP_TOPIC
+from iotmq.remoting.codes import ResponseCode
+
+
+def bodies(*numbers: int) -> list[bytes]:
+    return [b"%d" % number for number in numbers]
+
+
+async def test_messages_of_all_queues_have_one_holder_each(bench: Bench) -> None:
+    bench.put(*bodies(*range(50)))
+    bench.put(*bodies(*range(50, 60)), queue_id=1)
+    found = []
+    for _ in range(4):
+        found += await bench.pop(maxMsgNums="20")
+    assert sorted(message.body for message in found) == sorted(bodies(*range(60)))
+    assert await bench.pop() == []
+
+
+async def test_acknowledged_messages_move_the_committed_offset_and_others_come_again(bench: Bench) -> None:
+    bench.put(*bodies(0, 1, 2, 3))
+    messages = await bench.pop(queueId="0")
+    assert await bench.ack(messages[0], messages[2]) == [0, 0]
+    assert bench.broker.offsets.find("G", "T", 0) == 1
+    bench.move(10)
+    again = await bench.pop()
+    assert [(each.body, each.record.reconsume_times) for each in again] == [(b"1", 1), (b"3", 1)]
+    # Somebody else has it now.
+    assert await bench.ack(messages[1]) == [ResponseCode.NO_MESSAGE]
+    assert await bench.ack(*again) == [0, 0]
+    assert bench.broker.offsets.find("G", "T", 0) == 4
+    # Done is done, whoever says it again.
+    assert await bench.ack(*messages) == [0, 0, 0, 0]
+
+
+async def test_many_are_acknowledged_in_one_request(bench: Bench) -> None:
+    bench.put(*bodies(*range(10)))
+    bench.put(*bodies(10, 11), queue_id=1)
+    messages = await bench.pop()
+    assert await bench.ack_many(*messages[:7], messages[-1]) == 0
+    bench.move(10)
+    again = await bench.pop()
+    assert len(again) == 4
+    assert await bench.ack_many(*messages[7:]) == ResponseCode.NO_MESSAGE
+    assert await bench.ack_many(*again) == 0
+    bench.move(10)
+    assert await bench.pop() == []
+
+
+async def test_time_is_extended_or_a_message_given_back_at_once_or_later(bench: Bench) -> None:
+    bench.put(*bodies(0, 1, 2))
+    longer, at_once, later = await bench.pop()
+    extended = await bench.change(longer, 60_000)
+    assert not isinstance(extended, int)
+    assert await bench.change(longer, 60_000) == ResponseCode.NO_MESSAGE
+    await bench.change(at_once, 0)
+    await bench.change(later, 30_000)
+    bench.move(0)
+    assert [each.body for each in await bench.pop()] == [b"1"]
+    bench.move(29)
+    assert [each.body for each in await bench.pop()] == [b"1"]
+    bench.move(1)
+    assert [each.body for each in await bench.pop()] == [b"2"]
+    assert await bench.ack(extended) == [0]
+
+
+@pytest.mark.parametrize("retry_max_times", [0, 1, 3])
+async def test_a_message_is_a_dead_letter_exactly_after_its_last_retry(
+    bench: Bench, retry_max_times: int
+) -> None:
+    bench.group(retry_max_times=retry_max_times)
+    bench.put(b"bad", KEYS="k")
+    for times in range(retry_max_times + 1):
+        assert bench.dead_letters() == []
+        [message] = await bench.pop()
+        assert message.record.reconsume_times == times
+        bench.move(10)
+        await bench.settle()
+    assert await bench.pop() == []
+    [dead] = bench.dead_letters()
+    assert (dead.body, dead.reconsume_times) == (b"bad", retry_max_times + 1)
+    assert b"RETRY_TOPIC\x01T\x02" in dead.properties
+    assert bench.broker.offsets.find("G", "T", 0) == 1
+    for is_killed in (False, True):
+        await bench.restart(is_killed=is_killed)
+        bench.move(100)
+        assert await bench.pop() == []
+        assert len(bench.dead_letters()) == 1
+
+
+async def test_a_restart_in_the_middle_changes_nothing_for_holders(bench: Bench) -> None:
+    bench.put(*bodies(*range(100)))
+    first = await bench.pop(queueId="0")
+    second = await bench.pop(queueId="0", invisibleTime="60000")
+    await bench.ack(first[0], *first[5:])
+    for is_killed in (True, False):
+        await bench.restart(is_killed=is_killed)
+        assert bench.broker.offsets.find("G", "T", 0) == 1
+        [*third] = await bench.pop(queueId="0", maxMsgNums="1")
+        assert [int(each.body) for each in third] == [65 if not is_killed else 64]
+    bench.move(10)
+    assert [int(each.body) for each in await bench.pop(maxMsgNums="4")] == [1, 2, 3, 4]
+    assert await bench.ack(first[1]) == [ResponseCode.NO_MESSAGE]
+    assert await bench.ack(*second) == [0] * 32
+
+
+async def test_in_order_a_queue_waits_for_its_holder_and_comes_again_from_what_failed(bench: Bench) -> None:
+    bench.put(*bodies(*range(6)))
+    bench.put(b"other", queue_id=1)
+    first = await bench.pop(order="true", queueId="0", maxMsgNums="3")
+    assert [each.body for each in first] == bodies(0, 1, 2)
+    assert [each.body for each in await bench.pop(order="true")] == [b"other"]
+    await bench.ack(first[0], first[2])
+    assert await bench.pop(order="true", queueId="0") == []
+    bench.move(10)
+    again = await bench.pop(order="true", queueId="0", maxMsgNums="2")
+    assert [each.body for each in again] == bodies(1, 3)
+    await bench.ack(*again)
+    assert [each.body for each in await bench.pop(order="true", queueId="0")] == bodies(4, 5)
+
+
+async def test_only_messages_with_the_tag_are_popped_and_the_others_are_passed_over(bench: Bench) -> None:
+    bench.put(*bodies(0, 1), TAGS="a")
+    bench.put(*bodies(2), TAGS="b")
+    [message] = await bench.pop(exp="b", queueId="0")
+    assert message.body == b"2"
+    await bench.ack(message)
+    assert bench.broker.offsets.find("G", "T", 0) == 3
+    bench.put(*bodies(3), TAGS="b")
+    [message] = await bench.pop(exp="TAGS = 'b'", expType="SQL92", queueId="0")
+    assert message.body == b"3"
+
+
+async def test_a_new_group_begins_at_the_first_message_or_behind_the_last(bench: Bench) -> None:
+    bench.put(*bodies(0, 1))
+    assert await bench.pop(initMode="1") == []
+    bench.put(*bodies(2))
+    assert [each.body for each in await bench.pop(initMode="1")] == [b"2"]
+    bench.group("H")
+    assert len(await bench.pop(consumerGroup="H")) == 3
+
+
+async def test_a_group_that_pulls_meanwhile_or_is_set_back_goes_on_where_it_was_put(bench: Bench) -> None:
+    bench.put(*bodies(*range(10)))
+    messages = await bench.pop(queueId="0", maxMsgNums="8")
+    await bench.ack(messages[7])
+    bench.broker.offsets.commit("G", "T", 0, 5)
+    bench.move(10)
+    assert [int(each.body) for each in await bench.pop(queueId="0")] == [5, 6, 8, 9]
+    bench.broker.offsets.commit("G", "T", 0, 2)
+    assert [int(each.body) for each in await bench.pop(queueId="0")] == [*range(2, 10)]
+    bench.broker.offsets.forget_group("G")
+    assert len(await bench.pop(queueId="0")) == 10
+
+
+async def test_a_group_changes_between_queues_and_messages_and_nothing_is_lost(bench: Bench) -> None:
+    assert await bench.set_mode("POP") == 0
+    bench.put(*bodies(*range(10)))
+    messages = await bench.pop(queueId="0", maxMsgNums="6")
+    await bench.ack(*messages[:3])
+    assert await bench.set_mode("PULL") == 0
+    # Consumers by queue begin at the first message that is not done, and get 7 of them.
+    assert bench.broker.offsets.find("G", "T", 0) == 3
+    bench.broker.offsets.commit("G", "T", 0, 7)
+    assert await bench.set_mode("POP") == 0
+    await bench.restart()
+    assert [int(each.body) for each in await bench.pop(queueId="0")] == [7, 8, 9]
+    assert await bench.ack(messages[4]) == [0]
+
+
+async def test_consumers_are_told_their_mode_and_it_survives_a_restart(bench: Bench) -> None:
+    assert await bench.assigned(messageModel="BROADCASTING") == [(0, "PULL"), (1, "PULL")]
+    assert await bench.assigned() == []
+    await bench.set_mode("POP")
+    assert await bench.assigned() == [(-1, "POP")]
+    await bench.restart(is_killed=True)
+    assert await bench.assigned() == [(-1, "POP")]
+    assert await bench.set_mode("POP", topic="%RETRY%G") != 0
+    await bench.set_mode("PULL")
+    await bench.restart()
+    assert await bench.assigned(messageModel="BROADCASTING") == [(0, "PULL"), (1, "PULL")]
+
+
+async def test_what_cannot_be_stored_is_not_handed_out(bench: Bench) -> None:
+    bench.put(*bodies(0, 1))
+    bench.broker.writer.close("no room")
+    answer = await bench.ask(200_050, bench.pop_ext())
+    assert (answer.code, answer.remark) == (ResponseCode.SERVICE_NOT_AVAILABLE, "no room")
+    bench.broker.writer.open()
+    bench.broker.writer._refused_until_s = 0.0
+    messages = await bench.pop()
+    assert [(each.body, each.record.reconsume_times) for each in messages] == [(b"0", 0), (b"1", 0)]
+    bench.broker.writer.close("no room")
+    assert await bench.ack(messages[0]) == [ResponseCode.SERVICE_NOT_AVAILABLE]
+    bench.broker.writer.open()
+    bench.broker.writer._refused_until_s = 0.0
+    assert await bench.ack(messages[0]) == [0]
+    await bench.restart(is_killed=True)
+    bench.move(11)
+    assert [each.body for each in await bench.pop()] == [b"1"]
+
+
+async def test_topics_and_groups_that_are_deleted_take_their_state_along(bench: Bench) -> None:
+    bench.put(*bodies(0, 1))
+    await bench.pop()
+    bench.broker.subscription_groups.delete("G")
+    await bench.settle()
+    assert bench.pops.find(Place("G", "T", 0)) is None
+    bench.group()
+    bench.broker.offsets.forget_group("G")
+    assert len(await bench.pop()) == 2
+    await bench.restart(is_killed=True)
+    assert bench.pops.find(Place("G", "T", 0)) is not None
+    bench.broker.topics.delete("T")
+    await bench.settle()
+    assert bench.pops.find(Place("G", "T", 0)) is None
+
+
+async def test_so_many_messages_of_a_queue_may_be_in_flight_and_no_more(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "POP_IN_FLIGHT_MAX", 40)
+    bench.put(*bodies(*range(60)))
+    messages = [*(await bench.pop(queueId="0")), *(await bench.pop(queueId="0"))]
+    assert len(messages) == 40
+    assert await bench.pop(queueId="0") == []
+    await bench.ack(messages[7])
+    assert [each.body for each in await bench.pop(queueId="0")] == [b"40"]
+    bench.move(10)
+    assert len(await bench.pop(queueId="0")) == 32
+
+
+async def test_so_many_blocks_may_be_held_and_what_is_due_comes_all_the_same(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "POP_BLOCKS_MAX", 2)
+    bench.put(*bodies(*range(300)))
+    messages = [message for _ in range(3) for message in await bench.pop(queueId="0")]
+    assert len(messages) == 96
+    assert await bench.pop(queueId="0") == []
+    bench.move(10)
+    assert len(await bench.pop(queueId="0")) == 32
+    await bench.ack(*messages[64:])
+    assert len(await bench.pop(queueId="0")) == 32
+
+
+async def test_so_many_queues_may_be_popped_from(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "POP_QUEUES_MAX", 3)
+    bench.group("H")
+    bench.put(b"x")
+    assert len(await bench.pop()) == 1
+    assert len(await bench.pop(consumerGroup="H", queueId="0")) == 1
+    with pytest.raises(AssertionError, match="maximum of 3 queues"):
+        await bench.pop(consumerGroup="H", queueId="1")
+
+
+async def test_what_a_turn_pops_and_acknowledges_is_one_append(bench: Bench) -> None:
+    bench.put(*bodies(*range(100)))
+    before = bench.store.queue(POP_TOPIC, 0).max_offset
+    waiting = [bench.wait(queueId="0", maxMsgNums="1") for _ in range(50)]
+    await bench.settle()
+    assert all(len(connection.replies) == 1 for connection in waiting)
+    assert bench.store.queue(POP_TOPIC, 0).max_offset == before + 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_in_a_random_life_with_restarts_every_message_is_done_once_or_dead(
+    bench: Bench, seed: int
+) -> None:
+    random_ = random.Random(seed)
+    bench.group(retry_max_times=2)
+    sent = 0
+    done: set[int] = set()
+    held: dict[int, tuple[int, Popped]] = {}
+    attempts: dict[int, int] = {}
+    for _ in range(150):
+        choice = random_.randrange(8)
+        if choice == 0:
+            count = random_.randrange(1, 30)
+            bench.put(*bodies(*range(sent, sent + count)), queue_id=random_.randrange(2))
+            sent += count
+        elif choice in (1, 2, 3):
+            for message in await bench.pop(maxMsgNums=str(random_.randrange(1, 33))):
+                number = int(message.body)
+                # One holder: nobody has it any more whose time is not over.
+                assert number not in done
+                assert number not in held or held[number][0] <= bench.clock.now_ms()
+                attempts[number] = attempts.get(number, 0) + 1
+                assert message.record.reconsume_times == attempts[number] - 1
+                held[number] = bench.clock.now_ms() + 10_000, message
+        elif choice in (4, 5):
+            for number in random_.sample(sorted(held), min(len(held), 10)):
+                _, message = held.pop(number)
+                if await bench.ack(message) == [0]:
+                    done.add(number)
+        elif choice == 6:
+            bench.move(random_.randrange(8))
+            await bench.settle()
+        else:
+            await bench.restart(is_killed=random_.random() < 0.5)
+            bench.broker.expire()
+            await bench.settle()
+    for _ in range(6):
+        bench.move(20)
+        await bench.settle()
+        while messages := await bench.pop():
+            for number in [int(message.body) for message in messages]:
+                assert number not in done
+                attempts[number] = attempts.get(number, 0) + 1
+    dead = [int(record.body) for record in bench.dead_letters()]
+    assert len(dead) == len(set(dead))
+    assert set(dead) | done == set(range(sent))
+    assert not set(dead) & done
+    assert all(attempts[number] == 3 for number in dead)
