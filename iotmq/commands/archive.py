@@ -27,7 +27,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from iotmq.client.consuming.pull_consumer import PullConsumer
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import ReceivedMessage
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import ClientSettings, PullConsumerSettings
@@ -250,7 +250,7 @@ async def archive(
         )
         # After a kill the next run is the same member for the brokers: it need not wait for its old locks.
         named = msgspec.structs.replace(client_settings, client_id=_client_id(settings.directory))
-        async with IotmqClient(named) as client:
+        async with ClientTransport(named) as client:
             consumer = PullConsumer(client, group, consumer_settings)
             writer = Archive(consumer, settings, clock=client.clock, report=report)
             consumer.on_rebalance(writer)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import BinaryIO, Final
 
 from iotmq.client.consuming.pull_consumer import PullConsumer
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import ReceivedMessage
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import ClientSettings, PullConsumerSettings
@@ -63,7 +63,7 @@ async def tail(
         written += len(picked)
         return written == count_max
 
-    async with IotmqClient(settings) as client:
+    async with ClientTransport(settings) as client:
         for topic in topics:
             if await client.routes.find(topic) is None:
                 print(f"topic {topic} does not exist yet; waiting for it", file=sys.stderr)

@@ -15,7 +15,7 @@ from sim_world import Process, World
 from iotmq.client.consuming.pull_consumer import PullConsumer
 from iotmq.client.consuming.push_consumer import PushConsumer
 from iotmq.client.sending.producer import Producer
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import Message, ReceivedMessage
 from iotmq.client.transport.settings import (
     ClientSettings,
@@ -89,8 +89,8 @@ class ServiceNode(Node):
         self.registry = registry
         self.history = history
 
-    def client(self, process: Process) -> IotmqClient:
-        return IotmqClient(
+    def client(self, process: Process) -> ClientTransport:
+        return ClientTransport(
             ClientSettings(
                 registries=(self.registry.address,),
                 client_id=process.name,

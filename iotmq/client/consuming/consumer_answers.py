@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from iotmq.client.consuming.consumption import Consumption
-from iotmq.client.transport.client import ANSWERED_LATER, IotmqClient, RequestHandler
+from iotmq.client.transport.client import ANSWERED_LATER, ClientTransport, RequestHandler
 from iotmq.client.transport.message import ReceivedMessage
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.subscriptions import Subscription, subscription_data
@@ -59,7 +59,7 @@ class ConsumerAnswers:
 
     def __init__(
         self,
-        client: IotmqClient,
+        client: ClientTransport,
         consumption: Consumption,
         *,
         status: Callable[[], Status],

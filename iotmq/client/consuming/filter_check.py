@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.subscriptions import Subscription, SubscriptionData, subscription_data
 from iotmq.errors import ClientClosedError, ConnectionClosedError, RequestTimeoutError, SubscriptionError
 from iotmq.remoting.codes import RequestCode, ResponseCode
@@ -22,7 +22,7 @@ class _CheckClient(msgspec.Struct, rename="camel"):
     subscription_data: SubscriptionData
 
 
-async def check_filter(client: IotmqClient, group: str, subscription: Subscription) -> None:
+async def check_filter(client: ClientTransport, group: str, subscription: Subscription) -> None:
     """Raise SubscriptionError when one of the topic's brokers refuses an SQL92 expression.
 
     Subscriptions by tag pass, and all when no broker of the topic is known or answers: pulls will tell.

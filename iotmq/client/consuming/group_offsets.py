@@ -12,7 +12,7 @@ from iotmq.client.consuming.offsets import (
     stored_offset,
 )
 from iotmq.client.consuming.offsets_file import OffsetsFile
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import RETRY_PREFIX
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import PullConsumerSettings, PushConsumerSettings
@@ -23,7 +23,7 @@ class GroupOffsets:
     """The offsets of a group at its brokers; in broadcasting those of this member, in memory or a file."""
 
     def __init__(
-        self, client: IotmqClient, group: str, settings: PushConsumerSettings | PullConsumerSettings
+        self, client: ClientTransport, group: str, settings: PushConsumerSettings | PullConsumerSettings
     ) -> None:
         self._client = client
         self._group = group

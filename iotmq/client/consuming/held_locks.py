@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from iotmq.client.transport.calls import ask, broker_address
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.errors import IotmqError, QueueLockedError
 from iotmq.limits import LOCKED_QUEUES_PER_REQUEST_MAX
@@ -49,7 +49,7 @@ class HeldLocks:
     the queue meanwhile.
     """
 
-    def __init__(self, client: IotmqClient, group: str, lost: Callable[[MessageQueue], None]) -> None:
+    def __init__(self, client: ClientTransport, group: str, lost: Callable[[MessageQueue], None]) -> None:
         self._client = client
         self._group = group
         self._lost = lost

@@ -16,7 +16,7 @@ from iotmq.client.consuming.queue_reader import Batch
 from iotmq.client.consuming.send_to_retry_topic import send_to_retry_topic
 from iotmq.client.transport.application_calls import call_application
 from iotmq.client.transport.calls import ask, broker_address
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import ReceivedMessage, Settlement
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import PushConsumerSettings
@@ -43,7 +43,7 @@ class ListenerCalls:
 
     def __init__(
         self,
-        client: IotmqClient,
+        client: ClientTransport,
         group: str,
         consumption: Consumption,
         *,

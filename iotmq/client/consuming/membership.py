@@ -14,7 +14,7 @@ from iotmq.client.consuming.filter_check import check_filter
 from iotmq.client.consuming.offset_reset import read_offsets
 from iotmq.client.consuming.rebalance import Allocation
 from iotmq.client.transport.application_calls import call_application
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import RETRY_PREFIX, check_group, check_topic
 from iotmq.client.transport.routes import MessageQueue, TopicRoute
 from iotmq.client.transport.settings import PullConsumerSettings, PushConsumerSettings
@@ -75,7 +75,7 @@ class Member:
 
     def __init__(
         self,
-        client: IotmqClient,
+        client: ClientTransport,
         group: str,
         settings: PushConsumerSettings | PullConsumerSettings,
         owner: QueueOwner,

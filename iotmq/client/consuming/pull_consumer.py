@@ -15,7 +15,7 @@ from iotmq.client.consuming.group_offsets import GroupOffsets
 from iotmq.client.consuming.membership import Member, RebalanceListener
 from iotmq.client.consuming.pull_queues import PullQueues
 from iotmq.client.consuming.rebalance import Allocation, allocate_averagely
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.lifetime import Lifetime
 from iotmq.client.transport.message import ReceivedMessage
 from iotmq.client.transport.routes import MessageQueue
@@ -45,7 +45,7 @@ class PullConsumer(Lifetime):
 
     def __init__(
         self,
-        client: IotmqClient,
+        client: ClientTransport,
         group: str = DEFAULT_GROUP,
         settings: PullConsumerSettings | None = None,
         *,

@@ -14,7 +14,7 @@ from iotmq.client.consuming.held_locks import HeldLocks
 from iotmq.client.consuming.pulls import PollBackoff, QueuePulls
 from iotmq.client.consuming.queue_fetch import QueueFetch
 from iotmq.client.consuming.queue_reader import CacheRoom
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import PullConsumerSettings
 from iotmq.client.transport.subscriptions import Subscription
@@ -31,7 +31,7 @@ class PullQueues:
     """Queues that were assigned by the application, or divided to it as a member of its group."""
 
     def __init__(
-        self, client: IotmqClient, group: str, offsets: GroupOffsets, settings: PullConsumerSettings
+        self, client: ClientTransport, group: str, offsets: GroupOffsets, settings: PullConsumerSettings
     ) -> None:
         self.fetches: dict[MessageQueue, QueueFetch] = {}
         self.room = CacheRoom(settings.cached_bytes_max)

@@ -10,7 +10,7 @@ import msgspec
 
 from iotmq.backoff import Backoff
 from iotmq.client.transport.calls import broker_address
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.routes import MASTER_ID, MessageQueue
 from iotmq.client.transport.settings import PullConsumerSettings, PushConsumerSettings
 from iotmq.client.transport.subscriptions import Subscription
@@ -133,7 +133,7 @@ class QueuePulls:
 
     def __init__(
         self,
-        client: IotmqClient,
+        client: ClientTransport,
         group: str,
         queue: MessageQueue,
         subscription: Subscription,
@@ -187,7 +187,7 @@ class QueuePulls:
         return pulled
 
 
-def reconnect_backoff(client: IotmqClient) -> Backoff:
+def reconnect_backoff(client: ClientTransport) -> Backoff:
     """Make pauses as long as those between tries to connect."""
     return Backoff(
         min_s=client.settings.reconnect_ms_min / 1000, max_s=client.settings.reconnect_ms_max / 1000

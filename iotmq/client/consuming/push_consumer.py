@@ -12,7 +12,7 @@ from iotmq.client.consuming.listener_calls import ColumnsListener, Listener, Lis
 from iotmq.client.consuming.membership import Member, RebalanceListener
 from iotmq.client.consuming.push_queues import PushQueues
 from iotmq.client.consuming.rebalance import Allocation, allocate_averagely
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.lifetime import Lifetime
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import PushConsumerSettings
@@ -36,7 +36,7 @@ class PushConsumer(Lifetime):
 
     def __init__(
         self,
-        client: IotmqClient,
+        client: ClientTransport,
         group: str,
         listener: Listener | None = None,
         *,

@@ -12,7 +12,7 @@ from iotmq.client.consuming.held_locks import HeldLocks
 from iotmq.client.consuming.listener_calls import ListenerCalls
 from iotmq.client.consuming.pulls import PollBackoff, QueuePulls
 from iotmq.client.consuming.queue_reader import CacheRoom, QueueReader
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import PushConsumerSettings
 from iotmq.client.transport.subscriptions import Subscription
@@ -30,7 +30,7 @@ class PushQueues:
 
     def __init__(
         self,
-        client: IotmqClient,
+        client: ClientTransport,
         calls: ListenerCalls,
         offsets: GroupOffsets,
         settings: PushConsumerSettings,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import RETRY_PREFIX, ReceivedMessage, SendStatus
 from iotmq.client.transport.routes import MASTER_ID, TopicRoute
 from iotmq.errors import IotmqError
@@ -35,7 +35,7 @@ _NOT_COPIED = (DELAY, REAL_TOPIC, REAL_QUEUE_ID, TRANSACTION_PREPARED, WAIT)
 
 
 async def send_to_retry_topic(
-    client: IotmqClient, group: str, message: ReceivedMessage, *, redeliveries_max: int, level: int = 0
+    client: ClientTransport, group: str, message: ReceivedMessage, *, redeliveries_max: int, level: int = 0
 ) -> bool:
     """Send the message to the group's retry topic, preferably at another broker; True when it is stored.
 
@@ -71,7 +71,7 @@ def _masters(route: TopicRoute, *, last: str) -> list[tuple[str, str]]:
 
 
 def _command(
-    client: IotmqClient,
+    client: ClientTransport,
     topic: str,
     group: str,
     broker_name: str,

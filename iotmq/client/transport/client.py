@@ -349,9 +349,6 @@ class ClientTransport(Lifetime):
         return answer or command.not_supported()
 
 
-IotmqClient: TypeAlias = ClientTransport
-
-
 def expect_success(response: Command, doing: str) -> Command:
     """Return the response; BrokerError, naming the action, when it is not success."""
     if response.code != ResponseCode.SUCCESS:

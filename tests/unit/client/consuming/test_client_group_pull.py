@@ -10,7 +10,7 @@ from eventually import until
 from fake_broker import CLOSE, FakeBroker, FakeRegistry
 
 from iotmq.client.consuming.pull_consumer import PullConsumer
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import ClientSettings, PullConsumerSettings
 from iotmq.errors import ClientError, SubscriptionError
@@ -45,7 +45,7 @@ class Cluster:
             reconnect_ms_max=20,
             request_timeout_ms=1_000,
         )
-        async with IotmqClient(settings) as client:
+        async with ClientTransport(settings) as client:
             yield client
 
     @asynccontextmanager

@@ -12,7 +12,7 @@ from fake_broker import FakeBroker, FakeRegistry
 from iotmq.client.consuming.offsets_file import OffsetsFile
 from iotmq.client.consuming.pull_consumer import PullConsumer
 from iotmq.client.consuming.push_consumer import PushConsumer
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import ClientSettings, PullConsumerSettings, PushConsumerSettings
 from iotmq.errors import ClientError, SubscriptionError
@@ -34,7 +34,7 @@ async def client_of(broker: FakeBroker):
     await broker.start()
     await registry.start()
     try:
-        async with IotmqClient(ClientSettings(registries=(registry.address,))) as client:
+        async with ClientTransport(ClientSettings(registries=(registry.address,))) as client:
             yield client
     finally:
         await broker.stop()

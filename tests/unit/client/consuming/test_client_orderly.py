@@ -12,7 +12,7 @@ from manual_clock import ManualClock
 from iotmq.client.consuming.held_locks import HeldLocks
 from iotmq.client.consuming.pull_consumer import PullConsumer
 from iotmq.client.consuming.push_consumer import PushConsumer
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import ReceivedMessage
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import ClientSettings, PullConsumerSettings, PushConsumerSettings
@@ -40,7 +40,7 @@ class Cluster:
         self._registry = registry
         self._stack = stack
 
-    async def client(self, name: str, clock: ManualClock | None = None) -> IotmqClient:
+    async def client(self, name: str, clock: ManualClock | None = None) -> ClientTransport:
         settings = ClientSettings(
             registries=(self._registry.address,),
             client_id=name,
@@ -48,7 +48,7 @@ class Cluster:
             reconnect_ms_max=20,
             request_timeout_ms=1_000,
         )
-        return await self._stack.enter_async_context(IotmqClient(settings, clock=clock))
+        return await self._stack.enter_async_context(ClientTransport(settings, clock=clock))
 
     async def consumer(self, listener, name: str = "one", clock=None, **settings) -> PushConsumer:
         options = {"consume_from": "first", "commit_ms": 10, "local_retry_ms": 5, "stop_timeout_ms": 500}
@@ -261,7 +261,7 @@ async def test_a_pull_consumer_that_gets_a_queue_waits_for_the_one_before() -> N
 
 
 def test_orders_that_cannot_be_kept_are_refused() -> None:
-    client = IotmqClient()
+    client = ClientTransport()
     for settings in ({"parallel_batches": 2}, {"model": "broadcasting"}):
         with pytest.raises(ClientError, match="orderly"):
             PushConsumer(

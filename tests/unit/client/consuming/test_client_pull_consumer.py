@@ -10,7 +10,7 @@ from fake_broker import CLOSE, FakeBroker, FakeRegistry
 
 from iotmq.client.admin.admin import Admin, QueueOffsets
 from iotmq.client.consuming.pull_consumer import PullConsumer
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import ClientSettings, PullConsumerSettings
 from iotmq.errors import (
@@ -50,7 +50,7 @@ async def client_of(*brokers: FakeBroker):
         registries=(registry.address,), reconnect_ms_min=5, reconnect_ms_max=20, request_timeout_ms=1_000
     )
     try:
-        async with IotmqClient(settings) as client:
+        async with ClientTransport(settings) as client:
             yield client
     finally:
         for role in (*brokers, registry):
@@ -268,7 +268,7 @@ async def test_mistakes_are_named() -> None:
         with pytest.raises(ClientClosedError, match="async with PullConsumer"):
             await consumer.assign([])
     with pytest.raises(ClientError, match="longer than hold_ms"):
-        PullConsumer(IotmqClient(), "g", PullConsumerSettings(hold_ms=200, pull_timeout_ms=200))
+        PullConsumer(ClientTransport(), "g", PullConsumerSettings(hold_ms=200, pull_timeout_ms=200))
 
 
 async def test_a_topic_made_a_moment_ago_is_waited_for() -> None:

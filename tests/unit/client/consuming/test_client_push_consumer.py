@@ -10,7 +10,7 @@ from eventually import STOP_S, until
 from fake_broker import CLOSE, SILENT, FakeBroker, FakeRegistry
 
 from iotmq.client.consuming.push_consumer import PushConsumer
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.routes import MessageQueue, TopicRoute
 from iotmq.client.transport.settings import ClientSettings, PushConsumerSettings
 from iotmq.errors import ClientError, SubscriptionError
@@ -32,7 +32,7 @@ class Cluster:
         self.registry = FakeRegistry(*brokers)
         self.stack = AsyncExitStack()
 
-    async def client(self, name: str = "") -> IotmqClient:
+    async def client(self, name: str = "") -> ClientTransport:
         settings = ClientSettings(
             registries=(self.registry.address,),
             client_id=name,
@@ -41,7 +41,7 @@ class Cluster:
             missing_route_refresh_ms=50,
             request_timeout_ms=1_000,
         )
-        return await self.stack.enter_async_context(IotmqClient(settings))
+        return await self.stack.enter_async_context(ClientTransport(settings))
 
     async def consumer(self, listener=None, *, topic: str = "T", tags: str = "*", name: str = "", **settings):
         options = {"consume_from": "first", "commit_ms": 20, "local_retry_ms": 5, "stop_timeout_ms": 500}
@@ -79,7 +79,7 @@ def broker_with(count: int, queues: int = 1, name: str = "broker-a") -> FakeBrok
 
 
 async def test_a_group_that_begins_at_a_time_needs_the_time() -> None:
-    client = IotmqClient()
+    client = ClientTransport()
     for at_ms in (1, 0):
         settings = PushConsumerSettings(consume_from="timestamp", consume_from_timestamp_ms=at_ms)
         if at_ms:
@@ -691,7 +691,7 @@ async def test_one_client_is_one_member_of_a_group() -> None:
 
 
 async def test_mistakes_are_named() -> None:
-    client = IotmqClient()
+    client = ClientTransport()
     with pytest.raises(ClientError, match="either a listener"):
         PushConsumer(client, "cg")
     with pytest.raises(ClientError, match="either a listener"):

@@ -13,7 +13,7 @@ from fake_broker import FakeBroker, FakeRegistry
 from iotmq.client.consuming.delivery import delay_level
 from iotmq.client.consuming.pull_consumer import PullConsumer
 from iotmq.client.consuming.push_consumer import PushConsumer
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import ReceivedMessage, Settlement
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import ClientSettings, PushConsumerSettings
@@ -40,7 +40,7 @@ async def client_of(broker: FakeBroker):
         settings = ClientSettings(
             registries=(registry.address,), reconnect_ms_min=5, request_timeout_ms=1_000
         )
-        async with IotmqClient(settings) as client:
+        async with ClientTransport(settings) as client:
             yield client
     finally:
         await broker.stop()

@@ -13,7 +13,7 @@ from mqtt_site import MqttSite, open_site
 from iotmq import limits
 from iotmq.client.admin.bans import BanAdmin
 from iotmq.client.sending.producer import Producer, ProducerSettings
-from iotmq.client.transport.client import ClientSettings, IotmqClient
+from iotmq.client.transport.client import ClientSettings, ClientTransport
 from iotmq.client.transport.message import Message
 from iotmq.message.properties import MQTT_RETAIN, MQTT_TOPIC
 from iotmq.mqtt.bans import BANS_TOPIC, Ban, ban_topic
@@ -67,7 +67,7 @@ async def test_an_operator_bans_lists_and_ends(remote: MqttSite) -> None:
     registries = (f"127.0.0.1:{remote.registry.port}",)
     now_ms = remote.fronts["one"].mqtt.parts.guard._clock.now_ms()
     device = await RawClient.connect(remote.fronts["two"].mqtt.port, "c")
-    async with IotmqClient(ClientSettings(registries=registries)) as client:
+    async with ClientTransport(ClientSettings(registries=registries)) as client:
         admin = BanAdmin(client)
         assert await admin.all(now_ms) == []
         ban = Ban(kind="client", value="c", reason="it was rude", by="operator", made_ms=now_ms)
@@ -96,7 +96,7 @@ async def test_what_comes_from_elsewhere_is_no_ban(remote: MqttSite) -> None:
     assert remote.registry is not None
     registries = (f"127.0.0.1:{remote.registry.port}",)
     guard = remote.fronts["one"].mqtt.parts.guard
-    async with IotmqClient(ClientSettings(registries=registries)) as client:
+    async with ClientTransport(ClientSettings(registries=registries)) as client:
         producer = Producer(client, "g", ProducerSettings())
         await producer.start()
         ban = Ban(kind="client", value="c")
