@@ -99,7 +99,7 @@ fuzz:  ## Mutated traffic on every port, every request and the MQTT core, damage
 
 simulate:  ## Whole gateways and replicated clusters in simulated time, with faults (SIMULATION_SEEDS=10000, REPLICATION_RUNS=20000); IOTMQ_SIMULATION_SEED=N, IOTMQ_REPLICATION_SEED=N repeat
 	@tools/setup.sh dev
-	@PYTHONHASHSEED=0 SIMULATION_SEEDS=$(SIMULATION_SEEDS) IOTMQ_REPLICATION_RUNS=$(REPLICATION_RUNS) $(PYTHON_ENV) -m pytest \
+	@SIMULATION_SEEDS=$(SIMULATION_SEEDS) IOTMQ_REPLICATION_RUNS=$(REPLICATION_RUNS) $(PYTHON_ENV) -m pytest \
 		tests/simulation tests/unit/replication/test_simulation.py -n $(TEST_PROCESSES) -k "acknowledged or keeps_its" $(ARGS)
 
 interop:  ## The tests with foreign clients only

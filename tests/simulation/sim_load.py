@@ -280,14 +280,14 @@ class Devices(Node):
                     Received(message.topic, bytes(message.payload), message.qos, message.is_retained)
                 )
 
-    async def ask_retained(self, found: dict[str, bytes]) -> None:
+    async def ask_retained(self, found: dict[str, list[bytes]]) -> None:
         """Have a new device told what is retained."""
         assert self.process is not None
         client = await self.connected("newcomer", self.process)
         await client.subscribe(("state/#", 1))
         while True:
             for message in await client.next_batch():
-                found[message.topic] = bytes(message.payload)
+                found.setdefault(message.topic, []).append(bytes(message.payload))
 
     async def _publish(self, client_id: str, process: Process) -> None:
         draw, history = self.world.random, self.history

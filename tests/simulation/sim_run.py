@@ -52,7 +52,7 @@ class Site:
             for node in (registry, *self.brokers.values(), *self.fronts, *services, self.devices)
         }
         # What a new device is told at the end.
-        self.retained: dict[str, bytes] = {}
+        self.retained: dict[str, list[bytes]] = {}
         self.has_set_clocks = False
         # What happens in this run.
         self.faults: Sequence[Fault] = ()
