@@ -55,7 +55,7 @@ def test_a_topic_has_the_partitions_it_was_made_with(client: PipedClient, gatewa
         brokers = client.call("create_topic", cluster=CLUSTER, topic=topic, partitions=partitions)
         assert brokers == [address]
         with SyncClient(ClientSettings(registries=(gateway.registry,))) as native:
-            (queues,) = native.run(Admin(native.client).configurations.route(topic))
+            (queues,) = native.run(Admin(native.asynchronous).configurations.route(topic))
         assert (queues.read_queue_nums, queues.write_queue_nums, queues.perm) == (partitions, partitions, 6)
 
 

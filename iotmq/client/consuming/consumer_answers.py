@@ -147,7 +147,7 @@ class ConsumerAnswers:
         if self._consume is None:
             return request.reply(
                 ResponseCode.SYSTEM_ERROR,
-                remark=f"group {group} has no listener here that takes single messages",
+                remark=f"group {group} has no listener of single messages here, only one of columns or none",
             )
         if len(self._directs) >= _DIRECT_MAX:
             return request.reply(ResponseCode.SYSTEM_BUSY, remark="too many messages are being tried here")
