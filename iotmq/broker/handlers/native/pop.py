@@ -15,6 +15,7 @@ from iotmq import limits
 from iotmq.broker.filters.consumer_filters import ConsumerFilters
 from iotmq.broker.filters.subscription import TAG_EXPRESSION
 from iotmq.broker.filters.tags import parse_tags
+from iotmq.broker.handlers.native.loaded import answer_loaded
 from iotmq.broker.handlers.native.parked_pulls import ParkedPulls, tick_of
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.pop.pop_queue import PopQueue
@@ -306,19 +307,9 @@ class PopHandler:
 
     def _loaded(self, pop: Pop, error: OSError | None, *, loads_left: int) -> None:
         """Go on with a pop whose pages were read from the disk, or could not be."""
-        if pop.connection.is_closed:
-            return
-        if error is not None:
-            response: Command | None = pop.request.reply(
-                ResponseCode.SYSTEM_ERROR, remark=f"the disk does not give what is stored there: {error}"
-            )
-        else:
-            try:
-                response = self._look(pop, loads_left=loads_left)
-            except RequestError as refusal:
-                response = pop.request.reply(refusal.code, remark=str(refusal))
-        if response is not None:
-            pop.connection.reply(response)
+        answer_loaded(
+            pop.connection, pop.request, error, lambda: self._look(pop, loads_left=loads_left)
+        )
 
     def _states_of(self, pop: Pop, now_ms: int) -> list[tuple[Place, PopQueue, Queue]]:
         """Return the queues of a pop that may have something; each pop begins with another one."""

@@ -11,6 +11,7 @@ from iotmq.broker.broker_role import MASTER_ID
 from iotmq.broker.filters.consumer_filters import ConsumerFilters
 from iotmq.broker.filters.subscription import TAG_EXPRESSION
 from iotmq.broker.filters.tags import parse_tags
+from iotmq.broker.handlers.native.loaded import answer_loaded
 from iotmq.broker.handlers.native.parked_pulls import ParkedPulls, Pull
 from iotmq.broker.handlers.native.pull_fast_path import PlainPull, PullPath
 from iotmq.broker.parts import BrokerParts
@@ -370,20 +371,9 @@ class PullHandler:
 
     def _loaded(self, pull: Pull, error: OSError | None, *, loads_left: int) -> None:
         """Go on with a pull whose pages were read from the disk, or could not be."""
-        connection = pull.connection
-        if connection.is_closed or pull.request.is_oneway:
-            return
-        if error is not None:
-            response: Command | None = pull.request.reply(
-                ResponseCode.SYSTEM_ERROR, remark=f"the disk does not give what is stored there: {error}"
-            )
-        else:
-            try:
-                response = self._look(pull, loads_left=loads_left)
-            except RequestError as refusal:
-                response = pull.request.reply(refusal.code, remark=str(refusal))
-        if response is not None:
-            connection.reply(response)
+        answer_loaded(
+            pull.connection, pull.request, error, lambda: self._look(pull, loads_left=loads_left)
+        )
 
     def _check(self, header: PullHeader) -> SubscriptionGroupConfig:
         """Check a pull in the protocol's order, up to the queue id."""
