@@ -46,7 +46,7 @@ class ColdPages:
         pages; touching them would end the process.
         """
         windows = plan.windows
-        # The kernel's own read-ahead would bring in more, up to megabytes for one page, which nobody gives back.
+        # The kernel's own read-ahead would bring in more, megabytes for one page, which nobody gives back.
         for segment in {window.segment for window in windows}:
             segment.page_singly(0)
         fetched = [window for window in windows if _is_mostly_absent(window)]
