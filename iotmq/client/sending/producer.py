@@ -280,7 +280,7 @@ class Producer(Lifetime):
         if not is_ordered or (not send.key and send.fixed_queue is None):
             return self._start(send)
         self._watch(send)
-        self._lanes.add(send.topic, send.fixed_queue, send.key, send, send.future, send.message_id)
+        self._lanes.add_alone(send)
         return send.future
 
     def _more_keys(self) -> str:

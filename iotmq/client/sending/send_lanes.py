@@ -154,7 +154,7 @@ class SendLanes:
         topic: str,
         queue: MessageQueue | None,
         key: str,
-        element: bytes | PendingSend,
+        element: bytes,
         future: asyncio.Future[SendResult],
         unique_key: str,
     ) -> None:
@@ -164,18 +164,25 @@ class SendLanes:
             lanes = self._new_topic(topic)
         if not lanes.is_fresh:
             self._refresh(topic, lanes)
-        size = element.size if isinstance(element, PendingSend) else len(element)
         since_s = asyncio.get_running_loop().time() if self._linger_s else self._now_s
-        entry = (element, future, unique_key, key, queue, since_s)
+        size = len(element)
         if key or queue is not None:
-            lanes.unsorted.append(entry)
+            lanes.unsorted.append((element, future, unique_key, key, queue, since_s))
         else:
-            lanes.any_queue.waiting.append(entry)
-            lanes.any_queue.size += size
+            lane = lanes.any_queue
+            lane.waiting.append((element, future, unique_key, key, queue, since_s))
+            lane.size += size
         lanes.count += 1
         lanes.size += size
         if lanes.count >= self._count_max or lanes.size >= self._bytes_max:
             self._flush_topic(topic, lanes)
+
+    def add_alone(self, send: PendingSend) -> None:
+        """Let a message that goes alone wait for its turn at its queue, by its key or as it was asked for."""
+        lanes = self._topics.get(send.topic) or self._new_topic(send.topic)
+        if not lanes.is_fresh:
+            self._refresh(send.topic, lanes)
+        lanes.unsorted.append((send, send.future, send.message_id, send.key, send.fixed_queue, self._now_s))
 
     def flush(self) -> None:
         """End the lingering of everything that waits."""
@@ -340,7 +347,7 @@ class SendLanes:
                 timeout_s=self._timeout_s,
                 future=future,
             )
-        elements = b"".join([entry[0] for entry in waiting if isinstance(entry[0], bytes)])
+        elements = b"".join([entry[0] for entry in waiting])  # type: ignore[misc]  # none goes alone
         return PendingSend(
             topic=topic,
             code=RequestCode.SEND_BATCH_MESSAGE,

@@ -145,7 +145,7 @@ class SendStatus(enum.Enum):
     """Stored, but the slave did not confirm in time."""
 
 
-class SendResult(msgspec.Struct, eq=False):
+class SendResult(msgspec.Struct, eq=False, gc=False):
     """The result of a send: the queue and offset of the message, or of the messages of a batch."""
 
     status: SendStatus
