@@ -17,6 +17,7 @@ from typing import Final
 
 from iotmq.client.sending.message_elements import split_element, tell_results
 from iotmq.client.sending.pending_send import PendingSend, Waiting
+from iotmq.client.sending.queue_choice import QueueChoice, chosen_queue
 from iotmq.client.sending.send_tries import SendTries
 from iotmq.client.transport.message import SendResult, check_topic
 from iotmq.client.transport.routes import MessageQueue, TopicRoute, queue_of_key
@@ -152,7 +153,7 @@ class SendLanes:
     def add(
         self,
         topic: str,
-        queue: MessageQueue | None,
+        queue: QueueChoice | None,
         key: str,
         element: bytes,
         future: asyncio.Future[SendResult],
@@ -267,8 +268,17 @@ class SendLanes:
         by_number: list[_Lane | None] = [None] * len(writable)
         for entry in unsorted:
             lane: _Lane | None
-            if entry[4] is not None:
-                lane = filled[entry[4]] = self._lane(lanes, entry[4])
+            choice = entry[4]
+            if choice is not None:
+                try:
+                    queue = chosen_queue(choice, topic, writable)
+                except Exception as error:
+                    # A function of the application may raise anything.
+                    self._give_up(entry, error)
+                    continue
+                if isinstance(entry[0], PendingSend):
+                    entry[0].fixed_queue = queue
+                lane = filled[queue] = self._lane(lanes, queue)
             else:
                 number = queue_of_key(entry[3], len(writable))
                 lane = by_number[number]
@@ -329,7 +339,7 @@ class SendLanes:
             waiting[0][1].add_done_callback(partial(_cancel_with, send.future))
 
     def _request(self, topic: str, lane: _Lane, waiting: list[Waiting]) -> PendingSend:
-        element, _, unique_key, key, queue, _ = waiting[0]
+        element, _, unique_key, key, choice, _ = waiting[0]
         future: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
         if len(waiting) == 1:
             assert isinstance(element, bytes)
@@ -340,7 +350,7 @@ class SendLanes:
                 body=body,
                 size=len(element),
                 key=key,
-                fixed_queue=queue,
+                fixed_queue=None if choice is None else lane.queue,
                 properties=properties.decode(),
                 user_flag=int.from_bytes(element[12:16], signed=True),
                 message_id=unique_key,
@@ -384,7 +394,7 @@ class SendLanes:
         lane.in_flight -= 1
         self._pump(topic, lane)
 
-    def _give_up(self, entry: Waiting, failure: IotmqError | None) -> None:
+    def _give_up(self, entry: Waiting, failure: Exception | None) -> None:
         """End a message that has no request: its future is cancelled already, or fails now."""
         element, future = entry[:2]
         if failure is not None and not future.done():

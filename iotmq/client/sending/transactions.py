@@ -16,6 +16,7 @@ from typing import TypeAlias, TypeVar
 from iotmq import limits
 from iotmq.addresses import address_text
 from iotmq.client.sending.producer import Producer
+from iotmq.client.sending.queue_choice import QueueChoice
 from iotmq.client.transport.application_calls import call_application
 from iotmq.client.transport.calls import ask
 from iotmq.client.transport.client import ClientTransport
@@ -157,7 +158,7 @@ class TransactionProducer(Producer):
         self,
         message: Message,
         *,
-        queue: MessageQueue | None = None,
+        queue: QueueChoice | None = None,
         timeout_ms: int | None = None,
         check_after_s: int | None = None,
     ) -> Transaction:
@@ -175,7 +176,7 @@ class TransactionProducer(Producer):
         send = self._prepare(half, queue, timeout_ms)
         send.sys_flag |= _PREPARED_FLAG
         await self.room()
-        transaction = Transaction(await self._start(send), self._end)
+        transaction = Transaction(await self._start_alone(send, is_ordered=False), self._end)
         status = transaction.result.status
         if status is not SendStatus.SEND_OK:
             await self._end_or_leave(transaction, TransactionState.ROLLBACK)
@@ -189,7 +190,7 @@ class TransactionProducer(Producer):
         message: Message,
         execute: Execute,
         *,
-        queue: MessageQueue | None = None,
+        queue: QueueChoice | None = None,
         timeout_ms: int | None = None,
         check_after_s: int | None = None,
     ) -> Transaction:
