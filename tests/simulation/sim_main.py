@@ -6,6 +6,7 @@ its own, because the order of sets is the same only in processes with the same P
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -27,14 +28,20 @@ def failure_of(seed: int, directory: Path, faults: list[Fault] | None = None) ->
     return None
 
 
+def kind_of(failure: str | None) -> str | None:
+    """What is wrong, without names and numbers."""
+    return failure and " ".join(re.findall(r"(?<!\S)[a-z,]+(?!\S)", failure))
+
+
 def line_of(seed: int, directory: Path) -> str:
-    """The result of a run, or of the smallest that fails in the same seed."""
+    """The result of a run, or of the smallest that fails in the same seed, and with the same."""
     try:
         site = simulate(seed, directory / "world")
     except BrokenPromiseError as error:
+        kind = kind_of(str(error))
         faults = shrunk(
             planned_faults(seed, directory / "plan"),
-            lambda fewer: failure_of(seed, directory, fewer) is not None,
+            lambda fewer: kind_of(failure_of(seed, directory, fewer)) == kind,
         )
         listed = "".join(f"\n  {fault}" for fault in faults)
         why = failure_of(seed, directory, faults)
