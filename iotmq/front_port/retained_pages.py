@@ -1,7 +1,7 @@
 """Make one page of the retained messages of several brokers, each of which may have one for a topic.
 
 A topic's messages go to another broker when queues come and go. The last one counts, by the clock of the
-front end that sent it to its broker: a broker may also store one late, after its answer was waited for in vain.
+front end that sent it to its broker: a broker may store one late, when nobody waits for its answer any more.
 """
 
 from __future__ import annotations
