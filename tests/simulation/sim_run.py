@@ -116,6 +116,10 @@ def simulate(
         if faults is None:
             faults = faults_of(seed, site)
         site.faults = faults
+        for broker in site.brokers.values():
+            broker.machine.disk.may_lose_power = any(
+                fault.kind == "power" and fault.node == broker.name for fault in faults
+            )
         site.start()
         started_s = world.now_s
         for fault in faults:
