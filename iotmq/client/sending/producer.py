@@ -109,6 +109,8 @@ class Producer(Lifetime):
         if address is None:
             raise RouteNotFoundError(f"broker {chosen.broker_name} of topic {send.topic} has no master now")
         connection = await self._client.connections.get(address)
+        if send.is_timed:
+            await self._client.check_timers(chosen.broker_name, address)
         connection.send_oneway(self._tries.command(send, chosen, oneway=True))
         if connection.is_congested:
             # What nobody answers must be held back here, or a fast sender fills the memory.
@@ -247,6 +249,7 @@ class Producer(Lifetime):
             sys_flag=sys_flag,
             user_flag=message.flag,
             message_id=unique_key,
+            is_timed=message.is_timed,
             timeout_s=self._timeout_s(timeout_ms),
             future=asyncio.get_running_loop().create_future(),
         )
