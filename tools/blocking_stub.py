@@ -28,7 +28,9 @@ _MEANINGS: Final = {
 }
 # What only a client has.
 _CLIENT: Final = '''
-def __init__(self, settings: ClientSettings | None = None) -> None: ...
+def __init__(
+    self, settings: ClientSettings | None = None, *, interceptors: Iterable[Interceptor] = ()
+) -> None: ...
 @property
 def client_id(self) -> str:
     """{client_id}"""

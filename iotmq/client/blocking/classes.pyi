@@ -783,7 +783,9 @@ class SyncWaitingMessages(Blocking):
 class SyncClient(BlockingClient):
     """The blocking form of `IotmqClient`, for any thread. `with` starts and stops it."""
 
-    def __init__(self, settings: ClientSettings | None = None) -> None: ...
+    def __init__(
+        self, settings: ClientSettings | None = None, *, interceptors: Iterable[Interceptor] = ()
+    ) -> None: ...
     @property
     def client_id(self) -> str:
         """Return the name of this client inside its consumer groups."""

@@ -8,11 +8,12 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol, TypeAlias
 
 from iotmq.addresses import parse_address
 from iotmq.client.transport.connections import ConnectionCallbacks, Connections
+from iotmq.client.transport.interceptors import Interceptor, Interceptors
 from iotmq.client.transport.lifetime import Lifetime
 from iotmq.client.transport.master_watch import MasterCallbacks, MasterWatch, OnBack, OnMoved
 from iotmq.client.transport.registries import Registries, Routes
@@ -64,7 +65,13 @@ class GroupConsumer(Protocol):
 class ClientTransport(Lifetime):
     """The connections, routes and heartbeats that producers and consumers share."""
 
-    def __init__(self, settings: ClientSettings | None = None, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        settings: ClientSettings | None = None,
+        *,
+        clock: Clock | None = None,
+        interceptors: Iterable[Interceptor] = (),
+    ) -> None:
         self.settings = settings or ClientSettings()
         self.clock: Clock = clock or SystemClock()
         for address in self.settings.registries:
@@ -73,6 +80,8 @@ class ClientTransport(Lifetime):
             except ValueError as error:
                 raise ConfigError(f"registries: {error}") from error
         self.client_id = self.settings.client_id or _unique_client_id()
+        self.interceptors = Interceptors(interceptors)
+        """What the application has look at messages; its producers and consumers ask when they are made."""
         self.request_timeout_s = self.settings.request_timeout_ms / 1000
         callbacks = ConnectionCallbacks(requested=self._requested, connected=self._connected, lost=self._lost)
         self.connections = Connections(self.settings, callbacks, clock=self.clock)
@@ -125,6 +134,8 @@ class ClientTransport(Lifetime):
         self.routes.start()
         self.masters.start()
         self._heartbeater = supervise("heartbeats", self._heartbeat_forever)
+        for interceptor in self.interceptors.all:
+            await interceptor.start(self)
 
     async def stop(self) -> None:
         """End background work and close the connections. Stop producers and consumers first."""
