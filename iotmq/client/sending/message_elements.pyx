@@ -6,7 +6,7 @@ Once per message that is sent, so everything here is one call into compiled code
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t
-from libc.string cimport memchr, memcpy, memset
+from libc.string cimport memcpy, memset
 
 from iotmq.message.records.layout cimport (
     ELEMENT_FIXED_BYTES, NAME_END, PROPERTY_END, put_u16, put_u32,
