@@ -41,6 +41,7 @@ from iotmq.client.sending.transactions import (
     TransactionProducer,
     TransactionState,
 )
+from iotmq.client.transport.interceptors import Interceptor
 from iotmq.client.transport.message import Message, ReceivedMessage, SendResult
 from iotmq.client.transport.routes import MessageQueue, TopicRoute
 from iotmq.client.transport.settings import (
@@ -815,7 +816,9 @@ class SyncWaitingMessages(Blocking):
 class SyncClient(BlockingClient):
     """The blocking form of `IotmqClient`, for any thread. `with` starts and stops it."""
 
-    def __init__(self, settings: ClientSettings | None = None) -> None: ...
+    def __init__(
+        self, settings: ClientSettings | None = None, *, interceptors: Iterable[Interceptor] = ()
+    ) -> None: ...
     @property
     def client_id(self) -> str:
         """Return the name of this client inside its consumer groups."""

@@ -76,7 +76,7 @@ class SendTries:
             queue = self.choose(send, route)
             address = route.master(queue.broker_name) or ""
             connection = self._client.connections.ready(address)
-            if connection is not None:
+            if connection is not None and not (send.is_timed and self._client.may_lack_timers(address)):
                 self._write(send, connection, queue, address)
                 return
         self._start_retries(send, None)
@@ -267,6 +267,13 @@ class SendTries:
             connection = await self._connection(send, route, queue, rest)
             if connection is None or send.future.done():
                 continue
+            if send.is_timed and self._client.may_lack_timers(address or ""):
+                try:
+                    await self._client.check_timers(queue.broker_name, address or "")
+                except ConnectionClosedError:
+                    continue
+                if send.future.done() or connection.is_closed:
+                    continue
             if send.tries:
                 self.retried_total += 1
             # Its answer comes back to `_answered`, which starts the next round if one is due.

@@ -75,6 +75,11 @@ class Message(_Content, eq=False, kw_only=True):
         """Return whether the message waits at the broker before its delivery."""
         return bool(self.delay_level or self.delay_ms or self.deliver_at_ms)
 
+    @property
+    def is_timed(self) -> bool:
+        """Return whether it waits for a time of its own, not for a delay level."""
+        return bool(self.delay_ms or self.deliver_at_ms)
+
     def encoded_properties(self, unique_key: str) -> bytes:
         """Encode all properties as they are stored; MessageRefusedError for a property that cannot be
         stored."""
