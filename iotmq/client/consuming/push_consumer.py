@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Final
 
 from iotmq.client.consuming.consumer_answers import ConsumerAnswers, Status
 from iotmq.client.consuming.consumption import Consumption
@@ -13,6 +12,7 @@ from iotmq.client.consuming.listener_calls import ColumnsListener, Listener, Lis
 from iotmq.client.consuming.membership import Member, RebalanceListener
 from iotmq.client.consuming.push_queues import PushQueues
 from iotmq.client.consuming.rebalance import Allocation, allocate_averagely
+from iotmq.client.transport.application_calls import STOPPED_INSIDE
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.lifetime import Ending, Lifetime
 from iotmq.client.transport.routes import MessageQueue
@@ -20,11 +20,6 @@ from iotmq.client.transport.settings import PushConsumerSettings
 from iotmq.errors import ClientError, ListenerError
 from iotmq.metrics import Metric, samples
 from iotmq.supervised import end, supervise
-
-STOPPED_INSIDE: Final = (
-    "stop() inside a function that is called by what it stops would wait for itself: set an event there, and "
-    "stop where the event is waited for"
-)
 
 
 class PushConsumer(Lifetime):
