@@ -148,7 +148,7 @@ class SyncProducer(BlockingLifetime):
     def room(self) -> None:
         """Wait until `send_nowait` would not refuse."""
     def drain(self) -> None:
-        """Wait until nothing is in flight."""
+        """Wait until nothing is in flight; messages that linger go at once."""
     @property
     def in_flight(self) -> int:
         """Return the number of sends without a result yet."""

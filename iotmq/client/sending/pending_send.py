@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TypeAlias
 
 import msgspec
 
@@ -19,6 +20,8 @@ class PendingSend(msgspec.Struct, eq=False, kw_only=True):
     body: Body
     size: int
     count: int = 1
+    sends: int = 1
+    """Calls that it is counted as while it is in flight."""
     key: str = ""
     fixed_queue: MessageQueue | None
     properties: str = ""
@@ -42,3 +45,10 @@ class PendingSend(msgspec.Struct, eq=False, kw_only=True):
     """When the last try was written, in loop time."""
     reply: asyncio.Future[Command] | None = None
     """The answer of the last try while it is waited for; None between tries."""
+
+
+Waiting: TypeAlias = (
+    "tuple[bytes | PendingSend, asyncio.Future[SendResult], str, str, MessageQueue | None, float]"
+)
+"""One message that waits for its request: its element, or the request of one that goes alone; its future,
+unique key and key, the queue asked for, and since when it waits. A plain tuple: there is one per message."""

@@ -70,8 +70,8 @@ class SendTries:
     def begin(self, send: PendingSend) -> None:
         """Try a send for the first time."""
         # The usual case needs no task: the route is known and the connection open.
-        route = self._client.routes.known(send.topic)
-        if route is not None and route.writable:
+        route = self.known_route(send.topic)
+        if route is not None:
             queue = self.choose(send, route)
             address = route.master(queue.broker_name) or ""
             connection = self._client.connections.ready(address)
@@ -84,6 +84,11 @@ class SendTries:
         """Cancel all further tries."""
         for task in self._retries:
             task.cancel()
+
+    def known_route(self, topic: str) -> TopicRoute | None:
+        """Return the route to send by that is known already, if it has queues."""
+        route = self._client.routes.known(topic)
+        return route if route is not None and route.writable else None
 
     async def route(self, topic: str) -> TopicRoute:
         """Find the route for sending to a topic; for a new topic, the route it will have."""
@@ -196,8 +201,8 @@ class SendTries:
             self._health.answered(queue.broker_name, took_s=now_s - send.sent_s, now_s=now_s)
             send.future.set_result(
                 SendResult(
-                    status=status,
-                    queue=MessageQueue(
+                    status,
+                    MessageQueue(
                         send.topic, queue.broker_name, int(response.ext.get("queueId", queue.queue_id))
                     ),
                     queue_offset=int(response.ext.get("queueOffset", -1)),

@@ -174,7 +174,7 @@ class TransactionProducer(Producer):
         half.properties = properties
         send = self._prepare(half, queue, timeout_ms)
         send.sys_flag |= _PREPARED_FLAG
-        await self._room.wait()
+        await self.room()
         transaction = Transaction(await self._start(send), self._end)
         status = transaction.result.status
         if status is not SendStatus.SEND_OK:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from contextlib import asynccontextmanager
 
 import pytest
 from fake_broker import CLOSE, CLOSE_AFTER, SILENT, FakeBroker, FakeRegistry, split_batch
+from running_producer import running
 
 from iotmq.client.client import IotmqClient
 from iotmq.client.sending.producer import Producer
 from iotmq.client.transport.message import Message, SendStatus
 from iotmq.client.transport.routes import MessageQueue, queue_of_key
-from iotmq.client.transport.settings import ClientSettings, ProducerSettings
+from iotmq.client.transport.settings import ClientSettings
 from iotmq.errors import (
     BrokerError,
     ClientClosedError,
@@ -33,27 +33,6 @@ from iotmq.remoting.server import Listening, RemotingServer, ServerConnection
 
 SEND = RequestCode.SEND_MESSAGE_V2
 BATCH = RequestCode.SEND_BATCH_MESSAGE
-
-
-@asynccontextmanager
-async def running(*brokers: FakeBroker, **settings):
-    """A registry, brokers and a started producer."""
-    registry = FakeRegistry(*brokers)
-    for role in (*brokers, registry):
-        await role.start()
-    client_settings = ClientSettings(
-        registries=(registry.address,), reconnect_ms_min=5, reconnect_ms_max=50, request_timeout_ms=2_000
-    )
-    try:
-        async with (
-            IotmqClient(client_settings) as client,
-            Producer(client, "pg", ProducerSettings(**settings)) as producer,
-        ):
-            producer.registry = registry  # type: ignore[attr-defined]
-            yield producer
-    finally:
-        for role in (*brokers, registry):
-            await role.stop()
 
 
 async def test_what_waits_for_room_while_the_producer_stops_is_not_sent() -> None:
@@ -440,7 +419,7 @@ async def test_a_body_at_the_limit_passes_and_one_past_it_does_not() -> None:
 async def test_nowait_refuses_past_the_limit_and_send_waits() -> None:
     broker = FakeBroker()
     broker.add_topic("T", 1)
-    broker.script[SEND].extend([SILENT, SILENT])
+    broker.script[BATCH].append(SILENT)
     async with running(broker, in_flight_max=2, send_timeout_ms=100) as producer:
         await producer.queues("T")
         silent = [producer.send_nowait(Message("T", b"")) for _ in range(2)]
