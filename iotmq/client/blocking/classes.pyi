@@ -1,7 +1,7 @@
 """The types of the blocking classes. Written by tools/blocking_stub.py; do not edit."""
 
 import concurrent.futures
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from iotmq.client.admin.access import AccessAdmin, AccountsVersion
@@ -319,8 +319,9 @@ class SyncPushConsumer(BlockingLifetime):
         """Stop consuming `topic`; its queues go to other members."""
     def on_rebalance(self, listener: RebalanceListener) -> None:
         """Have `listener` told about queues that come, and about queues before they go."""
-    def on_failure(self, call: Callable[[ListenerError], None]) -> None:
-        """Have `call` told about each failed call of the listener; its class says why."""
+    def on_failure(self, call: Callable[[ListenerError], Awaitable[None] | None]) -> None:
+        """Have `call` told about each failed call of the listener; its class says why. What `call`
+        raises is logged."""
     def pause(self, *queues: MessageQueue) -> None:
         """Hand over nothing of these queues (of all, when none is named) until `resume`; they stay assigned.
 

@@ -130,6 +130,8 @@ class ClientTransport(Lifetime):
         """Begin background work; connections are made when they are needed."""
         if self._is_running:
             return
+        if self.connections.is_closed:
+            raise ClientClosedError("the client was stopped: make another one")
         self._is_running = True
         self.routes.start()
         self.masters.start()
