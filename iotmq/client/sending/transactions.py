@@ -15,6 +15,7 @@ from typing import TypeAlias, TypeVar
 
 from iotmq import limits
 from iotmq.addresses import address_text
+from iotmq.client.sending.pending_send import PREPARED_FLAG
 from iotmq.client.sending.producer import Producer
 from iotmq.client.sending.queue_choice import QueueChoice
 from iotmq.client.transport.application_calls import call_application
@@ -44,7 +45,6 @@ from iotmq.supervised import end
 
 _log = logging.getLogger(__name__)
 
-_PREPARED_FLAG = 4
 # The end of a transaction is said again after so long, and at once where a registry tells of another master.
 _END_REST_S = 0.5
 
@@ -174,9 +174,9 @@ class TransactionProducer(Producer):
             properties[CHECK_IMMUNITY_TIME_S] = str(check_after_s)
         half.properties = properties
         send = self._prepare(half, queue, timeout_ms)
-        send.sys_flag |= _PREPARED_FLAG
+        send.sys_flag |= PREPARED_FLAG
         await self.room()
-        transaction = Transaction(await self._start_alone(send, is_ordered=False), self._end)
+        transaction = Transaction(await self._start(send), self._end)
         status = transaction.result.status
         if status is not SendStatus.SEND_OK:
             await self._end_or_leave(transaction, TransactionState.ROLLBACK)

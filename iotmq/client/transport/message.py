@@ -63,8 +63,8 @@ class Message(_Content, eq=False, kw_only=True):
     deliver_at_ms: int = 0
     """Delivers at a time, milliseconds since 1970 by the broker's clock; a past one delivers at once."""
     ttl_ms: int = 0
-    """Milliseconds, from its storing on, after which consumers and devices do not get it; 0 for never. Brokers
-    of iotmq know it."""
+    """Milliseconds, from its storing on, after which consumers and devices do not get it; 0 for never.
+    Brokers of iotmq know it."""
     flag: int = 0
     """A number of the application's, stored as it is."""
     wait_stored: bool = True
@@ -161,7 +161,8 @@ class SendResult(msgspec.Struct, eq=False, gc=False):
     queue: MessageQueue
     """Their queue; its id is the broker's choice where the request left it open."""
     queue_offset: int
-    """Offset of the first message; the others of a batch follow without gaps."""
+    """Offset of the first message; the others of a batch follow without gaps. -1 when an idempotent producer
+    hears that an earlier try has stored it."""
     count: int
     """Messages stored by this request."""
     message_id: str
