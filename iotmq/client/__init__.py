@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         allocate_in_circle,
         allocate_stickily,
     )
+    from iotmq.client.observing.message_trace import MessageTrace
     from iotmq.client.sending.producer import Producer
     from iotmq.client.sending.requests import Replier, Requester
     from iotmq.client.sending.transactions import Transaction, TransactionProducer, TransactionState
@@ -59,6 +60,7 @@ _MODULES = {
     "IotmqClient": ".client",
     "Message": ".transport.message",
     "MessageQueue": ".transport.routes",
+    "MessageTrace": ".observing.message_trace",
     "Producer": ".sending.producer",
     "ProducerSettings": ".transport.settings",
     "PullConsumer": ".consuming.pull_consumer",
@@ -108,6 +110,7 @@ __all__ = [
     "IotmqClient",
     "Message",
     "MessageQueue",
+    "MessageTrace",
     "Producer",
     "ProducerSettings",
     "PullConsumer",

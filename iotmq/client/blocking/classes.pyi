@@ -40,6 +40,7 @@ from iotmq.client.sending.transactions import (
     TransactionProducer,
     TransactionState,
 )
+from iotmq.client.transport.interceptors import Interceptor
 from iotmq.client.transport.message import Message, ReceivedMessage, SendResult
 from iotmq.client.transport.routes import MessageQueue, TopicRoute
 from iotmq.client.transport.settings import (
