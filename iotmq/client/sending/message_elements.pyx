@@ -64,7 +64,7 @@ cpdef bytes encode_element(message, str unique_key):
     cdef const char* unique_at
     cdef uint8_t* at
     cdef uint32_t flag = _flag_of(message.flag)
-    cdef bint is_plain = not message.properties and not message.keys and message.wait_stored
+    cdef bint is_plain = not (message.properties or message.keys or message.ttl_ms) and message.wait_stored
     if is_plain and key.isprintable() and tags.isprintable():
         key_at = PyUnicode_AsUTF8AndSize(key, &key_size)
         tags_at = PyUnicode_AsUTF8AndSize(tags, &tags_size)

@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from iotmq.client.sending.device_messages import DEVICE_TOPIC, device_message
 from iotmq.client.sending.message_elements import batch_element
 from iotmq.client.sending.pending_send import PendingSend
+from iotmq.client.sending.queue_choice import QueueChoice, chosen_queue
 from iotmq.client.sending.recall import recall_message
 from iotmq.client.sending.send_batches import batch_bodies, by_topic
 from iotmq.client.sending.send_deadlines import SendDeadlines
@@ -103,7 +105,7 @@ class Producer(Lifetime):
         await self._client.remove_producer(self.group)
 
     async def send(
-        self, message: Message, *, queue: MessageQueue | None = None, timeout_ms: int | None = None
+        self, message: Message, *, queue: QueueChoice | None = None, timeout_ms: int | None = None
     ) -> SendResult:
         """Send one message and wait until it is stored; waits first while too many are in flight.
 
@@ -118,13 +120,33 @@ class Producer(Lifetime):
         return await self._send(message, queue, timeout_ms)
 
     def send_nowait(
-        self, message: Message, *, queue: MessageQueue | None = None, timeout_ms: int | None = None
+        self, message: Message, *, queue: QueueChoice | None = None, timeout_ms: int | None = None
     ) -> asyncio.Future[SendResult]:
         """Send one message; the future ends as `send` would. ProducerBusyError past `in_flight_max`."""
         self._room.refuse_when_full()
         return self._send(message, queue, timeout_ms)
 
-    async def send_oneway(self, message: Message, *, queue: MessageQueue | None = None) -> None:
+    async def send_to_device(
+        self,
+        mqtt_topic: str,
+        payload: bytes,
+        *,
+        qos: int = 1,
+        retain: bool = False,
+        expiry_s: float = 0,
+        topic: str = DEVICE_TOPIC,
+    ) -> SendResult:
+        """Send a message to every device that subscribes an MQTT topic.
+
+        `topic` is the broker topic that has it. Devices do not get it `expiry_s` after it was stored, unless
+        that is 0; with `retain` later subscribers get it, too. Messages of one MQTT topic keep their order.
+        Raises what `send` raises.
+        """
+        return await self.send(
+            device_message(mqtt_topic, payload, topic=topic, qos=qos, retain=retain, expiry_s=expiry_s)
+        )
+
+    async def send_oneway(self, message: Message, *, queue: QueueChoice | None = None) -> None:
         """Send one message without asking for an answer: it may get lost without anybody noticing.
 
         Returns when it is on its way; RouteNotFoundError or ConnectionClosedError when there is none.
@@ -140,7 +162,7 @@ class Producer(Lifetime):
             raise
         self._interceptors.end(sending, message_ids=(message_id,))
 
-    async def _send_oneway(self, message: Message, queue: MessageQueue | None) -> str:
+    async def _send_oneway(self, message: Message, queue: QueueChoice | None) -> str:
         """Return the message id."""
         send = self._prepare(message, queue, None)
         send.future.cancel()
@@ -169,7 +191,7 @@ class Producer(Lifetime):
         return await recall_message(self._client, recall_handle, group=self.group)
 
     async def send_batch(
-        self, messages: Sequence[Message], *, queue: MessageQueue | None = None, timeout_ms: int | None = None
+        self, messages: Sequence[Message], *, queue: QueueChoice | None = None, timeout_ms: int | None = None
     ) -> list[SendResult]:
         """Send messages with one request per queue; the results are per request, in no fixed order.
 
@@ -195,7 +217,7 @@ class Producer(Lifetime):
     async def _send_batch(
         self,
         messages: Sequence[Message],
-        queue: MessageQueue | None,
+        queue: QueueChoice | None,
         timeout_ms: int | None,
         sent: list[tuple[Message, str]] | None = None,
     ) -> list[SendResult]:
@@ -299,14 +321,14 @@ class Producer(Lifetime):
     # --- one send -----------------------------------------------------------------------------------
 
     def _send(
-        self, message: Message, queue: MessageQueue | None, timeout_ms: int | None
+        self, message: Message, queue: QueueChoice | None, timeout_ms: int | None
     ) -> asyncio.Future[SendResult]:
         if self._interceptors is None:
             return self._send_one(message, queue, timeout_ms)
         return self._interceptors.send(message, lambda sent: self._send_one(sent, queue, timeout_ms))
 
     def _send_one(
-        self, message: Message, queue: MessageQueue | None, timeout_ms: int | None
+        self, message: Message, queue: QueueChoice | None, timeout_ms: int | None
     ) -> asyncio.Future[SendResult]:
         element = None
         if timeout_ms is None:
@@ -314,9 +336,8 @@ class Producer(Lifetime):
             unique_key = keys.pop() if keys else self._more_keys()
             element = batch_element(message, unique_key, self._batched_bytes_max)
         if element is None:
-            return self._send_alone(
-                self._prepare(message, queue, timeout_ms), is_ordered=not message.is_delayed
-            )
+            send = self._prepare(message, queue, timeout_ms)
+            return self._start_alone(send, is_ordered=not message.is_delayed)
         self._check_running()
         if queue is not None:
             self._check_queue(message.topic, queue)
@@ -325,11 +346,14 @@ class Producer(Lifetime):
         self._room.add(len(element))
         return future
 
-    def _send_alone(self, send: PendingSend, *, is_ordered: bool) -> asyncio.Future[SendResult]:
-        if not is_ordered or (not send.key and send.fixed_queue is None):
+    def _start_alone(self, send: PendingSend, *, is_ordered: bool) -> asyncio.Future[SendResult]:
+        """Start a message that goes alone, `is_ordered` behind those that wait for its queue."""
+        queue = send.fixed_queue
+        is_known = queue is None or isinstance(queue, MessageQueue)
+        if is_known and not (is_ordered and (send.key or queue)):
             return self._start(send)
         self._watch(send)
-        self._lanes.add(send.topic, send.fixed_queue, send.key, send, send.future, send.message_id)
+        self._lanes.add_alone(send)
         return send.future
 
     def _more_keys(self) -> str:
@@ -352,7 +376,7 @@ class Producer(Lifetime):
         self._failed_total -= count
         self._room.add(size, count)
 
-    def _prepare(self, message: Message, queue: MessageQueue | None, timeout_ms: int | None) -> PendingSend:
+    def _prepare(self, message: Message, queue: QueueChoice | None, timeout_ms: int | None) -> PendingSend:
         self._check_target(message.topic, queue)
         body = message.body
         if len(body) > self.settings.body_bytes_max:
@@ -408,7 +432,7 @@ class Producer(Lifetime):
             future=asyncio.get_running_loop().create_future(),
         )
 
-    def _check_target(self, topic: str, queue: MessageQueue | None) -> None:
+    def _check_target(self, topic: str, queue: QueueChoice | None) -> None:
         check_topic(topic)
         self._check_running()
         if queue is not None:
@@ -418,8 +442,8 @@ class Producer(Lifetime):
         if not self._is_running:
             raise ClientClosedError("the producer is not started: use `async with Producer(...)`, or start()")
 
-    def _check_queue(self, topic: str, queue: MessageQueue) -> None:
-        if queue.topic != topic:
+    def _check_queue(self, topic: str, queue: QueueChoice) -> None:
+        if isinstance(queue, MessageQueue) and queue.topic != topic:
             raise MessageRefusedError(f"queue {queue} is not one of topic {topic}")
 
     def _timeout_s(self, timeout_ms: int | None) -> float:
@@ -460,14 +484,14 @@ class Producer(Lifetime):
         self._room.remove(send.size, send.sends)
 
     def _by_queue(
-        self, messages: list[Message], route: TopicRoute, queue: MessageQueue | None
+        self, messages: list[Message], route: TopicRoute, queue: QueueChoice | None
     ) -> dict[MessageQueue, list[Message]]:
-        if queue is not None:
-            return {queue: messages}
         groups: dict[MessageQueue, list[Message]] = {}
         by_turn: MessageQueue | None = None
         for message in messages:
-            if message.key:
+            if queue is not None:
+                target = chosen_queue(queue, route.topic, route.writable)
+            elif message.key:
                 target = route.writable[queue_of_key(message.key, len(route.writable))]
             else:
                 target = by_turn = by_turn or self._tries.next_by_turn(route)

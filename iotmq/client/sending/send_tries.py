@@ -9,6 +9,7 @@ from typing import Final
 
 from iotmq.backoff import Backoff
 from iotmq.client.sending.pending_send import PendingSend
+from iotmq.client.sending.queue_choice import chosen_queue
 from iotmq.client.transport.broker_health import BrokerHealth
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import SendResult, SendStatus, check_topic
@@ -101,7 +102,7 @@ class SendTries:
     def choose(self, send: PendingSend, route: TopicRoute) -> MessageQueue:
         """Choose the queue of the next try: the one asked for, the key's, or the next by turn."""
         if send.fixed_queue is not None:
-            return send.fixed_queue
+            return chosen_queue(send.fixed_queue, send.topic, route.writable)
         if send.key:
             return route.writable[queue_of_key(send.key, len(route.writable))]
         return self.next_by_turn(route)

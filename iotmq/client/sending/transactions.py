@@ -16,6 +16,7 @@ from typing import TypeAlias, TypeVar
 from iotmq import limits
 from iotmq.addresses import address_text
 from iotmq.client.sending.producer import Producer
+from iotmq.client.sending.queue_choice import QueueChoice
 from iotmq.client.transport.application_calls import call_application
 from iotmq.client.transport.calls import ask
 from iotmq.client.transport.client import ClientTransport
@@ -157,7 +158,7 @@ class TransactionProducer(Producer):
         self,
         message: Message,
         *,
-        queue: MessageQueue | None = None,
+        queue: QueueChoice | None = None,
         timeout_ms: int | None = None,
         check_after_s: int | None = None,
     ) -> Transaction:
@@ -183,12 +184,12 @@ class TransactionProducer(Producer):
         return transaction
 
     def _send_half(
-        self, half: Message, queue: MessageQueue | None, timeout_ms: int | None
+        self, half: Message, queue: QueueChoice | None, timeout_ms: int | None
     ) -> asyncio.Future[SendResult]:
         def send(message: Message) -> asyncio.Future[SendResult]:
             prepared = self._prepare(message, queue, timeout_ms)
             prepared.sys_flag |= _PREPARED_FLAG
-            return self._start(prepared)
+            return self._start_alone(prepared, is_ordered=False)
 
         return send(half) if self._interceptors is None else self._interceptors.send(half, send)
 
@@ -197,7 +198,7 @@ class TransactionProducer(Producer):
         message: Message,
         execute: Execute,
         *,
-        queue: MessageQueue | None = None,
+        queue: QueueChoice | None = None,
         timeout_ms: int | None = None,
         check_after_s: int | None = None,
     ) -> Transaction:
