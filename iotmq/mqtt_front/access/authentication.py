@@ -320,6 +320,9 @@ class Authentication:
         identity = accepted.identity
         if identity.user != device.user or accepted.client_id not in (None, device.client_id):
             self._refuse(device, asked, Denied(NOT_AUTHORIZED, "other user", f"as {identity.user!a}"))
+        elif _bridge_of(identity) != _bridge_of(device.identity):
+            # Its topics are those below its prefix for as long as it is connected.
+            self._refuse(device, asked, Denied(NOT_AUTHORIZED, "other user", "as another bridge"))
         elif not self._set_expiry(device, identity):
             self._refuse(device, asked, _ENDED)
         else:
@@ -436,6 +439,12 @@ def shown_user(name: str | None) -> str | None:
     if name is None or name.count(".") != 2 or len(name) < _TOKEN_CHARACTERS_MIN:
         return name
     return f"{name[:_TOKEN_CHARACTERS_SHOWN]}..."
+
+
+def _bridge_of(identity: Identity | None) -> tuple[bool, str | None]:
+    if identity is None or not identity.is_bridge:
+        return False, None
+    return True, identity.attributes.get("bridge_prefix")
 
 
 def _credentials(

@@ -7,9 +7,10 @@ from functools import partial
 from typing import Final
 
 from iotmq.hooks import Client, Deny, Message, Subscription
-from iotmq.mqtt.codec.packets import Connect, Subscribe, Unsubscribe, Will
+from iotmq.mqtt.codec.packets import Connect, Subscribe, Unsubscribe
 from iotmq.mqtt.codec.subscription_options import QOS
-from iotmq.mqtt.reason_codes import NOT_AUTHORIZED
+from iotmq.mqtt.reason_codes import NOT_AUTHORIZED, SERVER_BUSY
+from iotmq.mqtt_front.access.undecided import Undecided
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.hooks.hook_calls import HookCalls
 from iotmq.mqtt_front.publish.refused_filters import refused_filter
@@ -24,6 +25,8 @@ class SessionHooks:
         self._calls = calls
         # Devices whose session is open, if anybody is to hear of its end.
         self._open: dict[Device, Client] = {}
+        # Those whose CONNECT is held until programs have decided.
+        self._undecided = Undecided()
 
     def before_connect(self, device: Device, connect: Connect, go_on: Callable[[], None]) -> None:
         """A CONNECT came."""
@@ -36,13 +39,13 @@ class SessionHooks:
             address=device.address,
             listener=device.peer.listener,
         )
-        self._decide("before_connect", device, client, go_on)
+        self._decide("before_connect", device, connect, client, go_on)
 
     def after_authenticate(
         self, device: Device, connect: Connect, client_id: str, go_on: Callable[[], None]
     ) -> None:
         """The device is known, and its session would open now, with its will."""
-        go_on = partial(self._before_will, device, connect.will, client_id, go_on)
+        go_on = partial(self._before_will, device, connect, client_id, go_on)
         if not self._calls.has("after_authenticate"):
             go_on()
             return
@@ -52,12 +55,13 @@ class SessionHooks:
             address=device.address,
             listener=device.peer.listener,
         )
-        self._decide("after_authenticate", device, client, go_on)
+        self._decide("after_authenticate", device, connect, client, go_on)
 
     def _before_will(
-        self, device: Device, will: Will | None, client_id: str, go_on: Callable[[], None]
+        self, device: Device, connect: Connect, client_id: str, go_on: Callable[[], None]
     ) -> None:
         """Ask about a will as about a message: whoever may not publish that leaves none either."""
+        will = connect.will
         if will is None or not self._calls.has("before_publish"):
             go_on()
             return
@@ -68,12 +72,22 @@ class SessionHooks:
             qos=will.qos,
             is_retained=will.retain,
         )
-        self._decide("before_publish", device, [message], go_on)
+        self._decide("before_publish", device, connect, [message], go_on)
 
     def _decide(
-        self, method: str, device: Device, asked: Client | list[Message], go_on: Callable[[], None]
+        self,
+        method: str,
+        device: Device,
+        connect: Connect,
+        asked: Client | list[Message],
+        go_on: Callable[[], None],
     ) -> None:
+        if not self._undecided.add(device, connect):
+            device.refuse(SERVER_BUSY, "too many devices wait for hooks")
+            return
+
         def answered(verdicts: Sequence[Deny | None]) -> None:
+            self._undecided.remove(device)
             if device.close_reason is not None:
                 return
             denied = verdicts[0]

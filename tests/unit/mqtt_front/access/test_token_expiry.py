@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from chain_site import ChainSite, chained, reason_of, token_auth, token_connect
 from eventually import soon
@@ -168,6 +169,17 @@ async def test_a_token_that_proves_nothing_ends_the_connection(
             await advance(site, clock, limits.MQTT_CONNECT_TIMEOUT_S + 1)
         assert (await reason_of(client))[0] == 0x87
         assert await client.rest() == b""
+
+
+async def test_a_token_makes_no_bridge_of_a_connection_and_ends_that_of_another(
+    clock: ManualClock, link: dict[str, Any]
+) -> None:
+    async with chained(link, clock=clock) as site:
+        client = await connected(site, token(clock, 100))
+        device = site.device()
+        device.identity = msgspec.structs.replace(device.identity, is_bridge=True)
+        client.send(token_auth(token(clock, 100), AGAIN))
+        assert (await reason_of(client))[0] == 0x87
 
 
 async def test_a_device_that_connected_with_a_password_cannot_begin_an_exchange(

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import pytest
 from eventually import until
-from fake_gateway import connect_packet
+from fake_gateway import RawClient, connect_packet
 from front_site import Site, running, tick_quickly
 
 from iotmq import limits
@@ -423,6 +423,40 @@ async def test_questions_that_wait_have_a_maximum(monkeypatch: pytest.MonkeyPatc
     finally:
         release.set()
         await calls.stop()
+
+
+class StuckConnect(Hooks):
+    """Decides about connections once it is let go."""
+
+    def before_connect(self, client: Client) -> None:
+        release.wait(30)
+
+
+async def test_connects_that_wait_have_a_maximum_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MQTT_UNDECIDED_BYTES_MAX", 2 * 2_048 + 2_000)
+    release.clear()
+    async with hooked(StuckConnect, hook_timeout_s=30) as site:
+        will = packets.Will("w", b"x" * 1_997, qos=0, retain=False)
+
+        async def code(client: RawClient) -> int:
+            first, body = await client.packet()
+            assert first >> 4 == packets.CONNACK
+            return body[1]
+
+        try:
+            held = []
+            for name, left in (("a", None), ("b", will), ("c", None)):
+                client = await site.dial()
+                client.send(connect_packet(name, protocol_level=5, will=left))
+                held.append(client)
+            # "a", "b" and their names fill what there is to the byte.
+            assert await code(held[2]) == 0x89
+        finally:
+            release.set()
+        assert [await code(client) for client in held[:2]] == [0, 0]
+        client = await site.dial()
+        client.send(connect_packet("d", protocol_level=5, will=will))
+        assert await code(client) == 0
 
 
 async def test_messages_that_are_held_stop_reading(monkeypatch: pytest.MonkeyPatch) -> None:
