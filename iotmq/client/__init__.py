@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from iotmq.client.blocking.classes import (
         SyncAdmin,
         SyncClient,
+        SyncPopConsumer,
+        SyncPoppedMessage,
         SyncProducer,
         SyncPullConsumer,
         SyncPushConsumer,
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from iotmq.client.client import IotmqClient
     from iotmq.client.connecting import ConnectOptions, connect
     from iotmq.client.consuming.membership import RebalanceListener
+    from iotmq.client.consuming.pop.pop_consumer import PopConsumer
+    from iotmq.client.consuming.pop.popped_message import PoppedMessage
     from iotmq.client.consuming.pull_consumer import PullConsumer
     from iotmq.client.consuming.push_consumer import PushConsumer
     from iotmq.client.consuming.rebalance import (
@@ -37,10 +41,12 @@ if TYPE_CHECKING:
     from iotmq.client.sending.producer import Producer
     from iotmq.client.sending.requests import Replier, Requester
     from iotmq.client.sending.transactions import Transaction, TransactionProducer, TransactionState
+    from iotmq.client.transport.interceptors import Consuming, Interceptor, Sending
     from iotmq.client.transport.message import Message, ReceivedMessage, SendResult, SendStatus
     from iotmq.client.transport.routes import MessageQueue, TopicRoute, queue_of_key
     from iotmq.client.transport.settings import (
         ClientSettings,
+        PopConsumerSettings,
         ProducerSettings,
         PullConsumerSettings,
         PushConsumerSettings,
@@ -53,9 +59,14 @@ _MODULES = {
     "ClientSettings": ".transport.settings",
     "Columns": "iotmq.message.records.columns",
     "ConnectOptions": ".connecting",
+    "Consuming": ".transport.interceptors",
+    "Interceptor": ".transport.interceptors",
     "IotmqClient": ".client",
     "Message": ".transport.message",
     "MessageQueue": ".transport.routes",
+    "PopConsumer": ".consuming.pop.pop_consumer",
+    "PopConsumerSettings": ".transport.settings",
+    "PoppedMessage": ".consuming.pop.popped_message",
     "Producer": ".sending.producer",
     "ProducerSettings": ".transport.settings",
     "PullConsumer": ".consuming.pull_consumer",
@@ -69,8 +80,11 @@ _MODULES = {
     "Requester": ".sending.requests",
     "SendResult": ".transport.message",
     "SendStatus": ".transport.message",
+    "Sending": ".transport.interceptors",
     "SyncAdmin": ".blocking.classes",
     "SyncClient": ".blocking.classes",
+    "SyncPopConsumer": ".blocking.classes",
+    "SyncPoppedMessage": ".blocking.classes",
     "SyncProducer": ".blocking.classes",
     "SyncPullConsumer": ".blocking.classes",
     "SyncPushConsumer": ".blocking.classes",
@@ -99,9 +113,14 @@ __all__ = [
     "ClientSettings",
     "Columns",
     "ConnectOptions",
+    "Consuming",
+    "Interceptor",
     "IotmqClient",
     "Message",
     "MessageQueue",
+    "PopConsumer",
+    "PopConsumerSettings",
+    "PoppedMessage",
     "Producer",
     "ProducerSettings",
     "PullConsumer",
@@ -115,8 +134,11 @@ __all__ = [
     "Requester",
     "SendResult",
     "SendStatus",
+    "Sending",
     "SyncAdmin",
     "SyncClient",
+    "SyncPopConsumer",
+    "SyncPoppedMessage",
     "SyncProducer",
     "SyncPullConsumer",
     "SyncPushConsumer",

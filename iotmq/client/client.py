@@ -12,6 +12,7 @@ from typing import TypeVar
 from iotmq.client.admin.admin import Admin
 from iotmq.client.admin.scheduled import WaitingMessages
 from iotmq.client.consuming.listener_calls import ColumnsListener, Listener
+from iotmq.client.consuming.pop.pop_consumer import PopConsumer
 from iotmq.client.consuming.pull_consumer import DEFAULT_GROUP as PULL_GROUP
 from iotmq.client.consuming.pull_consumer import PullConsumer
 from iotmq.client.consuming.push_consumer import PushConsumer
@@ -21,9 +22,11 @@ from iotmq.client.sending.producer import Producer
 from iotmq.client.sending.requests import REPLIER_GROUP, REQUESTER_GROUP, Replier, Requester
 from iotmq.client.sending.transactions import Check, TransactionProducer
 from iotmq.client.transport.client import ClientTransport
+from iotmq.client.transport.interceptors import Interceptor
 from iotmq.client.transport.lifetime import Lifetime
 from iotmq.client.transport.settings import (
     ClientSettings,
+    PopConsumerSettings,
     ProducerSettings,
     PullConsumerSettings,
     PushConsumerSettings,
@@ -41,8 +44,14 @@ class IotmqClient(ClientTransport):
     connection per broker, which all its parts share.
     """
 
-    def __init__(self, settings: ClientSettings | None = None, *, clock: Clock | None = None) -> None:
-        super().__init__(settings, clock=clock)
+    def __init__(
+        self,
+        settings: ClientSettings | None = None,
+        *,
+        clock: Clock | None = None,
+        interceptors: Iterable[Interceptor] = (),
+    ) -> None:
+        super().__init__(settings, clock=clock, interceptors=interceptors)
         # A part that nobody holds has no work: its work would hold it.
         self._parts: weakref.WeakSet[Lifetime] = weakref.WeakSet()
 
@@ -100,6 +109,10 @@ class IotmqClient(ClientTransport):
         """Make a consumer that is asked for messages, as a member of its group or from queues it is told."""
         return self._adopt(PullConsumer(self, group, settings, allocate=allocate))
 
+    def pop_consumer(self, group: str, settings: PopConsumerSettings | None = None) -> PopConsumer:
+        """Make a consumer of single messages; `subscribe` before it starts. A group may have any number."""
+        return self._adopt(PopConsumer(self, group, settings))
+
     @cached_property
     def admin(self) -> Admin:
         """Return what asks and changes brokers and registries."""
@@ -135,12 +148,17 @@ class IotmqClient(ClientTransport):
     async def _end(self, end: Callable[[Lifetime], Coroutine[None, None, None]]) -> None:
         parts = list(self._parts)
         try:
-            await _all_of(end(part) for part in parts if isinstance(part, PushConsumer | PullConsumer))
+            await _all_of(
+                end(part) for part in parts if isinstance(part, PopConsumer | PushConsumer | PullConsumer)
+            )
         finally:
             try:
                 await _all_of(end(part) for part in parts)
             finally:
-                await super().stop()
+                try:
+                    await _all_of(interceptor.stop() for interceptor in self.interceptors.all)
+                finally:
+                    await super().stop()
 
 
 async def _all_of(ends: Iterable[Coroutine[None, None, None]]) -> None:

@@ -41,6 +41,8 @@ class PendingSend(msgspec.Struct, eq=False, kw_only=True):
     """The number of this request, as a property."""
     is_repeat: bool = False
     """A broker may have stored it already."""
+    is_timed: bool = False
+    """The message waits for a time of its own, which brokers of RocketMQ 4 do not know."""
     has_packet_ids: bool = False
     """Messages of the batch have MQTT_PACKET_ID."""
     deadline_s: float = 0.0

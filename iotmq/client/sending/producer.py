@@ -82,6 +82,7 @@ class Producer(Lifetime):
         """Unique keys of the next messages, the first at the end; they are not kept beyond a flush."""
         self._keys_made = 0
         """How many were made the last time since then."""
+        self._interceptors = client.interceptors.for_producer(group)
         self._is_running = False
         self._sent_total = 0
         self._failed_total = 0
@@ -150,6 +151,19 @@ class Producer(Lifetime):
 
         Returns when it is on its way; RouteNotFoundError or ConnectionClosedError when there is none.
         """
+        if self._interceptors is None:
+            await self._send_oneway(message, queue)
+            return
+        sending = self._interceptors.begin((message,))
+        try:
+            message_id = await self._send_oneway(sending.messages[0], queue)
+        except BaseException as error:
+            self._interceptors.end(sending, error=error)
+            raise
+        self._interceptors.end(sending, message_ids=(message_id,))
+
+    async def _send_oneway(self, message: Message, queue: QueueChoice | None) -> str:
+        """Return the message id."""
         send = self._prepare(message, queue, None)
         send.future.cancel()
         route = await self._tries.route(send.topic)
@@ -158,11 +172,14 @@ class Producer(Lifetime):
         if address is None:
             raise RouteNotFoundError(f"broker {chosen.broker_name} of topic {send.topic} has no master now")
         connection = await self._client.connections.get(address)
+        if send.is_timed:
+            await self._client.check_timers(chosen.broker_name, address)
         connection.send_oneway(self._tries.command(send, chosen, oneway=True))
         if connection.is_congested:
             # What nobody answers must be held back here, or a fast sender fills the memory.
             await connection.drain()
         self._sent_total += 1
+        return send.message_id
 
     async def recall(self, recall_handle: str) -> bool:
         """Take back a message that waits for a time of its own, by the `recall_handle` of its send's result.
@@ -183,14 +200,39 @@ class Producer(Lifetime):
         raised, with a note of how many messages are stored. MessageRefusedError, with nothing sent,
         for delayed messages, which a batch cannot carry.
         """
+        if self._interceptors is None:
+            return await self._send_batch(messages, queue, timeout_ms)
+        sending = self._interceptors.begin(messages)
+        sent: list[tuple[Message, str]] = []
+        try:
+            results = await self._send_batch(sending.messages, queue, timeout_ms, sent)
+        except BaseException as error:
+            self._interceptors.end(sending, error=error)
+            raise
+        # As they were sent: topic by topic, queue by queue.
+        sending.messages = [message for message, _ in sent]
+        self._interceptors.end(sending, results, message_ids=[unique_key for _, unique_key in sent])
+        return results
+
+    async def _send_batch(
+        self,
+        messages: Sequence[Message],
+        queue: QueueChoice | None,
+        timeout_ms: int | None,
+        sent: list[tuple[Message, str]] | None = None,
+    ) -> list[SendResult]:
+        """Add the messages and their unique keys to `sent`, in the order in which they are sent."""
         sends: list[PendingSend] = []
         for topic, of_topic in by_topic(messages).items():
             route = await self._tries.route(topic)
             for target, of_queue in self._by_queue(of_topic, route, queue).items():
+                unique_keys = self._unique_keys.next_batch(len(of_queue))
+                if sent is not None:
+                    sent += zip(of_queue, unique_keys, strict=True)
                 sends += [
                     self._encoded(topic, target, *part, timeout_ms=timeout_ms)
                     for part in batch_bodies(
-                        of_queue, self._unique_keys, body_bytes_max=self.settings.body_bytes_max
+                        of_queue, unique_keys, body_bytes_max=self.settings.body_bytes_max
                     )
                 ]
         futures = []
@@ -281,6 +323,13 @@ class Producer(Lifetime):
     def _send(
         self, message: Message, queue: QueueChoice | None, timeout_ms: int | None
     ) -> asyncio.Future[SendResult]:
+        if self._interceptors is None:
+            return self._send_one(message, queue, timeout_ms)
+        return self._interceptors.send(message, lambda sent: self._send_one(sent, queue, timeout_ms))
+
+    def _send_one(
+        self, message: Message, queue: QueueChoice | None, timeout_ms: int | None
+    ) -> asyncio.Future[SendResult]:
         element = None
         if timeout_ms is None:
             keys = self._next_keys
@@ -340,6 +389,7 @@ class Producer(Lifetime):
             sys_flag=sys_flag,
             user_flag=message.flag,
             message_id=unique_key,
+            is_timed=message.is_timed,
             timeout_s=self._timeout_s(timeout_ms),
             future=asyncio.get_running_loop().create_future(),
         )

@@ -86,7 +86,7 @@ class SendTries:
             queue = self.choose(send, route)
             address = route.master(queue.broker_name) or ""
             connection = self._client.connections.ready(address)
-            if connection is not None and (not send.mark or queue.broker_name in self._knowing):
+            if connection is not None and not self._has_to_ask(send, queue, address):
                 self._write(send, connection, queue, address)
                 return
         self._start_retries(send, None)
@@ -294,6 +294,13 @@ class SendTries:
             connection = await self._connection(send, route, queue, rest)
             if connection is None or send.future.done():
                 continue
+            if send.is_timed and self._client.may_lack_timers(address or ""):
+                try:
+                    await self._client.check_timers(queue.broker_name, address or "")
+                except ConnectionClosedError:
+                    continue
+                if send.future.done() or connection.is_closed:
+                    continue
             if send.mark and queue.broker_name not in self._knowing:
                 await self._check_knowing(connection, queue, send)
                 continue
@@ -302,6 +309,12 @@ class SendTries:
             # Its answer comes back to `_answered`, which starts the next round if one is due.
             self._write(send, connection, queue, address or "")
             return
+
+    def _has_to_ask(self, send: PendingSend, queue: MessageQueue, address: str) -> bool:
+        """Return whether the broker may not know what this send needs."""
+        if send.mark and queue.broker_name not in self._knowing:
+            return True
+        return send.is_timed and self._client.may_lack_timers(address)
 
     async def _check_knowing(
         self, connection: ClientConnection, queue: MessageQueue, send: PendingSend

@@ -173,10 +173,8 @@ class TransactionProducer(Producer):
         if check_after_s is not None:
             properties[CHECK_IMMUNITY_TIME_S] = str(check_after_s)
         half.properties = properties
-        send = self._prepare(half, queue, timeout_ms)
-        send.sys_flag |= PREPARED_FLAG
         await self.room()
-        transaction = Transaction(await self._start(send), self._end)
+        transaction = Transaction(await self._send_half(half, queue, timeout_ms), self._end)
         status = transaction.result.status
         if status is not SendStatus.SEND_OK:
             await self._end_or_leave(transaction, TransactionState.ROLLBACK)
@@ -184,6 +182,16 @@ class TransactionProducer(Producer):
                 status.value, f"transaction {transaction.message_id} is rolled back: {status.name}"
             )
         return transaction
+
+    def _send_half(
+        self, half: Message, queue: QueueChoice | None, timeout_ms: int | None
+    ) -> asyncio.Future[SendResult]:
+        def send(message: Message) -> asyncio.Future[SendResult]:
+            prepared = self._prepare(message, queue, timeout_ms)
+            prepared.sys_flag |= PREPARED_FLAG
+            return self._start(prepared)
+
+        return send(half) if self._interceptors is None else self._interceptors.send(half, send)
 
     async def send_in_transaction(
         self,
