@@ -107,6 +107,7 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.mqtt_front.sessions.durable_egress", ".pyx", []),
     ("iotmq.mqtt_front.sessions.durable", ".pyx", []),
     ("iotmq.mqtt_front.sessions.shared", ".pyx", []),
+    ("iotmq.client.sending.message_elements", ".pyx", []),
     ("loadtest.swarm.histogram", ".pyx", []),
     ("loadtest.swarm.sink", ".pyx", []),
     ("loadtest.swarm.secure", ".pyx", []),

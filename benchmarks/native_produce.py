@@ -8,7 +8,8 @@ offsets, and one case reads them back:
 
 encoded batches   batches of 100 x 100 bytes encoded beforehand, `--window` requests in flight (the mark)
 batch of messages send_batch with 100 Message objects: properties, ids and encoding included
-single sends      one request per message, as many in flight as the producer allows
+awaited sends     `await producer.send(Message(...))` in 2,000 tasks
+sends with futures  `send_nowait` and its future, 10,000 in flight
 read as columns   PullConsumer.getmany_columns over what "encoded batches" stored
 read as messages  PullConsumer.getmany of the same
 iterated          `async for` of a PullConsumer in a group with automatic commits, over the same
@@ -53,11 +54,13 @@ from iotmq.message.records.record import encode_batch
 MARK_RECORDS_PER_S: Final = 500_000
 QUEUES: Final = 4
 BATCH_RECORDS: Final = 100
+SENDERS: Final = 2_000
 BODY: Final = b"x" * 100
 CASES: Final = (
     "encoded batches",
     "batch of messages",
-    "single sends",
+    "awaited sends",
+    "sends with futures",
     "read as columns",
     "read as messages",
     "iterated",
@@ -131,12 +134,16 @@ async def measure(registry: str, records: int, rounds: int, window: int) -> dict
             queues = (await admin.create_topic(f"encoded-{number}", queues=QUEUES)).writable
             seconds[CASES[0]] = await timed(produce_encoded(producer, queues, records, window))
             await check_stored(admin, queues[0].topic, seconds[CASES[0]][0])
-            seconds[CASES[3]] = await timed(read_columns(client, queues, seconds[CASES[0]][0]))
-            seconds[CASES[4]] = await timed(read_messages(client, queues, seconds[CASES[0]][0]))
-            seconds[CASES[5]] = await timed(iterate(client, queues[0].topic, seconds[CASES[0]][0]))
-            seconds[CASES[6]] = await timed(push(client, queues[0].topic, seconds[CASES[0]][0]))
+            seconds[CASES[4]] = await timed(read_columns(client, queues, seconds[CASES[0]][0]))
+            seconds[CASES[5]] = await timed(read_messages(client, queues, seconds[CASES[0]][0]))
+            seconds[CASES[6]] = await timed(iterate(client, queues[0].topic, seconds[CASES[0]][0]))
+            seconds[CASES[7]] = await timed(push(client, queues[0].topic, seconds[CASES[0]][0]))
             # Far slower cases get fewer records, so that a round does not last minutes.
-            for case, share, produce in ((1, 5, produce_messages), (2, 20, produce_singly)):
+            for case, share, produce in (
+                (1, 2, produce_messages),
+                (2, 2, produce_awaiting),
+                (3, 2, produce_singly),
+            ):
                 topic = f"messages-{case}-{number}"
                 await admin.create_topic(topic, queues=QUEUES)
                 seconds[CASES[case]] = await timed(produce(producer, topic, records // share))
@@ -196,11 +203,23 @@ async def produce_messages(producer: Producer, topic: str, records: int) -> int:
     return tasks * batches * BATCH_RECORDS
 
 
+async def produce_awaiting(producer: Producer, topic: str, records: int) -> int:
+    """Tasks that each await the send of one message after the other."""
+    share = records // SENDERS
+
+    async def one() -> None:
+        for _ in range(share):
+            await producer.send(Message(topic, BODY))
+
+    await asyncio.gather(*(one() for _ in range(SENDERS)))
+    return share * SENDERS
+
+
 async def produce_singly(producer: Producer, topic: str, records: int) -> int:
-    """One request per message, never waiting for one before the next."""
+    """A future per message, never waiting for one before the next."""
     pending: deque[asyncio.Future[SendResult]] = deque()
     for _ in range(records):
-        if len(pending) == 1_000:
+        if len(pending) == 10_000:
             await pending.popleft()
         pending.append(producer.send_nowait(Message(topic, BODY)))
     await asyncio.gather(*pending)

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import datetime
 import fcntl
 import gzip
 import hashlib
+import logging
 import os
 import re
 import socket
@@ -27,14 +29,17 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from iotmq.client.consuming.pull_consumer import PullConsumer
+from iotmq.client.consuming.queue_fetch import is_passing
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import ReceivedMessage
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import ClientSettings, PullConsumerSettings
 from iotmq.clock import Clock
 from iotmq.commands.produce_consume import FORMATS, OutputFormat
-from iotmq.errors import ClientError
+from iotmq.errors import ClientError, IotmqError
 from iotmq.files import make_directory, sync_path
+
+_log = logging.getLogger(__name__)
 
 _NAME: Final = re.compile(r"\d{8}T\d{6}Z\.(.+)\.(\d+)\.(\d{20})-(\d{20})\.(?:jsonl|raw)(?:\.gz)?")
 _EXTENSIONS: Final[dict[OutputFormat, str]] = {"json": "jsonl", "raw": "raw"}
@@ -103,8 +108,9 @@ class ArchiveFile:
         return path
 
     def abandon(self) -> None:
-        """Close the file and leave it as it is."""
-        self._file.close()
+        """Close the file and leave it as it is; another run writes it anew."""
+        with contextlib.suppress(OSError):
+            self._file.close()
 
 
 class Archive:
@@ -127,6 +133,8 @@ class Archive:
         """The files that grow, each with the time of its first line."""
         self._ends: dict[MessageQueue, int] = {}
         """Behind what is written of each queue; known from its first messages here on."""
+        self._uncommitted: dict[MessageQueue, int] = {}
+        """Behind the whole files whose offsets the brokers have not taken yet."""
         self._turn = asyncio.Lock()
         """Held while messages are taken and written: a queue that goes leaves nothing half written."""
         self._is_stopping = False
@@ -153,8 +161,10 @@ class Archive:
         async with self._turn:
             self._consumer.pause(*queues)
             await self._finish([queue for queue in queues if queue in self._files])
+            await self._commit_or_wait()
             for queue in queues:
                 self._ends.pop(queue, None)
+                self._uncommitted.pop(queue, None)
 
     async def _work(self, *, is_once: bool) -> None:
         try:
@@ -164,16 +174,25 @@ class Archive:
                     if messages:
                         await self._write(messages[0].queue, messages)
                     await self._finish(self._old())
+                    await self._commit_or_wait()
                 if is_once and not messages and await self._is_at_end():
                     break
             async with self._turn:
                 await self._finish(list(self._files))
+                await self._commit()
         finally:
-            for file, _ in self._files.values():
+            # None of them is finished after a failure, not even when their queues go now.
+            files, self._files = self._files, {}
+            for file, _ in files.values():
                 file.abandon()
 
     async def _is_at_end(self) -> bool:
-        lag = await self._consumer.lag()
+        try:
+            lag = await self._consumer.lag()
+        except IotmqError as error:
+            if is_passing(error):
+                return False
+            raise
         return lag.keys() >= set(self._consumer.assigned) and not any(lag.values())
 
     async def _write(self, queue: MessageQueue, messages: list[ReceivedMessage]) -> None:
@@ -182,6 +201,12 @@ class Archive:
             end = await asyncio.to_thread(archived_until, self._settings.directory, queue)
             self._ends[queue] = end
         if messages[0].queue_offset < end:
+            if await self._consumer.end_offset(queue) < end:
+                raise ClientError(
+                    f"{self._settings.directory} has {queue.topic} {queue.broker_name}/{queue.queue_id} "
+                    f"up to offset {end}, which is beyond the end of the queue: the topic was made anew, or "
+                    "lost messages. Archive it to another directory"
+                )
             self._report(
                 f"{queue.topic} {queue.broker_name}/{queue.queue_id}: going on at offset {end}, behind the "
                 f"files here; the group was at {messages[0].queue_offset}, so another member's archive may "
@@ -204,15 +229,33 @@ class Archive:
         return [queue for queue, (_, at_s) in self._files.items() if now_s - at_s >= self._settings.file_s]
 
     async def _finish(self, queues: Iterable[MessageQueue]) -> None:
-        ends = {}
         for queue in queues:
-            file, _ = self._files[queue]
-            path = await asyncio.to_thread(file.finish)
-            del self._files[queue]
-            ends[queue] = file.end_offset
+            # A second try would give its name to what the disk did not take.
+            file, _ = self._files.pop(queue)
+            try:
+                path = await asyncio.to_thread(file.finish)
+            except OSError:
+                file.abandon()
+                raise
+            self._uncommitted[queue] = file.end_offset
             self._report(str(path))
-        if ends:
+
+    async def _commit(self) -> None:
+        """Commit the ends of whole files."""
+        if self._uncommitted:
+            ends = dict(self._uncommitted)
             await self._consumer.commit(ends)
+            for queue in ends:
+                del self._uncommitted[queue]
+
+    async def _commit_or_wait(self) -> None:
+        """Commit, or leave it to the next time while brokers are away."""
+        try:
+            await self._commit()
+        except IotmqError as error:
+            if not is_passing(error):
+                raise
+            _log.info("the offsets of whole files are not committed now: %s", error)
 
 
 def archived_until(directory: Path, queue: MessageQueue) -> int:

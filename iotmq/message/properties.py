@@ -20,6 +20,8 @@ DELAY: Final = "DELAY"
 TIMER_DELAY_S: Final = "TIMER_DELAY_SEC"
 TIMER_DELAY_MS: Final = "TIMER_DELAY_MS"
 TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
+# Takes back the waiting message with this unique key.
+TIMER_CANCELS: Final = "TIMER_DEL_UNIQKEY"
 UNIQ_KEY: Final = "UNIQ_KEY"
 PRODUCER_GROUP: Final = "PGROUP"
 TRANSACTION_PREPARED: Final = "TRAN_MSG"

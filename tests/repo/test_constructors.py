@@ -13,7 +13,6 @@ PARAMETERS_MAX = 6
 
 # Values whose constructor checks or converts what it is given, so that they are no plain structs.
 VALUES = {
-    "iotmq/client/transport/message.py": "Message",
     "iotmq/message/records/record.pyx": "SharedFields",
     "iotmq/mqtt/client/input.pyx": "ReceivedMessage",
     "iotmq/mqtt/server/connection_settings.pyx": "ConnectionSettings",

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 _PASSING: Final = (ConnectionClosedError, QueueLockedError, RequestTimeoutError, RouteNotFoundError)
 
 
-def _is_passing(error: Exception) -> bool:
+def is_passing(error: Exception) -> bool:
     """Return whether the broker is away for a while, or not master any more."""
     if isinstance(error, BrokerError):
         return error.code == ResponseCode.SERVICE_NOT_AVAILABLE
@@ -72,6 +72,8 @@ class QueueFetch:
         self.is_listed = False
         """True while the consumer has it in its line of ready queues."""
         self.is_paused = False
+        self.is_leaving = False
+        """True when the queue goes: nothing of it is returned any more."""
         self.decoded: deque[ReceivedMessage] = deque()
         """The messages of the first answer that are decoded and not returned yet."""
         self.records_total = 0
@@ -245,7 +247,7 @@ class QueueFetch:
                 self._pulls.failures.reset()
             except Exception as error:
                 is_paused = self.is_followed and _is_forbidden(error)
-                if is_paused or _is_passing(error):
+                if is_paused or is_passing(error):
                     level = logging.WARNING if is_paused else logging.DEBUG
                     _log.log(level, "pull from %s waits: %s", self.queue, error)
                     self._pulls.broker_id = MASTER_ID

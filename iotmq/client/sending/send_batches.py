@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from iotmq.client.sending.message_elements import encode_element
 from iotmq.client.transport.message import Message
 from iotmq.errors import MessageRefusedError
 from iotmq.limits import BATCH_RECORDS_MAX
-from iotmq.message.message_ids import UniqueKeys
-from iotmq.message.records.record import encode_batch
 
 
 def by_topic(messages: Iterable[Message]) -> dict[str, list[Message]]:
@@ -20,27 +19,26 @@ def by_topic(messages: Iterable[Message]) -> dict[str, list[Message]]:
 
 
 def batch_bodies(
-    messages: Sequence[Message], unique_keys: UniqueKeys, *, body_bytes_max: int
+    messages: Sequence[Message], unique_keys: Sequence[str], *, body_bytes_max: int
 ) -> Iterator[tuple[bytes, int, str]]:
     """Yield batch bodies of at most `body_bytes_max`, with their counts and first unique keys."""
-    elements: list[tuple[bytes, bytes, int]] = []
+    elements: list[bytes] = []
     size = 0
     first_key = ""
-    for message, unique_key in zip(messages, unique_keys.next_batch(len(messages)), strict=True):
+    for message, unique_key in zip(messages, unique_keys, strict=True):
         if message.is_delayed:
             raise MessageRefusedError("a batch cannot carry delayed messages: send them singly")
-        properties = message.encoded_properties(unique_key)
-        element_size = 22 + len(message.body) + len(properties)
-        if element_size > body_bytes_max:
+        element = encode_element(message, unique_key)
+        if len(element) > body_bytes_max:
             raise MessageRefusedError(
-                f"a message of {element_size} bytes in a batch, allowed are {body_bytes_max} (body_bytes_max)"
+                f"a message of {len(element)} bytes in a batch, allowed are {body_bytes_max} (body_bytes_max)"
             )
-        if elements and (size + element_size > body_bytes_max or len(elements) == BATCH_RECORDS_MAX):
-            yield encode_batch(elements), len(elements), first_key
+        if elements and (size + len(element) > body_bytes_max or len(elements) == BATCH_RECORDS_MAX):
+            yield b"".join(elements), len(elements), first_key
             elements, size = [], 0
         if not elements:
             first_key = unique_key
-        elements.append((message.body, properties, message.flag))
-        size += element_size
+        elements.append(element)
+        size += len(element)
     if elements:
-        yield encode_batch(elements), len(elements), first_key
+        yield b"".join(elements), len(elements), first_key

@@ -19,11 +19,12 @@ class SendDeadlines:
         """Sends with the usual time, so the first ends first; done ones are dropped from the left."""
         self._timer: asyncio.TimerHandle | None = None
 
-    def watch(self, send: PendingSend) -> None:
-        """Start the timeout of a send."""
+    def watch(self, send: PendingSend, since_s: float | None = None) -> None:
+        """Start the timeout of a send, or go on with one that began at `since_s` in loop time."""
         loop = asyncio.get_running_loop()
-        send.deadline_s = loop.time() + send.timeout_s
-        if send.timeout_s != self._usual_s:
+        send.deadline_s = (loop.time() if since_s is None else since_s) + send.timeout_s
+        is_last = not self._deadlines or self._deadlines[-1].deadline_s <= send.deadline_s
+        if send.timeout_s != self._usual_s or not is_last:
             timer = loop.call_at(send.deadline_s, self._expire, send)
             # It would keep the message until then.
             send.future.add_done_callback(lambda _: timer.cancel())

@@ -20,14 +20,14 @@ class SendRoom:
         self.count = 0
         """Sends without a result yet."""
 
-    def add(self, size: int) -> None:
-        """Count a send that begins."""
-        self.count += 1
+    def add(self, size: int, count: int = 1) -> None:
+        """Count sends that begin."""
+        self.count += count
         self._bytes += size
 
-    def remove(self, size: int) -> None:
-        """Discount a send that has ended, and wake waiting senders."""
-        self.count -= 1
+    def remove(self, size: int, count: int = 1) -> None:
+        """Discount sends that have ended, and wake waiting senders."""
+        self.count -= count
         self._bytes -= size
         if self._waiting:
             self._wake()
@@ -39,7 +39,7 @@ class SendRoom:
 
     def refuse_when_full(self) -> None:
         """Raise ProducerBusyError while there is no room."""
-        if self._is_full:
+        if self.is_full:
             raise ProducerBusyError(
                 f"{self.count} sends with {self._bytes} bytes wait for their answers: await room() first, or "
                 "raise in_flight_max / in_flight_bytes_max"
@@ -47,8 +47,9 @@ class SendRoom:
 
     async def wait(self) -> None:
         """Wait until there is room."""
-        while self._is_full:
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        while self.is_full:
+            future: asyncio.Future[None] = loop.create_future()
             self._waiting.append(future)
             try:
                 await future
@@ -56,6 +57,8 @@ class SendRoom:
                 # The room it was given while being cancelled is for the next one.
                 self._wake()
                 raise
+            # So it is when the sender does not take it now: what it has to send may be refused.
+            loop.call_soon(self._wake)
 
     async def drain(self) -> None:
         """Wait until nothing is in flight."""
@@ -65,12 +68,13 @@ class SendRoom:
             await future
 
     @property
-    def _is_full(self) -> bool:
+    def is_full(self) -> bool:
+        """Return whether senders have to wait."""
         return self.count >= self._count_max or self._bytes >= self._bytes_max
 
     def _wake(self) -> None:
         """Let as many waiting senders go on as there is room for."""
-        free = 0 if self._is_full else self._count_max - self.count
+        free = 0 if self.is_full else self._count_max - self.count
         while self._waiting and free > 0:
             waiter = self._waiting.popleft()
             if not waiter.done():

@@ -20,6 +20,7 @@ from iotmq.message.properties import (
     KEYS,
     RETRY_TOPIC,
     TAGS,
+    TIME_TO_LIVE_MS,
     TIMER_DELAY_MS,
     TIMER_DELIVER_MS,
     UNIQ_KEY,
@@ -35,63 +36,49 @@ DEAD_LETTER_PREFIX: Final = "%DLQ%"
 _LEGAL_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 
-class Message:
+class _Content(msgspec.Struct, eq=False):
+    """The fields of a message that need no name."""
+
+    topic: str
+    """The topic to send it to."""
+    body: bytes
+    """The bytes to send."""
+
+
+class Message(_Content, eq=False, kw_only=True):
     """A message to send. `key` decides the queue (same key, same queue, so order per key)."""
 
-    __slots__ = (
-        "body",
-        "delay_level",
-        "delay_ms",
-        "deliver_at_ms",
-        "flag",
-        "key",
-        "keys",
-        "properties",
-        "tags",
-        "topic",
-        "wait_stored",
-    )
-
-    def __init__(
-        self,
-        topic: str,
-        body: bytes,
-        *,
-        key: str = "",
-        tags: str = "",
-        keys: Iterable[str] = (),
-        properties: Mapping[str, str] | None = None,
-        delay_level: int = 0,
-        delay_ms: int = 0,
-        deliver_at_ms: int = 0,
-        flag: int = 0,
-        wait_stored: bool = True,
-    ) -> None:
-        self.topic = topic
-        self.body = body
-        self.key = key
-        """Also stored as the first of the KEYS, so that the message can be looked up by it."""
-        self.tags = tags
-        """One word that consumers may filter by."""
-        self.keys = tuple(keys)
-        """More words to look the message up by; they do not decide the queue."""
-        self.properties = properties
-        """The application's own names and values."""
-        self.delay_level = delay_level
-        """0 delivers at once, 1 to 18 after 1 s to 2 h. At most one of this and the next two is given."""
-        self.delay_ms = delay_ms
-        """Delivers so many milliseconds after the broker has stored it; there is no maximum."""
-        self.deliver_at_ms = deliver_at_ms
-        """Delivers at a time, milliseconds since 1970 by the broker's clock; a past one delivers at once."""
-        self.flag = flag
-        """A number of the application's, stored as it is."""
-        self.wait_stored = wait_stored
-        """False answers before the broker's flush and replication promise is kept."""
+    key: str = ""
+    """Also stored as the first of the KEYS, so that the message can be looked up by it."""
+    tags: str = ""
+    """One word that consumers may filter by."""
+    keys: Iterable[str] = ()
+    """More words to look the message up by; they do not decide the queue."""
+    properties: Mapping[str, str] | None = None
+    """The application's own names and values."""
+    delay_level: int = 0
+    """0 delivers at once, 1 to 18 after 1 s to 2 h. At most one of this and the next two is given."""
+    delay_ms: int = 0
+    """Delivers so many milliseconds after the broker has stored it; there is no maximum."""
+    deliver_at_ms: int = 0
+    """Delivers at a time, milliseconds since 1970 by the broker's clock; a past one delivers at once."""
+    ttl_ms: int = 0
+    """Milliseconds, from its storing on, after which consumers and devices do not get it; 0 for never.
+    Brokers of iotmq know it."""
+    flag: int = 0
+    """A number of the application's, stored as it is."""
+    wait_stored: bool = True
+    """False answers before the broker's flush and replication promise is kept."""
 
     @property
     def is_delayed(self) -> bool:
         """Return whether the message waits at the broker before its delivery."""
         return bool(self.delay_level or self.delay_ms or self.deliver_at_ms)
+
+    @property
+    def is_timed(self) -> bool:
+        """Return whether it waits for a time of its own, not for a delay level."""
+        return bool(self.delay_ms or self.deliver_at_ms)
 
     def encoded_properties(self, unique_key: str) -> bytes:
         """Encode all properties as they are stored; MessageRefusedError for a property that cannot be
@@ -112,6 +99,10 @@ class Message:
                 pairs[TIMER_DELAY_MS] = str(self.delay_ms)
             else:
                 pairs[TIMER_DELIVER_MS] = str(self.deliver_at_ms)
+        if self.ttl_ms:
+            if self.ttl_ms < 0:
+                raise MessageRefusedError(f"a time to live of {self.ttl_ms} ms: it must be positive")
+            pairs[TIME_TO_LIVE_MS] = str(self.ttl_ms)
         if not self.wait_stored:
             pairs[WAIT] = "false"
         try:
@@ -167,7 +158,7 @@ class SendStatus(enum.Enum):
     """Stored, but the slave did not confirm in time."""
 
 
-class SendResult(msgspec.Struct, eq=False, kw_only=True):
+class SendResult(msgspec.Struct, eq=False, gc=False):
     """The result of a send: the queue and offset of the message, or of the messages of a batch."""
 
     status: SendStatus

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from iotmq.limits import PULL_BYTES_MAX, PULL_RECORDS_MAX, RECORD_BYTES_MAX
+from iotmq.limits import BATCH_RECORDS_MAX, PULL_BYTES_MAX, PULL_RECORDS_MAX, RECORD_BYTES_MAX
 from iotmq.remoting.signature import Credentials
 from iotmq.remoting.tls.files import client_tls
 from iotmq.secret_text import hide
@@ -86,14 +86,22 @@ class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     tries_max: Annotated[int, Meta(ge=1, le=100)] = 3
     """Times a message is handed to a broker before the send fails."""
     compress_bytes_min: Annotated[int, Meta(ge=0, le=RECORD_BYTES_MAX)] = 4_096
-    """Bodies of single sends from this size on are zlib-compressed when that makes them smaller; 0 never
-    compresses. Batches are never compressed."""
+    """Bodies from this size on are zlib-compressed when that makes them smaller, and sent alone; 0 never
+    compresses. Those of `send_batch` are never compressed."""
     compress_level: Annotated[int, Meta(ge=1, le=9)] = 5
     """zlib level; 5 is what Java clients use."""
     body_bytes_max: Annotated[int, Meta(ge=1, le=RECORD_BYTES_MAX)] = RECORD_BYTES_MAX - 64 * 1024
     """Largest body of one message, and of one batch request, in bytes; brokers refuse more than their own
     maximum, 4 MiB unless configured."""
-    in_flight_max: Annotated[int, Meta(ge=1, le=16_384)] = 4_096
+    linger_ms: Annotated[int, Meta(ge=0, le=60_000)] = 0
+    """Milliseconds that a message may wait for others of its queue, so that one request has many. With 0 it
+    waits for none; still, those that came together, or while a request to the queue was unanswered, share
+    one."""
+    batch_bytes_max: Annotated[int, Meta(ge=1, le=RECORD_BYTES_MAX)] = 256 * 1024
+    """Bytes of messages that share a request; so many waiting ones end the lingering."""
+    batch_records_max: Annotated[int, Meta(ge=1, le=BATCH_RECORDS_MAX)] = 2_048
+    """Messages that share a request; so many waiting ones end the lingering. 1 sends each one alone."""
+    in_flight_max: Annotated[int, Meta(ge=1, le=131_072)] = 16_384
     """Unanswered sends; `send` waits past it and `send_nowait` refuses."""
     in_flight_bytes_max: Annotated[int, Meta(ge=1, le=2**31)] = 32 * 1024 * 1024
     """Bytes of unanswered sends, for the same purpose."""

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import random
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from eventually import until
-from fake_broker import FakeBroker, FakeRegistry
+from fake_broker import CLOSE, FakeBroker, FakeRegistry
+from file_size_limit import files_end_at
 
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import ClientSettings
 from iotmq.commands.archive import ArchiveFile, ArchiveSettings, archive, archived_until
 from iotmq.commands.cli import EXIT_USAGE, main
 from iotmq.errors import ClientError
+from iotmq.remoting.codes import RequestCode
 
 QUEUE = MessageQueue("T", "broker-a", 0)
 
@@ -183,6 +186,55 @@ async def test_a_disk_that_refuses_ends_the_run_and_commits_nothing(
         assert broker.offsets == {}
         await archived_once(client, tmp_path)
     assert offsets_in(tmp_path) == [0, 1]
+
+
+@pytest.mark.parametrize("is_compressed", [True, False])
+@pytest.mark.parametrize("size_max", [100, 20_000])
+async def test_what_a_full_disk_cuts_short_gets_no_name_and_is_not_committed(
+    tmp_path: Path, is_compressed: bool, size_max: int
+) -> None:
+    broker = broker_with(0)
+    for number in range(800):
+        body = random.Random(number).randbytes(60)
+        broker.store("T", 0, body.hex().encode(), store_timestamp_ms=1_700_000_000_000 + number)
+    async with settings_of(broker) as client:
+        with files_end_at(size_max), pytest.raises(ClientError, match="File too large"):
+            await archived_once(client, tmp_path, is_compressed=is_compressed)
+        assert names(tmp_path) == ["broker-a.0.part"]
+        assert broker.offsets == {}
+        await archived_once(client, tmp_path)
+    assert offsets_in(tmp_path) == list(range(800))
+
+
+async def test_a_broker_that_is_away_when_a_file_is_whole_is_waited_for(tmp_path: Path) -> None:
+    broker = broker_with(2)
+    told: list[str] = []
+    async with settings_of(broker) as client:
+        broker.script[RequestCode.UPDATE_CONSUMER_OFFSET].append(CLOSE)
+        settings = ArchiveSettings(directory=tmp_path, file_s=0.01)
+        running = asyncio.ensure_future(archive(client, ["T"], "archive", settings, report=told.append))
+        await until(lambda: len(told) == 1)
+        # No other message has to come for it.
+        await until(lambda: broker.offsets.get(("archive", "T", 0)) == 2)
+        broker.store("T", 0, b"2", store_timestamp_ms=1_700_000_000_002)
+        await until(lambda: broker.offsets.get(("archive", "T", 0)) == 3)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert offsets_in(tmp_path) == [0, 1, 2]
+
+
+async def test_a_topic_that_was_made_anew_is_not_taken_for_the_one_in_the_files(tmp_path: Path) -> None:
+    broker = broker_with(5)
+    async with settings_of(broker) as client:
+        await archived_once(client, tmp_path)
+        broker.add_topic("T", 1)
+        broker.offsets.clear()
+        for number in range(2):
+            broker.store("T", 0, b"new %d" % number, store_timestamp_ms=1_700_000_000_000)
+        with pytest.raises(ClientError, match="another directory"):
+            await archived_once(client, tmp_path)
+    assert broker.offsets == {}
 
 
 async def test_a_brokers_name_cannot_leave_the_directory(tmp_path: Path) -> None:

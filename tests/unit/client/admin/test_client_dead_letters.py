@@ -32,7 +32,7 @@ class Site:
         self.broker.store(DEAD, 0, body, properties, store_timestamp_ms=at_ms, **fields)
 
     async def resend_all(self, **options: object) -> Resent:
-        settings = ProducerSettings(tries_max=1)
+        settings = ProducerSettings(tries_max=1, batch_records_max=1)
         async with Producer(self._client, "pg", settings) as producer:
             dead = DeadLetters(self._client)
             steps = [step async for step in dead.resend_all("g", producer, **options)]
