@@ -13,6 +13,7 @@ from sim_extras import (
     POP_RETRIES_MAX,
     TRADES_TOPIC,
     GroupDevices,
+    Mortal,
     Popped,
     Popper,
     Trader,
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from sim_run import Site
 
 Logs = dict[str, dict[tuple[str, int], list[Record]]]
+# Where messages of devices are that no route has.
+MQTT_TOPIC = "mqtt"
 DEAD_JOBS_TOPIC = f"%DLQ%{POP_GROUP}"
 
 
@@ -35,6 +38,8 @@ def check_extras(site: Site, logs: Logs) -> None:
     for node in nodes:
         if isinstance(node, GroupDevices):
             check_group(site, node)
+        elif isinstance(node, Mortal):
+            check_wills(node, logs)
         elif isinstance(node, Trader):
             check_trades(node, logs)
     poppers = [node for node in nodes if isinstance(node, Popper)]
@@ -70,6 +75,14 @@ def check_group(site: Site, group: GroupDevices) -> None:
     for payload in got:
         if payload not in site.history.published:
             fail(f"a member of the group got {payload!r}, which nobody published")
+
+
+def check_wills(mortal: Mortal, logs: Logs) -> None:
+    """Every device that was connected and is dead has its will published."""
+    published = bodies_of(logs, MQTT_TOPIC)
+    for will in mortal.wills:
+        if will != mortal.living and not published[will]:
+            fail(f"{will!r} is not published")
 
 
 def check_trades(trader: Trader, logs: Logs) -> None:

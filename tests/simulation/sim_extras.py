@@ -1,11 +1,11 @@
-"""More work of a simulated gateway, of which some runs have some: groups of devices, transactions, pops."""
+"""More work, of which some runs have some: groups of devices, wills, transactions, pops."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any, Final, NamedTuple
 
-from sim_cluster import RegistryNode
+from sim_cluster import MQTT_PORT, FrontNode, RegistryNode
 from sim_load import BAD, Devices, History, ServiceNode
 from sim_world import Process, World
 
@@ -17,13 +17,18 @@ from iotmq.client.transport.routes import MASTER_ID
 from iotmq.client.transport.settings import ProducerSettings
 from iotmq.errors import IotmqError
 from iotmq.message.records.record import Record, iter_records
+from iotmq.mqtt.codec.packets import Will
+from iotmq.mqtt_client.address import Address
+from iotmq.mqtt_client.client import MqttClient
+from iotmq.mqtt_client.settings import MqttClientSettings
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 
 SHARES: Final = "shares"
 TRANSACTIONS: Final = "transactions"
 POPS: Final = "pops"
-KINDS: Final = (SHARES, TRANSACTIONS, POPS)
+WILLS: Final = "wills"
+KINDS: Final = (SHARES, TRANSACTIONS, POPS, WILLS)
 
 TRADES_TOPIC: Final = "trades"
 # Bodies of transactions say how those end.
@@ -43,6 +48,56 @@ class GroupDevices(Devices):
     async def serve(self, process: Process) -> None:
         for number in range(2):
             process.run(self._subscribe(f"member-{number}", process))
+
+
+class Mortal(ServiceNode):
+    """A device with a will; each life of its process is another device."""
+
+    def __init__(
+        self, world: World, name: str, registry: RegistryNode, history: History, fronts: list[FrontNode]
+    ) -> None:
+        super().__init__(world, name, registry, history)
+        self._fronts = fronts
+        # Wills of those that were connected.
+        self.wills: list[bytes] = []
+
+    @property
+    def living(self) -> bytes | None:
+        """The will of the device that lives."""
+        return None if self.process is None else will_of(self.process)
+
+    async def serve(self, process: Process) -> None:
+        process.run(self._connect(process))
+
+    async def _connect(self, process: Process) -> None:
+        will = will_of(process)
+        while True:
+            client = MqttClient(
+                MqttClientSettings(
+                    address=Address(host=self.world.random.choice(self._fronts).host, port=MQTT_PORT),
+                    client_id=process.name.replace("#", "-"),
+                    clean_session=False,
+                    session_expiry_s=3_600,
+                    keep_alive_s=4,
+                    topic_aliases_max=0,
+                    gives_aliases=False,
+                    connect_timeout_s=3.0,
+                    reconnect_max_s=2.0,
+                    will=Will("wills", will, qos=1, retain=False),
+                )
+            )
+            try:
+                await client.start()
+            except IotmqError as error:
+                self.world.note("no connection", process.name, repr(error))
+                await asyncio.sleep(0.5)
+            else:
+                self.wills.append(will)
+                return
+
+
+def will_of(process: Process) -> bytes:
+    return f"will {process.name}".encode()
 
 
 class Trade(NamedTuple):

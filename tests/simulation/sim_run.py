@@ -15,8 +15,10 @@ from sim_extras import (
     POPS,
     SHARES,
     TRANSACTIONS,
+    WILLS,
     GroupDevices,
     JobSender,
+    Mortal,
     Popper,
     Trader,
 )
@@ -79,6 +81,10 @@ class Site:
             seen = History()
             seen.published = self.history.published
             nodes.append(GroupDevices(world, "group", self.fronts, seen))
+        if WILLS in kinds:
+            nodes += [
+                Mortal(world, f"mortal-{number}", registry, self.history, self.fronts) for number in range(2)
+            ]
         if TRANSACTIONS in kinds:
             nodes.append(Trader(world, "trader", registry, self.history))
             for broker in self.brokers.values():
@@ -121,6 +127,9 @@ class Site:
         self.world.network.heal()
         for node in self.nodes.values():
             node.power_on()
+            if isinstance(node, Mortal):
+                # At the latest.
+                node.kill()
             if isinstance(node, BrokerNode):
                 node.is_disk_full = False
                 if node.store is not None and node.store.failure is not None:
