@@ -232,6 +232,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "client": (
         "transport",
         "sending",
+        "observing",
         "consuming",
         "admin",
         "client",
