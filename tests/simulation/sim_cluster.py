@@ -236,6 +236,16 @@ class FrontNode(Node):
     def __init__(self, world: World, name: str, registry: RegistryNode) -> None:
         super().__init__(world, name)
         self._registry = registry
+        self._sessions: RemoteSessions | None = None
+
+    def has_all(self, broker_count: int) -> bool:
+        """Whether it is there and knows all brokers: one that started without some learns of them later."""
+        sessions = self._sessions if self.is_ready else None
+        return (
+            sessions is not None
+            and len(sessions.brokers.links) == broker_count
+            and sessions.not_ready_reason is None
+        )
 
     async def serve(self, process: Process) -> None:
         settings = MqttSettings(
@@ -248,9 +258,8 @@ class FrontNode(Node):
             in_flight_max=8,
         )
         gateway = RemoteGateway(settings.registries)
-        self.role = MqttFront(
-            settings, gateway, sessions=RemoteSessions(gateway, name=self.name), clock=process.clock
-        )
+        self._sessions = RemoteSessions(gateway, name=self.name)
+        self.role = MqttFront(settings, gateway, sessions=self._sessions, clock=process.clock)
         await self.role.start()
 
     @property

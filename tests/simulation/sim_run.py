@@ -140,10 +140,16 @@ class Site:
             node.process.paused_until_s = 0.0
 
     @property
+    def missing(self) -> list[str]:
+        """Servers that are not there, or not whole."""
+        return [name for name, broker in self.brokers.items() if not broker.is_ready] + [
+            front.name for front in self.fronts if not front.has_all(len(self.brokers))
+        ]
+
+    @property
     def is_done(self) -> bool:
         """Everything that is stored has been consumed, and everything published has come."""
-        servers = (*self.brokers.values(), *self.fronts)
-        if self.devices.unfinished or not all(server.is_ready for server in servers):
+        if self.devices.unfinished or self.missing:
             return False
         try:
             check_all(self)
@@ -182,9 +188,8 @@ def simulate(
             raise BrokenPromiseError(
                 f"{site.devices.unfinished} devices wait for an acknowledgement for ever"
             )
-        for server in (*site.brokers.values(), *site.fronts):
-            if not server.is_ready:
-                raise BrokenPromiseError(f"{server.name} does not start")
+        if site.missing:
+            raise BrokenPromiseError(f"{site.missing} do not start, or do not find all brokers")
         assert site.devices.process is not None
         site.devices.process.run(site.devices.ask_retained(site.retained))
         if not world.run_until(world.now_s + CALM_S, lambda: site.devices.is_told):
