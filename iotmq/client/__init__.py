@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         allocate_stickily,
     )
     from iotmq.client.observing.message_trace import MessageTrace
+    from iotmq.client.observing.open_telemetry import OpenTelemetry
     from iotmq.client.sending.producer import Producer
     from iotmq.client.sending.requests import Replier, Requester
     from iotmq.client.sending.transactions import Transaction, TransactionProducer, TransactionState
@@ -61,6 +62,7 @@ _MODULES = {
     "Message": ".transport.message",
     "MessageQueue": ".transport.routes",
     "MessageTrace": ".observing.message_trace",
+    "OpenTelemetry": ".observing.open_telemetry",
     "Producer": ".sending.producer",
     "ProducerSettings": ".transport.settings",
     "PullConsumer": ".consuming.pull_consumer",
@@ -111,6 +113,7 @@ __all__ = [
     "Message",
     "MessageQueue",
     "MessageTrace",
+    "OpenTelemetry",
     "Producer",
     "ProducerSettings",
     "PullConsumer",

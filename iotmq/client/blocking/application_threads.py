@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextvars
 import inspect
 from collections.abc import Callable
 from typing import Any, Final
@@ -50,7 +51,9 @@ class ApplicationThreads:
                 for message in messages if isinstance(messages, list) else ():
                     if isinstance(message, ReceivedMessage) and message.delivery is not None:
                         message.delivery = _Delivery(message.delivery, self._loop_thread)
-            return asyncio.get_running_loop().run_in_executor(self._workers, function, *arguments)
+            # What interceptors have set for a listener holds there, too.
+            there = contextvars.copy_context().run
+            return asyncio.get_running_loop().run_in_executor(self._workers, there, function, *arguments)
 
         return call
 
