@@ -203,9 +203,9 @@ class Archive:
         if messages[0].queue_offset < end:
             if await self._consumer.end_offset(queue) < end:
                 raise ClientError(
-                    f"{self._settings.directory} has {queue.topic} {queue.broker_name}/{queue.queue_id} to "
-                    f"offset {end}, which is beyond the end of the queue: the topic was made anew, or lost "
-                    "messages. Archive it to another directory"
+                    f"{self._settings.directory} has {queue.topic} {queue.broker_name}/{queue.queue_id} "
+                    f"up to offset {end}, which is beyond the end of the queue: the topic was made anew, or "
+                    "lost messages. Archive it to another directory"
                 )
             self._report(
                 f"{queue.topic} {queue.broker_name}/{queue.queue_id}: going on at offset {end}, behind the "

@@ -27,6 +27,7 @@ from iotmq.client.blocking.application_threads import ApplicationThreads
 from iotmq.client.blocking.loop_thread import LoopThread
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.lifetime import Lifetime
+from iotmq.client.transport.message import StoredMessage
 
 # A blocking client has these of the layer below the client.
 OF_TRANSPORT: Final = ("is_running", "start")
@@ -34,6 +35,8 @@ OF_TRANSPORT: Final = ("is_running", "start")
 _APPLICATION_TYPE: Final = re.compile(
     r"\b(Listener|ColumnsListener|Check|Execute|RebalanceListener|ListenerError)\b"
 )
+_TOLD: Final = frozenset({"RebalanceListener", "ListenerError"})
+"""Those that say what has happened, and have no part in the work."""
 _OVER: Final = object()
 
 _forms: dict[str, type[Blocking]] = {}
@@ -55,9 +58,9 @@ class Blocking:
         if threads is not None and not _application_names(self._of):
             raise TypeError(f"{type(self).__name__} calls no functions of the application: no threads=")
         self._thread = client._thread
-        self._application = ApplicationThreads(
-            self._thread, f"iotmq-{bound.arguments.get('group', 'client')}", threads
-        )
+        name = f"iotmq-{bound.arguments.get('group', 'client')}"
+        told = ApplicationThreads(self._thread, f"{name}-told", 1)
+        self._application = ApplicationThreads(self._thread, name, threads, told)
         self.asynchronous = self._thread.call(self._of, *_converted(self, self._of, bound), **bound.kwargs)
 
     @classmethod
@@ -89,6 +92,7 @@ class BlockingLifetime(Blocking):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._application.check_outside()
         self._thread.run(self.asynchronous.__aexit__(kind, error, trace))
         self._application.end()
 
@@ -117,7 +121,11 @@ class BlockingClient(Blocking):
         with self._lifetime:
             if not self._thread.is_running:
                 self._thread.start()
-                self._thread.run(self.asynchronous.start())
+                try:
+                    self._thread.run(self.asynchronous.start())
+                except BaseException:
+                    self._thread.stop()
+                    raise
 
     def stop(self) -> None:
         """End all parts in their order, then the connections and the thread; a second time does nothing."""
@@ -137,6 +145,9 @@ class BlockingClient(Blocking):
         self._end(lambda client: client.__aexit__(kind, error, trace))
 
     def _end(self, end: Callable[[Any], Any]) -> None:
+        self._application.check_outside_of(self._thread)
+        if self._thread.is_running:
+            self._thread.check_caller()
         with self._lifetime:
             if not self._thread.is_running:
                 return
@@ -206,11 +217,16 @@ def _member(name: str, value: Any) -> Any:
 
 
 def _get(form: Blocking, name: str) -> Any:
+    if isinstance(form.asynchronous, StoredMessage):
+        # What a message says does not change.
+        return getattr(form.asynchronous, name)
     return _result(form, form._thread.call(getattr, form.asynchronous, name))
 
 
 def _waiting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def wait(self: Blocking, /, *args: Any, **kwargs: Any) -> Any:
+        if name == "stop":
+            self._application.check_outside()
         bound = inspect.signature(function).bind(self.asynchronous, *args, **kwargs)
         result = self._thread.run(function(*_converted(self, function, bound), **bound.kwargs))
         if name == "stop":
@@ -266,22 +282,25 @@ def _call_there(function: Callable[[], Any]) -> Any:
     return asyncio.run_coroutine_threadsafe(ended(), asyncio.get_running_loop())
 
 
-def _application_names(function: Callable[..., Any]) -> list[str]:
-    """Return the parameters of a function, or of a class, that call the application."""
-    return [
-        name
+def _application_names(function: Callable[..., Any]) -> dict[str, str]:
+    """Return the parameters of a function, or of a class, that call the application, and why they do."""
+    found = {
+        name: _APPLICATION_TYPE.search(str(parameter.annotation))
         for name, parameter in inspect.signature(function).parameters.items()
-        if _APPLICATION_TYPE.search(str(parameter.annotation))
-    ]
+    }
+    return {name: match[1] for name, match in found.items() if match}
 
 
 def _converted(
     form: Blocking, function: Callable[..., Any], bound: inspect.BoundArguments
 ) -> tuple[Any, ...]:
     """Make arguments fit for the loop's thread; returns those that are given by position."""
-    for name in _application_names(function):
+    for name, kind in _application_names(function).items():
         if bound.arguments.get(name) is not None:
-            bound.arguments[name] = form._application.on_worker(bound.arguments[name])
+            threads = form._application
+            if kind in _TOLD and threads.told is not None:
+                threads = threads.told
+            bound.arguments[name] = threads.on_worker(bound.arguments[name])
     for name, value in bound.arguments.items():
         if isinstance(value, Blocking):
             bound.arguments[name] = value.asynchronous
@@ -289,6 +308,8 @@ def _converted(
 
 
 def _result(form: Blocking, value: Any) -> Any:
-    """Return the blocking form of a result that has one."""
+    """Return the blocking form of a result that has one, or of those in a list."""
+    if isinstance(value, list) and value and type(value[0]).__name__ in _forms:
+        return [_result(form, each) for each in value]
     kind = _forms.get(type(value).__name__)
     return kind._around(form, value) if kind is not None and type(value) is kind._of else value

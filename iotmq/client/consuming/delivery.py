@@ -6,6 +6,7 @@ import asyncio
 from types import TracebackType
 from typing import Final
 
+from iotmq.client.transport.application_calls import TIMED_CALL
 from iotmq.client.transport.message import ReceivedMessage, Settlement
 from iotmq.errors import ClientError
 
@@ -34,6 +35,10 @@ class Delivery:
         self._running()
         self.settled[message] = settlement
 
+    def suspend(self) -> None:
+        """Let no time pass until `in_progress`."""
+        self._running().reschedule(None)
+
     def in_progress(self) -> None:
         """Give the listener its whole time again."""
         self._running().reschedule(asyncio.get_running_loop().time() + self._timeout_s)
@@ -45,6 +50,7 @@ class Delivery:
 
     async def __aenter__(self) -> None:
         self._timeout = asyncio.timeout(self._timeout_s)
+        TIMED_CALL.set(self)
         await self._timeout.__aenter__()
 
     async def __aexit__(
@@ -52,6 +58,7 @@ class Delivery:
     ) -> None:
         timeout = self._running()
         self._timeout = None
+        TIMED_CALL.set(None)
         try:
             await timeout.__aexit__(kind, error, trace)
         finally:

@@ -30,6 +30,8 @@ class GroupOffsets:
         self._settings = settings
         self.are_shared = settings.model == "clustering"
         """True when other members of the group may commit, too."""
+        self._are_committed = not isinstance(settings, PullConsumerSettings) or settings.auto_commit
+        """False when only the application commits."""
         self._own: dict[MessageQueue, int] = {}
         """Broadcasting: how far each queue is consumed."""
         if settings.offsets_file and self.are_shared:
@@ -69,7 +71,14 @@ class GroupOffsets:
     async def start(self, queue: MessageQueue) -> int:
         """Return the offset to begin at: the stored one, or what `consume_from` says."""
         stored = await self.stored(queue)
-        return await self._first(queue) if stored is None else stored
+        if stored is not None:
+            return stored
+        first = await self._first(queue)
+        if self._are_committed:
+            # Now, or who takes over before the first commit begins behind what has come meanwhile.
+            await self.commit(queue, first)
+            await self.save()
+        return first
 
     async def _first(self, queue: MessageQueue) -> int:
         settings = self._settings

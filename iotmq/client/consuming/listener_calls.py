@@ -63,7 +63,7 @@ class ListenerCalls:
         self._probing = Probing(client.clock, rest_s_min=first_s, rest_s_max=settings.probe_ms_max / 1000)
         self._interceptors = client.interceptors.for_consumer(group)
         self._last_failure_log_s = 0.0
-        self.on_failure: Callable[[ListenerError], None] | None = None
+        self.on_failure: Callable[[ListenerError], Awaitable[None] | None] | None = None
         """Told about each failed call."""
         self.until_allowed: Callable[[MessageQueue], Awaitable[None]] | None = None
         """Waits, before a call, until no other member can have the queue."""
@@ -141,7 +141,7 @@ class ListenerCalls:
             failed = [] if outcome is None else _failed_of(outcome, messages)
         except Exception as error:
             cause = error
-            self._note_failure(queue, len(messages), error, has_timed_out=delivery.has_timed_out)
+            await self._note_failure(queue, len(messages), error, has_timed_out=delivery.has_timed_out)
         except asyncio.CancelledError as error:
             if interceptors is not None and consuming is not None:
                 interceptors.end(consuming, messages, error)
@@ -180,13 +180,17 @@ class ListenerCalls:
         tries = 0
         while tries < self._settings.columns_tries_max:
             begun_s = time.perf_counter()
+            delivery = Delivery([], self._settings.listener_timeout_ms / 1000)
             try:
-                await call_application(self._columns_listener, queue, columns)
+                async with delivery:
+                    outcome: object = await call_application(self._columns_listener, queue, columns)
+                if outcome is not None:
+                    raise _ForeignResultError(f"it returned {type(outcome).__name__} instead of None")
             except Exception as error:
                 tries += 1
                 self._count_columns(queue, failed=len(columns), begun_s=begun_s)
                 self.failed_total += len(columns)
-                self._note_failure(queue, len(columns), error)
+                await self._note_failure(queue, len(columns), error, has_timed_out=delivery.has_timed_out)
             else:
                 self._count_columns(queue, consumed=len(columns), begun_s=begun_s)
                 self.consumed_total += len(columns)
@@ -307,7 +311,7 @@ class ListenerCalls:
         first_s = self._settings.local_retry_ms / 1000
         return Backoff(min_s=first_s, max_s=first_s * _LOCAL_RETRY_FACTOR_MAX)
 
-    def _note_failure(
+    async def _note_failure(
         self, queue: MessageQueue, count: int, cause: Exception, *, has_timed_out: bool = False
     ) -> None:
         text = f"the listener of group {self.group} failed {count} messages"
@@ -327,7 +331,7 @@ class ListenerCalls:
             _log.warning("%s", error, exc_info=cause)
         if self.on_failure is not None:
             try:
-                self.on_failure(error)
+                await call_application(self.on_failure, error)
             except Exception:
                 _log.exception("the function told about failures of group %s failed", self.group)
 

@@ -127,6 +127,9 @@ class Member:
 
     def on_rebalance(self, listener: RebalanceListener) -> None:
         """Tell `listener` about queues that come and go, instead of the one before."""
+        for name in ("assigned", "revoked"):
+            if not callable(getattr(listener, name, None)):
+                raise ClientError(f"a rebalance listener has assigned() and revoked(); there is no {name}()")
         self._listener = listener
 
     def enter(self, *, with_retries: bool) -> None:
@@ -243,7 +246,9 @@ class Member:
                     continue
                 mine = await self._share_of(route)
             except IotmqError as error:
-                _log.info("group %s cannot divide the queues of %s now: %s", self.group, topic, error)
+                # A mistake of the application's function is not over by itself.
+                level = logging.ERROR if type(error) is ClientError else logging.INFO
+                _log.log(level, "group %s cannot divide the queues of %s: %s", self.group, topic, error)
                 is_complete = False
                 continue
             if mine is None:
@@ -263,7 +268,14 @@ class Member:
             members = await self._members(route)
             if self._client.client_id not in members:
                 return None
-        return self._allocate(route.readable, members, self._client.client_id)
+        try:
+            mine = self._allocate(route.readable, members, self._client.client_id)
+            foreign = set(mine) - set(route.readable)
+        except Exception as error:
+            raise ClientError(f"allocate failed: {type(error).__name__}: {error}") from error
+        if foreign:
+            raise ClientError(f"allocate returned what is no queue of the topic: {next(iter(foreign))!r}")
+        return mine
 
     async def _members(self, route: TopicRoute) -> list[str]:
         names = [name for name, by_id in route.addresses.items() if by_id]

@@ -16,7 +16,7 @@ from iotmq.client.consuming.membership import Member, RebalanceListener
 from iotmq.client.consuming.pull_queues import PullQueues
 from iotmq.client.consuming.rebalance import Allocation, allocate_averagely
 from iotmq.client.transport.client import ClientTransport
-from iotmq.client.transport.lifetime import Lifetime
+from iotmq.client.transport.lifetime import Ending, Lifetime
 from iotmq.client.transport.message import ReceivedMessage
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import PullConsumerSettings
@@ -63,6 +63,7 @@ class PullConsumer(Lifetime):
         self._answers = ConsumerAnswers(client, self._consumption, status=self._status, consume=None)
         self._commits: list[asyncio.Task[None]] = []
         self._is_running = False
+        self._ending = Ending()
         self._is_member = False
         self._returned_total = 0
 
@@ -72,6 +73,7 @@ class PullConsumer(Lifetime):
         Returns when the first division of queues is done. Topics that do not exist yet are waited for.
         """
         self._client.check_running()
+        await self._ending.over()
         if self._is_running:
             return
         self._queues.reopen()
@@ -85,13 +87,11 @@ class PullConsumer(Lifetime):
         Messages that the last call returned come again, unless `async with` ends without an error or
         `commit` was called: what was done with them is not known.
         """
-        if not self._is_running:
-            return
-        self._is_running = False
-        if self._is_member:
-            await self._leave()
-        else:
-            await self._queues.close()
+        work = None
+        if self._is_running:
+            self._is_running = False
+            work = self._leave() if self._is_member else self._queues.close()
+        await self._ending.reached(work)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -224,6 +224,8 @@ class PullConsumer(Lifetime):
         bytes that are no records.
         """
         self._check_running()
+        if records_max < 1:
+            raise ClientError(f"records_max must be at least 1, not {records_max}")
         while True:
             fetch = await self._queues.next_ready(timeout_ms)
             if fetch is None:

@@ -19,12 +19,15 @@ from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import PullConsumerSettings
 from iotmq.client.transport.subscriptions import Subscription
 from iotmq.errors import ClientError, IotmqError
+from iotmq.event_loop import happens_within
 
 _log = logging.getLogger(__name__)
 
 # A broker that answers "nothing new" at once, instead of holding the pull, is asked with pauses.
 _POLL_BACKOFF_S_MIN: Final = 0.01
 _POLL_BACKOFF_S_MAX: Final = 0.5
+# So long a queue with order that goes waits for the program to come back from its last messages.
+_ASKED_WITHIN_S: Final = 60
 
 
 class PullQueues:
@@ -49,6 +52,7 @@ class PullQueues:
         self._has_ready = asyncio.Event()
         self._returned: QueueFetch | None = None
         """The queue whose messages were returned last, and are consumed when more is asked for."""
+        self._was_asked = asyncio.Event()
         self._is_closed = False
 
     def reopen(self) -> None:
@@ -136,6 +140,7 @@ class PullQueues:
         return (
             self.fetches.get(fetch.queue) is fetch
             and not fetch.is_paused
+            and not fetch.is_leaving
             and (self.locks is None or self.locks.is_held(fetch.queue))
         )
 
@@ -153,6 +158,7 @@ class PullQueues:
     def finish_returned(self) -> None:
         """Count what was returned last as consumed."""
         fetch, self._returned = self._returned, None
+        self._was_asked.set()
         if fetch is not None:
             fetch.consumed = fetch.position
 
@@ -225,12 +231,24 @@ class PullQueues:
 
     async def release(self, queue: MessageQueue) -> None:
         """Read a queue no more and commit how far it is consumed."""
-        fetch = self.fetches.pop(queue)
+        fetch = self.fetches[queue]
+        # It stays here until all is done: when this is cancelled, `close` does the rest.
+        fetch.is_leaving = True
         if self._settings.auto_commit:
+            if self.locks is not None and self._returned is fetch:
+                await self._until_asked()
             await self._commit_one(fetch)
         await fetch.stop()
         if self.locks is not None:
             await self.locks.release(queue)
+        if self.fetches.get(queue) is fetch:
+            del self.fetches[queue]
+
+    async def _until_asked(self) -> None:
+        """Wait until what was returned last is done with: until more is asked for."""
+        self._was_asked.clear()
+        if not await happens_within(self._was_asked, _ASKED_WITHIN_S):
+            _log.warning("group %s: nothing was asked for in %d s", self._group, _ASKED_WITHIN_S)
 
     def refilter(self, subscription: Subscription) -> None:
         """Read the queues of a topic with another subscription, from their next pulls on."""
@@ -251,5 +269,7 @@ class PullQueues:
         return offset
 
     def _read_again(self, fetch: QueueFetch, start: int | Callable[[], Awaitable[int]]) -> None:
+        if fetch.is_leaving:
+            return
         self.read(fetch.queue, fetch.pulls.subscription, start, is_followed=fetch.is_followed)
         self.fetches[fetch.queue].is_paused = fetch.is_paused

@@ -15,7 +15,7 @@ from iotmq.client.transport.routes import MASTER_ID, MessageQueue
 from iotmq.client.transport.settings import PullConsumerSettings, PushConsumerSettings
 from iotmq.client.transport.subscriptions import Subscription
 from iotmq.errors import BrokerError
-from iotmq.remoting.codes import RequestCode
+from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 
 _MAY_HOLD: Final = 2
@@ -183,6 +183,11 @@ class QueuePulls:
         self.pulled_ms = self.client.clock.now_ms()
         response = await self.client.request(address, command, timeout_s=settings.pull_timeout_ms / 1000)
         pulled = read_pulled(response, self.queue)
+        if pulled.status is PullStatus.FOUND and pulled.next_offset <= offset:
+            raise BrokerError(
+                ResponseCode.SYSTEM_ERROR,
+                f"{self.queue}: the broker's answer at offset {offset} leads to offset {pulled.next_offset}",
+            )
         self.broker_id = pulled.preferred_broker_id
         return pulled
 

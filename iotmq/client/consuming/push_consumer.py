@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from iotmq.client.consuming.consumer_answers import ConsumerAnswers, Status
 from iotmq.client.consuming.consumption import Consumption
@@ -12,8 +12,9 @@ from iotmq.client.consuming.listener_calls import ColumnsListener, Listener, Lis
 from iotmq.client.consuming.membership import Member, RebalanceListener
 from iotmq.client.consuming.push_queues import PushQueues
 from iotmq.client.consuming.rebalance import Allocation, allocate_averagely
+from iotmq.client.transport.application_calls import STOPPED_INSIDE
 from iotmq.client.transport.client import ClientTransport
-from iotmq.client.transport.lifetime import Lifetime
+from iotmq.client.transport.lifetime import Ending, Lifetime
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import PushConsumerSettings
 from iotmq.errors import ClientError, ListenerError
@@ -57,6 +58,7 @@ class PushConsumer(Lifetime):
         self._offsets = GroupOffsets(client, group, self.settings)
         self._commits: list[asyncio.Task[None]] = []
         self._is_running = False
+        self._ending = Ending()
         consumption = Consumption(client.clock)
         self._calls = ListenerCalls(
             client,
@@ -99,8 +101,9 @@ class PushConsumer(Lifetime):
         """Have `listener` told about queues that come, and about queues before they go."""
         self._member.on_rebalance(listener)
 
-    def on_failure(self, call: Callable[[ListenerError], None]) -> None:
-        """Have `call` told about each failed call of the listener; its class says why."""
+    def on_failure(self, call: Callable[[ListenerError], Awaitable[None] | None]) -> None:
+        """Have `call` told about each failed call of the listener; its class says why. What `call`
+        raises is logged."""
         self._calls.on_failure = call
 
     def pause(self, *queues: MessageQueue) -> None:
@@ -119,6 +122,7 @@ class PushConsumer(Lifetime):
 
         Topics that do not exist yet are waited for in the background.
         """
+        await self._ending.over()
         if self._is_running:
             return
         self._offsets.open()
@@ -141,13 +145,20 @@ class PushConsumer(Lifetime):
 
     async def stop(self) -> None:
         """Let running listener calls end (`stop_timeout_ms`), commit, and leave the group."""
-        if not self._is_running:
-            return
-        self._is_running = False
+        if self._queues.are_worked_by(asyncio.current_task()):
+            raise ClientError(STOPPED_INSIDE)
+        work = None
+        if self._is_running:
+            self._is_running = False
+            work = self._end()
+        await self._ending.reached(work)
+
+    async def _end(self) -> None:
         await self._answers.stop()
         await self._member.end_division()
-        await end(self._commits)
         await self._queues.close()
+        # Now only: locks are renewed until the last call has ended.
+        await end(self._commits)
         self._offsets.close()
         await self._member.leave()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
 from iotmq.client.consuming.group_offsets import GroupOffsets
 from iotmq.client.consuming.held_locks import HeldLocks
@@ -61,6 +61,10 @@ class PushQueues:
             await asyncio.gather(*(self.locks.release(queue) for queue in self.readers))
         self.readers.clear()
         await asyncio.gather(*self._closing.values())
+
+    def are_worked_by(self, task: asyncio.Task[Any] | None) -> bool:
+        """Return whether a task is one of those that call the listener."""
+        return any(task in reader.workers for reader in self.readers.values())
 
     @property
     def held(self) -> Collection[MessageQueue]:

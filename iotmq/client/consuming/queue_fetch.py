@@ -72,6 +72,8 @@ class QueueFetch:
         self.is_listed = False
         """True while the consumer has it in its line of ready queues."""
         self.is_paused = False
+        self.is_leaving = False
+        """True when the queue goes: nothing of it is returned any more."""
         self.decoded: deque[ReceivedMessage] = deque()
         """The messages of the first answer that are decoded and not returned yet."""
         self.records_total = 0

@@ -111,7 +111,7 @@ class QueueReader:
         self._is_closing = False
         self._is_paused = False
         self._puller = supervise("pulls of a queue", self._pull_forever)
-        self._workers = [supervise("listener calls", self._work) for _ in range(settings.parallel_batches)]
+        self.workers = [supervise("listener calls", self._work) for _ in range(settings.parallel_batches)]
 
     @property
     def committable(self) -> int | None:
@@ -148,7 +148,7 @@ class QueueReader:
         while self._waiting:
             self._forget(self._waiting.popleft())
         self._has_waiting.set()
-        tasks = [self._puller, *self._workers]
+        tasks = [self._puller, *self.workers]
         _, late = await asyncio.wait(tasks, timeout=self._settings.stop_timeout_ms / 1000)
         for task in late:
             task.cancel()
@@ -220,6 +220,15 @@ class QueueReader:
             if self._as_columns
             else self._message_batches(pulled, progress)
         )
+        next_offset = progress.next_offset
+        for batch in batches:
+            if not next_offset <= batch.first_offset < batch.end_offset:
+                raise BrokerError(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"{self.queue}: the broker's answer at offset {progress.next_offset} has messages "
+                    f"{batch.first_offset} to {batch.end_offset} behind {next_offset}",
+                )
+            next_offset = batch.end_offset
         # Everything is decoded by now: a range that is taken is handed over, or nothing is committed again.
         for batch in batches:
             progress.taken(batch.first_offset, batch.end_offset)

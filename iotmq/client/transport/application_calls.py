@@ -5,12 +5,32 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
-from typing import ParamSpec, TypeVar
+from contextvars import ContextVar
+from typing import Final, ParamSpec, Protocol, TypeVar
 
 from iotmq.errors import ClientError
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+STOPPED_INSIDE: Final = (
+    "stop() inside a function that is called by what it stops would wait for itself: set an event there, and "
+    "stop where the event is waited for"
+)
+
+
+class TimedCall(Protocol):
+    """Define the time that a function of the application has."""
+
+    def suspend(self) -> None:
+        """Let no time pass: the function has not begun."""
+
+    def in_progress(self) -> None:
+        """Give it the whole time from now on."""
+
+
+TIMED_CALL: Final[ContextVar[TimedCall | None]] = ContextVar("TIMED_CALL", default=None)
+"""The call that the present task makes, if its time is limited."""
 
 
 async def call_application(function: Callable[P, T | Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:

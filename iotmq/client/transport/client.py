@@ -130,6 +130,8 @@ class ClientTransport(Lifetime):
         """Begin background work; connections are made when they are needed."""
         if self._is_running:
             return
+        if self.connections.is_closed:
+            raise ClientClosedError("the client was stopped: make another one")
         self._is_running = True
         self.routes.start()
         self.masters.start()
@@ -189,6 +191,10 @@ class ClientTransport(Lifetime):
                 "use another IotmqClient for another member"
             )
         self._consumers[consumer.group] = consumer
+
+    def find_consumer(self, group: str) -> GroupConsumer | None:
+        """Return the consumer of a group that heartbeats name."""
+        return self._consumers.get(group)
 
     async def remove_consumer(self, consumer: GroupConsumer) -> None:
         """Tell the brokers that this client leaves the group."""

@@ -79,7 +79,8 @@ class Connections:
         self._chance = chance
         self._addresses: dict[str, _Address] = {}
         """At most `addresses_max`, beside those with a connection."""
-        self._is_closed = False
+        self.is_closed = False
+        """True after `close`, for good."""
 
     def ready(self, address: str) -> ClientConnection | None:
         """Return the open connection to HOST:PORT, if there is one now."""
@@ -94,7 +95,7 @@ class Connections:
         ConnectionClosedError at once while the address rests after a failure (see `rest_s`), and
         when the try fails.
         """
-        if self._is_closed:
+        if self.is_closed:
             raise ClientClosedError("the client is stopped")
         known = self._addresses.get(address)
         if known is None:
@@ -117,7 +118,7 @@ class Connections:
         try:
             return await shared_result(known.connecting)
         except ClientClosedError:
-            if self._is_closed:
+            if self.is_closed:
                 raise
             raise ConnectionClosedError(f"{address} is not tried any more") from None
 
@@ -156,7 +157,7 @@ class Connections:
 
     async def close(self) -> None:
         """Close all connections; further `get` calls fail."""
-        self._is_closed = True
+        self.is_closed = True
         for known in list(self._addresses.values()):
             if known.connecting is not None:
                 known.connecting.cancel()
@@ -205,7 +206,7 @@ class Connections:
             known.backoff.reset()
         known.last_error = f"the connection to {address} was lost"
         known.not_before_s = now_s + known.backoff.next_s()
-        if not self._is_closed:
+        if not self.is_closed:
             self._callbacks.lost(address)
 
 

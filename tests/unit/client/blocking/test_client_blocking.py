@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 
 import pytest
+from eventually import STOP_S, until
 from fake_broker import SILENT, FakeBroker, FakeRegistry
 
 import iotmq
@@ -30,7 +35,13 @@ from iotmq.client import (
     TransactionState,
 )
 from iotmq.client.transport.client import ClientTransport
-from iotmq.errors import ClientClosedError, ClientError, ListenerError, RequestTimeoutError
+from iotmq.errors import (
+    ClientClosedError,
+    ClientError,
+    ListenerError,
+    ListenerTimeoutError,
+    RequestTimeoutError,
+)
 from iotmq.message.records.record import encode_batch
 from iotmq.remoting.codes import RequestCode
 
@@ -334,3 +345,177 @@ def test_stopping_twice_and_starting_twice_is_harmless(broker: FakeBroker) -> No
     client.start()
     client.stop()
     client.stop()
+
+
+def test_a_call_that_waits_when_the_client_stops_ends(client: SyncClient) -> None:
+    raised: list[Exception] = []
+    begun = threading.Event()
+
+    async def long() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    def wait() -> None:
+        try:
+            client.run(long())
+        except ClientClosedError as error:
+            raised.append(error)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    assert begun.wait(STOP_S)
+    client.stop()
+    waiting.join(STOP_S)
+    assert [str(error) for error in raised] == ["the client was stopped meanwhile"]
+
+
+def test_a_stop_on_the_clients_own_thread_is_refused_and_stops_nothing(client: SyncClient) -> None:
+    answers: SimpleQueue[Exception] = SimpleQueue()
+
+    def stop(_: object) -> None:
+        try:
+            client.stop()
+        except ClientError as error:
+            answers.put(error)
+
+    with client.producer() as producer:
+        producer.send_nowait(Message("T", b"1")).add_done_callback(stop)
+        assert "wait for itself forever" in str(answers.get(timeout=STOP_S))
+        producer.send(Message("T", b"2"))
+
+
+def test_a_listener_cannot_stop_what_calls_it_and_may_stop_other_parts(client: SyncClient) -> None:
+    answers: SimpleQueue[str] = SimpleQueue()
+
+    def listen(messages: list[ReceivedMessage]) -> None:
+        for stop in (consumer.stop, client.stop):
+            with pytest.raises(ClientError, match="would wait for itself"):
+                stop()
+        with client.producer() as producer:
+            producer.send(Message("U", b""))
+        answers.put("done")
+
+    consumer = client.push_consumer("cg", listen, settings=PushConsumerSettings(consume_from="first"))
+    consumer.subscribe("T")
+    with consumer, client.producer() as producer:
+        producer.send(Message("T", b"1"))
+        assert answers.get(timeout=STOP_S) == "done"
+
+
+def test_a_forked_process_is_told_to_connect_anew(client: SyncClient) -> None:
+    client.admin.topics()
+    child = os.fork()
+    if child == 0:
+        # Nothing but this may happen here: the child has the test run's threads and files.
+        told = 0
+        try:
+            for call in (lambda: client.admin, client.stop):
+                with pytest.raises(ClientError, match="connect there anew"):
+                    call()
+                told += 1
+        finally:
+            os._exit(told)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 2
+    client.admin.topics()
+
+
+def test_waiting_for_a_thread_is_not_the_listeners_time(broker: FakeBroker, client: SyncClient) -> None:
+    for number in range(2):
+        broker.store("T", number, b"%d" % number)
+    at_work, failures = threading.Semaphore(0), SimpleQueue[ListenerError]()
+    gate, done = threading.Event(), SimpleQueue[bytes]()
+
+    def listen(messages: list[ReceivedMessage]) -> None:
+        at_work.release()
+        assert gate.wait(STOP_S)
+        done.put(messages[0].body)
+
+    settings = PushConsumerSettings(consume_from="first", listener_timeout_ms=100)
+    consumer = client.push_consumer("cg", listen, settings=settings, threads=1)
+    consumer.on_failure(failures.put)
+    consumer.subscribe("T")
+    with consumer:
+        assert at_work.acquire(timeout=STOP_S)
+        # The first one has hung too long; the other one has not begun, and so has not failed.
+        first = run_until(client, lambda: broker.given_back)
+        assert len(first) == 1
+        gate.set()
+        assert at_work.acquire(timeout=STOP_S)
+        assert {done.get(timeout=STOP_S), done.get(timeout=STOP_S)} == {b"0", b"1"}
+        assert isinstance(failures.get(timeout=STOP_S), ListenerTimeoutError)
+        assert failures.empty()
+    assert sum(broker.given_back.values()) == 1
+
+
+def run_until(client: SyncClient, condition):
+    """Wait on the client's thread until something is so; returns it."""
+
+    async def wait():
+        await until(condition)
+        return condition()
+
+    return client.run(wait())
+
+
+def test_a_client_that_was_stopped_says_so(broker: FakeBroker) -> None:
+    client = SyncClient(ClientSettings(registries=(broker.registry_address,)))  # type: ignore[attr-defined]
+    for _ in range(2):
+        with client:
+            client.admin.topics()
+        with pytest.raises(ClientClosedError, match="make another one"):
+            client.start()
+        assert not client.is_running
+        with pytest.raises(ClientClosedError):
+            client.admin.topics()
+        client = SyncClient(client.settings)
+
+
+def test_a_process_that_ends_without_a_stop_fails_no_messages(broker: FakeBroker) -> None:
+    for number in range(10):
+        broker.store("T", number % 2, b"%d" % number)
+    program = """if True:
+        import concurrent.futures.thread, sys, threading, time
+        import iotmq
+        from iotmq.client import PushConsumerSettings
+        begun = threading.Semaphore(0)
+        def listen(messages):
+            begun.release()
+            while not concurrent.futures.thread._shutdown:
+                time.sleep(0.005)
+            if messages[0].queue.queue_id == 1:
+                # The process waits for this one, and its client runs meanwhile.
+                time.sleep(0.2)
+        settings = PushConsumerSettings(consume_from="first", batch_max=1, local_retry_ms=1)
+        client = iotmq.connect_sync(sys.argv[1])
+        client.start()
+        consumer = client.push_consumer("cg", listen, settings=settings)
+        consumer.subscribe("T")
+        consumer.start()
+        begun.acquire()
+        begun.acquire()
+        """
+    url = f"iotmq://{broker.registry_address}"  # type: ignore[attr-defined]
+    result = subprocess.run(
+        [sys.executable, "-c", program, url], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert broker.given_back == {}
+
+
+def test_what_a_function_told_about_failures_raises_is_logged(
+    broker: FakeBroker, client: SyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker.store("T", 0, b"")
+
+    def failed(error: ListenerError) -> None:
+        raise ValueError("of the function that is told")
+
+    consumer = client.push_consumer(
+        "cg", lambda messages: 1 / 0, settings=PushConsumerSettings(consume_from="first")
+    )
+    consumer.on_failure(failed)
+    consumer.subscribe("T")
+    with consumer:
+        run_until(client, lambda: broker.given_back)
+    assert "the function told about failures of group cg failed" in caplog.text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import ClientSettings, PullConsumerSettings, PushConsumerSettings
 from iotmq.errors import ClientError, SubscriptionError
+from iotmq.files import replace_file
 
 QUEUE = MessageQueue("T", "broker-a", 0)
 
@@ -121,3 +124,36 @@ async def test_a_consumer_that_does_not_start_leaves_the_file_to_others(tmp_path
                 await PushConsumer(client, "g", lambda batch: None, settings=push_settings).start()
         with pytest.raises(ClientError, match="offsets_file is for broadcasting"):
             PullConsumer(client, "g", PullConsumerSettings(offsets_file=path))
+
+
+async def test_a_save_that_is_cancelled_lets_no_other_one_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "offsets.json"
+    entered, may_go_on = threading.Event(), threading.Event()
+    at_work: list[int] = []
+
+    def slow(path: Path, data: bytes) -> None:
+        at_work.append(len(at_work) + 1)
+        entered.set()
+        assert may_go_on.wait(30)
+        assert len(at_work) == 1
+        replace_file(path, data)
+        at_work.pop()
+
+    monkeypatch.setattr("iotmq.client.consuming.offsets_file.replace_file", slow)
+    file = OffsetsFile(path, "g")
+    file.open()
+    first = asyncio.ensure_future(file.save({QUEUE: 1}))
+    await asyncio.to_thread(entered.wait, 30)
+    first.cancel()
+    second = asyncio.ensure_future(file.save({QUEUE: 2}))
+    done, _ = await asyncio.wait([first, second], timeout=0.05)
+    # Not over before its thread is: who closes the file now would leave it to others too early.
+    assert not done
+    may_go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    await second
+    file.close()
+    assert OffsetsFile(path, "g").open() == {QUEUE: 2}

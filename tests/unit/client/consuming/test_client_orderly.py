@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
-from eventually import until
+from eventually import STOP_S, until
 from fake_broker import FakeBroker, FakeRegistry
 from manual_clock import ManualClock
 
@@ -258,6 +259,76 @@ async def test_a_pull_consumer_that_gets_a_queue_waits_for_the_one_before() -> N
             with pytest.raises(ClientError, match="as a member of its group"):
                 await consumer.assign([QUEUE])
         assert broker.locks == {}
+
+
+async def test_locks_are_renewed_while_a_stop_waits_for_the_last_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("iotmq.client.consuming.held_locks._RENEWAL_S", 0.005)
+    broker = broker_with(1)
+    began, gate = asyncio.Event(), asyncio.Event()
+
+    async def listen(batch) -> None:
+        began.set()
+        await gate.wait()
+
+    async with cluster_of(broker) as cluster:
+        consumer = await cluster.consumer(listen, stop_timeout_ms=60_000)
+        await asyncio.wait_for(began.wait(), STOP_S)
+        stopping = asyncio.ensure_future(consumer.stop())
+        await until(lambda: consumer._queues.readers[QUEUE]._is_closing)
+        renewed = len(broker.seen(LOCK))
+        await until(lambda: len(broker.seen(LOCK)) >= renewed + 3)
+        gate.set()
+        await asyncio.wait_for(stopping, STOP_S)
+        assert cluster.is_consumed(1)
+        assert broker.locks == {}
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+async def test_a_queue_goes_when_the_program_is_done_with_its_last_messages(
+    is_asked: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if not is_asked:
+        monkeypatch.setattr("iotmq.client.consuming.pull_queues._ASKED_WITHIN_S", 0.05)
+    broker = broker_with(4)
+    settings = PullConsumerSettings(orderly=True, consume_from="first")
+    async with cluster_of(broker) as cluster:
+        consumer = PullConsumer(await cluster.client("two"), "cg", settings)
+        await consumer.subscribe("T")
+        async with consumer:
+            assert len(await consumer.getmany(timeout_ms=30_000, records_max=2)) == 2
+            # Another member, which is in front of it.
+            other = PullConsumer(await cluster.client("one"), "cg", settings)
+            await other.subscribe("T")
+            async with other:
+                if is_asked:
+                    # It takes its time, and the other one gets nothing that it is at.
+                    assert await other.getmany(timeout_ms=100) == []
+                    assert broker.locks == {("cg", "T", 0): "two"}
+                    assert await consumer.getmany(timeout_ms=10) == []
+                taken = await other.getmany(timeout_ms=30_000)
+                assert [message.queue_offset for message in taken] == ([2, 3] if is_asked else [0, 1, 2, 3])
+            assert is_asked or "nothing was asked for" in caplog.text
+
+
+async def test_a_stop_while_a_queue_goes_leaves_nothing_behind() -> None:
+    broker = broker_with(4)
+    settings = PullConsumerSettings(orderly=True, consume_from="first")
+    async with cluster_of(broker) as cluster:
+        consumer = PullConsumer(await cluster.client("two"), "cg", settings)
+        await consumer.subscribe("T")
+        await consumer.start()
+        assert len(await consumer.getmany(timeout_ms=30_000, records_max=2)) == 2
+        fetch = consumer._queues.fetches[QUEUE]
+        other = PullConsumer(await cluster.client("one"), "cg", settings)
+        await other.subscribe("T")
+        async with other:
+            await until(lambda: fetch.is_leaving)
+            await asyncio.wait_for(consumer.stop(), STOP_S)
+            assert fetch._task.done()
+            assert consumer.assigned == []
+            await until(lambda: broker.locks == {("cg", "T", 0): "one"})
 
 
 def test_orders_that_cannot_be_kept_are_refused() -> None:

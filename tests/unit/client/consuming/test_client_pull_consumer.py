@@ -234,6 +234,31 @@ async def test_messages_before_a_broken_record_are_returned_first() -> None:
         assert [message.body for message in await consumer.getmany()] == [b"1"]
 
 
+async def test_an_answer_that_leads_back_is_an_error_and_not_read_forever() -> None:
+    class Circling(FakeBroker):
+        def _pull(self, connection, request):
+            answer = super()._pull(connection, request)
+            answer.ext["nextBeginOffset"] = request.ext["queueOffset"]
+            return answer
+
+    broker = Circling()
+    broker.add_topic("T", 1)
+    broker.store("T", 0, b"0")
+    async with consumer_of(broker) as consumer:
+        await consumer.assign([queue()])
+        for _ in range(2):
+            with pytest.raises(BrokerError, match="answer at offset 0 leads to offset 0"):
+                await consumer.getmany(timeout_ms=30_000)
+
+
+async def test_at_least_one_message_is_asked_for() -> None:
+    async with consumer_of(broker_with(1)) as consumer:
+        await consumer.assign([queue()])
+        for count in (0, -1):
+            with pytest.raises(ClientError, match="records_max must be at least 1"):
+                await consumer.getmany(records_max=count)
+
+
 async def test_cached_bytes_are_bounded() -> None:
     broker = broker_with(100)
     async with consumer_of(broker, pull_records_max=10, cached_bytes_max=1) as consumer:

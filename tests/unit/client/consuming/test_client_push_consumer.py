@@ -13,7 +13,7 @@ from iotmq.client.consuming.push_consumer import PushConsumer
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.routes import MessageQueue, TopicRoute
 from iotmq.client.transport.settings import ClientSettings, PushConsumerSettings
-from iotmq.errors import ClientError, SubscriptionError
+from iotmq.errors import ClientError, ListenerResultError, ListenerTimeoutError, SubscriptionError
 from iotmq.message.properties import decode_properties, encode_properties
 from iotmq.message.records.columns import Columns
 from iotmq.remoting.codes import RequestCode
@@ -703,3 +703,139 @@ async def test_mistakes_are_named() -> None:
         )
     with pytest.raises(SubscriptionError, match="call subscribe"):
         await PushConsumer(client, "cg", lambda batch: None).start()
+
+
+async def test_a_group_that_begins_stores_where_before_anything_comes() -> None:
+    broker = broker_with(3)
+    async with running(broker) as cluster:
+        await cluster.consumer(lambda batch: None, consume_from="last", commit_ms=600_000)
+        # A member that is killed now leaves to the next one what comes from here on.
+        await until(lambda: broker.offsets.get(("cg", "T", 0)) == 3)
+
+
+async def test_a_stop_that_nobody_waits_for_any_more_goes_on() -> None:
+    broker = broker_with(2)
+    began, gate = asyncio.Event(), asyncio.Event()
+
+    async def listen(batch) -> None:
+        began.set()
+        await gate.wait()
+
+    async with running(broker) as cluster:
+        consumer = await cluster.consumer(listen, batch_max=1, stop_timeout_ms=60_000)
+        await began.wait()
+        stopping = asyncio.ensure_future(consumer.stop())
+        await asyncio.sleep(0)
+        stopping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stopping
+        again = [asyncio.ensure_future(step) for step in (consumer.stop(), consumer.start())]
+        await asyncio.sleep(0.01)
+        assert not any(step.done() for step in again)
+        gate.set()
+        await asyncio.wait_for(asyncio.gather(*again), STOP_S)
+        # It is a member again, which goes on behind what was finished.
+        await until(lambda: broker.offsets.get(("cg", "T", 0)) == 2)
+        await consumer.stop()
+        assert broker.members["cg"] == {}
+
+
+async def test_a_stop_inside_the_listener_is_refused_instead_of_hanging() -> None:
+    broker = broker_with(1)
+    refused = asyncio.Event()
+
+    async def listen(batch) -> None:
+        with pytest.raises(ClientError, match="would wait for itself"):
+            await consumer.stop()
+        refused.set()
+
+    async with running(broker) as cluster:
+        consumer = await cluster.consumer(listen, batch_max=1)
+        await asyncio.wait_for(refused.wait(), STOP_S)
+        await until(lambda: broker.offsets.get(("cg", "T", 0)) == 1)
+
+
+@pytest.mark.parametrize("outcome", ["hangs", "nonsense"])
+async def test_a_columns_listener_that_hangs_or_returns_nonsense_has_failed(outcome: str) -> None:
+    broker = broker_with(2)
+    errors: list[Exception] = []
+
+    async def failed(error) -> None:
+        await asyncio.sleep(0)
+        errors.append(error)
+        raise ValueError("this is logged")
+
+    async def listen(queue, columns):
+        if errors:
+            return None
+        return 5 if outcome == "nonsense" else await asyncio.Event().wait()
+
+    async with running(broker) as cluster:
+        client = await cluster.client()
+        settings = PushConsumerSettings(
+            consume_from="first", commit_ms=20, local_retry_ms=5, listener_timeout_ms=20
+        )
+        consumer = PushConsumer(client, "cg", columns_listener=listen, settings=settings)
+        consumer.on_failure(failed)
+        await consumer.subscribe("T")
+        async with consumer:
+            await until(lambda: broker.offsets.get(("cg", "T", 0)) == 2)
+    kind = ListenerResultError if outcome == "nonsense" else ListenerTimeoutError
+    assert [type(error) for error in errors] == [kind]
+    assert broker.seen(BACK) == []
+
+
+async def test_a_division_by_a_wrong_function_leaves_the_queues_where_they_are(caplog) -> None:
+    broker = broker_with(2)
+    answers = [lambda queues: list(queues)]
+
+    async with running(broker) as cluster:
+        consumer = PushConsumer(
+            await cluster.client(),
+            "cg",
+            lambda batch: None,
+            settings=PushConsumerSettings(consume_from="first", rebalance_ms=50),
+            allocate=lambda queues, members, own: answers[0](queues),
+        )
+        await consumer.subscribe("T")
+        async with consumer:
+            for answer, text in (
+                (lambda queues: 1 / 0, "allocate failed: ZeroDivisionError"),
+                (lambda queues: None, "allocate failed: TypeError"),
+                (lambda queues: ["T"], "returned what is no queue of the topic: 'T'"),
+            ):
+                answers[0] = answer
+                caplog.clear()
+                broker.notify("cg")
+                await until(lambda: text in caplog.text)  # noqa: B023 - ends in its turn
+                assert consumer.assigned == [MessageQueue("T", "broker-a", 0)]
+        # One that begins with it begins without queues, and does not hang.
+        async with asyncio.timeout(STOP_S):
+            await consumer.start()
+            assert consumer.assigned == []
+            await consumer.stop()
+
+
+def test_a_rebalance_listener_without_one_of_its_functions_is_refused() -> None:
+    class Half:
+        def revoked(self, queues) -> None: ...
+
+    consumer = PushConsumer(ClientTransport(), "cg", lambda batch: None)
+    with pytest.raises(ClientError, match=r"there is no assigned\(\)"):
+        consumer.on_rebalance(Half())
+
+
+async def test_an_answer_that_leads_back_is_asked_for_again_and_nothing_comes_twice(caplog) -> None:
+    broker = broker_with(3)
+    got: list[int] = []
+    whole = broker.topics["T"][0]
+    async with running(broker) as cluster:
+        await cluster.consumer(lambda batch: got.extend(m.queue_offset for m in batch), pull_records_max=2)
+        await until(lambda: got == [0, 1, 2])
+        # The queue has at its end what stands at its beginning.
+        broker.topics["T"][0] = [*whole, whole[0]]
+        broker.wake()
+        await until(lambda: "has messages 0 to 1 behind 3" in caplog.text)
+        broker.topics["T"][0] = whole
+        broker.store("T", 0, b"3")
+        await until(lambda: got == [0, 1, 2, 3])
