@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         allocate_stickily,
     )
     from iotmq.client.observing.message_trace import MessageTrace
+    from iotmq.client.observing.open_telemetry import OpenTelemetry
     from iotmq.client.sending.producer import Producer
     from iotmq.client.sending.requests import Replier, Requester
     from iotmq.client.sending.transactions import Transaction, TransactionProducer, TransactionState
@@ -66,6 +67,7 @@ _MODULES = {
     "Message": ".transport.message",
     "MessageQueue": ".transport.routes",
     "MessageTrace": ".observing.message_trace",
+    "OpenTelemetry": ".observing.open_telemetry",
     "PopConsumer": ".consuming.pop.pop_consumer",
     "PopConsumerSettings": ".transport.settings",
     "PoppedMessage": ".consuming.pop.popped_message",
@@ -121,6 +123,7 @@ __all__ = [
     "Message",
     "MessageQueue",
     "MessageTrace",
+    "OpenTelemetry",
     "PopConsumer",
     "PopConsumerSettings",
     "PoppedMessage",

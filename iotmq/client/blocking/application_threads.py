@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import contextvars
 import inspect
 import threading
 from collections.abc import Callable, Coroutine
@@ -82,7 +83,9 @@ class ApplicationThreads:
                 timed.suspend()
             await workers.free.acquire()
             try:
-                future = workers.threads.submit(self._call, function, arguments)
+                # Context of the call, such as the span of a listener, is that of the function, too.
+                there = contextvars.copy_context().run
+                future = workers.threads.submit(there, self._call, function, arguments)
             except RuntimeError:
                 # The process ends, or the object: the function is not called, and has not failed.
                 await asyncio.Event().wait()
@@ -96,6 +99,8 @@ class ApplicationThreads:
 
     def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         _here.application = self
+        # Calls of other functions that this one asks for take no part in its time.
+        TIMED_CALL.set(None)
         return function(*arguments)
 
     def _present_workers(self) -> _Workers:

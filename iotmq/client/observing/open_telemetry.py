@@ -1,0 +1,128 @@
+"""Make OpenTelemetry spans of sends and of listeners' calls, and join them through properties of messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextvars import Token
+from typing import TYPE_CHECKING, NamedTuple
+
+from iotmq.client.transport.interceptors import Consuming, Interceptor, Sending
+from iotmq.client.transport.message import ReceivedMessage
+from iotmq.errors import ClientError
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Span, TracerProvider
+    from opentelemetry.util.types import Attributes
+
+
+class _Consumed(NamedTuple):
+    """The span of a listener's call, and what makes the former one current again."""
+
+    span: Span
+    token: Token[Context]
+
+
+class OpenTelemetry(Interceptor):
+    """Makes spans, and passes their contexts on in the properties of messages (W3C `traceparent`, as a rule).
+
+    Needs the package `opentelemetry-api`. Spans go where the application's tracer provider sends them; its
+    propagator says which properties there are. While a listener runs, its span is the current one.
+    """
+
+    def __init__(self, tracer_provider: TracerProvider | None = None) -> None:
+        """ClientError when `opentelemetry-api` is not installed. The global provider is the default."""
+        try:
+            from opentelemetry import context, propagate, trace
+        except ImportError as error:
+            raise ClientError("OpenTelemetry() needs the package opentelemetry-api: install it") from error
+        self._context = context
+        self._propagate = propagate
+        self._trace = trace
+        self._tracer = trace.get_tracer("iotmq.client", tracer_provider=tracer_provider)
+
+    def before_send(self, sending: Sending) -> None:
+        """Begin a span, and give the messages its context."""
+        topic = sending.messages[0].topic if sending.messages else ""
+        span = self._tracer.start_span(
+            f"send {topic}",
+            kind=self._trace.SpanKind.PRODUCER,
+            attributes=_attributes(
+                "send", topic, len(sending.messages), {"messaging.rocketmq.producer_group": sending.group}
+            ),
+        )
+        sending.notes[self] = span
+        carrier: dict[str, str] = {}
+        self._propagate.inject(carrier, context=self._trace.set_span_in_context(span))
+        for name, value in carrier.items():
+            sending.set_property(name, value)
+
+    def after_send(self, sending: Sending) -> None:
+        """End the span."""
+        span: Span | None = sending.notes.get(self)
+        if span is None:
+            return
+        if len(sending.message_ids) == 1:
+            span.set_attribute("messaging.message.id", sending.message_ids[0])
+        self._end(span, sending.error, "")
+
+    def before_consume(self, consuming: Consuming) -> None:
+        """Begin a span: a child of that of the send for one message, with links to the sends of several."""
+        parents = [self._extracted(message) for message in consuming.messages]
+        parent = parents[0] if len(parents) == 1 else None
+        links = [
+            self._trace.Link(context)
+            for each in parents
+            if len(parents) > 1
+            and (context := self._trace.get_current_span(each).get_span_context()).is_valid
+        ]
+        topic = consuming.messages[0].topic if consuming.messages else consuming.queue.topic
+        details = {
+            "messaging.consumer.group.name": consuming.group,
+            "messaging.destination.partition.id": str(consuming.queue.queue_id),
+        }
+        if len(consuming.messages) == 1:
+            details["messaging.message.id"] = consuming.messages[0].message_id
+        span = self._tracer.start_span(
+            f"process {topic}",
+            context=parent,
+            kind=self._trace.SpanKind.CONSUMER,
+            attributes=_attributes("process", topic, len(consuming.messages), details),
+            links=links,
+        )
+        token = self._context.attach(self._trace.set_span_in_context(span, parent))
+        consuming.notes[self] = _Consumed(span, token)
+
+    def after_consume(self, consuming: Consuming) -> None:
+        """End the span."""
+        consumed: _Consumed | None = consuming.notes.get(self)
+        if consumed is None:
+            return
+        self._context.detach(consumed.token)
+        count = len(consuming.failed)
+        self._end(consumed.span, consuming.error, f"{count} messages have failed" if count else "")
+
+    def _extracted(self, message: ReceivedMessage) -> Context:
+        return self._propagate.extract(message.properties)
+
+    def _end(self, span: Span, error: BaseException | None, description: str) -> None:
+        if error is not None:
+            span.record_exception(error)
+            description = f"{type(error).__name__}: {error}"
+        if description:
+            span.set_status(self._trace.StatusCode.ERROR, description)
+        span.end()
+
+
+def _attributes(operation: str, topic: str, count: int, details: Mapping[str, str]) -> Attributes:
+    """Return the attributes of a span, by the names that OpenTelemetry has for messaging."""
+    attributes: dict[str, str | int] = {
+        "messaging.system": "rocketmq",
+        "messaging.operation.name": operation,
+        "messaging.operation.type": operation,
+        "messaging.destination.name": topic,
+        **details,
+    }
+    if count > 1:
+        attributes["messaging.batch.message_count"] = count
+    return attributes
