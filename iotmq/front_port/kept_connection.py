@@ -51,6 +51,9 @@ class KeptConnection(ABC):
                     await self._keep_open_here(self._stay)
             except TimeoutError:
                 _log.info("connecting to the new address of a broker", extra={"address": self.address})
+            finally:
+                # Nothing to end any more, also when the work was ended or has failed.
+                self._stay = None
 
     @abstractmethod
     async def _keep_open_here(self, stay: asyncio.Timeout) -> None:

@@ -77,7 +77,7 @@ async def test_a_failed_message_comes_back_and_ends_as_a_dead_letter_all_the_sam
             await is_dead.wait()
             while not records(store, "%DLQ%cg"):  # noqa: ASYNC110 - the broker has no event for it
                 await asyncio.sleep(0.01)
-    assert seen == [(b"bad", "T", redeliveries, sent.message_id) for redeliveries in range(3)]
+    assert seen == [(b"bad", "T", times, sent.message_id) for times in range(3)]
     (dead,) = records(store, "%DLQ%cg")
     properties = decode_properties(dead.properties)
     assert (dead.body, dead.reconsume_times) == (b"bad", 3)

@@ -357,6 +357,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "source",
         "spark_session",
         "query_listener",
+        "metrics_page",
         "submitting",
         "jobs",
     ),

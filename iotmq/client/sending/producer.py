@@ -338,7 +338,8 @@ class Producer(Lifetime):
         if element is None:
             send = self._prepare(message, queue, timeout_ms)
             return self._start(send, is_ordered=not message.is_delayed)
-        self._check_running()
+        if not self._is_running:
+            self._check_running()
         if queue is not None:
             self._check_queue(message.topic, queue)
         future: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
