@@ -9,15 +9,13 @@ import asyncio
 import sys
 
 import iotmq
-from iotmq.client import Message
 
 
 async def main(registry: str, device: str, question: str) -> None:
     """Ask once. A device that is away, or does not answer in time, is a RequestTimeoutError."""
     async with iotmq.connect(f"iotmq://{registry}") as client:
         requester = await client.requester()
-        request = Message("requests", question.encode(), properties={"MQTT_TOPIC": f"devices/{device}/ask"})
-        reply = await requester.request(request, timeout_ms=5_000)
+        reply = await requester.ask_device(f"devices/{device}/ask", question.encode(), timeout_ms=5_000)
         print(reply.properties["MQTT_CLIENT_ID"], "answers", reply.body.decode())
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -115,7 +116,7 @@ class AuditLog:
             return
         is_repeat = bool(self._batch_count)
         if not is_repeat:
-            self._take_batch()
+            self._batch, self._batch_count = self._take_batch()
         if self._batch_count:
             self._is_writing = True
             try:
@@ -127,11 +128,13 @@ class AuditLog:
                     self._written(_FAILED, "")
 
     def close(self) -> None:
-        """Write what a last batch takes, and nothing by itself any more."""
-        self.flush()
+        """Write all that waits, also beside a batch that is under way, and nothing by itself any more."""
         self._events = frozenset()
-        if self._timer is not None:
-            self._timer.cancel()
+        self.flush()
+        while self._waiting:
+            batch, count = self._take_batch()
+            with surviving("audit records"):
+                self._write(batch, count, False, partial(self._written_last, count))
 
     def metrics(self, prefix: str) -> Iterable[Metric]:
         """Report the numbers of these records under names that begin with `prefix`."""
@@ -164,7 +167,7 @@ class AuditLog:
         properties[UNIQ_KEY] = self._keys.next()
         return msgspec.json.encode(document), encode_properties(properties)
 
-    def _take_batch(self) -> None:
+    def _take_batch(self) -> tuple[bytes, int]:
         elements: list[tuple[bytes, bytes, int]] = []
         size_bytes = 0
         while self._waiting and size_bytes < limits.AUDIT_BATCH_BYTES_MAX:
@@ -172,8 +175,7 @@ class AuditLog:
             elements.append((body, properties, 0))
             size_bytes += size
         self._waiting_bytes -= size_bytes
-        self._batch_count = len(elements)
-        self._batch = encode_batch(elements) if elements else b""
+        return (encode_batch(elements) if elements else b""), len(elements)
 
     def _written(self, code: int, remark: str) -> None:
         self._is_writing = False
@@ -181,14 +183,18 @@ class AuditLog:
             self._flush_after(self._backoff.next_s())
             return
         self._backoff.reset()
-        if code == _SUCCESS:
-            self.recorded_count += self._batch_count
-        else:
-            self.dropped["refused"] += self._batch_count
+        self._written_last(self._batch_count, code, remark)
         self._batch = b""
         self._batch_count = 0
         if self._waiting:
             self._flush_after(0.0)
+
+    def _written_last(self, count: int, code: int, remark: str) -> None:
+        """Count records that nobody offers again."""
+        if code == _SUCCESS:
+            self.recorded_count += count
+        else:
+            self.dropped["refused"] += count
 
     def _flush_after(self, delay_s: float) -> None:
         if self._events:

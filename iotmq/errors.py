@@ -47,6 +47,10 @@ class NotMasterError(BrokerError):
     """A member of a replicated broker refused a request, and did nothing, because another one is master."""
 
 
+class NotSupportedError(BrokerError):
+    """A broker or registry does not know what was asked: one of RocketMQ's, or an older one of iotmq's."""
+
+
 class ConnectionClosedError(IotmqError):
     """The connection ended before the answer came, or could not be made."""
 

@@ -84,6 +84,8 @@ POP_INVISIBLE_MS_MAX: Final = 12 * 3_600 * 1_000
 # Acknowledgements in one request, each of as many messages as a pop gives, and some between them.
 POP_ACKS_MAX: Final = 1_024
 POP_ACK_BITS_BYTES_MAX: Final = 8_192
+# All of one request: they keep the event loop for some milliseconds.
+POP_ACKED_MAX: Final = 32_768
 POP_RECEIPT_BYTES_MAX: Final = 1_024
 COLD_READS_MAX: Final = 4_096
 # Transactions without an end take memory, and so do the last ends, which make a repeated one harmless.

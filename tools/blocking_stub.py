@@ -28,7 +28,9 @@ _MEANINGS: Final = {
 }
 # What only a client has.
 _CLIENT: Final = '''
-def __init__(self, settings: ClientSettings | None = None) -> None: ...
+def __init__(
+    self, settings: ClientSettings | None = None, *, interceptors: Iterable[Interceptor] = ()
+) -> None: ...
 @property
 def client_id(self) -> str:
     """{client_id}"""
@@ -64,6 +66,8 @@ class Stub:
                 )
             ]
             self._import("from iotmq.client.transport.settings import ClientSettings")
+            self._import("from iotmq.client.transport.interceptors import Interceptor")
+            self._import("from collections.abc import Iterable")
         else:
             lines = [self._constructor(asynchronous)] if asynchronous.__name__ != "Transaction" else []
         inherited = facade.members_of(base._of) if hasattr(base, "_of") else {}

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from iotmq.client.sending.producer import Producer
     from iotmq.client.sending.requests import Replier, Requester
     from iotmq.client.sending.transactions import Transaction, TransactionProducer, TransactionState
+    from iotmq.client.transport.interceptors import Consuming, Interceptor, Sending
     from iotmq.client.transport.message import Message, ReceivedMessage, SendResult, SendStatus
     from iotmq.client.transport.routes import MessageQueue, TopicRoute, queue_of_key
     from iotmq.client.transport.settings import (
@@ -53,6 +54,8 @@ _MODULES = {
     "ClientSettings": ".transport.settings",
     "Columns": "iotmq.message.records.columns",
     "ConnectOptions": ".connecting",
+    "Consuming": ".transport.interceptors",
+    "Interceptor": ".transport.interceptors",
     "IotmqClient": ".client",
     "Message": ".transport.message",
     "MessageQueue": ".transport.routes",
@@ -69,6 +72,7 @@ _MODULES = {
     "Requester": ".sending.requests",
     "SendResult": ".transport.message",
     "SendStatus": ".transport.message",
+    "Sending": ".transport.interceptors",
     "SyncAdmin": ".blocking.classes",
     "SyncClient": ".blocking.classes",
     "SyncProducer": ".blocking.classes",
@@ -99,6 +103,8 @@ __all__ = [
     "ClientSettings",
     "Columns",
     "ConnectOptions",
+    "Consuming",
+    "Interceptor",
     "IotmqClient",
     "Message",
     "MessageQueue",
@@ -115,6 +121,7 @@ __all__ = [
     "Requester",
     "SendResult",
     "SendStatus",
+    "Sending",
     "SyncAdmin",
     "SyncClient",
     "SyncProducer",

@@ -21,6 +21,7 @@ from iotmq.client.sending.producer import Producer
 from iotmq.client.sending.requests import REPLIER_GROUP, REQUESTER_GROUP, Replier, Requester
 from iotmq.client.sending.transactions import Check, TransactionProducer
 from iotmq.client.transport.client import ClientTransport
+from iotmq.client.transport.interceptors import Interceptor
 from iotmq.client.transport.lifetime import Lifetime
 from iotmq.client.transport.settings import (
     ClientSettings,
@@ -41,8 +42,14 @@ class IotmqClient(ClientTransport):
     connection per broker, which all its parts share.
     """
 
-    def __init__(self, settings: ClientSettings | None = None, *, clock: Clock | None = None) -> None:
-        super().__init__(settings, clock=clock)
+    def __init__(
+        self,
+        settings: ClientSettings | None = None,
+        *,
+        clock: Clock | None = None,
+        interceptors: Iterable[Interceptor] = (),
+    ) -> None:
+        super().__init__(settings, clock=clock, interceptors=interceptors)
         # A part that nobody holds has no work: its work would hold it.
         self._parts: weakref.WeakSet[Lifetime] = weakref.WeakSet()
 
@@ -140,7 +147,10 @@ class IotmqClient(ClientTransport):
             try:
                 await _all_of(end(part) for part in parts)
             finally:
-                await super().stop()
+                try:
+                    await _all_of(interceptor.stop() for interceptor in self.interceptors.all)
+                finally:
+                    await super().stop()
 
 
 async def _all_of(ends: Iterable[Coroutine[None, None, None]]) -> None:

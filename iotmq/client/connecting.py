@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypedDict, Unpack
 from urllib.parse import unquote
 
@@ -12,6 +12,7 @@ import msgspec
 
 from iotmq.addresses import address_text, parse_address
 from iotmq.client.client import IotmqClient
+from iotmq.client.transport.interceptors import Interceptor
 from iotmq.client.transport.settings import ClientSettings
 from iotmq.errors import ConfigError
 from iotmq.secret_text import hidden
@@ -63,14 +64,16 @@ class ConnectOptions(TypedDict, total=False):
     """Longest pause between tries, in milliseconds."""
 
 
-def connect(url: str = "", **options: Unpack[ConnectOptions]) -> IotmqClient:
+def connect(
+    url: str = "", *, interceptors: Iterable[Interceptor] = (), **options: Unpack[ConnectOptions]
+) -> IotmqClient:
     """Make a client: `async with iotmq.connect("iotmq://10.0.0.5,10.0.0.6:9876") as client`.
 
     The URL names the registries and any field of `ClientSettings`; keyword arguments win over it. Without a
     URL or `registries` the environment variable IOTMQ_URL is one, and then the registry of this machine.
     IOTMQ_ACCESS_KEY and IOTMQ_SECRET_KEY are the account where none is given. ConfigError says what is wrong.
     """
-    return IotmqClient(client_settings(url, options, os.environ))
+    return IotmqClient(client_settings(url, options, os.environ), interceptors=interceptors)
 
 
 def client_settings(url: str, options: ConnectOptions, environment: Mapping[str, str]) -> ClientSettings:

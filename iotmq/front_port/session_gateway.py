@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from iotmq import limits
 from iotmq.front_port.exclusive_claims import claim_exclusive
 from iotmq.front_port.gateway import RemoteGateway
+from iotmq.front_port.retained_pages import merged_page
 from iotmq.front_port.session_answers import gather
 from iotmq.front_port.session_brokers import SessionBrokers
 from iotmq.front_port.session_link import SessionLink
@@ -230,34 +231,11 @@ class RemoteSessions:
         link.read_queue(replace(request, queue_id=broker_queue_id(request.queue_id)), done)
 
     def read_retained(self, request: RetainedRead, done: Callable[[RetainedRecords | Refused], None]) -> None:
-        """One broker after the other; `after` is the number of one, and where it stands."""
-        head, _, rest = (request.after or "0:").partition(":")
-        number = int(head)
-        while number < self.brokers.count:
-            link = self.brokers.link_of(number)
-            if link is not None and link.is_ready:
-                break
-            number += 1
-            rest = ""
-        else:
-            done(RetainedRecords([], None))
-            return
-
-        def answered(found: RetainedRecords | Refused) -> None:
-            following = f"{number + 1}:" if number + 1 < self.brokers.count else None
-            if isinstance(found, Refused):
-                if following is None or found.code != ResponseCode.SERVICE_NOT_AVAILABLE:
-                    done(found)
-                else:
-                    done(RetainedRecords([], following))
-                return
-            done(
-                RetainedRecords(
-                    found.records, following if found.after is None else f"{number}:{found.after}"
-                )
-            )
-
-        link.read_retained(replace(request, after=rest or None), answered)
+        """`after` is what brokers say: the last topic of a page."""
+        gather(
+            [partial(link.read_retained, request) for link in self.brokers.links if link.is_ready],
+            lambda answers: done(merged_page(answers)),
+        )
 
     def join_shares(
         self, source: int | None, joins: Sequence[ShareJoin], done: Callable[[list[Refused | None]], None]

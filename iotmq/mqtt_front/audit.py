@@ -28,7 +28,7 @@ class Audit:
         """As `audit_log.no_audit`. Events that the setting does not name cost a look at it."""
 
     def close(self) -> None:
-        """Hand over what a last batch takes; before the gateway stops."""
+        """Hand over all that waits; before the gateway stops."""
         self._log.close()
 
     def metrics(self) -> Iterable[Metric]:

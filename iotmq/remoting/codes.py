@@ -239,6 +239,8 @@ class Version:
     HONOURS_MAX_RECONSUME_TIMES: Final = 121
     STANDARD_JSON: Final = 401
     OURS: Final = 409
+    # The first of 5.0; behind it there is only 4.9.9.
+    HAS_TIMERS: Final = 412
 
 
 class Flag:

@@ -1,4 +1,4 @@
-"""The scripts of tests/interop/java and the broker, with what Maven has fetched, each in its own home."""
+"""The scripts of tests/interop/java and the servers, with what Maven has fetched, each in its own home."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
@@ -142,30 +143,28 @@ def mqadmin_of(javas: JavaProcesses) -> RunMqadmin:
     return run
 
 
-class JavaBroker:
-    """A Java broker over a data directory; `with` starts it and ends it as its own scripts do, by SIGTERM."""
+class JavaServer(ABC):
+    """A server of RocketMQ in a home of its own; `with` starts it, and ends it by SIGTERM as scripts do."""
 
-    def __init__(
-        self, data: Path, *settings: str, heap: str = "512m", options: Sequence[str] = FAST_START
-    ) -> None:
-        """`settings` are lines of broker.conf; they win over those that are the default here.
-
-        A benchmark has no `options`: those that start quickly make it slow.
-        """
-        self.data = data
-        self._settings = settings
-        self._heap = heap
-        self._options = options
+    def __init__(self, home: Path) -> None:
         self.port = free_port()
-        self._home = data.with_name(data.name + "-home")
-        self._log = self._home / "broker.log"
+        self.home = home
+        self._log = home / "server.log"
         self._process: subprocess.Popen[bytes] | None = None
+
+    @abstractmethod
+    def files(self) -> Mapping[str, str]:
+        """The files below its home."""
+
+    @abstractmethod
+    def command(self) -> list[str]:
+        """What runs it."""
 
     def __enter__(self) -> Self:
         self.launch()
         assert self._process is not None
         try:
-            eventually(self._is_ready, "the Java broker is ready")
+            eventually(self._is_ready, f"{type(self).__name__} is ready")
         except BaseException:
             self._process.kill()
             self._process.wait()
@@ -174,24 +173,14 @@ class JavaBroker:
 
     def launch(self) -> None:
         """Start it without waiting."""
-        files = broker_files(
-            port=self.port,
-            ha_port=free_port(),
-            data=self.data,
-            settings=(
-                *(f"mappedFileSizeCommitLog={16 << 20}", "maxHashSlotNum=1000", "maxIndexNum=4000"),
-                *self._settings,
-            ),
-        )
-        for path, text in files.items():
-            (self._home / path).parent.mkdir(parents=True, exist_ok=True)
-            (self._home / path).write_text(text)
-        java, *words = broker_command(home=self._home, libraries=LIBRARIES, heap=self._heap)
+        for path, text in self.files().items():
+            (self.home / path).parent.mkdir(parents=True, exist_ok=True)
+            (self.home / path).write_text(text)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [java, *self._options, *words],
-                cwd=self._home,
-                env={**os.environ, **broker_environment(self._home)},
+                self.command(),
+                cwd=self.home,
+                env={**os.environ, **broker_environment(self.home)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -223,3 +212,52 @@ class JavaBroker:
         finally:
             self._process.kill()
             self._process.wait()
+
+
+class JavaBroker(JavaServer):
+    """A Java broker over a data directory."""
+
+    def __init__(
+        self, data: Path, *settings: str, heap: str = "512m", options: Sequence[str] = FAST_START
+    ) -> None:
+        """`settings` are lines of broker.conf; they win over those that are the default here.
+
+        A benchmark has no `options`: those that start quickly make it slow.
+        """
+        super().__init__(data.with_name(data.name + "-home"))
+        self.data = data
+        self._settings = settings
+        self._heap = heap
+        self._options = options
+
+    def files(self) -> Mapping[str, str]:
+        return broker_files(
+            port=self.port,
+            ha_port=free_port(),
+            data=self.data,
+            settings=(
+                *(f"mappedFileSizeCommitLog={16 << 20}", "maxHashSlotNum=1000", "maxIndexNum=4000"),
+                *self._settings,
+            ),
+        )
+
+    def command(self) -> list[str]:
+        java, *words = broker_command(home=self.home, libraries=LIBRARIES, heap=self._heap)
+        return [java, *self._options, *words]
+
+
+class JavaNameServer(JavaServer):
+    """A name server of RocketMQ."""
+
+    def files(self) -> Mapping[str, str]:
+        return {
+            "conf/logback_namesrv.xml": '<configuration><root level="OFF"/></configuration>',
+            "conf/namesrv.conf": f"listenPort={self.port}\n",
+        }
+
+    def command(self) -> list[str]:
+        return [
+            *("java", *FAST_START, "-Xms32m", "-Xmx256m"),
+            *(f"-Duser.home={self.home}", f"-Drocketmq.home.dir={self.home}", "-cp", f"{LIBRARIES}/*"),
+            *("org.apache.rocketmq.namesrv.NamesrvStartup", "-c", str(self.home / "conf" / "namesrv.conf")),
+        ]

@@ -8,9 +8,10 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from eventually import soon
+from eventually import eventually, soon
 from fake_connection import FakeConnection
 from manual_clock import ManualClock
+from store_model import wait_flushed
 
 from iotmq.broker.broker import Broker
 from iotmq.broker.settings import BrokerSettings
@@ -48,11 +49,12 @@ class Bench:
         self.settings = settings
         self.connection = FakeConnection()
         self.flush = "async"
+        self.segment_bytes = 16 << 20
 
     async def start(self) -> None:
         self.store = Store.open(
             self.directory / "data",
-            StoreSettings(segment_bytes=16 << 20, flush=self.flush),  # type: ignore[arg-type]
+            StoreSettings(segment_bytes=self.segment_bytes, flush=self.flush),  # type: ignore[arg-type]
             store_host=HOST,
             clock=self.clock,
         )
@@ -197,6 +199,19 @@ class Bench:
         offset, queue_id = message.record.queue_offset, message.record.queue_id
         receipt = f"{offset} {answer.ext['popTime']} {invisible_ms} 0 0 b {queue_id} {offset}"
         return message._replace(receipt=receipt)
+
+    def trim(self) -> None:
+        """Let three days pass, and the log go as far as it may."""
+        wait_flushed(self.store)
+        self.clock.advance(80 * 3_600)
+        self.store.delete_expired()
+
+        def is_done() -> bool:
+            self.clock.advance(1)
+            self.store.retain()
+            return self.store.min_position > 0
+
+        eventually(is_done, "the log begins later")
 
     async def set_mode(self, mode: str, *, topic: str = "T") -> int:
         body = json.dumps(

@@ -228,6 +228,8 @@ class Devices(Node):
         self.fronts = fronts
         self.history = history
         self.unfinished = 0
+        # The new device has subscribed.
+        self.is_told = False
         self.clients: dict[str, MqttClient] = {}
 
     async def serve(self, process: Process) -> None:
@@ -285,6 +287,7 @@ class Devices(Node):
         assert self.process is not None
         client = await self.connected("newcomer", self.process)
         await client.subscribe(("state/#", 1))
+        self.is_told = True
         while True:
             for message in await client.next_batch():
                 found.setdefault(message.topic, []).append(bytes(message.payload))

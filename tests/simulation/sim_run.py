@@ -97,7 +97,8 @@ class Site:
     @property
     def is_done(self) -> bool:
         """Everything that is stored has been consumed, and everything published has come."""
-        if self.devices.unfinished or not all(broker.is_ready for broker in self.brokers.values()):
+        servers = (*self.brokers.values(), *self.fronts)
+        if self.devices.unfinished or not all(server.is_ready for server in servers):
             return False
         try:
             check_all(self)
@@ -115,6 +116,10 @@ def simulate(
         if faults is None:
             faults = faults_of(seed, site)
         site.faults = faults
+        for broker in site.brokers.values():
+            broker.machine.disk.may_lose_power = any(
+                fault.kind == "power" and fault.node == broker.name for fault in faults
+            )
         site.start()
         started_s = world.now_s
         for fault in faults:
@@ -128,17 +133,19 @@ def simulate(
         end_s = world.now_s + CALM_S
         while world.now_s < end_s and not site.is_done:
             world.run_until(world.now_s + _LOOK_S)
-        assert site.devices.process is not None
-        site.devices.process.run(site.devices.ask_retained(site.retained))
-        world.run_until(world.now_s + 3.0)
-        site.trace = world.trace
         if site.devices.unfinished:
             raise BrokenPromiseError(
                 f"{site.devices.unfinished} devices wait for an acknowledgement for ever"
             )
-        for broker in site.brokers.values():
-            if not broker.is_ready:
-                raise BrokenPromiseError(f"{broker.name} does not start")
+        for server in (*site.brokers.values(), *site.fronts):
+            if not server.is_ready:
+                raise BrokenPromiseError(f"{server.name} does not start")
+        assert site.devices.process is not None
+        site.devices.process.run(site.devices.ask_retained(site.retained))
+        if not world.run_until(world.now_s + CALM_S, lambda: site.devices.is_told):
+            raise BrokenPromiseError("a new device cannot subscribe")
+        world.run_until(world.now_s + 3.0)
+        site.trace = world.trace
         check_all(site)
         return site
 

@@ -104,10 +104,13 @@ class World:
         turns = 0
         while not is_over():
             next_s = self._events[0][0] if self._events else when_s + 1
+            now_s, due = self.now_s, []
             for process in self.processes:
-                process_s = process.next_s
+                process_s = process.next_s(now_s)
                 if process_s < next_s:
-                    next_s = process_s
+                    next_s, due = process_s, [process]
+                elif process_s == next_s:
+                    due.append(process)
             if next_s > when_s:
                 self.now_s = when_s
                 return is_over()
@@ -117,9 +120,8 @@ class World:
             assert turns < TURNS_AT_ONCE_MAX, "a loop does not end"
             while self._events and self._events[0][0] <= self.now_s:
                 heapq.heappop(self._events)[2]()
-            now_s = self.now_s
-            for process in self.processes.copy():
-                if process.next_s <= now_s and process.is_alive:
+            for process in due:
+                if process.is_alive and process.paused_until_s <= next_s:
                     self.steps += 1
                     process.turn()
         return True
@@ -168,16 +170,18 @@ class Process:
         task.add_done_callback(self._task_ended)
         return task
 
-    @property
-    def next_s(self) -> float:
+    def next_s(self, now_s: float) -> float:
+        """When it has something to do: now, or later."""
         loop: Any = self.loop
         if loop._ready:
-            found_s = self.world.now_s
+            found_s = now_s
         elif loop._scheduled:
             found_s = loop._scheduled[0]._when
         else:
             return float("inf")
-        return found_s if found_s > self.paused_until_s else self.paused_until_s
+        if found_s < self.paused_until_s:
+            found_s = self.paused_until_s
+        return found_s if found_s > now_s else now_s
 
     def turn(self) -> None:
         with sim_threads.Turn(self):

@@ -190,6 +190,40 @@ async def test_the_last_ones_are_written_at_the_end_and_none_after_it() -> None:
     assert len(log.batches) == 1
 
 
+async def test_the_last_ones_are_written_beside_a_batch_that_is_under_way() -> None:
+    log = Log()
+    log.code = None
+    log.audit.record("refused", client="under way")
+    log.audit.flush()
+    fields = {f"field{number}": "x" * limits.AUDIT_TEXT_CHARACTERS_MAX for number in range(8)}
+    count = 2 * limits.AUDIT_BATCH_BYTES_MAX // (8 * limits.AUDIT_TEXT_CHARACTERS_MAX)
+    for _ in range(count):
+        log.audit.record("kicked", **fields)
+    log.audit.close()
+    assert [record["event"] for record in log.records()] == ["refused"] + ["kicked"] * count
+    assert max(len(batch) for batch, _, _ in log.batches) < 2 * limits.AUDIT_BATCH_BYTES_MAX
+    first, second, *others = log.waiting
+    second(14, "")
+    for answer in (*others, first):
+        answer(0, "")
+    log.audit.check_invariants()
+    assert log.audit.recorded_count + log.audit.dropped["refused"] == count + 1
+    assert log.audit.dropped["refused"] == log.batches[1][1], "nobody offers them again"
+    assert len(log.batches) == len(log.waiting)
+
+
+async def test_a_log_that_fails_at_the_end_keeps_nobody_from_it() -> None:
+    log = Log()
+    log.code = None
+    log.audit.record("refused", client="under way")
+    log.audit.flush()
+    log.audit.record("refused", client="last")
+    log.fails = True
+    log.audit.close()
+    assert not log.fails
+    assert [record["client"] for record in log.records()] == ["under way"]
+
+
 async def test_what_is_counted() -> None:
     log = Log(per_second_max=1)
     log.audit.record("refused", client="a")

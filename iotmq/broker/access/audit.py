@@ -64,7 +64,7 @@ class BrokerAudit:
         self.record: Record = self._log.record
 
     def close(self) -> None:
-        """Write what a last batch takes; before the writer closes."""
+        """Write all that waits; before the writer closes."""
         self._log.close()
 
     def metrics(self) -> Iterable[Metric]:

@@ -202,7 +202,7 @@ class _Ack(msgspec.Struct):
 
 
 class _AckBody(msgspec.Struct):
-    acks: Annotated[list[_Ack], Meta(max_length=limits.HEARTBEAT_SUBSCRIPTIONS_MAX)]
+    acks: Annotated[list[_Ack], Meta(max_length=limits.POP_ACKS_MAX)]
 
 
 def _acks(request: Command, topic_at: TopicAt) -> Iterable[Need]:

@@ -96,7 +96,7 @@ class DeadLetters:
 
     def _read(self, place: Place, queue: PopQueue, offset: int, view: memoryview | None) -> None:
         self._places.get(place, set()).discard(offset)
-        if self._pops.find(place) is not queue or offset not in queue.dead_offsets():
+        if self._pops.find(place) is not queue or not queue.is_dead(offset):
             return
         record = None if view is None else decode_record(view)
         if record is None or (record.topic, record.queue_id, record.queue_offset) != (*place[1:], offset):

@@ -41,6 +41,8 @@ cdef enum:
     ATTEMPTS_MAX = 65535
 
 cdef int64_t NEVER = (<int64_t> 1) << 62
+# When what its holder wants dead is due.
+cdef int64_t CONDEMNED = 1
 cdef uint64_t ONE = 1
 
 # What became of an acknowledgement, or of another wish of who holds a message.
@@ -212,7 +214,7 @@ cdef class PopQueue:
                 left &= left - 1
                 if block.due_ms[index] > now_ms:
                     continue
-                if block.attempts[index] >= attempts_max:
+                if block.attempts[index] >= attempts_max or block.due_ms[index] == CONDEMNED:
                     block.dead |= ONE << index
                     self.dead_count += 1
                 else:
@@ -364,25 +366,43 @@ cdef class PopQueue:
         self.changed.add(block.number)
         return DONE, block.popped_ms[index]
 
-    def give_back(self, int64_t pop_ms):
-        """Have what a pop held ready again, as if it had not been handed out: its answer cannot be given."""
+    def condemn(self, int64_t offset, int64_t popped_ms):
+        """Have a message dead when `expire` is called next, however often it was handed out. Returns DONE, or why not."""
         cdef Block block
-        cdef uint64_t left, bits
+        cdef int index = offset & (BLOCK_SIZE - 1)
+        cdef int found = self.find(offset, popped_ms)
+        if found == DONE:
+            block = self.blocks[offset >> BLOCK_BITS]
+            if block.ready >> index & 1:
+                block.ready &= ~(ONE << index)
+                self.ready_count -= 1
+            block.due_ms[index] = CONDEMNED
+            self.set_due(block, CONDEMNED)
+            self.changed.add(block.number)
+        return found
+
+    def give_back(self, bytes offsets not None, int64_t pop_ms):
+        """Have the offsets that a pop held ready again, as if it had not been handed out: its answer cannot be given.
+
+        `offsets` is text as `hand_out` returns it: other pops may have the same time.
+        """
+        cdef Block block
+        cdef int64_t offset
         cdef int index
-        for block in self.blocks.values():
-            left = block.undone & ~block.ready & ~block.dead
-            bits = 0
-            while left:
-                index = lowest(left)
-                left &= left - 1
-                if block.popped_ms[index] == pop_ms:
-                    bits |= ONE << index
-                    block.attempts[index] -= 1
-                    block.due_ms[index] = 0
-            if bits:
-                self.make_ready(block, bits)
-                self.look_for_due(block)
-                self.changed.add(block.number)
+        for text in offsets.split(b","):
+            offset = int(text)
+            block = self.blocks.get(offset >> BLOCK_BITS)
+            index = offset & (BLOCK_SIZE - 1)
+            if (
+                block is None or block.popped_ms[index] != pop_ms
+                or not (block.undone & ~block.ready & ~block.dead) >> index & 1
+            ):
+                continue
+            block.attempts[index] -= 1
+            block.due_ms[index] = 0
+            self.make_ready(block, ONE << index)
+            self.look_for_due(block)
+            self.changed.add(block.number)
         self.pop_floor_ms = max(self.pop_floor_ms, pop_ms + 1)
 
     def find(self, int64_t offset, int64_t popped_ms):
@@ -411,6 +431,11 @@ cdef class PopQueue:
                     offsets.append((block.number << BLOCK_BITS) + lowest(left))
                     left &= left - 1
         return sorted(offsets)
+
+    def is_dead(self, int64_t offset):
+        """Return whether an offset is dead, and has to be buried."""
+        cdef Block block = self.blocks.get(offset >> BLOCK_BITS)
+        return block is not None and block.dead >> (offset & (BLOCK_SIZE - 1)) & 1 == 1
 
     def attempts(self, int64_t offset):
         """Return how often an undone offset was handed out."""
@@ -447,6 +472,13 @@ cdef class PopQueue:
 
     def start_over(self, int64_t next_offset):
         """Forget everything, and go on at another offset."""
+        cdef Block block
+        cdef uint64_t left
+        for block in self.blocks.values():
+            left = block.undone
+            while left:
+                self.pop_floor_ms = max(self.pop_floor_ms, block.popped_ms[lowest(left)] + 1)
+                left &= left - 1
         self.blocks.clear()
         self.due_heap.clear()
         self.low_heap.clear()

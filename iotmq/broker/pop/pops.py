@@ -83,6 +83,7 @@ class Pops:
         self._blocks.clear()
         self._block_count = 0
         self._changed.clear()
+        self._mode_changes.clear()
         self._due_ms.clear()
         self._due_heap.clear()
         self._states.end_append(self._store.appended_position)
@@ -146,6 +147,8 @@ class Pops:
             # What is known of a former one goes with its first change.
             queue.mark_changed()
             self._queues[place] = queue
+            if place in self._changed:
+                self._changed[place] = queue
         elif committed is not None and committed != queue.committed_offset:
             if committed > queue.committed_offset:
                 queue.advance(min(committed, stored.max_offset))
@@ -175,20 +178,27 @@ class Pops:
     def set_mode(self, group: str, topic: str, stored: Stored, *, is_popped: bool) -> None:
         """Change how the group's consumers are told to consume the topic.
 
-        Nothing of what was popped outlives the change: consumers by queue go on at the committed offset.
+        Consumers by queue go on at the committed offset: nothing of what was popped outlives the change to
+        them.
         """
-        self.flush()
-        (self._pop_modes.add if is_popped else self._pop_modes.discard)((group, topic))
-        self._mode_changes[group, topic] = is_popped
-        for place in [place for place in self._queues if (place.group, place.topic) == (group, topic)]:
-            self._forget(place)
+        if is_popped != self.is_popped(group, topic):
+            self.flush()
+            (self._pop_modes.add if is_popped else self._pop_modes.discard)((group, topic))
+            self._mode_changes[group, topic] = is_popped
+            if not is_popped:
+                for place in [
+                    place for place in self._queues if (place.group, place.topic) == (group, topic)
+                ]:
+                    self._forget(place)
         self._waiting.append(stored)
         self._turn_end.schedule()
 
     # What changes
 
     def note(self, place: Place, queue: PopQueue) -> None:
-        """Have what has changed in a queue stored at the end of the turn."""
+        """Have what has changed in a queue stored at the end of the turn; nothing of a forgotten one."""
+        if self._queues.get(place) is not queue:
+            return
         self._note(place, queue)
         self._turn_end.schedule()
 
@@ -222,10 +232,11 @@ class Pops:
             else:
                 logger.warning("what groups have popped is not stored: %s", refusal.remark)
                 self._mode_changes = modes | self._mode_changes
-                for place, former in changed.items():
-                    if former is not None:
-                        former.mark_changed()
-                    self._changed.setdefault(place, former)
+                for place in changed:
+                    present = self._queues.get(place)
+                    if present is not None:
+                        present.mark_changed()
+                    self._changed.setdefault(place, present)
             _tell(waiting, refusal)
 
         if changes:
@@ -264,8 +275,9 @@ class Pops:
 
     def committed(self, place: Place, queue: PopQueue) -> None:
         """Note that what has changed in a queue is stored in another way."""
-        self._note(place, queue)
-        self._commit(place, queue, queue.low_offset)
+        if self._queues.get(place) is queue:
+            self._note(place, queue)
+            self._commit(place, queue, queue.low_offset)
 
     def expire(self) -> None:
         """Look for what is due: of very many queues over several turns."""

@@ -32,6 +32,7 @@ from iotmq.client.consuming.pull_consumer import PullConsumer
 from iotmq.client.consuming.push_consumer import PushConsumer
 from iotmq.client.consuming.rebalance import Allocation
 from iotmq.client.sending.producer import Producer
+from iotmq.client.sending.queue_choice import QueueChoice
 from iotmq.client.sending.requests import Replier, Requester
 from iotmq.client.sending.transactions import (
     Check,
@@ -40,6 +41,7 @@ from iotmq.client.sending.transactions import (
     TransactionProducer,
     TransactionState,
 )
+from iotmq.client.transport.interceptors import Interceptor
 from iotmq.client.transport.message import Message, ReceivedMessage, SendResult
 from iotmq.client.transport.routes import MessageQueue, TopicRoute
 from iotmq.client.transport.settings import (
@@ -85,7 +87,7 @@ class SyncProducer(BlockingLifetime):
     settings: ProducerSettings
     """The settings it was made with."""
     def send(
-        self, message: Message, *, queue: MessageQueue | None = None, timeout_ms: int | None = None
+        self, message: Message, *, queue: QueueChoice | None = None, timeout_ms: int | None = None
     ) -> SendResult:
         """Send one message and wait until it is stored; waits first while too many are in flight.
 
@@ -94,10 +96,26 @@ class SyncProducer(BlockingLifetime):
         SendFailedError when all tries failed.
         """
     def send_nowait(
-        self, message: Message, *, queue: MessageQueue | None = None, timeout_ms: int | None = None
+        self, message: Message, *, queue: QueueChoice | None = None, timeout_ms: int | None = None
     ) -> concurrent.futures.Future[SendResult]:
         """Send one message; the future ends as `send` would. ProducerBusyError past `in_flight_max`."""
-    def send_oneway(self, message: Message, *, queue: MessageQueue | None = None) -> None:
+    def send_to_device(
+        self,
+        mqtt_topic: str,
+        payload: bytes,
+        *,
+        qos: int = 1,
+        retain: bool = False,
+        expiry_s: float = 0,
+        topic: str = "commands",
+    ) -> SendResult:
+        """Send a message to every device that subscribes an MQTT topic.
+
+        `topic` is the broker topic that has it. Devices do not get it `expiry_s` after it was stored, unless
+        that is 0; with `retain` later subscribers get it, too. Messages of one MQTT topic keep their order.
+        Raises what `send` raises.
+        """
+    def send_oneway(self, message: Message, *, queue: QueueChoice | None = None) -> None:
         """Send one message without asking for an answer: it may get lost without anybody noticing.
 
         Returns when it is on its way; RouteNotFoundError or ConnectionClosedError when there is none.
@@ -109,7 +127,7 @@ class SyncProducer(BlockingLifetime):
         RouteNotFoundError when its broker is not there, BrokerError when that refuses.
         """
     def send_batch(
-        self, messages: Sequence[Message], *, queue: MessageQueue | None = None, timeout_ms: int | None = None
+        self, messages: Sequence[Message], *, queue: QueueChoice | None = None, timeout_ms: int | None = None
     ) -> list[SendResult]:
         """Send messages with one request per queue; the results are per request, in no fixed order.
 
@@ -183,7 +201,7 @@ class SyncTransactionProducer(SyncProducer):
         self,
         message: Message,
         *,
-        queue: MessageQueue | None = None,
+        queue: QueueChoice | None = None,
         timeout_ms: int | None = None,
         check_after_s: int | None = None,
     ) -> SyncTransaction:
@@ -198,7 +216,7 @@ class SyncTransactionProducer(SyncProducer):
         message: Message,
         execute: Execute,
         *,
-        queue: MessageQueue | None = None,
+        queue: QueueChoice | None = None,
         timeout_ms: int | None = None,
         check_after_s: int | None = None,
     ) -> SyncTransaction:
@@ -220,12 +238,27 @@ class SyncRequester(BlockingLifetime):
     def stop(self) -> None:
         """Leave; requests that wait for a reply fail with ConnectionClosedError."""
     def request(
-        self, message: Message, *, timeout_ms: int = 3000, queue: MessageQueue | None = None
+        self, message: Message, *, timeout_ms: int = 3000, queue: QueueChoice | None = None
     ) -> ReceivedMessage:
         """Send a request and wait for its reply.
 
         RequestTimeoutError without one in time (the request may have been carried out), ProducerBusyError
         while `in_flight_max` requests wait, and whatever `Producer.send` raises.
+        """
+    def ask_device(
+        self,
+        mqtt_topic: str,
+        payload: bytes,
+        *,
+        qos: int = 1,
+        timeout_ms: int = 3000,
+        topic: str = "commands",
+    ) -> ReceivedMessage:
+        """Send a request to the devices that subscribe an MQTT topic, and wait for the first answer.
+
+        A device that is absent until `timeout_ms` has passed does not get it. For devices without MQTT 5 the
+        last level of the topic is `{reply}`. `properties["MQTT_CLIENT_ID"]` of the answer names who gave it.
+        Raises what `request` raises.
         """
     asynchronous: Requester
     """The object itself, for coroutines that `SyncClient.run` runs."""
@@ -784,7 +817,9 @@ class SyncWaitingMessages(Blocking):
 class SyncClient(BlockingClient):
     """The blocking form of `IotmqClient`, for any thread. `with` starts and stops it."""
 
-    def __init__(self, settings: ClientSettings | None = None) -> None: ...
+    def __init__(
+        self, settings: ClientSettings | None = None, *, interceptors: Iterable[Interceptor] = ()
+    ) -> None: ...
     @property
     def client_id(self) -> str:
         """Return the name of this client inside its consumer groups."""

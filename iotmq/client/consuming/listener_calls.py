@@ -61,6 +61,7 @@ class ListenerCalls:
         self._is_clustering = settings.model == "clustering"
         first_s = settings.local_retry_ms / 1000
         self._probing = Probing(client.clock, rest_s_min=first_s, rest_s_max=settings.probe_ms_max / 1000)
+        self._interceptors = client.interceptors.for_consumer(group)
         self._last_failure_log_s = 0.0
         self.on_failure: Callable[[ListenerError], Awaitable[None] | None] | None = None
         """Told about each failed call."""
@@ -131,12 +132,20 @@ class ListenerCalls:
         begun_s = time.perf_counter()
         delivery = Delivery(messages, self._settings.listener_timeout_ms / 1000)
         failed = messages
+        interceptors = self._interceptors
+        consuming = None if interceptors is None else interceptors.begin(queue, messages)
+        cause: BaseException | None = None
         try:
             async with delivery:
                 outcome = await call_application(self._listener, messages)
             failed = [] if outcome is None else _failed_of(outcome, messages)
         except Exception as error:
+            cause = error
             await self._note_failure(queue, len(messages), error, has_timed_out=delivery.has_timed_out)
+        except asyncio.CancelledError as error:
+            if interceptors is not None and consuming is not None:
+                interceptors.end(consuming, messages, error)
+            raise
         wishes = delivery.settled
         if wishes:
             unsettled = {message for message in failed if message not in wishes}
@@ -145,6 +154,8 @@ class ListenerCalls:
                 for message in messages
                 if message in unsettled or (message in wishes and wishes[message].kind != "ack")
             ]
+        if interceptors is not None and consuming is not None:
+            interceptors.end(consuming, failed, cause)
         self._consumption.count(
             queue.topic,
             consumed=len(messages) - len(failed),

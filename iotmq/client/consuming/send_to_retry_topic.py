@@ -102,5 +102,8 @@ def _command(
         "n": broker_name,
     }
     if redeliveries_max >= 0:
-        ext["l"] = str(redeliveries_max)
+        # RocketMQ 4 makes a dead letter of try number `l`, RocketMQ 5 of the one behind it: both of what is
+        # past the maximum here, and neither of what is not.
+        times = record.reconsume_times + 1
+        ext["l"] = str(redeliveries_max if times > redeliveries_max else times + 1)
     return Command.request(RequestCode.SEND_MESSAGE_V2, ext, record.body)

@@ -6,7 +6,7 @@ Once per message that is sent, so everything here is one call into compiled code
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t
-from libc.string cimport memchr, memcpy, memset
+from libc.string cimport memcpy, memset
 
 from iotmq.message.records.layout cimport (
     ELEMENT_FIXED_BYTES, NAME_END, PROPERTY_END, put_u16, put_u32,
@@ -64,7 +64,7 @@ cpdef bytes encode_element(message, str unique_key):
     cdef const char* unique_at
     cdef uint8_t* at
     cdef uint32_t flag = _flag_of(message.flag)
-    cdef bint is_plain = not message.properties and not message.keys and message.wait_stored
+    cdef bint is_plain = not (message.properties or message.keys or message.ttl_ms) and message.wait_stored
     if is_plain and key.isprintable() and tags.isprintable():
         key_at = PyUnicode_AsUTF8AndSize(key, &key_size)
         tags_at = PyUnicode_AsUTF8AndSize(tags, &tags_size)

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from iotmq.client.sending.queue_choice import QueueChoice
 from iotmq.client.transport.message import SendResult
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.remoting.command import Body, Command
@@ -23,7 +24,7 @@ class PendingSend(msgspec.Struct, eq=False, kw_only=True):
     sends: int = 1
     """Calls that it is counted as while it is in flight."""
     key: str = ""
-    fixed_queue: MessageQueue | None
+    fixed_queue: QueueChoice | None
     properties: str = ""
     sys_flag: int = 0
     user_flag: int = 0
@@ -32,6 +33,8 @@ class PendingSend(msgspec.Struct, eq=False, kw_only=True):
     future: asyncio.Future[SendResult]
     is_repeat: bool = False
     """A broker may have stored it already."""
+    is_timed: bool = False
+    """The message waits for a time of its own, which brokers of RocketMQ 4 do not know."""
     has_packet_ids: bool = False
     """Messages of the batch have MQTT_PACKET_ID."""
     deadline_s: float = 0.0
@@ -48,7 +51,7 @@ class PendingSend(msgspec.Struct, eq=False, kw_only=True):
 
 
 Waiting: TypeAlias = (
-    "tuple[bytes | PendingSend, asyncio.Future[SendResult], str, str, MessageQueue | None, float]"
+    "tuple[bytes | PendingSend, asyncio.Future[SendResult], str, str, QueueChoice | None, float]"
 )
 """One message that waits for its request: its element, or the request of one that goes alone; its future,
 unique key and key, the queue asked for, and since when it waits. A plain tuple: there is one per message."""

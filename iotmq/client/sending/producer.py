@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from iotmq.client.sending.device_messages import DEVICE_TOPIC, device_message
 from iotmq.client.sending.message_elements import batch_element
 from iotmq.client.sending.pending_send import PendingSend
+from iotmq.client.sending.queue_choice import QueueChoice, chosen_queue
 from iotmq.client.sending.recall import recall_message
 from iotmq.client.sending.send_batches import batch_bodies, by_topic
 from iotmq.client.sending.send_deadlines import SendDeadlines
@@ -80,6 +82,7 @@ class Producer(Lifetime):
         """Unique keys of the next messages, the first at the end; they are not kept beyond a flush."""
         self._keys_made = 0
         """How many were made the last time since then."""
+        self._interceptors = client.interceptors.for_producer(group)
         self._is_running = False
         self._sent_total = 0
         self._failed_total = 0
@@ -102,7 +105,7 @@ class Producer(Lifetime):
         await self._client.remove_producer(self.group)
 
     async def send(
-        self, message: Message, *, queue: MessageQueue | None = None, timeout_ms: int | None = None
+        self, message: Message, *, queue: QueueChoice | None = None, timeout_ms: int | None = None
     ) -> SendResult:
         """Send one message and wait until it is stored; waits first while too many are in flight.
 
@@ -117,17 +120,50 @@ class Producer(Lifetime):
         return await self._send(message, queue, timeout_ms)
 
     def send_nowait(
-        self, message: Message, *, queue: MessageQueue | None = None, timeout_ms: int | None = None
+        self, message: Message, *, queue: QueueChoice | None = None, timeout_ms: int | None = None
     ) -> asyncio.Future[SendResult]:
         """Send one message; the future ends as `send` would. ProducerBusyError past `in_flight_max`."""
         self._room.refuse_when_full()
         return self._send(message, queue, timeout_ms)
 
-    async def send_oneway(self, message: Message, *, queue: MessageQueue | None = None) -> None:
+    async def send_to_device(
+        self,
+        mqtt_topic: str,
+        payload: bytes,
+        *,
+        qos: int = 1,
+        retain: bool = False,
+        expiry_s: float = 0,
+        topic: str = DEVICE_TOPIC,
+    ) -> SendResult:
+        """Send a message to every device that subscribes an MQTT topic.
+
+        `topic` is the broker topic that has it. Devices do not get it `expiry_s` after it was stored, unless
+        that is 0; with `retain` later subscribers get it, too. Messages of one MQTT topic keep their order.
+        Raises what `send` raises.
+        """
+        return await self.send(
+            device_message(mqtt_topic, payload, topic=topic, qos=qos, retain=retain, expiry_s=expiry_s)
+        )
+
+    async def send_oneway(self, message: Message, *, queue: QueueChoice | None = None) -> None:
         """Send one message without asking for an answer: it may get lost without anybody noticing.
 
         Returns when it is on its way; RouteNotFoundError or ConnectionClosedError when there is none.
         """
+        if self._interceptors is None:
+            await self._send_oneway(message, queue)
+            return
+        sending = self._interceptors.begin((message,))
+        try:
+            message_id = await self._send_oneway(sending.messages[0], queue)
+        except BaseException as error:
+            self._interceptors.end(sending, error=error)
+            raise
+        self._interceptors.end(sending, message_ids=(message_id,))
+
+    async def _send_oneway(self, message: Message, queue: QueueChoice | None) -> str:
+        """Return the message id."""
         send = self._prepare(message, queue, None)
         send.future.cancel()
         route = await self._tries.route(send.topic)
@@ -136,11 +172,14 @@ class Producer(Lifetime):
         if address is None:
             raise RouteNotFoundError(f"broker {chosen.broker_name} of topic {send.topic} has no master now")
         connection = await self._client.connections.get(address)
+        if send.is_timed:
+            await self._client.check_timers(chosen.broker_name, address)
         connection.send_oneway(self._tries.command(send, chosen, oneway=True))
         if connection.is_congested:
             # What nobody answers must be held back here, or a fast sender fills the memory.
             await connection.drain()
         self._sent_total += 1
+        return send.message_id
 
     async def recall(self, recall_handle: str) -> bool:
         """Take back a message that waits for a time of its own, by the `recall_handle` of its send's result.
@@ -152,7 +191,7 @@ class Producer(Lifetime):
         return await recall_message(self._client, recall_handle, group=self.group)
 
     async def send_batch(
-        self, messages: Sequence[Message], *, queue: MessageQueue | None = None, timeout_ms: int | None = None
+        self, messages: Sequence[Message], *, queue: QueueChoice | None = None, timeout_ms: int | None = None
     ) -> list[SendResult]:
         """Send messages with one request per queue; the results are per request, in no fixed order.
 
@@ -161,14 +200,39 @@ class Producer(Lifetime):
         raised, with a note of how many messages are stored. MessageRefusedError, with nothing sent,
         for delayed messages, which a batch cannot carry.
         """
+        if self._interceptors is None:
+            return await self._send_batch(messages, queue, timeout_ms)
+        sending = self._interceptors.begin(messages)
+        sent: list[tuple[Message, str]] = []
+        try:
+            results = await self._send_batch(sending.messages, queue, timeout_ms, sent)
+        except BaseException as error:
+            self._interceptors.end(sending, error=error)
+            raise
+        # As they were sent: topic by topic, queue by queue.
+        sending.messages = [message for message, _ in sent]
+        self._interceptors.end(sending, results, message_ids=[unique_key for _, unique_key in sent])
+        return results
+
+    async def _send_batch(
+        self,
+        messages: Sequence[Message],
+        queue: QueueChoice | None,
+        timeout_ms: int | None,
+        sent: list[tuple[Message, str]] | None = None,
+    ) -> list[SendResult]:
+        """Add the messages and their unique keys to `sent`, in the order in which they are sent."""
         sends: list[PendingSend] = []
         for topic, of_topic in by_topic(messages).items():
             route = await self._tries.route(topic)
             for target, of_queue in self._by_queue(of_topic, route, queue).items():
+                unique_keys = self._unique_keys.next_batch(len(of_queue))
+                if sent is not None:
+                    sent += zip(of_queue, unique_keys, strict=True)
                 sends += [
                     self._encoded(topic, target, *part, timeout_ms=timeout_ms)
                     for part in batch_bodies(
-                        of_queue, self._unique_keys, body_bytes_max=self.settings.body_bytes_max
+                        of_queue, unique_keys, body_bytes_max=self.settings.body_bytes_max
                     )
                 ]
         futures = []
@@ -257,7 +321,14 @@ class Producer(Lifetime):
     # --- one send -----------------------------------------------------------------------------------
 
     def _send(
-        self, message: Message, queue: MessageQueue | None, timeout_ms: int | None
+        self, message: Message, queue: QueueChoice | None, timeout_ms: int | None
+    ) -> asyncio.Future[SendResult]:
+        if self._interceptors is None:
+            return self._send_one(message, queue, timeout_ms)
+        return self._interceptors.send(message, lambda sent: self._send_one(sent, queue, timeout_ms))
+
+    def _send_one(
+        self, message: Message, queue: QueueChoice | None, timeout_ms: int | None
     ) -> asyncio.Future[SendResult]:
         element = None
         if timeout_ms is None:
@@ -265,9 +336,8 @@ class Producer(Lifetime):
             unique_key = keys.pop() if keys else self._more_keys()
             element = batch_element(message, unique_key, self._batched_bytes_max)
         if element is None:
-            return self._send_alone(
-                self._prepare(message, queue, timeout_ms), is_ordered=not message.is_delayed
-            )
+            send = self._prepare(message, queue, timeout_ms)
+            return self._start_alone(send, is_ordered=not message.is_delayed)
         self._check_running()
         if queue is not None:
             self._check_queue(message.topic, queue)
@@ -276,11 +346,14 @@ class Producer(Lifetime):
         self._room.add(len(element))
         return future
 
-    def _send_alone(self, send: PendingSend, *, is_ordered: bool) -> asyncio.Future[SendResult]:
-        if not is_ordered or (not send.key and send.fixed_queue is None):
+    def _start_alone(self, send: PendingSend, *, is_ordered: bool) -> asyncio.Future[SendResult]:
+        """Start a message that goes alone, `is_ordered` behind those that wait for its queue."""
+        queue = send.fixed_queue
+        is_known = queue is None or isinstance(queue, MessageQueue)
+        if is_known and not (is_ordered and (send.key or queue)):
             return self._start(send)
         self._watch(send)
-        self._lanes.add(send.topic, send.fixed_queue, send.key, send, send.future, send.message_id)
+        self._lanes.add_alone(send)
         return send.future
 
     def _more_keys(self) -> str:
@@ -303,7 +376,7 @@ class Producer(Lifetime):
         self._failed_total -= count
         self._room.add(size, count)
 
-    def _prepare(self, message: Message, queue: MessageQueue | None, timeout_ms: int | None) -> PendingSend:
+    def _prepare(self, message: Message, queue: QueueChoice | None, timeout_ms: int | None) -> PendingSend:
         self._check_target(message.topic, queue)
         body = message.body
         if len(body) > self.settings.body_bytes_max:
@@ -325,6 +398,7 @@ class Producer(Lifetime):
             sys_flag=sys_flag,
             user_flag=message.flag,
             message_id=unique_key,
+            is_timed=message.is_timed,
             timeout_s=self._timeout_s(timeout_ms),
             future=asyncio.get_running_loop().create_future(),
         )
@@ -358,7 +432,7 @@ class Producer(Lifetime):
             future=asyncio.get_running_loop().create_future(),
         )
 
-    def _check_target(self, topic: str, queue: MessageQueue | None) -> None:
+    def _check_target(self, topic: str, queue: QueueChoice | None) -> None:
         check_topic(topic)
         self._check_running()
         if queue is not None:
@@ -368,8 +442,8 @@ class Producer(Lifetime):
         if not self._is_running:
             raise ClientClosedError("the producer is not started: use `async with Producer(...)`, or start()")
 
-    def _check_queue(self, topic: str, queue: MessageQueue) -> None:
-        if queue.topic != topic:
+    def _check_queue(self, topic: str, queue: QueueChoice) -> None:
+        if isinstance(queue, MessageQueue) and queue.topic != topic:
             raise MessageRefusedError(f"queue {queue} is not one of topic {topic}")
 
     def _timeout_s(self, timeout_ms: int | None) -> float:
@@ -410,14 +484,14 @@ class Producer(Lifetime):
         self._room.remove(send.size, send.sends)
 
     def _by_queue(
-        self, messages: list[Message], route: TopicRoute, queue: MessageQueue | None
+        self, messages: list[Message], route: TopicRoute, queue: QueueChoice | None
     ) -> dict[MessageQueue, list[Message]]:
-        if queue is not None:
-            return {queue: messages}
         groups: dict[MessageQueue, list[Message]] = {}
         by_turn: MessageQueue | None = None
         for message in messages:
-            if message.key:
+            if queue is not None:
+                target = chosen_queue(queue, route.topic, route.writable)
+            elif message.key:
                 target = route.writable[queue_of_key(message.key, len(route.writable))]
             else:
                 target = by_turn = by_turn or self._tries.next_by_turn(route)

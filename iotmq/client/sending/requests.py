@@ -14,7 +14,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from iotmq.addresses import parse_address
+from iotmq.client.sending.device_messages import DEVICE_TOPIC, device_message
 from iotmq.client.sending.producer import Producer
+from iotmq.client.sending.queue_choice import QueueChoice
 from iotmq.client.transport.calls import ask, broker_address
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.lifetime import Lifetime
@@ -78,7 +80,7 @@ class Requester(Lifetime):
         await self._producer.stop()
 
     async def request(
-        self, message: Message, *, timeout_ms: int = 3_000, queue: MessageQueue | None = None
+        self, message: Message, *, timeout_ms: int = 3_000, queue: QueueChoice | None = None
     ) -> ReceivedMessage:
         """Send a request and wait for its reply.
 
@@ -113,6 +115,24 @@ class Requester(Lifetime):
             ) from None
         finally:
             del self._waiting[correlation_id]
+
+    async def ask_device(
+        self,
+        mqtt_topic: str,
+        payload: bytes,
+        *,
+        qos: int = 1,
+        timeout_ms: int = 3_000,
+        topic: str = DEVICE_TOPIC,
+    ) -> ReceivedMessage:
+        """Send a request to the devices that subscribe an MQTT topic, and wait for the first answer.
+
+        A device that is absent until `timeout_ms` has passed does not get it. For devices without MQTT 5 the
+        last level of the topic is `{reply}`. `properties["MQTT_CLIENT_ID"]` of the answer names who gave it.
+        Raises what `request` raises.
+        """
+        message = device_message(mqtt_topic, payload, topic=topic, qos=qos, expiry_s=timeout_ms / 1000)
+        return await self.request(message, timeout_ms=timeout_ms)
 
     async def _introduce(self, topic: str) -> None:
         """Connect to every broker of the topic: each of them may pass the reply on."""

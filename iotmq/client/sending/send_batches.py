@@ -8,7 +8,6 @@ from iotmq.client.sending.message_elements import encode_element
 from iotmq.client.transport.message import Message
 from iotmq.errors import MessageRefusedError
 from iotmq.limits import BATCH_RECORDS_MAX
-from iotmq.message.message_ids import UniqueKeys
 
 
 def by_topic(messages: Iterable[Message]) -> dict[str, list[Message]]:
@@ -20,13 +19,13 @@ def by_topic(messages: Iterable[Message]) -> dict[str, list[Message]]:
 
 
 def batch_bodies(
-    messages: Sequence[Message], unique_keys: UniqueKeys, *, body_bytes_max: int
+    messages: Sequence[Message], unique_keys: Sequence[str], *, body_bytes_max: int
 ) -> Iterator[tuple[bytes, int, str]]:
     """Yield batch bodies of at most `body_bytes_max`, with their counts and first unique keys."""
     elements: list[bytes] = []
     size = 0
     first_key = ""
-    for message, unique_key in zip(messages, unique_keys.next_batch(len(messages)), strict=True):
+    for message, unique_key in zip(messages, unique_keys, strict=True):
         if message.is_delayed:
             raise MessageRefusedError("a batch cannot carry delayed messages: send them singly")
         element = encode_element(message, unique_key)

@@ -17,6 +17,7 @@ from typing import Final
 
 from iotmq.client.sending.message_elements import split_element, tell_results
 from iotmq.client.sending.pending_send import PendingSend, Waiting
+from iotmq.client.sending.queue_choice import QueueChoice, chosen_queue
 from iotmq.client.sending.send_tries import SendTries
 from iotmq.client.transport.message import SendResult, check_topic
 from iotmq.client.transport.routes import MessageQueue, TopicRoute, queue_of_key
@@ -152,9 +153,9 @@ class SendLanes:
     def add(
         self,
         topic: str,
-        queue: MessageQueue | None,
+        queue: QueueChoice | None,
         key: str,
-        element: bytes | PendingSend,
+        element: bytes,
         future: asyncio.Future[SendResult],
         unique_key: str,
     ) -> None:
@@ -164,18 +165,25 @@ class SendLanes:
             lanes = self._new_topic(topic)
         if not lanes.is_fresh:
             self._refresh(topic, lanes)
-        size = element.size if isinstance(element, PendingSend) else len(element)
         since_s = asyncio.get_running_loop().time() if self._linger_s else self._now_s
-        entry = (element, future, unique_key, key, queue, since_s)
+        size = len(element)
         if key or queue is not None:
-            lanes.unsorted.append(entry)
+            lanes.unsorted.append((element, future, unique_key, key, queue, since_s))
         else:
-            lanes.any_queue.waiting.append(entry)
-            lanes.any_queue.size += size
+            lane = lanes.any_queue
+            lane.waiting.append((element, future, unique_key, key, queue, since_s))
+            lane.size += size
         lanes.count += 1
         lanes.size += size
         if lanes.count >= self._count_max or lanes.size >= self._bytes_max:
             self._flush_topic(topic, lanes)
+
+    def add_alone(self, send: PendingSend) -> None:
+        """Let a message that goes alone wait for its turn at its queue, by its key or as it was asked for."""
+        lanes = self._topics.get(send.topic) or self._new_topic(send.topic)
+        if not lanes.is_fresh:
+            self._refresh(send.topic, lanes)
+        lanes.unsorted.append((send, send.future, send.message_id, send.key, send.fixed_queue, self._now_s))
 
     def flush(self) -> None:
         """End the lingering of everything that waits."""
@@ -260,8 +268,17 @@ class SendLanes:
         by_number: list[_Lane | None] = [None] * len(writable)
         for entry in unsorted:
             lane: _Lane | None
-            if entry[4] is not None:
-                lane = filled[entry[4]] = self._lane(lanes, entry[4])
+            choice = entry[4]
+            if choice is not None:
+                try:
+                    queue = chosen_queue(choice, topic, writable)
+                except Exception as error:
+                    # A function of the application may raise anything.
+                    self._give_up(entry, error)
+                    continue
+                if isinstance(entry[0], PendingSend):
+                    entry[0].fixed_queue = queue
+                lane = filled[queue] = self._lane(lanes, queue)
             else:
                 number = queue_of_key(entry[3], len(writable))
                 lane = by_number[number]
@@ -322,7 +339,7 @@ class SendLanes:
             waiting[0][1].add_done_callback(partial(_cancel_with, send.future))
 
     def _request(self, topic: str, lane: _Lane, waiting: list[Waiting]) -> PendingSend:
-        element, _, unique_key, key, queue, _ = waiting[0]
+        element, _, unique_key, key, choice, _ = waiting[0]
         future: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
         if len(waiting) == 1:
             assert isinstance(element, bytes)
@@ -333,14 +350,14 @@ class SendLanes:
                 body=body,
                 size=len(element),
                 key=key,
-                fixed_queue=queue,
+                fixed_queue=None if choice is None else lane.queue,
                 properties=properties.decode(),
                 user_flag=int.from_bytes(element[12:16], signed=True),
                 message_id=unique_key,
                 timeout_s=self._timeout_s,
                 future=future,
             )
-        elements = b"".join([entry[0] for entry in waiting if isinstance(entry[0], bytes)])
+        elements = b"".join([entry[0] for entry in waiting])  # type: ignore[misc]  # none goes alone
         return PendingSend(
             topic=topic,
             code=RequestCode.SEND_BATCH_MESSAGE,
@@ -377,7 +394,7 @@ class SendLanes:
         lane.in_flight -= 1
         self._pump(topic, lane)
 
-    def _give_up(self, entry: Waiting, failure: IotmqError | None) -> None:
+    def _give_up(self, entry: Waiting, failure: Exception | None) -> None:
         """End a message that has no request: its future is cancelled already, or fails now."""
         element, future = entry[:2]
         if failure is not None and not future.done():

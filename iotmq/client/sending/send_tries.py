@@ -9,6 +9,7 @@ from typing import Final
 
 from iotmq.backoff import Backoff
 from iotmq.client.sending.pending_send import PendingSend
+from iotmq.client.sending.queue_choice import chosen_queue
 from iotmq.client.transport.broker_health import BrokerHealth
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import SendResult, SendStatus, check_topic
@@ -75,7 +76,7 @@ class SendTries:
             queue = self.choose(send, route)
             address = route.master(queue.broker_name) or ""
             connection = self._client.connections.ready(address)
-            if connection is not None:
+            if connection is not None and not (send.is_timed and self._client.may_lack_timers(address)):
                 self._write(send, connection, queue, address)
                 return
         self._start_retries(send, None)
@@ -101,7 +102,7 @@ class SendTries:
     def choose(self, send: PendingSend, route: TopicRoute) -> MessageQueue:
         """Choose the queue of the next try: the one asked for, the key's, or the next by turn."""
         if send.fixed_queue is not None:
-            return send.fixed_queue
+            return chosen_queue(send.fixed_queue, send.topic, route.writable)
         if send.key:
             return route.writable[queue_of_key(send.key, len(route.writable))]
         return self.next_by_turn(route)
@@ -266,6 +267,13 @@ class SendTries:
             connection = await self._connection(send, route, queue, rest)
             if connection is None or send.future.done():
                 continue
+            if send.is_timed and self._client.may_lack_timers(address or ""):
+                try:
+                    await self._client.check_timers(queue.broker_name, address or "")
+                except ConnectionClosedError:
+                    continue
+                if send.future.done() or connection.is_closed:
+                    continue
             if send.tries:
                 self.retried_total += 1
             # Its answer comes back to `_answered`, which starts the next round if one is due.

@@ -16,6 +16,7 @@ from typing import TypeAlias, TypeVar
 from iotmq import limits
 from iotmq.addresses import address_text
 from iotmq.client.sending.producer import Producer
+from iotmq.client.sending.queue_choice import QueueChoice
 from iotmq.client.transport.application_calls import call_application
 from iotmq.client.transport.calls import ask
 from iotmq.client.transport.client import ClientTransport
@@ -157,7 +158,7 @@ class TransactionProducer(Producer):
         self,
         message: Message,
         *,
-        queue: MessageQueue | None = None,
+        queue: QueueChoice | None = None,
         timeout_ms: int | None = None,
         check_after_s: int | None = None,
     ) -> Transaction:
@@ -172,10 +173,8 @@ class TransactionProducer(Producer):
         if check_after_s is not None:
             properties[CHECK_IMMUNITY_TIME_S] = str(check_after_s)
         half.properties = properties
-        send = self._prepare(half, queue, timeout_ms)
-        send.sys_flag |= _PREPARED_FLAG
         await self.room()
-        transaction = Transaction(await self._start(send), self._end)
+        transaction = Transaction(await self._send_half(half, queue, timeout_ms), self._end)
         status = transaction.result.status
         if status is not SendStatus.SEND_OK:
             await self._end_or_leave(transaction, TransactionState.ROLLBACK)
@@ -184,12 +183,22 @@ class TransactionProducer(Producer):
             )
         return transaction
 
+    def _send_half(
+        self, half: Message, queue: QueueChoice | None, timeout_ms: int | None
+    ) -> asyncio.Future[SendResult]:
+        def send(message: Message) -> asyncio.Future[SendResult]:
+            prepared = self._prepare(message, queue, timeout_ms)
+            prepared.sys_flag |= _PREPARED_FLAG
+            return self._start_alone(prepared, is_ordered=False)
+
+        return send(half) if self._interceptors is None else self._interceptors.send(half, send)
+
     async def send_in_transaction(
         self,
         message: Message,
         execute: Execute,
         *,
-        queue: MessageQueue | None = None,
+        queue: QueueChoice | None = None,
         timeout_ms: int | None = None,
         check_after_s: int | None = None,
     ) -> Transaction:

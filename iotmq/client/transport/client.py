@@ -8,11 +8,12 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol, TypeAlias
 
 from iotmq.addresses import parse_address
 from iotmq.client.transport.connections import ConnectionCallbacks, Connections
+from iotmq.client.transport.interceptors import Interceptor, Interceptors
 from iotmq.client.transport.lifetime import Lifetime
 from iotmq.client.transport.master_watch import MasterCallbacks, MasterWatch, OnBack, OnMoved
 from iotmq.client.transport.registries import Registries, Routes
@@ -27,9 +28,10 @@ from iotmq.errors import (
     ConfigError,
     ConnectionClosedError,
     NotMasterError,
+    NotSupportedError,
     RequestTimeoutError,
 )
-from iotmq.remoting.codes import IS_MASTER_FIELD, RequestCode, ResponseCode
+from iotmq.remoting.codes import IS_MASTER_FIELD, LanguageCode, RequestCode, ResponseCode, Version
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
 from iotmq.supervised import end, supervise
@@ -63,7 +65,13 @@ class GroupConsumer(Protocol):
 class ClientTransport(Lifetime):
     """The connections, routes and heartbeats that producers and consumers share."""
 
-    def __init__(self, settings: ClientSettings | None = None, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        settings: ClientSettings | None = None,
+        *,
+        clock: Clock | None = None,
+        interceptors: Iterable[Interceptor] = (),
+    ) -> None:
         self.settings = settings or ClientSettings()
         self.clock: Clock = clock or SystemClock()
         for address in self.settings.registries:
@@ -72,6 +80,8 @@ class ClientTransport(Lifetime):
             except ValueError as error:
                 raise ConfigError(f"registries: {error}") from error
         self.client_id = self.settings.client_id or _unique_client_id()
+        self.interceptors = Interceptors(interceptors)
+        """What the application has look at messages; its producers and consumers ask when they are made."""
         self.request_timeout_s = self.settings.request_timeout_ms / 1000
         callbacks = ConnectionCallbacks(requested=self._requested, connected=self._connected, lost=self._lost)
         self.connections = Connections(self.settings, callbacks, clock=self.clock)
@@ -103,6 +113,8 @@ class ClientTransport(Lifetime):
         self._consumers: dict[str, GroupConsumer] = {}
         self._introduced: dict[str, ClientConnection] = {}
         """Address -> the connection on which its broker has had a heartbeat."""
+        self._with_timers: set[str] = set()
+        """The addresses of brokers with a connection that are known to deliver messages at any time."""
         self._request_handlers: dict[int, list[RequestHandler]] = {}
         self._heartbeater: asyncio.Task[None] | None = None
         self._recoveries: dict[str, asyncio.Task[None]] = {}
@@ -124,6 +136,8 @@ class ClientTransport(Lifetime):
         self.routes.start()
         self.masters.start()
         self._heartbeater = supervise("heartbeats", self._heartbeat_forever)
+        for interceptor in self.interceptors.all:
+            await interceptor.start(self)
 
     async def stop(self) -> None:
         """End background work and close the connections. Stop producers and consumers first."""
@@ -191,6 +205,25 @@ class ClientTransport(Lifetime):
     def remove_request_handler(self, code: int, handler: RequestHandler) -> None:
         """Undo `add_request_handler`."""
         self._request_handlers[code].remove(handler)
+
+    def may_lack_timers(self, address: str) -> bool:
+        """Return whether `check_timers` has to be asked before a message with a time of its own is sent."""
+        return address not in self._with_timers
+
+    async def check_timers(self, broker_name: str, address: str) -> None:
+        """Raise NotSupportedError when a broker would deliver at once what has a time of its own.
+
+        Those of RocketMQ 4 do, and their answer to a send does not say so.
+        """
+        answer = await self.request(address, self._heartbeat_command())
+        if answer.language == LanguageCode.JAVA and answer.version < Version.HAS_TIMERS:
+            raise NotSupportedError(
+                ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+                f"broker {broker_name} is one of RocketMQ 4 and delivers at no time of a message's own "
+                "(delay_ms, deliver_at_ms): use delay_level. The message is not sent",
+            )
+        if self.connections.ready(address) is not None:
+            self._with_timers.add(address)
 
     def on_master_moved(self, call: OnMoved) -> None:
         """Call with a broker's name, former and present address when its master is another one."""
@@ -276,6 +309,7 @@ class ClientTransport(Lifetime):
 
     def _lost(self, address: str) -> None:
         self._introduced.pop(address, None)
+        self._with_timers.discard(address)
         if self._is_running:
             self.masters.lost(address)
             self._connect_again(address)
@@ -314,6 +348,7 @@ class ClientTransport(Lifetime):
         self._introduce_where_new()
         if former not in self._broker_addresses():
             self.connections.drop(former)
+            self._with_timers.discard(former)
         for consumer in self._consumers.values():
             for topic in topics:
                 consumer.route_changed(topic)
@@ -353,6 +388,10 @@ class ClientTransport(Lifetime):
 
 def expect_success(response: Command, doing: str) -> Command:
     """Return the response; BrokerError, naming the action, when it is not success."""
+    if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        raise NotSupportedError(
+            response.code, f"{doing}: not supported there, by a server of RocketMQ or an older one of iotmq's"
+        )
     if response.code != ResponseCode.SUCCESS:
         kind = NotMasterError if response.ext.get(IS_MASTER_FIELD) == "false" else BrokerError
         raise kind(response.code, f"{doing}: {response.remark or 'refused without a reason'}")

@@ -20,6 +20,7 @@ from iotmq.message.properties import (
     KEYS,
     RETRY_TOPIC,
     TAGS,
+    TIME_TO_LIVE_MS,
     TIMER_DELAY_MS,
     TIMER_DELIVER_MS,
     UNIQ_KEY,
@@ -61,6 +62,9 @@ class Message(_Content, eq=False, kw_only=True):
     """Delivers so many milliseconds after the broker has stored it; there is no maximum."""
     deliver_at_ms: int = 0
     """Delivers at a time, milliseconds since 1970 by the broker's clock; a past one delivers at once."""
+    ttl_ms: int = 0
+    """Milliseconds, from its storing on, after which consumers and devices do not get it; 0 for never.
+    Brokers of iotmq know it."""
     flag: int = 0
     """A number of the application's, stored as it is."""
     wait_stored: bool = True
@@ -70,6 +74,11 @@ class Message(_Content, eq=False, kw_only=True):
     def is_delayed(self) -> bool:
         """Return whether the message waits at the broker before its delivery."""
         return bool(self.delay_level or self.delay_ms or self.deliver_at_ms)
+
+    @property
+    def is_timed(self) -> bool:
+        """Return whether it waits for a time of its own, not for a delay level."""
+        return bool(self.delay_ms or self.deliver_at_ms)
 
     def encoded_properties(self, unique_key: str) -> bytes:
         """Encode all properties as they are stored; MessageRefusedError for a property that cannot be
@@ -90,6 +99,10 @@ class Message(_Content, eq=False, kw_only=True):
                 pairs[TIMER_DELAY_MS] = str(self.delay_ms)
             else:
                 pairs[TIMER_DELIVER_MS] = str(self.deliver_at_ms)
+        if self.ttl_ms:
+            if self.ttl_ms < 0:
+                raise MessageRefusedError(f"a time to live of {self.ttl_ms} ms: it must be positive")
+            pairs[TIME_TO_LIVE_MS] = str(self.ttl_ms)
         if not self.wait_stored:
             pairs[WAIT] = "false"
         try:
@@ -145,7 +158,7 @@ class SendStatus(enum.Enum):
     """Stored, but the slave did not confirm in time."""
 
 
-class SendResult(msgspec.Struct, eq=False):
+class SendResult(msgspec.Struct, eq=False, gc=False):
     """The result of a send: the queue and offset of the message, or of the messages of a batch."""
 
     status: SendStatus

@@ -1,4 +1,4 @@
-"""Decode a registry's route of a topic, and choose queues of it."""
+"""Decode a registry's route of a topic, and choose queues of it. RocketMQ's write numbers as keys of JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from iotmq.errors import BrokerError
+from iotmq.errors import BrokerError, RequestError
+from iotmq.remoting import lenient_json
 
 PERMISSION_READ = 4
 PERMISSION_WRITE = 2
@@ -112,20 +113,15 @@ class _TopicList(msgspec.Struct, rename="camel"):
     topic_list: list[str] = []
 
 
-_ROUTE_DECODER = msgspec.json.Decoder(_TopicRouteData)
-_CLUSTER_DECODER = msgspec.json.Decoder(_ClusterInfo)
-_TOPICS_DECODER = msgspec.json.Decoder(_TopicList)
-
-
 def parse_route(topic: str, body: bytes) -> TopicRoute:
     """Decode the route in the answer to request 105; BrokerError for an invalid body."""
     try:
-        data = _ROUTE_DECODER.decode(body)
+        data = lenient_json.decode(body, _TopicRouteData)
         addresses = {
             broker.broker_name: {int(number): address for number, address in broker.broker_addrs.items()}
             for broker in data.broker_datas
         }
-    except (msgspec.DecodeError, ValueError) as error:
+    except (RequestError, ValueError) as error:
         raise BrokerError(1, f"the registry's route of topic {topic} cannot be read: {error}") from error
     readable: list[MessageQueue] = []
     writable: list[MessageQueue] = []
@@ -158,17 +154,17 @@ def parse_cluster(body: bytes) -> dict[str, dict[int, str]]:
     try:
         return {
             name: {int(number): address for number, address in broker.broker_addrs.items()}
-            for name, broker in _CLUSTER_DECODER.decode(body).broker_addr_table.items()
+            for name, broker in lenient_json.decode(body, _ClusterInfo).broker_addr_table.items()
         }
-    except (msgspec.DecodeError, ValueError) as error:
+    except (RequestError, ValueError) as error:
         raise BrokerError(1, f"the registry's list of brokers cannot be read: {error}") from error
 
 
 def parse_topics(body: bytes) -> list[str]:
     """Decode the topic names in the answer to request 206."""
     try:
-        return _TOPICS_DECODER.decode(body).topic_list
-    except msgspec.DecodeError as error:
+        return lenient_json.decode(body, _TopicList).topic_list
+    except RequestError as error:
         raise BrokerError(1, f"the registry's list of topics cannot be read: {error}") from error
 
 

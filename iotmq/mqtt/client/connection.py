@@ -271,23 +271,24 @@ class ClientConnection:
     def _is_new(self, message: ReceivedMessage) -> bool:
         """Return whether a message of QoS 1 or 2 is to be handed on."""
         packet_id = message.packet_id
-        if message.qos == 1:
-            self._unanswered_1 += 1
-        elif packet_id in self.session.received:
+        if message.qos == 2 and packet_id in self.session.received:
             # Again. The owner has it; where it has not acknowledged it to this connection, it will.
             if packet_id not in self._unanswered_2:
                 self._output.acknowledge(packets.PUBREC, packet_id)
             return False
-        else:
-            self.session.received.add(packet_id)
-            self._unanswered_2.add(packet_id)
         receive_max = self._connect.properties.receive_max
         if receive_max is not None:
-            count = self._unanswered_1 + len(self.session.received)
+            count = self._unanswered_1 + len(self.session.received) + 1
             if count > receive_max + self._resumed_count:  # [MQTT-3.3.4-9]
+                # The session does not know the message: nobody has it, and it is new when it comes again.
                 raise MqttProtocolError(
                     RECEIVE_MAXIMUM_EXCEEDED, f"{count} messages without an answer, {receive_max} are allowed"
                 )
+        if message.qos == 1:
+            self._unanswered_1 += 1
+        else:
+            self.session.received.add(packet_id)
+            self._unanswered_2.add(packet_id)
         return True
 
     def _handle_packet(self, first: int, body: bytes) -> None:

@@ -103,7 +103,9 @@ async def test_no_event_no_record() -> None:
 
 
 async def test_the_last_records_are_handed_over_before_the_gateway_stops() -> None:
+    """Though a batch is under way that no broker has answered."""
     async with running(audit_events=EVERYTHING) as site:
         await site.connect("pump")
+        await soon(lambda: records(site), "a batch under way")
         await site.stop()
         assert events(site)[-1] == ("disconnected", "pump")

@@ -102,7 +102,8 @@ class _Taken(msgspec.Struct):
 
     pop_ms: int
     due_ms: int
-    states: list[tuple[Place, PopQueue]] = []
+    states: list[tuple[Place, PopQueue, bytes]] = []
+    """What is held of each queue; the offsets as `hand_out` returns them."""
     views: list[memoryview] = []
     starts: list[str] = []
     offsets: list[str] = []
@@ -139,6 +140,7 @@ class PopHandler:
         self.repeated_total = 0
         pops.add_listener(lambda place, queue: self._wake(place.topic, place.queue_id, place.group))
         parts.topics.add_listener(self._topic_changed)
+        parts.subscription_groups.add_listener(self._group_changed)
 
     def handlers(self) -> Mapping[int, Handler]:
         return {
@@ -163,6 +165,14 @@ class PopHandler:
         """Look again for what waits for queues that have new entries."""
         for queue in queues:
             self._wake(queue.topic, queue.queue_id)
+
+    def wake_after(self, place: Place, state: PopQueue) -> None:
+        """Look again for what waits for a queue of which something is done: its order, or room."""
+        if place.topic not in self._by_topic:
+            return
+        stored = self._store.find_queue(place.topic, place.queue_id)
+        if state.ready_count or (stored is not None and state.next_offset < stored.max_offset):
+            self._wake(place.topic, place.queue_id, place.group)
 
     def expire(self) -> None:
         """Answer the pops that waited as long as they wanted to: very many over several turns."""
@@ -242,9 +252,7 @@ class PopHandler:
         }
         if not views:
             return request.reply(ResponseCode.PULL_NOT_FOUND, remark="nothing to pop", ext=ext)
-        return request.reply(
-            ResponseCode.SUCCESS, ext=ext, body=cast("list[bytes | memoryview]", views)
-        )
+        return request.reply(ResponseCode.SUCCESS, ext=ext, body=cast("list[bytes | memoryview]", views))
 
     def _polling_info(self, connection: ServerConnection, request: Command) -> Command:
         key = request.text("consumerGroup"), request.text("topic"), request.integer("queueId")
@@ -307,9 +315,14 @@ class PopHandler:
 
     def _loaded(self, pop: Pop, error: OSError | None, *, loads_left: int) -> None:
         """Go on with a pop whose pages were read from the disk, or could not be."""
-        answer_loaded(
-            pop.connection, pop.request, error, lambda: self._look(pop, loads_left=loads_left)
-        )
+
+        def look() -> Command | None:
+            # Topic and group may be others by now.
+            group, topic_name, queue_id = pop.queue.key
+            pop.queue = self._wait_of(group, self._check(group, topic_name, queue_id), queue_id)
+            return self._look(pop, loads_left=loads_left)
+
+        answer_loaded(pop.connection, pop.request, error, look)
 
     def _states_of(self, pop: Pop, now_ms: int) -> list[tuple[Place, PopQueue, Queue]]:
         """Return the queues of a pop that may have something; each pop begins with another one."""
@@ -388,8 +401,9 @@ class PopHandler:
             taken.has_more = True
         if offsets:
             flag = "1" if place.topic.startswith(RETRY_PREFIX) else "0"
-            text = b",".join(offsets).decode()
-            taken.states.append((place, state))
+            held_offsets = b",".join(offsets)
+            text = held_offsets.decode()
+            taken.states.append((place, state, held_offsets))
             taken.starts.append(f"{flag} {place.queue_id} {text.partition(',')[0]}")
             taken.offsets.append(f"{flag} {place.queue_id} {text}")
 
@@ -410,8 +424,8 @@ class PopHandler:
 
         def stored_or_not(refusal: RefusedBatch | None) -> None:
             if refusal is not None:
-                for place, state in taken.states:
-                    state.give_back(taken.pop_ms)
+                for place, state, held_offsets in taken.states:
+                    state.give_back(held_offsets, taken.pop_ms)
                     self._pops.note(place, state)
                 pop.connection.reply(request.reply(refusal.code, remark=refusal.remark))
                 return
@@ -510,7 +524,16 @@ class PopHandler:
 
     def _topic_changed(self, name: str) -> None:
         """Have what waits ask again: the topic may have other queues, or be gone."""
-        for wait in list(self._by_topic.get(name, ())):
+        self._send_away(list(self._by_topic.get(name, ())))
+
+    def _group_changed(self, name: str) -> None:
+        """Have what waits ask again when the group is gone, or may not consume."""
+        group = self._parts.subscription_groups.find(name)
+        if group is None or not group.consume_enable:
+            self._send_away([wait for key, wait in self._waits.items() if key[0] == name])
+
+    def _send_away(self, waits: list[PopWait]) -> None:
+        for wait in waits:
             for parked in self._parked.waiting_for(wait):
                 self._parked.remove(parked)
                 parked.connection.reply(self._nothing(parked))

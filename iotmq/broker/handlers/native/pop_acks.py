@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Final
 
 import msgspec
@@ -53,9 +53,11 @@ class _Acks(msgspec.Struct, kw_only=True):
 class PopAckHandler(RequestProcessor):
     """Ends popped messages, or has them due at another time."""
 
-    def __init__(self, clock: Clock, pops: Pops) -> None:
+    def __init__(self, clock: Clock, pops: Pops, on_done: Callable[[Place, PopQueue], None]) -> None:
+        """`on_done` is told of each queue of which something was acknowledged."""
         self._clock = clock
         self._pops = pops
+        self._on_done = on_done
 
     def handlers(self) -> Mapping[int, Handler]:
         return {
@@ -70,6 +72,7 @@ class PopAckHandler(RequestProcessor):
         if found not in (DONE, DONE_BEFORE):
             raise _not_held(found, place, offset)
         self._pops.note(place, state)
+        self._on_done(place, state)
         return self._when_stored(connection, request, request.reply(ResponseCode.SUCCESS))
 
     def _acknowledge_many(self, connection: ServerConnection, request: Command) -> Command | None:
@@ -83,6 +86,12 @@ class PopAckHandler(RequestProcessor):
                     ResponseCode.INVALID_PARAMETER, f"the bits of an acknowledgement are not base64: {error}"
                 ) from error
             found.append((ack, bits))
+        count = sum(int.from_bytes(bits, "little").bit_count() for _, bits in found)
+        if count > limits.POP_ACKED_MAX:
+            raise RequestError(
+                ResponseCode.INVALID_PARAMETER,
+                f"{count} acknowledgements in one request: the maximum is {limits.POP_ACKED_MAX}",
+            )
         refused_count = 0
         for ack, bits in found:
             place = Place(ack.group, ack.topic, ack.queue_id)
@@ -92,6 +101,7 @@ class PopAckHandler(RequestProcessor):
             else:
                 refused_count += state.acknowledge_many(ack.start_offset, bits, ack.popped_ms)
                 self._pops.note(place, state)
+                self._on_done(place, state)
         response = request.reply(ResponseCode.SUCCESS)
         if refused_count:
             remark = f"{refused_count} of the messages are not held by these receipts any more"
@@ -100,6 +110,8 @@ class PopAckHandler(RequestProcessor):
 
     def _change(self, connection: ServerConnection, request: Command) -> Command | None:
         place, state, offset, popped_ms = self._held(request)
+        if request.boolean("isDead"):
+            return self._condemn(connection, request, place, state, offset=offset, popped_ms=popped_ms)
         wanted_ms = invisible_ms(request, minimum=0)
         now_ms = self._clock.now_ms()
         found, receipt_ms = state.change_due(offset, popped_ms, now_ms=now_ms, due_ms=now_ms + wanted_ms)
@@ -108,6 +120,23 @@ class PopAckHandler(RequestProcessor):
         self._pops.note(place, state)
         ext = {"popTime": str(receipt_ms), "invisibleTime": str(wanted_ms), "reviveQid": "0"}
         return self._when_stored(connection, request, request.reply(ResponseCode.SUCCESS, ext=ext))
+
+    def _condemn(
+        self,
+        connection: ServerConnection,
+        request: Command,
+        place: Place,
+        state: PopQueue,
+        *,
+        offset: int,
+        popped_ms: int,
+    ) -> Command | None:
+        """Have a message among the dead letters though it may be handed out again."""
+        found = state.condemn(offset, popped_ms)
+        if found not in (DONE, DONE_BEFORE):
+            raise _not_held(found, place, offset)
+        self._pops.note(place, state)
+        return self._when_stored(connection, request, request.reply(ResponseCode.SUCCESS))
 
     def _held(self, request: Command) -> tuple[Place, PopQueue, int, int]:
         """Return the queue, offset and receipt that a request names."""

@@ -492,7 +492,8 @@ class SendHandler:
             raise RequestError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"consumer group {group_name} does not exist"
             )
-        times_max = group.retry_max_times
+        # Clients whose own maximum it is count one less, as RocketMQ 4 does.
+        times_max = group.retry_max_times + 1
         if request.version >= Version.HONOURS_MAX_RECONSUME_TIMES:
             times_max = request.integer(
                 names.max_reconsume_times, times_max, minimum=_INT32_MIN, maximum=_INT32_MAX

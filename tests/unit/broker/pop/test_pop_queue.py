@@ -204,7 +204,8 @@ def test_a_pop_that_could_not_be_stored_is_as_if_it_had_not_been() -> None:
     queue = PopQueue(0)
     pop(queue, 0, 1, invisible_ms=60_000)
     pop(queue, 2, at_ms=T + 1, invisible_ms=60_000)
-    queue.give_back(T)
+    pop(queue, 3, at_ms=T, invisible_ms=60_000)
+    queue.give_back(b"0,1", T)
     queue.check_invariants()
     assert again(queue, at_ms=T + 1) == ([0, 1], [0, 0])
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from pop_bench import Bench, Popped
@@ -10,7 +13,8 @@ from pop_bench import Bench, Popped
 from iotmq import limits
 from iotmq.broker.pop.states import Place
 from iotmq.broker.tables.topics import POP_TOPIC
-from iotmq.remoting.codes import ResponseCode
+from iotmq.broker.writing.message_writer import RefusedBatch
+from iotmq.remoting.codes import RequestCode, ResponseCode
 
 
 def bodies(*numbers: int) -> list[bytes]:
@@ -96,6 +100,35 @@ async def test_a_message_is_a_dead_letter_exactly_after_its_last_retry(
         bench.move(100)
         assert await bench.pop() == []
         assert len(bench.dead_letters()) == 1
+
+
+@pytest.mark.parametrize("is_killed", [None, False, True])
+async def test_a_holder_may_have_a_message_dead_at_once(bench: Bench, is_killed: bool | None) -> None:
+    bench.put(*bodies(0, 1))
+    bad, good = await bench.pop(queueId="0")
+    code = RequestCode.CHANGE_MESSAGE_INVISIBLE_TIME
+    assert (await bench.ask(code, bench.held(bad, isDead="true"))).code == 0
+    if is_killed is not None:
+        await bench.restart(is_killed=is_killed)
+    bench.move(0)
+    await bench.settle()
+    [dead] = bench.dead_letters()
+    assert (dead.body, dead.reconsume_times) == (b"0", 1)
+    assert (await bench.ask(code, bench.held(bad, isDead="true"))).code == 0
+    assert await bench.ack(good) == [0]
+    assert bench.broker.offsets.find("G", "T", 0) == 2
+    bench.move(20)
+    assert await bench.pop(queueId="0") == []
+
+
+async def test_who_holds_a_message_no_more_cannot_have_it_dead(bench: Bench) -> None:
+    bench.put(b"0")
+    [former] = await bench.pop()
+    bench.move(10)
+    [present] = await bench.pop()
+    code = RequestCode.CHANGE_MESSAGE_INVISIBLE_TIME
+    assert (await bench.ask(code, bench.held(former, isDead="true"))).code == ResponseCode.NO_MESSAGE
+    assert await bench.ack(present) == [0]
 
 
 async def test_a_restart_in_the_middle_changes_nothing_for_holders(bench: Bench) -> None:
@@ -322,3 +355,106 @@ async def test_in_a_random_life_with_restarts_every_message_is_done_once_or_dead
     assert set(dead) | done == set(range(sent))
     assert not set(dead) & done
     assert all(attempts[number] == 3 for number in dead)
+
+
+async def test_a_refused_pop_gives_back_nothing_of_another_pop_of_the_same_moment(bench: Bench) -> None:
+    bench.put(*bodies(*range(4)))
+    held = await bench.pop(queueId="0", maxMsgNums="2")
+    bench.broker.writer.close("no room")
+    answer = await bench.ask(200_050, bench.pop_ext(queueId="0", maxMsgNums="2"))
+    assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    bench.broker.writer.open()
+    bench.broker.writer._refused_until_s = 0.0
+    again = await bench.pop(queueId="0")
+    assert [(each.body, each.record.reconsume_times) for each in again] == [(b"2", 0), (b"3", 0)]
+    assert await bench.ack(*held, *again) == [0] * 4
+
+
+@pytest.mark.parametrize("modes", [("POP",), ("POP", "POP"), ("PULL",)])
+async def test_a_group_that_is_told_its_mode_again_keeps_what_it_holds(
+    bench: Bench, modes: tuple[str, ...]
+) -> None:
+    if modes == ("POP", "POP"):
+        await bench.set_mode("POP")
+    bench.put(*bodies(*range(4)))
+    held = await bench.pop(queueId="0", maxMsgNums="2")
+    for mode in modes:
+        assert await bench.set_mode(mode) == 0
+    assert [each.body for each in await bench.pop(queueId="0")] == [b"2", b"3"]
+    await bench.restart(is_killed=True)
+    assert await bench.pop(queueId="0") == []
+    assert await bench.ack(*held) == [0, 0]
+
+
+async def test_after_a_reset_in_the_same_moment_former_receipts_hold_nothing(bench: Bench) -> None:
+    bench.put(*bodies(0, 1))
+    former = await bench.pop(queueId="0")
+    bench.broker.offsets.commit("G", "T", 0, 1)
+    [kept] = former[1:]
+    assert await bench.pop(queueId="0") == []
+    bench.broker.offsets.commit("G", "T", 0, 0)
+    again = await bench.pop(queueId="0")
+    assert len(again) == 2
+    assert await bench.ack(kept, *former) == [ResponseCode.NO_MESSAGE] * 3
+    assert await bench.ack(*again) == [0, 0]
+
+
+async def test_a_saved_offset_behind_the_end_of_the_log_passes_over_nothing_new(bench: Bench) -> None:
+    bench.put(*bodies(0, 1))
+    await bench.pop(queueId="0")
+    # As after a power cut that took the end of the log and left the file of offsets.
+    bench.broker.offsets.commit("G", "T", 0, 5)
+    await bench.restart()
+    assert bench.broker.offsets.find("G", "T", 0) == 2
+    bench.put(*bodies(2, 3))
+    assert [each.body for each in await bench.pop(queueId="0")] == bodies(2, 3)
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+async def test_a_change_on_its_way_brings_nothing_back_of_a_topic_that_is_gone(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, is_stored: bool
+) -> None:
+    bench.put(*bodies(0, 1))
+    on_their_way: list[Callable[[], None]] = []
+    append = bench.pops.append
+
+    def late(*args: Any) -> None:
+        *others, done = args
+        if is_stored:
+            append(*others, lambda result: on_their_way.append(lambda: done(result)))
+        else:
+            refusal = RefusedBatch(code=ResponseCode.SERVICE_NOT_AVAILABLE, remark="late")
+            on_their_way.append(lambda: done(refusal))
+
+    monkeypatch.setattr(bench.pops, "append", late)
+    connection = bench.wait(queueId="0")
+    await bench.settle()
+    monkeypatch.setattr(bench.pops, "append", append)
+    bench.broker.topics.delete("T")
+    await bench.settle()
+    for arrive in on_their_way:
+        arrive()
+    await bench.settle()
+    assert len(connection.replies) == 1
+    bench.pops.check_invariants()
+    assert bench.pops.find(Place("G", "T", 0)) is None
+    assert bench.broker.native._pops._states.queues() == {}
+
+
+async def test_what_the_log_has_no_more_is_done_or_passed_over(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.segment_bytes = 1 << 20
+    await bench.start()
+    body = bytes(100_000)
+    for _ in range(30):
+        bench.put(body)
+    assert len(await bench.pop(queueId="0", maxMsgNums="3")) == 3
+    bench.trim()
+    begin = bench.store.queue("T", 0).min_offset
+    assert begin > 3
+    bench.move(0)
+    assert [each.record.queue_offset for each in await bench.pop(queueId="0", maxMsgNums="1")] == [begin]
+    bench.move(10)
+    assert [each.record.queue_offset for each in await bench.pop(queueId="0", maxMsgNums="1")] == [begin]
+    assert bench.broker.offsets.find("G", "T", 0) == begin
+    await bench.close()

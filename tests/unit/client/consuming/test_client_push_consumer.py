@@ -340,7 +340,8 @@ async def test_a_message_its_broker_does_not_take_back_goes_to_the_retry_topic_o
         "%RETRY%cg",
         "-1",
         "1",
-        "5",
+        # Not yet the one that makes it a dead letter.
+        "2",
     )
     properties = decode_properties(request.ext["i"].encode())
     assert (properties["RETRY_TOPIC"], properties["DELAY"]) == ("T", "3")

@@ -19,6 +19,7 @@ from iotmq.errors import (
     ClientClosedError,
     ConfigError,
     MessageRefusedError,
+    NotSupportedError,
     ProducerBusyError,
     RequestTimeoutError,
     RouteNotFoundError,
@@ -27,7 +28,7 @@ from iotmq.errors import (
 from iotmq.limits import BATCH_RECORDS_MAX
 from iotmq.message.properties import decode_properties
 from iotmq.message.records.record import decode_record, encode_batch
-from iotmq.remoting.codes import RequestCode
+from iotmq.remoting.codes import LanguageCode, RequestCode, Version
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import Listening, RemotingServer, ServerConnection
 
@@ -517,3 +518,50 @@ async def test_counters() -> None:
         "iotmq_client_send_retried_total": 1,
         "iotmq_client_sends_in_flight": 0,
     }
+
+
+class _OfRocketmq(FakeBroker):
+    """Says that it is one of RocketMQ's, of this version."""
+
+    version = 0
+
+    def answer(self, connection: ServerConnection, request: Command) -> Command | None:
+        answer = super().answer(connection, request)
+        if answer is not None:
+            answer.language, answer.version = LanguageCode.JAVA, self.version
+        return answer
+
+
+@pytest.mark.parametrize("delay", [{"delay_ms": 60_000}, {"deliver_at_ms": 1_900_000_000_000}])
+async def test_a_broker_that_would_deliver_at_once_is_not_sent_a_time(delay: dict[str, int]) -> None:
+    """The last of 4.9 does not know them, the first of 5.0 does."""
+    broker = _OfRocketmq()
+    broker.version = Version.HAS_TIMERS - 1
+    broker.add_topic("T", 1)
+    message = Message("T", b"later", **delay)  # type: ignore[arg-type]
+    async with running(broker) as producer:
+        await producer.send(Message("T", b"now"))
+        with pytest.raises(NotSupportedError, match="broker-a is one of RocketMQ 4"):
+            await producer.send(message)
+        with pytest.raises(NotSupportedError, match="use delay_level"):
+            await producer.send_oneway(message)
+        assert broker.stored_bodies("T") == [b"now"]
+        broker.version = Version.HAS_TIMERS
+        await producer.send(message)
+        heartbeats = len(broker.seen(RequestCode.HEART_BEAT))
+        await producer.send(message)
+        assert len(broker.seen(RequestCode.HEART_BEAT)) == heartbeats, "asked once for each connection"
+        assert broker.stored_bodies("T") == [b"now", b"later", b"later"]
+
+
+async def test_a_broker_is_asked_about_times_again_after_its_connection_was_lost() -> None:
+    broker = _OfRocketmq()
+    broker.version = Version.HAS_TIMERS
+    broker.add_topic("T", 1)
+    async with running(broker) as producer:
+        await producer.send(Message("T", b"later", delay_ms=1_000))
+        broker.version = Version.HAS_TIMERS - 1
+        broker.script[SEND].append(CLOSE)
+        with pytest.raises(NotSupportedError):
+            await producer.send(Message("T", b"lost", delay_ms=1_000))
+        assert broker.stored_bodies("T") == [b"later"]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from fake_broker import FakeBroker, FakeRegistry
+from running_producer import running
 
 from iotmq.client import (
     ClientSettings,
@@ -17,9 +18,10 @@ from iotmq.client import (
     TransactionState,
 )
 from iotmq.client.sending.requests import _read_reply
-from iotmq.errors import BrokerError
+from iotmq.errors import BrokerError, RequestTimeoutError
 from iotmq.message.hosts import decode_host
-from iotmq.message.records.record import encode_record
+from iotmq.message.properties import decode_properties
+from iotmq.message.records.record import decode_record, encode_record
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 
@@ -112,3 +114,17 @@ async def test_the_end_of_a_transaction_fails_with_what_the_broker_says() -> Non
             await transaction.commit()
     for role in (broker, registry):
         await role.stop()
+
+
+async def test_a_request_to_a_device_expires_when_nobody_waits_for_its_answer() -> None:
+    broker = FakeBroker()
+    broker.add_topic("commands", 1)
+    async with running(broker) as producer, Requester(producer._client) as requester:
+        with pytest.raises(RequestTimeoutError, match="no reply"):
+            await requester.ask_device("dev/7/ask/{reply}", b"how warm?", qos=2, timeout_ms=50)
+    record = decode_record(broker.topics["commands"][0][0])
+    properties = decode_properties(record.properties)
+    assert record.body == b"how warm?"
+    assert (properties["MQTT_TOPIC"], properties["MQTT_QOS"]) == ("dev/7/ask/{reply}", "2")
+    assert (properties["TTL"], properties["MSG_TTL_MS"]) == ("50", "50")
+    assert properties["CORRELATION_ID"]

@@ -24,6 +24,7 @@ KEY = "7F0000010001000000010000000A0000"
         Message("T", b"", key="k", keys=["a", "b"], properties={"x": "y", "é": ""}),
         Message("T", b"", tags="t", wait_stored=False),
         Message("T", b"", key="a\tb"),
+        Message("T", b"", key="k", ttl_ms=1),
         Message("T", b"", key="k" * (PROPERTIES_BYTES_MAX - 48)),
     ],
 )
@@ -51,6 +52,7 @@ def test_a_body_that_can_change_is_copied() -> None:
         Message("T", b"", key="\ud800"),
         Message("T", b"", properties={"": "x"}),
         Message("T", b"", key="k" * (PROPERTIES_BYTES_MAX - 47)),
+        Message("T", b"", ttl_ms=-1),
         Message("T", b"", flag=2**31),
         Message("T", b"", flag=-(2**31) - 1),
     ],

@@ -136,3 +136,11 @@ def test_the_hash_of_a_key_never_changes() -> None:
     assert queue_of_key("123456789", 2**32) == 0xCBF43926
     assert queue_of_key(b"123456789", 7) == 0xCBF43926 % 7
     assert queue_of_key("ä", 100) == queue_of_key("ä".encode(), 100)
+
+
+def test_numbers_as_keys_are_understood_as_rocketmq_writes_them() -> None:
+    address = b'{"brokerAddrs":{0:"10.0.0.1:10911",1:"10.0.0.2:10911"},"brokerName":"a","cluster":"C"}'
+    by_id = {0: "10.0.0.1:10911", 1: "10.0.0.2:10911"}
+    assert parse_cluster(b'{"brokerAddrTable":{"a":%s}}' % address) == {"a": by_id}
+    route = parse_route("T", b'{"brokerDatas":[%s],"queueDatas":[]}' % address)
+    assert route.addresses == {"a": by_id}

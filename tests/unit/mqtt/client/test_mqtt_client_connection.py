@@ -506,6 +506,28 @@ def test_a_server_that_sends_more_than_the_receive_maximum_is_left() -> None:
     assert bench.core.ending.code == 0x93
 
 
+@pytest.mark.parametrize("qos", [1, 2])
+def test_the_message_past_the_receive_maximum_is_new_when_it_comes_again(qos: int) -> None:
+    def message(number: int, *, dup: bool = False) -> bytes:
+        return encode_publish(
+            "t", b"%d" % number, qos=qos, packet_id=number, dup=dup, properties=NO_PROPERTIES
+        )
+
+    first = opened(receive_max=2, clean=False)
+    taken = first.receive(message(1), message(2), message(3), message(4))
+    assert [event.payload for event in taken] == [b"1", b"2"]
+    assert first.core.state == CLOSED
+    again = Bench(5, first.session, receive_max=2, clean=False)
+    again.open(is_resumed=True)
+    if qos == 2:
+        assert again.receive(message(1, dup=True), message(2, dup=True)) == []
+        assert again.sent() == [(PUBREC << 4, b"\0\1"), (PUBREC << 4, b"\0\2")]
+        again.receive(encode_acknowledgement(PUBREL, 1), encode_acknowledgement(PUBREL, 2))
+    late = again.receive(message(3, dup=True), message(4, dup=True))
+    assert [event.payload for event in late] == [b"3", b"4"]
+    assert again.core.state == CONNECTED
+
+
 LEVELS_AND_ANSWERS = [(5, one) for one in ANSWERS_5] + [(level, one) for level in (3, 4) for one in ANSWERS]
 
 

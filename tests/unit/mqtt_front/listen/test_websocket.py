@@ -510,6 +510,15 @@ async def test_a_stop_goes_away(site: Site) -> None:
     assert (await waiting.response())[0] == 503
 
 
+async def test_a_stop_reports_the_end_of_a_device_that_does_not_answer() -> None:
+    async with running(listeners=listening(), audit_events=("disconnected",)) as site:
+        site.gateway.automatic = 0
+        await connected(site)
+        await site.stop()
+        assert site.number("iotmq_mqtt_connections") == 0
+        assert len(site.gateway.own) == 1
+
+
 # The turn
 
 

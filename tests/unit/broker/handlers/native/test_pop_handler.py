@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pop_bench import Bench, popped
@@ -13,6 +14,8 @@ from pop_bench import Bench, popped
 from iotmq import limits
 from iotmq.broker.handlers.native.pop_acks import read_receipt
 from iotmq.broker.handlers.native.request_modes import share_of
+from iotmq.broker.pop.states import Place
+from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig
 from iotmq.errors import RequestError
 from iotmq.message.records.record import iter_records
 from iotmq.remoting.codes import RequestCode, ResponseCode
@@ -53,6 +56,79 @@ async def test_a_pop_that_has_no_room_to_wait_is_told_so(bench: Bench) -> None:
     assert (answer.code, answer.ext["restNum"]) == (ResponseCode.POLLING_FULL, "0")
     info = await bench.ask(RequestCode.POLLING_INFO, {"consumerGroup": "G", "topic": "T", "queueId": "1"})
     assert info.ext == {"pollingNum": "3"}
+
+
+async def test_a_pop_in_order_that_waits_goes_on_when_the_holder_is_done(bench: Bench) -> None:
+    bench.put(b"0", b"1", b"2")
+    first = await bench.pop(order="true", queueId="0", maxMsgNums="2")
+    waiting = bench.wait(order="true", queueId="0")
+    await bench.ack(first[0])
+    await bench.settle()
+    assert not waiting.replies
+    await bench.ack(first[1])
+    await bench.settle()
+    [message] = popped(waiting.replies[0])
+    assert message.body == b"2"
+    waiting = bench.wait(order="true", queueId="0")
+    bench.put(b"3")
+    await bench.settle()
+    assert not waiting.replies
+    assert await bench.ack_many(message) == 0
+    await bench.settle()
+    assert [each.body for each in popped(waiting.replies[0])] == [b"3"]
+
+
+async def test_a_pop_that_waits_for_room_goes_on_when_something_is_done(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "POP_IN_FLIGHT_MAX", 2)
+    bench.put(b"0", b"1", b"2")
+    messages = await bench.pop()
+    waiting = bench.wait()
+    await bench.settle()
+    assert not waiting.replies
+    await bench.ack(messages[1])
+    await bench.settle()
+    assert [each.body for each in popped(waiting.replies[0])] == [b"2"]
+
+
+@pytest.mark.parametrize("is_deleted", [True, False])
+async def test_a_group_that_is_gone_or_may_not_consume_gets_nothing_by_pops_that_wait(
+    bench: Bench, is_deleted: bool
+) -> None:
+    waiting = bench.wait()
+    if is_deleted:
+        bench.broker.subscription_groups.delete("G")
+    else:
+        bench.broker.subscription_groups.put(SubscriptionGroupConfig(group_name="G", consume_enable=False))
+    bench.put(b"x")
+    await bench.settle()
+    assert [answer.code for answer in waiting.replies] == [ResponseCode.POLLING_TIMEOUT]
+    assert not is_deleted or bench.pops.find(Place("G", "T", 0)) is None
+
+
+async def test_a_pop_that_waits_for_the_disk_finds_the_queues_that_there_are_then(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.put(b"former")
+    loaded: list[Callable[[OSError | None], None]] = []
+    with monkeypatch.context() as cold:
+        cold.setattr(bench.store, "plan_read", lambda *_, **__: object())
+        cold.setattr(
+            bench.broker.native._pop_requests,
+            "_cold_reads",
+            SimpleNamespace(start=lambda _, done: loaded.append(done)),
+        )
+        waiting = bench.wait()
+    assert (await bench.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})).code == 0
+    bench.broker.topics.ensure("T", queues=4)
+    [done] = loaded
+    done(None)
+    await bench.settle()
+    bench.put(b"present", queue_id=3)
+    await bench.settle()
+    [message] = popped(waiting.replies[0])
+    assert message.body == b"present"
 
 
 async def test_a_lost_connection_waits_for_nothing_any_more(bench: Bench) -> None:
@@ -153,6 +229,16 @@ async def test_acknowledgements_in_one_request_have_their_limits(bench: Bench) -
     ):
         answer = await bench.ask(RequestCode.BATCH_ACK_MESSAGE, {}, body(acks, bits_bytes))
         assert (answer.code == ResponseCode.SUCCESS) == is_taken, answer.remark
+    zeros = base64.b64encode(bytes(limits.POP_ACK_BITS_BYTES_MAX))
+    ones = base64.b64encode(b"\xff" * (limits.POP_ACKED_MAX // 8) + bytes(limits.POP_ACK_BITS_BYTES_MAX // 2))
+    more = base64.b64encode(b"\x01" + bytes(limits.POP_ACK_BITS_BYTES_MAX - 1))
+    assert len(zeros) == len(ones) == len(more)
+    full = body(1, limits.POP_ACK_BITS_BYTES_MAX).replace(zeros, ones)
+    answer = await bench.ask(RequestCode.BATCH_ACK_MESSAGE, {}, full)
+    assert answer.code == ResponseCode.NO_MESSAGE
+    full = body(2, limits.POP_ACK_BITS_BYTES_MAX).replace(zeros, ones, 1).replace(zeros, more)
+    answer = await bench.ask(RequestCode.BATCH_ACK_MESSAGE, {}, full)
+    assert answer.code == ResponseCode.INVALID_PARAMETER
     answer = await bench.ask(RequestCode.BATCH_ACK_MESSAGE, {}, body(1, 1).replace(b"AA==", b"A"))
     assert answer.code == ResponseCode.INVALID_PARAMETER
 
