@@ -105,6 +105,10 @@ class QueueLockedError(QueueError):
     """Another member of the group holds the lock of the queue."""
 
 
+class ReceiptExpiredError(QueueError):
+    """A popped message is not held any more: its time was over, and it is somebody else's, or to be."""
+
+
 class ListenerError(QueueError):
     """A listener failed messages of a queue: it raised `__cause__`, or it waited for something cancelled."""
 

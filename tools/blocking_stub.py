@@ -26,6 +26,8 @@ _MEANINGS: Final = {
     "group": "The name of its group.",
     "settings": "The settings it was made with.",
 }
+# Only the results of methods.
+_MADE_BY_OTHERS: Final = ("PoppedMessage", "Transaction")
 # What only a client has.
 _CLIENT: Final = '''
 def __init__(
@@ -69,7 +71,7 @@ class Stub:
             self._import("from iotmq.client.transport.interceptors import Interceptor")
             self._import("from collections.abc import Iterable")
         else:
-            lines = [self._constructor(asynchronous)] if asynchronous.__name__ != "Transaction" else []
+            lines = [] if asynchronous.__name__ in _MADE_BY_OTHERS else [self._constructor(asynchronous)]
         inherited = facade.members_of(base._of) if hasattr(base, "_of") else {}
         members = {
             member: line

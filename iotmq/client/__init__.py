@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from iotmq.client.blocking.classes import (
         SyncAdmin,
         SyncClient,
+        SyncPopConsumer,
+        SyncPoppedMessage,
         SyncProducer,
         SyncPullConsumer,
         SyncPushConsumer,
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from iotmq.client.client import IotmqClient
     from iotmq.client.connecting import ConnectOptions, connect
     from iotmq.client.consuming.membership import RebalanceListener
+    from iotmq.client.consuming.pop.pop_consumer import PopConsumer
+    from iotmq.client.consuming.pop.popped_message import PoppedMessage
     from iotmq.client.consuming.pull_consumer import PullConsumer
     from iotmq.client.consuming.push_consumer import PushConsumer
     from iotmq.client.consuming.rebalance import (
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
     from iotmq.client.transport.routes import MessageQueue, TopicRoute, queue_of_key
     from iotmq.client.transport.settings import (
         ClientSettings,
+        PopConsumerSettings,
         ProducerSettings,
         PullConsumerSettings,
         PushConsumerSettings,
@@ -59,6 +64,9 @@ _MODULES = {
     "IotmqClient": ".client",
     "Message": ".transport.message",
     "MessageQueue": ".transport.routes",
+    "PopConsumer": ".consuming.pop.pop_consumer",
+    "PopConsumerSettings": ".transport.settings",
+    "PoppedMessage": ".consuming.pop.popped_message",
     "Producer": ".sending.producer",
     "ProducerSettings": ".transport.settings",
     "PullConsumer": ".consuming.pull_consumer",
@@ -75,6 +83,8 @@ _MODULES = {
     "Sending": ".transport.interceptors",
     "SyncAdmin": ".blocking.classes",
     "SyncClient": ".blocking.classes",
+    "SyncPopConsumer": ".blocking.classes",
+    "SyncPoppedMessage": ".blocking.classes",
     "SyncProducer": ".blocking.classes",
     "SyncPullConsumer": ".blocking.classes",
     "SyncPushConsumer": ".blocking.classes",
@@ -108,6 +118,9 @@ __all__ = [
     "IotmqClient",
     "Message",
     "MessageQueue",
+    "PopConsumer",
+    "PopConsumerSettings",
+    "PoppedMessage",
     "Producer",
     "ProducerSettings",
     "PullConsumer",
@@ -124,6 +137,8 @@ __all__ = [
     "Sending",
     "SyncAdmin",
     "SyncClient",
+    "SyncPopConsumer",
+    "SyncPoppedMessage",
     "SyncProducer",
     "SyncPullConsumer",
     "SyncPushConsumer",

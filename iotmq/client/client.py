@@ -12,6 +12,7 @@ from typing import TypeVar
 from iotmq.client.admin.admin import Admin
 from iotmq.client.admin.scheduled import WaitingMessages
 from iotmq.client.consuming.listener_calls import ColumnsListener, Listener
+from iotmq.client.consuming.pop.pop_consumer import PopConsumer
 from iotmq.client.consuming.pull_consumer import DEFAULT_GROUP as PULL_GROUP
 from iotmq.client.consuming.pull_consumer import PullConsumer
 from iotmq.client.consuming.push_consumer import PushConsumer
@@ -25,6 +26,7 @@ from iotmq.client.transport.interceptors import Interceptor
 from iotmq.client.transport.lifetime import Lifetime
 from iotmq.client.transport.settings import (
     ClientSettings,
+    PopConsumerSettings,
     ProducerSettings,
     PullConsumerSettings,
     PushConsumerSettings,
@@ -107,6 +109,10 @@ class IotmqClient(ClientTransport):
         """Make a consumer that is asked for messages, as a member of its group or from queues it is told."""
         return self._adopt(PullConsumer(self, group, settings, allocate=allocate))
 
+    def pop_consumer(self, group: str, settings: PopConsumerSettings | None = None) -> PopConsumer:
+        """Make a consumer of single messages; `subscribe` before it starts. A group may have any number."""
+        return self._adopt(PopConsumer(self, group, settings))
+
     @cached_property
     def admin(self) -> Admin:
         """Return what asks and changes brokers and registries."""
@@ -142,7 +148,9 @@ class IotmqClient(ClientTransport):
     async def _end(self, end: Callable[[Lifetime], Coroutine[None, None, None]]) -> None:
         parts = list(self._parts)
         try:
-            await _all_of(end(part) for part in parts if isinstance(part, PushConsumer | PullConsumer))
+            await _all_of(
+                end(part) for part in parts if isinstance(part, PopConsumer | PushConsumer | PullConsumer)
+            )
         finally:
             try:
                 await _all_of(end(part) for part in parts)

@@ -14,6 +14,8 @@ from iotmq.client.admin.queue_scaling import QueueScaling
 from iotmq.client.admin.scheduled import WaitingMessages
 from iotmq.client.blocking.facade import blocking
 from iotmq.client.client import IotmqClient
+from iotmq.client.consuming.pop.pop_consumer import PopConsumer
+from iotmq.client.consuming.pop.popped_message import PoppedMessage
 from iotmq.client.consuming.pull_consumer import PullConsumer
 from iotmq.client.consuming.push_consumer import PushConsumer
 from iotmq.client.sending.producer import Producer
@@ -25,6 +27,8 @@ SyncProducer = blocking(Producer)
 SyncTransactionProducer = blocking(TransactionProducer)
 SyncRequester = blocking(Requester)
 SyncReplier = blocking(Replier)
+SyncPoppedMessage = blocking(PoppedMessage)
+SyncPopConsumer = blocking(PopConsumer)
 SyncPushConsumer = blocking(PushConsumer)
 SyncPullConsumer = blocking(PullConsumer)
 SyncGroupViews = blocking(GroupViews)

@@ -28,6 +28,8 @@ from iotmq.client.blocking.facade import Blocking, BlockingClient, BlockingLifet
 from iotmq.client.client import IotmqClient
 from iotmq.client.consuming.listener_calls import ColumnsListener, Listener
 from iotmq.client.consuming.membership import RebalanceListener
+from iotmq.client.consuming.pop.pop_consumer import PopConsumer
+from iotmq.client.consuming.pop.popped_message import PoppedMessage, Receipt
 from iotmq.client.consuming.pull_consumer import PullConsumer
 from iotmq.client.consuming.push_consumer import PushConsumer
 from iotmq.client.consuming.rebalance import Allocation
@@ -46,12 +48,14 @@ from iotmq.client.transport.message import Message, ReceivedMessage, SendResult
 from iotmq.client.transport.routes import MessageQueue, TopicRoute
 from iotmq.client.transport.settings import (
     ClientSettings,
+    PopConsumerSettings,
     ProducerSettings,
     PullConsumerSettings,
     PushConsumerSettings,
 )
 from iotmq.errors import ListenerError
 from iotmq.message.records.columns import Columns
+from iotmq.message.records.record import Record
 from iotmq.metrics import Metric
 
 _T = TypeVar("_T")
@@ -281,6 +285,107 @@ class SyncReplier(Blocking):
         more.
         """
     asynchronous: Replier
+    """The object itself, for coroutines that `SyncClient.run` runs."""
+
+class SyncPoppedMessage(Blocking):
+    """The blocking form of `PoppedMessage`, for any thread."""
+
+    queue: MessageQueue
+    """The queue it was read from; for a redelivered message that may be one of the retry topic's."""
+    record: Record
+    """All fields as stored."""
+    @property
+    def topic(self) -> str:
+        """Return the topic it was sent to, also when it is redelivered through the group's retry topic."""
+    @property
+    def body(self) -> bytes:
+        """Return the body as it was sent; MessageFormatError when it cannot be decompressed."""
+    @property
+    def properties(self) -> dict[str, str]:
+        """Return all properties, the system's included."""
+    @property
+    def keys(self) -> list[str]:
+        """Return the keys to look it up by; the sender's `key` is the first."""
+    @property
+    def tags(self) -> str:
+        """Return the tag that consumers filter by, or an empty text."""
+    @property
+    def message_id(self) -> str:
+        """Return the sender's unique key; the same for every redelivery."""
+    @property
+    def offset_message_id(self) -> str:
+        """Return the id that names the broker's address and the position in its log."""
+    @property
+    def queue_offset(self) -> int:
+        """Return the message's offset in `queue`."""
+    @property
+    def flag(self) -> int:
+        """Return the application's own number."""
+    @property
+    def born_timestamp_ms(self) -> int:
+        """Return the time of its send, by the sender's clock."""
+    @property
+    def store_timestamp_ms(self) -> int:
+        """Return the time it was stored, by the broker's clock."""
+    @property
+    def redeliveries(self) -> int:
+        """Return how often this group has given it back; 0 at the first delivery."""
+    receipt: Receipt
+    """The name of its pop; another one after `in_progress`."""
+    @property
+    def attempt(self) -> int:
+        """Return how often the group has got it, this time included: 1 at first."""
+    def ack(self) -> None:
+        """End the message: it is consumed. A second time changes nothing."""
+    def nak(self, delay_ms: int = 0) -> None:
+        """Give the message back. The group gets it again after the delay, or it is a dead letter when that
+        was its last attempt."""
+    def in_progress(self) -> None:
+        """Hold the message for `invisible_ms` from now on."""
+    def term(self) -> None:
+        """Fail the message for good: it goes to the dead letters of the group now."""
+    asynchronous: PoppedMessage
+    """The object itself, for coroutines that `SyncClient.run` runs."""
+
+class SyncPopConsumer(BlockingLifetime):
+    """The blocking form of `PopConsumer`, for any thread. `with` starts and stops it."""
+    def __init__(
+        self, client: SyncClient, group: str, settings: PopConsumerSettings | None = None
+    ) -> None: ...
+    def start(self) -> None:
+        """Begin to fetch; the client must be started. Topics that do not exist yet are waited for."""
+    def stop(self) -> None:
+        """Fetch no more, and give back what was fetched and not returned.
+
+        Returned messages may be settled as long as the client lives.
+        """
+    group: str
+    """The name of its group."""
+    settings: PopConsumerSettings
+    """The settings it was made with."""
+    def subscribe(self, topic: str, tags: str = "*", *, sql: str | None = None) -> None:
+        """Consume `topic`: all of it, the tags of an expression such as `TagA || TagB`, or the messages whose
+        properties the SQL92 expression `sql` is true for. What passes no filter counts as consumed.
+
+        All consumers of a group must subscribe to the same. May be called before `start` and after it.
+        SubscriptionError, here or from `start`, when a broker of the topic does not understand `sql`.
+        """
+    def unsubscribe(self, topic: str) -> None:
+        """Consume `topic` no more. What is held of it may still be settled."""
+    def getmany(self, *, timeout_ms: int = 1000, records_max: int = 1024) -> list[SyncPoppedMessage]:
+        """Return the messages that are here, at most `records_max`, and wait for one; empty when none came in
+        `timeout_ms`.
+
+        BrokerError when a broker refuses, MessageFormatError for bytes that are no records.
+        """
+    def __iter__(self) -> Iterator[SyncPoppedMessage]:
+        """Iterate over messages until the consumer stops; raises what `getmany` raises."""
+    @property
+    def held_count(self) -> int:
+        """Return how many messages it holds, fetched or returned, and neither settled nor expired."""
+    def metrics(self) -> Iterable[Metric]:
+        """Report the counters of this consumer."""
+    asynchronous: PopConsumer
     """The object itself, for coroutines that `SyncClient.run` runs."""
 
 class SyncPushConsumer(BlockingLifetime):
@@ -879,6 +984,8 @@ class SyncClient(BlockingClient):
         allocate: Allocation = ...,
     ) -> SyncPullConsumer:
         """Make a consumer that is asked for messages, as a member of its group or from queues it is told."""
+    def pop_consumer(self, group: str, settings: PopConsumerSettings | None = None) -> SyncPopConsumer:
+        """Make a consumer of single messages; `subscribe` before it starts. A group may have any number."""
     @property
     def admin(self) -> SyncAdmin:
         """Return what asks and changes brokers and registries."""

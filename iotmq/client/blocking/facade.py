@@ -27,6 +27,7 @@ from iotmq.client.blocking.application_threads import ApplicationThreads
 from iotmq.client.blocking.loop_thread import LoopThread
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.lifetime import Lifetime
+from iotmq.client.transport.message import StoredMessage
 
 # A blocking client has these of the layer below the client.
 OF_TRANSPORT: Final = ("is_running", "start")
@@ -216,6 +217,9 @@ def _member(name: str, value: Any) -> Any:
 
 
 def _get(form: Blocking, name: str) -> Any:
+    if isinstance(form.asynchronous, StoredMessage):
+        # What a message says does not change.
+        return getattr(form.asynchronous, name)
     return _result(form, form._thread.call(getattr, form.asynchronous, name))
 
 
@@ -304,6 +308,8 @@ def _converted(
 
 
 def _result(form: Blocking, value: Any) -> Any:
-    """Return the blocking form of a result that has one."""
+    """Return the blocking form of a result that has one, or of those in a list."""
+    if isinstance(value, list) and value and type(value[0]).__name__ in _forms:
+        return [_result(form, each) for each in value]
     kind = _forms.get(type(value).__name__)
     return kind._around(form, value) if kind is not None and type(value) is kind._of else value

@@ -192,6 +192,10 @@ class ClientTransport(Lifetime):
             )
         self._consumers[consumer.group] = consumer
 
+    def find_consumer(self, group: str) -> GroupConsumer | None:
+        """Return the consumer of a group that heartbeats name."""
+        return self._consumers.get(group)
+
     async def remove_consumer(self, consumer: GroupConsumer) -> None:
         """Tell the brokers that this client leaves the group."""
         if self._consumers.get(consumer.group) is consumer:

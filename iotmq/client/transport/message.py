@@ -205,45 +205,18 @@ class Delivery(Protocol):
         """Give the listener its whole time again."""
 
 
-class ReceivedMessage:
-    """A received message; properties and body are decoded when they are asked for."""
+class StoredMessage:
+    """A message as a broker has stored it; properties and body are decoded when they are asked for."""
 
-    __slots__ = ("_body", "_properties", "delivery", "queue", "record")
+    __slots__ = ("_body", "_properties", "queue", "record")
 
     def __init__(self, queue: MessageQueue, record: Record) -> None:
         self.queue = queue
-        """The queue it was read from; for a redelivered message that is one of the retry topic's."""
+        """The queue it was read from; for a redelivered message that may be one of the retry topic's."""
         self.record = record
         """All fields as stored."""
-        self.delivery: Delivery | None = None
-        """The call of a listener that it was handed over by; None for who asked for it."""
         self._properties: dict[str, str] | None = None
         self._body: bytes | None = None
-
-    def ack(self) -> None:
-        """Count the message as consumed, whatever the listener returns or raises. Only while it runs, as the
-        next three; ClientError otherwise."""
-        self._delivered().settle(self, Settlement("ack"))
-
-    def nak(self, delay_ms: int | None = None) -> None:
-        """Fail the message. It comes again after the delay, rounded up to the broker's delay levels, or after
-        the pause that failed messages have."""
-        if delay_ms is not None and delay_ms < 0:
-            raise ClientError(f"a delay of {delay_ms} ms: it must not be negative")
-        self._delivered().settle(self, Settlement("nak", delay_ms))
-
-    def term(self) -> None:
-        """Fail the message for good: it goes to the dead letters of the group now."""
-        self._delivered().settle(self, Settlement("term"))
-
-    def in_progress(self) -> None:
-        """Give the listener `listener_timeout_ms` from now on, for all messages of its call."""
-        self._delivered().in_progress()
-
-    def _delivered(self) -> Delivery:
-        if self.delivery is None:
-            raise ClientError("the message was not handed over by a push consumer: commit() settles it")
-        return self.delivery
 
     @property
     def topic(self) -> str:
@@ -316,4 +289,42 @@ class ReceivedMessage:
         return self.record.reconsume_times
 
     def __repr__(self) -> str:
-        return f"<ReceivedMessage {self.topic!r} queue {self.queue.queue_id} offset {self.queue_offset}>"
+        return (
+            f"<{type(self).__name__} {self.topic!r} queue {self.queue.queue_id} offset {self.queue_offset}>"
+        )
+
+
+class ReceivedMessage(StoredMessage):
+    """A received message; properties and body are decoded when they are asked for."""
+
+    __slots__ = ("delivery",)
+
+    def __init__(self, queue: MessageQueue, record: Record) -> None:
+        super().__init__(queue, record)
+        self.delivery: Delivery | None = None
+        """The call of a listener that it was handed over by; None for who asked for it."""
+
+    def ack(self) -> None:
+        """Count the message as consumed, whatever the listener returns or raises. Only while it runs, as the
+        next three; ClientError otherwise."""
+        self._delivered().settle(self, Settlement("ack"))
+
+    def nak(self, delay_ms: int | None = None) -> None:
+        """Fail the message. It comes again after the delay, rounded up to the broker's delay levels, or after
+        the pause that failed messages have."""
+        if delay_ms is not None and delay_ms < 0:
+            raise ClientError(f"a delay of {delay_ms} ms: it must not be negative")
+        self._delivered().settle(self, Settlement("nak", delay_ms))
+
+    def term(self) -> None:
+        """Fail the message for good: it goes to the dead letters of the group now."""
+        self._delivered().settle(self, Settlement("term"))
+
+    def in_progress(self) -> None:
+        """Give the listener `listener_timeout_ms` from now on, for all messages of its call."""
+        self._delivered().in_progress()
+
+    def _delivered(self) -> Delivery:
+        if self.delivery is None:
+            raise ClientError("the message was not handed over by a push consumer: commit() settles it")
+        return self.delivery

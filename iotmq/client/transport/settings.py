@@ -8,7 +8,13 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from iotmq.limits import BATCH_RECORDS_MAX, PULL_BYTES_MAX, PULL_RECORDS_MAX, RECORD_BYTES_MAX
+from iotmq.limits import (
+    BATCH_RECORDS_MAX,
+    POP_INVISIBLE_MS_MAX,
+    PULL_BYTES_MAX,
+    PULL_RECORDS_MAX,
+    RECORD_BYTES_MAX,
+)
 from iotmq.remoting.signature import Credentials
 from iotmq.remoting.tls.files import client_tls
 from iotmq.secret_text import hide
@@ -208,3 +214,26 @@ class PullConsumerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     """Milliseconds a broker may park a pull that finds nothing."""
     pull_timeout_ms: Annotated[int, Meta(ge=100, le=600_000)] = 30_000
     """Milliseconds for a pull with its hold; must exceed hold_ms."""
+
+
+class PopConsumerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of a pop consumer."""
+
+    invisible_ms: Annotated[int, Meta(ge=1, le=POP_INVISIBLE_MS_MAX)] = 60_000
+    """Milliseconds that a message is this consumer's, from the moment the broker gave it. Then the next one
+    to ask gets it, unless it was acknowledged; `in_progress()` gives it the whole time again. The time that
+    it waits here for `getmany` counts."""
+    held_max: Annotated[int, Meta(ge=1, le=100_000)] = 256
+    """Messages that this consumer holds at a time: fetched or returned, and neither acknowledged nor given
+    up. Past it no more are fetched. 1 suits work that takes long, so that other consumers get the rest."""
+    held_bytes_max: Annotated[int, Meta(ge=1, le=2**34)] = 64 * 1024 * 1024
+    """Bytes of these messages; past it no more are fetched. Answers on their way come on top."""
+    consume_from: Literal["last", "first"] = "last"
+    """Where a group without a stored offset starts."""
+    orderly: bool = False
+    """Get nothing more of a queue while something of it is held by anybody in the group, so that the order of
+    each queue is kept also where messages fail."""
+    hold_ms: Annotated[int, Meta(ge=0, le=30_000)] = 15_000
+    """Milliseconds a broker may park a pop that finds nothing."""
+    pop_timeout_ms: Annotated[int, Meta(ge=100, le=600_000)] = 30_000
+    """Milliseconds for a pop with its hold; must exceed hold_ms."""

@@ -103,7 +103,7 @@ class _Taken(msgspec.Struct):
     pop_ms: int
     due_ms: int
     states: list[tuple[Place, PopQueue, bytes]] = []
-    """What is held of each queue; the offsets as `hand_out` returns them."""
+    """Queues with the offsets that are held of each, as `hand_out` returns them."""
     views: list[memoryview] = []
     starts: list[str] = []
     offsets: list[str] = []
