@@ -1,4 +1,4 @@
-"""A consumer of others and one of ours in one group: each has its queues, and takes over what the other leaves."""
+"""A consumer of others and one of ours in one group: each has queues, and takes over the other's."""
 
 from __future__ import annotations
 
