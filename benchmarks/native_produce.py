@@ -15,13 +15,18 @@ read as messages  PullConsumer.getmany of the same
 iterated          `async for` of a PullConsumer in a group with automatic commits, over the same
 pushed            PushConsumer with a listener that counts, over the same
 
-The mark is 500,000 records/s for encoded batches.
+confluent-kafka   a program of its library to Kafka 4.1.1, with a call back per message; where that library is
+                  installed (`pip install confluent-kafka`) and the peer is there (`python -m benchmarks.peers
+                  kafka`). Kafka has the first core, its client the last.
+
+The marks are 500,000 records/s for encoded batches, and 400,000/s and twice confluent-kafka for the sends.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import os
 import subprocess
 import sys
@@ -30,11 +35,12 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import uvloop
 
-from benchmarks import machine
+from benchmarks import machine, peers
+from benchmarks.peers.native import KAFKA
 from iotmq.client import (
     Admin,
     ClientSettings,
@@ -52,6 +58,8 @@ from iotmq.client import (
 from iotmq.message.records.record import encode_batch
 
 MARK_RECORDS_PER_S: Final = 500_000
+SENDS_MARK_PER_S: Final = 400_000
+KAFKA_CASE: Final = "confluent-kafka"
 QUEUES: Final = 4
 BATCH_RECORDS: Final = 100
 SENDERS: Final = 2_000
@@ -107,6 +115,7 @@ def main(words: Sequence[str] | None = None) -> int:
         finally:
             server.kill()
             server.wait()
+    rates.update(measure_kafka(records // 2, rounds, server_core))
     results = {name: machine.spread(values) for name, values in rates.items()}
     rows = [
         [name, f"{found['median']:,.0f}", f"{found['min']:,.0f}", f"{found['max']:,.0f}"]
@@ -119,6 +128,12 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     reached = results[CASES[0]]["median"] >= MARK_RECORDS_PER_S
     print(f"mark of {MARK_RECORDS_PER_S:,} records/s: {'reached' if reached else 'missed'}")
+    for case in CASES[1:4]:
+        rate = results[case]["median"]
+        beside = (
+            f", {rate / results[KAFKA_CASE]['median']:.1f} x {KAFKA_CASE}" if KAFKA_CASE in results else ""
+        )
+        print(f"{case}: {rate / SENDS_MARK_PER_S:.0%} of the mark of {SENDS_MARK_PER_S:,}/s{beside}")
     return 0 if reached or options.quick else 1
 
 
@@ -152,6 +167,56 @@ async def measure(registry: str, records: int, rounds: int, window: int) -> dict
                 for name, (count, took_s) in seconds.items():
                     rates[name].append(count / took_s)
     return rates
+
+
+def measure_kafka(records: int, rounds: int, server_core: int) -> dict[str, list[float]]:
+    """Records per second of confluent-kafka; empty where it, or Kafka, is not there."""
+    if importlib.util.find_spec("confluent_kafka") is None:
+        print(f"{KAFKA_CASE}: SKIPPED: pip install confluent-kafka", file=sys.stderr)
+        return {}
+    for peer in peers.those_there([KAFKA]):
+        with peers.started(peer, core=server_core) as server:
+            return {KAFKA_CASE: kafka_rates(f"127.0.0.1:{server.port}", records, rounds)}
+    return {}
+
+
+def kafka_rates(address: str, records: int, rounds: int) -> list[float]:
+    """Records per second of each round, after one round of warm-up."""
+    producer = importlib.import_module("confluent_kafka").Producer(
+        {
+            "bootstrap.servers": address,
+            "acks": 1,
+            "linger.ms": 5,
+            "batch.size": 256 * 1024,
+            "queue.buffering.max.messages": 100_000,
+        }
+    )
+    rates: list[float] = []
+    for _ in range(rounds + 1):
+        started_s = time.perf_counter()
+        produce_to_kafka(producer, records)
+        rates.append(records / (time.perf_counter() - started_s))
+    return rates[1:]
+
+
+def produce_to_kafka(producer: Any, records: int) -> None:
+    """Every message by itself, and every acknowledgement heard."""
+    acknowledged = 0
+
+    def heard(error: object, message: object) -> None:
+        nonlocal acknowledged
+        assert error is None, error
+        acknowledged += 1
+
+    for _ in range(records):
+        while True:
+            try:
+                producer.produce("T", BODY, on_delivery=heard)
+                break
+            except BufferError:
+                producer.poll(0.01)
+    producer.flush()
+    assert acknowledged == records, f"{acknowledged} of {records} records are acknowledged"
 
 
 async def timed(work: Awaitable[int]) -> tuple[int, float]:

@@ -23,6 +23,7 @@ _PARTS: Final = {
     "transport": "Messages and queues",
     "sending": "Sending, requests and replies",
     "consuming": "Consuming",
+    "observing": "Looking at messages",
     "records": "Records",
     "admin": "Administration",
     "blocking": "Without an event loop",

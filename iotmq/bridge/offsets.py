@@ -14,7 +14,8 @@ always in the same order, because Spark compares offsets as text and takes anoth
 - ``generations``: what the brokers said the offsets belong to; they say by it what has become of them.
 - ``time``: when the brokers were asked, by their clocks. Records whose time to live was over then are not
   delivered, so that a batch is the same whenever it is read. It moves with the offsets only.
-- ``left``: queues that were removed after they had been read; they go on there if they come back.
+- ``left``: queues that were removed after they had been read, or are not subscribed any more; they go on
+  there if they come back.
 - ``since``: a stream that began with what came then: queues that show up later begin there, too.
 - ``id`` names the stream at brokers.
 

@@ -104,6 +104,7 @@ def advance(
     held: Held,
     *,
     first_offset: Callable[[QueueKey, QueueBounds], int] = lambda key, bounds: bounds.min_offset,
+    is_subscribed: Callable[[QueueKey], bool] = lambda key: True,
     rows_max: int | None = None,
 ) -> Advance:
     """Return the end of a batch that starts at `start` when brokers have what `held` says.
@@ -116,6 +117,8 @@ def advance(
       loss). Elsewhere an end is never below a start.
     * A removed queue leaves the offsets; as long as its broker has records of it, its place is kept in
       `left`. What was not read of it is lost. So does a queue of a deleted topic.
+    * A queue that is not subscribed any more leaves as well, and nothing of it is lost: nobody wants it. Its
+      place is kept until it is subscribed again.
     * A queue whose broker does not answer keeps its offset (a loss, unless it had left already).
     * With `rows_max`, each queue gets its share in proportion to its lag.
     """
@@ -129,6 +132,9 @@ def advance(
         change = held.changes.get(key)
         if bounds is None:
             assert wanted is not None
+            if not is_subscribed(key):
+                left[key] = wanted
+                continue
             _leave(key, wanted, start, held, ends=ends, left=left, losses=losses)
         elif wanted is None:
             ends[key] = first_offset(key, bounds)

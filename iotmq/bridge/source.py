@@ -235,6 +235,7 @@ class IotmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begin,
             held,
             first_offset=partial(view.first_offset, since_ms=begin.since_ms),
+            is_subscribed=self._options.subscription.covers,
             rows_max=limit.max_rows if isinstance(limit, ReadMaxRows) else None,
         )
         view.report([*losses, *step.losses])
@@ -369,11 +370,12 @@ class _View:
         a loss only when it lasts.
         """
         patience: Patience | None = None
+        # Of what is not subscribed any more, nothing is asked.
+        known = set(filter(self._options.subscription.covers, (*begin.offsets, *begin.left)))
         while True:
             held = self.bounds_of_those_there(begin)
             # Brokers that are away were waited for by now.
             patience = patience or self._cluster.retry.patience()
-            known = {*begin.offsets, *begin.left}
             absent = known - held.bounds.keys() - held.removed.keys()
             if absent:
                 found, addresses = self._cluster.bounds_off_route(sorted(absent), since=begin.generations)
@@ -382,7 +384,7 @@ class _View:
             unsettled = {
                 key: f"{key} was read up to offset {offset}"
                 for key, offset in begin.offsets.items()
-                if not is_settled(key, offset, held)
+                if key in known and not is_settled(key, offset, held)
             }
             unsettled |= {loss.key: str(loss) for loss in shorter_than(target, held)}
             self._given_up &= unsettled.keys()

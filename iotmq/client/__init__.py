@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from iotmq.client.consuming.pop.popped_message import PoppedMessage
     from iotmq.client.consuming.pulling.pull_consumer import PullConsumer
     from iotmq.client.consuming.pushing.push_consumer import PushConsumer
+    from iotmq.client.observing.message_trace import MessageTrace
     from iotmq.client.sending.producer import Producer
     from iotmq.client.sending.requests import Replier, Requester
     from iotmq.client.sending.transactions import Transaction, TransactionProducer, TransactionState
@@ -64,6 +65,7 @@ _MODULES = {
     "IotmqClient": ".client",
     "Message": ".transport.message",
     "MessageQueue": ".transport.routes",
+    "MessageTrace": ".observing.message_trace",
     "PopConsumer": ".consuming.pop.pop_consumer",
     "PopConsumerSettings": ".transport.settings",
     "PoppedMessage": ".consuming.pop.popped_message",
@@ -118,6 +120,7 @@ __all__ = [
     "IotmqClient",
     "Message",
     "MessageQueue",
+    "MessageTrace",
     "PopConsumer",
     "PopConsumerSettings",
     "PoppedMessage",

@@ -12,9 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol, cast
 
@@ -30,10 +28,8 @@ if TYPE_CHECKING:
     from iotmq.bridge.jobs.stream_run import Signals
     from iotmq.bridge.spark_session import Profile
     from iotmq.bridge.submitting.submission import Submission
-    from iotmq.metrics import MetricSource
 
 _OK: Final = 0
-_PAGE_TIMEOUT_S: Final = 10
 _NO_SPARK: Final = "jobs need the extra spark: pip install 'iotmq[spark]'"
 
 
@@ -153,8 +149,10 @@ def _run(options: argparse.Namespace) -> int:
     job = find_job(options.job)
     settings, of_spark = read_job_settings(job, options.config)
     from iotmq.bridge.jobs.stream_run import Signals
+    from iotmq.bridge.metrics_page import metrics_page
     from iotmq.bridge.query_listener import ProgressListener
     from iotmq.bridge.spark_session import session
+    from iotmq.console.exposition import Exposition
 
     signals = Signals()
     listener = ProgressListener(_say if of_spark.progress else _say_nothing)
@@ -162,7 +160,13 @@ def _run(options: argparse.Namespace) -> int:
         # From before Spark starts, which takes some seconds: what is stored by then is read all the same.
         stack.enter_context(signals.listening())
         if of_spark.metrics_port:
-            stack.enter_context(_metrics_page(listener, of_spark.metrics_port))
+            try:
+                page = metrics_page(Exposition((listener,)).render, of_spark.metrics_port)
+                stack.enter_context(page)
+            except OSError as error:
+                raise ConfigError(
+                    f"spark.metrics_port = {of_spark.metrics_port}: {error.strerror or error}"
+                ) from error
         spark = session(
             of_spark.app_name or f"iotmq {job.NAME}",
             cores=of_spark.cores,
@@ -180,44 +184,6 @@ def _say(line: str) -> None:
 
 def _say_nothing(_line: str) -> None:
     """Stand in for `_say` where the metrics are enough."""
-
-
-@contextlib.contextmanager
-def _metrics_page(source: MetricSource, port: int) -> Iterator[None]:
-    """Show the metrics at http://127.0.0.1:PORT/metrics until the end of the block."""
-    from iotmq.console.exposition import Exposition
-
-    exposition = Exposition((source,))
-
-    class Handler(BaseHTTPRequestHandler):
-        timeout = _PAGE_TIMEOUT_S
-
-        def do_GET(self) -> None:
-            if self.path != "/metrics":
-                self.send_error(404)
-                return
-            page, content_type = exposition.render(self.headers.get("Accept", ""))
-            self.send_response(200)
-            self.send_header("Content-Type", content_type)
-            self.send_header("Content-Length", str(len(page)))
-            self.end_headers()
-            self.wfile.write(page)
-
-        def log_message(self, format: str, *arguments: object) -> None:
-            """Nothing: Prometheus asks every few seconds."""
-
-    try:
-        server = HTTPServer(("127.0.0.1", port), Handler)
-    except OSError as error:
-        raise ConfigError(f"spark.metrics_port = {port}: {error.strerror or error}") from error
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 # Submitting ---------------------------------------------------------------------------------------------

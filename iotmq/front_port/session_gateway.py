@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from iotmq import limits
 from iotmq.front_port.exclusive_claims import claim_exclusive
-from iotmq.front_port.gateway import RemoteGateway
+from iotmq.front_port.gateway import FORGET_S, RemoteGateway
 from iotmq.front_port.retained_pages import merged_page
 from iotmq.front_port.session_answers import gather
 from iotmq.front_port.session_brokers import SessionBrokers
@@ -77,6 +77,8 @@ class RemoteSessions:
         self._tasks: set[asyncio.Task[None]] = set()
         self._became_ready = asyncio.Event()
         self._is_stopped = False
+        # A broker that was away then is unknown until it is back, or for good.
+        self._started_s = 0.0
         self.renewed_total = 0
 
     def serve_shares(self, receiver: ShareReceiver) -> None:
@@ -85,6 +87,7 @@ class RemoteSessions:
     async def start(self, receiver: SessionReceiver) -> None:
         """Connect to the brokers; after 5 s without those that are down."""
         self._receiver = receiver
+        self._started_s = asyncio.get_running_loop().time()
         self.brokers.follow()
         try:
             async with asyncio.timeout(_START_S):
@@ -306,7 +309,8 @@ class RemoteSessions:
                     session.is_incomplete = True
                 else:
                     added.setdefault(link, []).extend(result)
-            done(session.merged(opened, added))
+            now_s = asyncio.get_running_loop().time()
+            done(session.merged(opened, added, are_all_known=now_s >= self._started_s + FORGET_S))
             session.is_opening = False
             if session.fence is not None:
                 self._fence(session, session.fence)

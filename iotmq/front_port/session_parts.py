@@ -120,8 +120,13 @@ class SharedSession:
         self,
         opened: Mapping[SessionLink, OpenedSession],
         added: Mapping[SessionLink, Sequence[SessionSubscription]],
+        *,
+        are_all_known: bool,
     ) -> OpenedSession:
-        """Merge the brokers' answers to the opening, and to filters that they lacked, into one."""
+        """Merge the brokers' answers to the opening, and to filters that they lacked, into one.
+
+        Not `are_all_known`: there may be a broker that nobody has named yet.
+        """
         subscriptions: list[SessionSubscription] = []
         in_flight: list[InFlight] = []
         done: list[tuple[int, int]] = []
@@ -132,15 +137,17 @@ class SharedSession:
                 replace(flight, queue_id=own_queue_id(number, flight.queue_id)) for flight in part.in_flight
             ]
             done += [(own_queue_id(number, queue_id), position) for queue_id, position in part.done]
+        is_present = any(part.is_present for part in opened.values())
+        has_unknown = self.is_incomplete or (is_present and not are_all_known)
         return replace(
             opened[self.home],
             epoch=self.epoch,
-            is_present=any(part.is_present for part in opened.values()),
+            is_present=is_present,
             subscriptions=subscriptions,
             in_flight=in_flight,
             done=done,
             # Those that a broker knows which is away are not known here: they are most likely small.
-            packet_ids_from=_FAR_PACKET_ID + random.randrange(_FAR_PACKET_IDS) if self.is_incomplete else 0,
+            packet_ids_from=_FAR_PACKET_ID + random.randrange(_FAR_PACKET_IDS) if has_unknown else 0,
         )
 
     def parts_of(self, change: SessionProgress) -> Iterable[tuple[SessionLink, SessionProgress]]:

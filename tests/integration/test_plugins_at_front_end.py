@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from amqtt_plugins import Listening
+from amqtt_plugins import Listening, released
 from chain_site import chained
 from eventually import soon
 from fake_gateway import connect_packet
@@ -32,6 +31,7 @@ def told() -> Iterator[list[tuple[str, dict[str, Any]]]]:
     Listening.told.clear()
     yield Listening.told
     Listening.told.clear()
+    released.clear()
 
 
 def plugins(*entries: dict[str, Any], **settings: Any) -> dict[str, Any]:
@@ -116,8 +116,8 @@ async def test_a_name_that_nobody_has_looked_at_chooses_no_topics() -> None:
 
 
 async def test_a_plugin_that_blocks_does_not_hold_up_devices() -> None:
-    """Twenty devices ask it, each of which takes it two seconds; others publish and are acknowledged."""
-    entries = [scripted(options={"seconds": 2.0}, timeout_s=4.0, failures_max=0), scripted(name="other")]
+    """Twenty devices ask it, and it does not answer; others publish and are acknowledged."""
+    entries = [scripted(options={"seconds": 60.0}, timeout_s=60.0, failures_max=0), scripted(name="other")]
     chain = [
         {**LINK, "when_user": "slow", "plugins": ["Scripted"]},
         {**LINK, "name": "quick", "plugins": ["other"]},
@@ -131,19 +131,15 @@ async def test_a_plugin_that_blocks_does_not_hold_up_devices() -> None:
             for number in range(20)
         ]
         await soon(lambda: site.number("iotmq_mqtt_plugin_waiting", plugin="Scripted") == 20, "all ask")
-        slowest_s = 0.0
         for number in range(1, 101):
-            began_s = time.perf_counter()
             device.send(packets.encode_publish("a", b"x", qos=1, retain=False, packet_id=number))
             first, _ = await device.packet()
             assert first == packets.PUBACK << 4
-            slowest_s = max(slowest_s, time.perf_counter() - began_s)
             if not number % 20:
                 assert await site.code("pump", b"yes", client_id=f"new-{number}") == 0
-        assert slowest_s < 1
-        codes = await asyncio.gather(*asking)
-        assert set(codes) <= {0, 3}
-        assert codes.count(0) >= 2
+        assert site.number("iotmq_mqtt_plugin_waiting", plugin="Scripted") == 20
+        released.set()
+        assert set(await asyncio.gather(*asking)) == {0}
 
 
 async def test_plugins_hear_of_devices_and_publish(told: list[tuple[str, dict[str, Any]]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -462,10 +462,15 @@ async def test_a_session_that_a_broker_could_not_open_has_its_messages_once_it_c
         await device.drop()
 
 
+@pytest.mark.parametrize("is_new", [False, True], ids=["known", "away when the front end starts"])
 async def test_packet_ids_that_a_broker_knows_which_is_away_are_not_used_for_other_messages(
-    tmp_path: Path,
+    tmp_path: Path, is_new: bool
 ) -> None:
-    async with SmallCluster(tmp_path, registries=1) as cluster, fronts(cluster, "one") as (front,):
+    async with (
+        SmallCluster(tmp_path, registries=1) as cluster,
+        fronts(cluster, "one") as (front,),
+        AsyncExitStack() as later,
+    ):
         name = client_of(front, 0)
         client = await RawClient.connect(front.mqtt.port, name, clean_session=False)
         assert await client.subscribe(("t", 2)) == [2]
@@ -480,6 +485,9 @@ async def test_packet_ids_that_a_broker_knows_which_is_away_are_not_used_for_oth
         await client.rest()
         await stop_broker(cluster, 1)
         await soon(lambda: front.sessions.not_ready_reason, "the front end notices")
+        if is_new:
+            [front] = await later.enter_async_context(fronts(cluster, "two"))
+            assert len(front.sessions.brokers.links) == 1
         client = await RawClient.dial(front.mqtt.port)
         client.send(connect_packet(name, clean_session=False))
         assert await client.packet() == (packets.CONNACK << 4, b"\1\0")

@@ -289,6 +289,67 @@ def test_a_lake_is_replayed_in_its_order_at_a_rate_and_once(
         replay.run(spark, msgspec.convert(nowhere, replay.Settings))
 
 
+KILLED_REPLAY = """
+import sys
+
+import msgspec
+
+from iotmq.bridge.jobs import replay
+from iotmq.bridge.spark_session import session
+
+settings = msgspec.json.decode(sys.argv[1], type=replay.Settings)
+spark = session("killed", cores=2, conf=msgspec.json.decode(sys.argv[2]))
+sys.exit(replay.run(spark, settings))
+"""
+
+
+@pytest.mark.crash
+@pytest.mark.spark_long
+def test_a_killed_replay_has_sent_every_row_once_after_its_restart(
+    spark: SparkSession, gateway: GatewayProcess, producer: SyncProducer, tmp_path: Path
+) -> None:
+    """The short form, in one process, is above."""
+    count = 3_000
+    spark.range(count).selectExpr("id AS number", "'d1' AS device").write.parquet(str(tmp_path / "rows"))
+    producer.send(Message("replay-killed", b'{"number": -1}'))
+    chosen = replay.Settings(
+        bootstrap=gateway.registry,
+        topic="replay-killed",
+        parquet=str(tmp_path / "rows"),
+        state=str(tmp_path / "state"),
+        order_by=["number"],
+        columns=["number"],
+        mqtt_topic="",
+        rate=100,
+    )
+    progress = tmp_path / "state" / "progress.json"
+
+    def batches() -> int:
+        return json.loads(progress.read_bytes())["batches"] if progress.exists() else 0
+
+    for kill in range(3):
+        words = [sys.executable, "-c", KILLED_REPLAY, msgspec.json.encode(chosen).decode(), json.dumps(CONF)]
+        victim = subprocess.Popen(words, stderr=subprocess.DEVNULL, start_new_session=True)
+        try:
+            if kill:
+                goal = batches() + 3
+                eventually(lambda goal=goal: batches() >= goal, "batches", within_s=90, step_s=0.001)
+            else:
+                # While the rows are put in order.
+                eventually(lambda: (tmp_path / "state" / "rows").exists(), "rows", within_s=90, step_s=0.001)
+        finally:
+            os.killpg(victim.pid, signal.SIGKILL)
+            victim.wait()
+    # As fast as it can: the rows are cut already.
+    assert replay.run(spark, msgspec.structs.replace(chosen, rate=0)) == 0
+    options = {"iotmq.bootstrap.servers": gateway.registry, "subscribe": "replay-killed"}
+    rows = spark.read.format("iotmq").options(**options).load().orderBy("partition", "offset").collect()
+    found = [json.loads(bytes(row.value))["number"] for row in rows]
+    assert sorted(found) == list(range(-1, count))
+    of_device = [number for number in found if number >= 0]
+    assert of_device == sorted(of_device), "the rows of a device are in one queue"
+
+
 # Payloads ---------------------------------------------------------------------------------------------
 
 
@@ -402,7 +463,15 @@ def test_times_of_payloads(spark: SparkSession) -> None:
 def test_settings_of_payloads_that_are_wrong_are_named(spark: SparkSession) -> None:
     for payload, text in (
         (Payload(), "payload.schema is needed"),
-        (Payload(schema="a WHAT"), "is no list of columns"),
+        (Payload(schema="a WHAT"), "payload.schema is no list of columns"),
+        (Payload(schema="INT"), "payload.schema is no list of columns: 'INT'"),
+        (Payload(schema="a INT, A STRING"), "payload.schema: column 'A' is there twice"),
+        (Payload(schema="a STRUCT<b: INT, b: INT>"), "column 'a': column 'b' is there twice"),
+        (Payload(schema="a INTERVAL"), "payload.schema: column 'a' is interval"),
+        (Payload(schema="a VOID"), "payload.schema: column 'a' is void"),
+        (Payload(schema="a ARRAY<MAP<INT, INT>>"), r"payload.schema: column 'a' is map<int,int>"),
+        (Payload(schema="a CHAR(3)"), r"payload.schema: column 'a' is char\(3\)"),
+        (Payload(format="csv", schema="a ARRAY<INT>"), "payload.schema: column 'a' is array<int>"),
         (Payload(format="binary", layout="a f2"), "payload.layout has 'a f2'"),
         (Payload(format="binary", layout="a f4, a u1"), "a name twice"),
         (Payload(format="protobuf"), "payload.message is needed"),
@@ -414,3 +483,11 @@ def test_settings_of_payloads_that_are_wrong_are_named(spark: SparkSession) -> N
     payload = Payload(schema="a INT", required=["b"])
     with pytest.raises(ConfigError, match="no column 'b'"):
         decode(rows, payload, data_schema(payload))
+    payload = Payload(schema="at BOOLEAN", time_field="at")
+    with pytest.raises(ConfigError, match=r"payload\.time_field: column 'at' is boolean"):
+        decode(rows, payload, data_schema(payload))
+    everything = "a DOUBLE, b STRING, c DATE, d TIMESTAMP, e TIMESTAMP_NTZ, f DECIMAL(9, 2), g BOOLEAN"
+    everything += ", h BINARY"
+    nested = f"{everything}, i ARRAY<STRUCT<x: INT>>, j MAP<STRING, DOUBLE>, k VARIANT, l INTERVAL DAY"
+    assert len(data_schema(Payload(schema=nested))) == 12
+    assert len(data_schema(Payload(format="csv", schema=everything))) == 8

@@ -14,6 +14,7 @@ from java_process import JavaProcesses, RunMqadmin, java_marks
 from iotmq.client import (
     ClientSettings,
     Message,
+    MessageTrace,
     PushConsumerSettings,
     ReceivedMessage,
     SendResult,
@@ -237,6 +238,33 @@ def test_a_trace_of_clients_is_found_by_the_id_of_its_message(
     printed = mqadmin("queryMsgTraceById", "-i", "7F0000010000")
     assert re.search(r"^Pub\s+traced-group\s+", printed, re.M), printed
     assert "7ms" in printed
+
+
+def test_a_trace_of_our_client_is_shown(gateway: GatewayProcess, mqadmin: RunMqadmin) -> None:
+    topic, seen = "TracedTopic", []
+    settings = ClientSettings(registries=(gateway.registry,), missing_route_refresh_ms=100)
+
+    def listen(messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
+        seen.extend(messages)
+        return [message for message in messages if message.body == b"bad" and not message.redeliveries]
+
+    with SyncClient(settings, interceptors=[MessageTrace(linger_ms=1)]) as client:
+        client.admin.create_topic(topic, queues=1)
+        consumer = client.push_consumer(
+            "traced-readers", listen, settings=PushConsumerSettings(consume_from="first")
+        )
+        consumer.subscribe(topic)
+        with consumer, client.producer("traced-senders") as producer:
+            good = producer.send(Message(topic, b"good", keys=("k7",), tags="A"))
+            bad = producer.send(Message(topic, b"bad"))
+            eventually(lambda: len(seen) == 3, "all is consumed")
+    printed = mqadmin("queryMsgTraceById", "-i", good.message_id)
+    (sent,) = rows(printed, "Pub")
+    (taken,) = rows(printed, "Sub")
+    assert (sent[1], sent[-1]) == ("traced-senders", "success")
+    assert (taken[1], taken[-1]) == ("traced-readers", "success")
+    failed, repeated = rows(mqadmin("queryMsgTraceById", "-i", bad.message_id), "Sub")
+    assert sorted((failed[-1], repeated[-1])) == ["failed", "success"]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from iotmq.client import (
     IotmqClient,
     Message,
     MessageQueue,
+    MessageTrace,
     PullConsumerSettings,
     PushConsumerSettings,
     ReceivedMessage,
@@ -376,6 +377,29 @@ async def test_operators_find_messages_and_see_and_move_groups(client: IotmqClie
     assert sum(each.end for each in offsets.values()) == 4
     await admin.changes.delete_topic(topic)
     assert topic not in await admin.topics()
+
+
+async def test_traces_are_found_by_the_ids_of_their_messages(registry: str) -> None:
+    topic = "Traced"
+    seen = Seen()
+    async with iotmq.connect(f"iotmq://{registry}", interceptors=[MessageTrace(linger_ms=1)]) as client:
+        await client.admin.create_topic(topic, queues=1)
+        consumer = client.push_consumer("traced", seen, settings=FROM_FIRST)
+        await consumer.subscribe(topic)
+        producer = await client.producer()
+        async with consumer:
+            sent = await producer.send(Message(topic, b"x"))
+            await seen.until(1)
+
+        async def kinds() -> set[bytes]:
+            traces = await client.admin.messages.by_key("RMQ_SYS_TRACE_TOPIC", sent.message_id)
+            entries = b"".join(trace.body for trace in traces).split(b"\x02")
+            return {entry.split(b"\x01")[0] for entry in entries if sent.message_id.encode() in entry}
+
+        async def is_whole() -> bool:
+            return await kinds() == {b"Pub", b"SubBefore", b"SubAfter"}
+
+        await until_said(is_whole)
 
 
 async def test_what_rocketmq_does_not_know_is_an_error_that_says_so(client: IotmqClient) -> None:

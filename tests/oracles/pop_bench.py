@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from eventually import eventually, soon
+from eventually import eventually, until
 from fake_connection import FakeConnection
 from manual_clock import ManualClock
 from store_model import wait_flushed
@@ -116,7 +116,7 @@ class Bench:
         except RequestError as error:
             return request.reply(error.code, remark=str(error))
         if answer is None:
-            await soon(lambda: connection.replies, "an answer")
+            await until(lambda: connection.replies)
             [answer] = connection.replies
         self.pops.check_invariants()
         return answer

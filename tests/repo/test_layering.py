@@ -232,6 +232,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "client": (
         "transport",
         "sending",
+        "observing",
         "consuming",
         "admin",
         "client",
@@ -356,6 +357,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "source",
         "spark_session",
         "query_listener",
+        "metrics_page",
         "submitting",
         "jobs",
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
+from sim_extra_checks import check_extras
 from sim_load import BAD, GROUP, LATER_TOPIC, REDELIVERIES_MAX, TOPIC
 from sim_world import BrokenPromiseError
 from store_model import log_records
@@ -31,6 +32,7 @@ def check_all(site: Site) -> None:
     check_queues(site, logs)
     check_consumed(site, logs)
     check_devices(site)
+    check_extras(site, logs)
     if site.retained:
         check_retained(site)
 

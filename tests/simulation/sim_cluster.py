@@ -15,6 +15,7 @@ from sim_world import Machine, Process, World
 
 from iotmq.broker.broker import Broker
 from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig
 from iotmq.front_port.gateway import RemoteGateway
 from iotmq.front_port.session_gateway import RemoteSessions
 from iotmq.message.hosts import encode_host
@@ -141,6 +142,10 @@ class BrokerNode(Node):
         self._is_synced = is_synced
         self.store: Store | None = None
         self.is_disk_full = False
+        # Further settings, and groups with how often their messages come again.
+        self.settings: dict[str, Any] = {}
+        self.groups: dict[str, int] = {}
+        self.retention_hours = 0
 
     async def serve(self, process: Process) -> None:
         disk, host = self.machine.disk, self.machine.host
@@ -160,7 +165,7 @@ class BrokerNode(Node):
                         index_entries=512,
                         checkpoint_interval_ms=2_000,
                         retention_interval_ms=1_000,
-                        retention_hours=0,
+                        retention_hours=self.retention_hours,
                     ),
                     store_host=encode_host(host, BROKER_PORT),
                     clock=process.clock,
@@ -184,12 +189,17 @@ class BrokerNode(Node):
                 offsets_interval_s=1.0,
                 client_expiry_s=10.0,
                 idle_s=30.0,
+                **self.settings,
             ),
             store,
             directory=disk.directory,
             clock=process.clock,
         )
         try:
+            for name, retries_max in self.groups.items():
+                broker.subscription_groups.put(
+                    SubscriptionGroupConfig(group_name=name, retry_max_times=retries_max)
+                )
             await broker.start()
         except BaseException:
             store.close()

@@ -6,7 +6,7 @@ import random
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sim_cluster import BrokerNode
-from sim_load import ServiceNode
+from sim_load import Devices, ServiceNode
 
 if TYPE_CHECKING:
     from sim_run import Site
@@ -57,7 +57,7 @@ def begin(site: Site, fault: Fault) -> None:
     node, other = site.nodes[fault.node], site.nodes[fault.other]
     world.note("fault", str(fault))
     host, other_host = node.machine.host, other.machine.host
-    is_device = node is site.devices
+    is_device = isinstance(node, Devices)
 
     def start() -> None:
         node.power_on()

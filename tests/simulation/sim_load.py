@@ -222,6 +222,7 @@ class Devices(Node):
     """Devices that are never killed; what fails is their network, and who serves them."""
 
     kind = "devices"
+    filters: tuple[tuple[str, int], ...] = (("d/#", 2), ("state/#", 1))
 
     def __init__(self, world: World, name: str, fronts: list[FrontNode], history: History) -> None:
         super().__init__(world, name)
@@ -268,7 +269,7 @@ class Devices(Node):
         client = await self.connected(client_id, process)
         while True:
             try:
-                await client.subscribe(("d/#", 2), ("state/#", 1))
+                await client.subscribe(*self.filters)
                 break
             except IotmqError as error:
                 self.world.note("not subscribed", client_id, repr(error))

@@ -8,6 +8,20 @@ from pathlib import Path
 
 from sim_checks import check_all, check_progress
 from sim_cluster import BrokerNode, FrontNode, Node, RegistryNode
+from sim_extras import (
+    KINDS,
+    POP_GROUP,
+    POP_RETRIES_MAX,
+    POPS,
+    SHARES,
+    TRANSACTIONS,
+    WILLS,
+    GroupDevices,
+    JobSender,
+    Mortal,
+    Popper,
+    Trader,
+)
 from sim_faults import Fault, begin, draw_faults
 from sim_load import Devices, History, Reader, Sender, Worker
 from sim_world import BrokenPromiseError, World, open_world
@@ -45,6 +59,7 @@ class Site:
             *(Worker(world, f"worker-{number}", registry, self.history) for number in range(2)),
             Reader(world, "reader", registry, self.history),
         ]
+        services += self._extras(world, seed, registry)
         self.trace = ""
         self.devices = Devices(world, "devices", self.fronts, self.history)
         self.nodes: dict[str, Node] = {
@@ -56,6 +71,33 @@ class Site:
         self.has_set_clocks = False
         # What happens in this run.
         self.faults: Sequence[Fault] = ()
+
+    def _extras(self, world: World, seed: int, registry: RegistryNode) -> list[Node]:
+        """Every third seed has more work; the others stay the runs they were."""
+        source = random.Random(f"extras {seed}")
+        kinds = source.sample(KINDS, source.randint(1, len(KINDS))) if seed % 3 == 2 else ()
+        nodes: list[Node] = []
+        if SHARES in kinds:
+            seen = History()
+            seen.published = self.history.published
+            nodes.append(GroupDevices(world, "group", self.fronts, seen))
+        if WILLS in kinds:
+            nodes += [
+                Mortal(world, f"mortal-{number}", registry, self.history, self.fronts) for number in range(2)
+            ]
+        if TRANSACTIONS in kinds:
+            nodes.append(Trader(world, "trader", registry, self.history))
+            for broker in self.brokers.values():
+                broker.settings |= {"transaction_timeout_s": 2.0, "transaction_check_interval_s": 2.0}
+                broker.settings |= {"transaction_checks_max": 100}
+                # No transaction is open for longer.
+                broker.retention_hours = 1
+        if POPS in kinds:
+            nodes.append(JobSender(world, "employer", registry, self.history))
+            nodes += [Popper(world, f"popper-{number}", registry, self.history) for number in range(2)]
+            for broker in self.brokers.values():
+                broker.groups[POP_GROUP] = POP_RETRIES_MAX
+        return nodes
 
     def start(self) -> None:
         """Start everything, each when what it needs is there: who subscribes reaches all brokers."""
@@ -85,6 +127,9 @@ class Site:
         self.world.network.heal()
         for node in self.nodes.values():
             node.power_on()
+            if isinstance(node, Mortal):
+                # At the latest.
+                node.kill()
             if isinstance(node, BrokerNode):
                 node.is_disk_full = False
                 if node.store is not None and node.store.failure is not None:

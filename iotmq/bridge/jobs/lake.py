@@ -33,11 +33,14 @@ SOURCE_SCHEMA: Final = (
 OWN_COLUMNS: Final = (
     *("device", "event_time", "stored", "topic", "partition", "offset", "mqtt_topic", "client_id"),
 )
-_PARTITIONS: Final = {
+# Directories of the table, and how the event time names them.
+PARTITIONS: Final = {
     "date": "date_format(event_time, 'yyyy-MM-dd')",
     "hour": "date_format(event_time, 'HH')",
     "topic": "topic",
 }
+BATCH_COLUMN: Final = "batch"
+"""The directory that names the batch which wrote a row."""
 _INFERRED_FILE: Final = "_schema.json"
 
 
@@ -69,7 +72,7 @@ def run(spark: SparkSession, settings: Settings, *, signals: Signals | None = No
     # What was cut off in the middle is ended before anything is written.
     compaction.finish()
     schema = payload_schema(spark, settings, compaction)
-    taken = sorted(set(schema.fieldNames()).intersection((*OWN_COLUMNS, *_PARTITIONS, "batch")))
+    taken = sorted(set(schema.fieldNames()).intersection((*OWN_COLUMNS, *PARTITIONS, BATCH_COLUMN)))
     if taken:
         raise ConfigError(f"payload: column {taken[0]} has the name of a column of the table")
 
@@ -107,7 +110,7 @@ def payload_schema(spark: SparkSession, settings: Settings, compaction: Compacti
 
 def lake_rows(rows: DataFrame, settings: Settings) -> DataFrame:
     """Return the good ones of decoded rows as the table has them, without `batch`."""
-    partitions = [F.expr(_PARTITIONS[name]).alias(name) for name in settings.partition_by if name != "topic"]
+    partitions = [F.expr(PARTITIONS[name]).alias(name) for name in settings.partition_by if name != "topic"]
     return rows.where("reason IS NULL").select(
         F.expr(device_of(settings.device_level)).alias("device"),
         "event_time",
@@ -143,9 +146,9 @@ def _write(
 
 def _overwrite(rows: DataFrame, partition_by: Sequence[str], batch_name: str, target: str) -> None:
     (
-        rows.withColumn("batch", F.lit(batch_name))
+        rows.withColumn(BATCH_COLUMN, F.lit(batch_name))
         .write.mode("overwrite")
         .option("partitionOverwriteMode", "dynamic")
-        .partitionBy(*partition_by, "batch")
+        .partitionBy(*partition_by, BATCH_COLUMN)
         .parquet(target)
     )

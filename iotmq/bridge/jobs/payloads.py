@@ -20,17 +20,26 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.functions import ArrowUDFType, arrow_udf
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
     ByteType,
     DataType,
+    DateType,
+    DayTimeIntervalType,
     DoubleType,
     FloatType,
     IntegerType,
     LongType,
+    MapType,
+    NumericType,
     ShortType,
     StringType,
     StructField,
     StructType,
+    TimestampNTZType,
     TimestampType,
+    VariantType,
 )
 
 from iotmq.bridge.jobs.avro_payloads import avro_parser, avro_schema
@@ -53,6 +62,11 @@ _BINARY_TYPES: Final[Mapping[str, tuple[str, DataType]]] = {
     "f4": ("f4", FloatType()),
     "f8": ("f8", DoubleType()),
 }
+# What text can be read as, and Parquet can keep; of JSON also arrays, structs, and maps from texts.
+_TEXT_TYPES: Final = (
+    *(NumericType, BooleanType, BinaryType, DateType, TimestampType, TimestampNTZType),
+    *(DayTimeIntervalType, VariantType),
+)
 _NOT_JSON: Final = "not JSON of the declared schema"
 _NOT_CSV: Final = "not CSV of the declared schema"
 
@@ -99,7 +113,9 @@ def data_schema(payload: Payload) -> StructType:
         found = StructType.fromDDL(payload.schema)
     except Exception as error:
         raise ConfigError(f"payload.schema is no list of columns: {payload.schema!r}") from error
-    assert isinstance(found, StructType), found
+    if not isinstance(found, StructType):
+        raise ConfigError(f"payload.schema is no list of columns: {payload.schema!r}")
+    _check_columns(found, "payload.schema", takes_nested=payload.format == "json")
     return found
 
 
@@ -114,6 +130,13 @@ def decode(rows: DataFrame, payload: Payload, schema: StructType) -> DataFrame:
             raise ConfigError(
                 f"payload: there is no column {name!r} in the schema: {', '.join(sorted(names))}"
             )
+    if payload.time_field:
+        kind = schema[payload.time_field].dataType
+        if not isinstance(kind, (NumericType, StringType, TimestampType)):
+            raise ConfigError(
+                f"payload.time_field: column {payload.time_field!r} is {kind.simpleString()}; "
+                "a time is a number, a timestamp or a string"
+            )
     if payload.format in ("json", "csv"):
         decoded = _as_text(rows, payload, schema)
     else:
@@ -124,6 +147,30 @@ def decode(rows: DataFrame, payload: Payload, schema: StructType) -> DataFrame:
     )
     reason = f"CASE WHEN reason IS NOT NULL THEN reason{missing} END"
     return decoded.withColumn("reason", F.expr(reason)).withColumn("event_time", _event_time(payload, schema))
+
+
+def _check_columns(columns: StructType, place: str, *, takes_nested: bool) -> None:
+    """Raise ConfigError for a column that cannot be read from text or written to Parquet."""
+    names: set[str] = set()
+    for column in columns.fields:
+        if column.name.lower() in names:
+            raise ConfigError(f"{place}: column {column.name!r} is there twice")
+        names.add(column.name.lower())
+        _check_type(column.dataType, f"{place}: column {column.name!r}", takes_nested=takes_nested)
+
+
+def _check_type(kind: DataType, place: str, *, takes_nested: bool) -> None:
+    # CHAR(n) and VARCHAR(n) are kinds of their own beside STRING.
+    if isinstance(kind, _TEXT_TYPES) or type(kind) is StringType:
+        return
+    if takes_nested and isinstance(kind, StructType):
+        _check_columns(kind, place, takes_nested=True)
+    elif takes_nested and isinstance(kind, ArrayType):
+        _check_type(kind.elementType, place, takes_nested=True)
+    elif takes_nested and isinstance(kind, MapType) and type(kind.keyType) is StringType:
+        _check_type(kind.valueType, place, takes_nested=True)
+    else:
+        raise ConfigError(f"{place} is {kind.simpleString()}, which payloads of this format cannot have")
 
 
 def _event_time(payload: Payload, schema: StructType) -> Column:

@@ -89,8 +89,9 @@ def believed(time: str) -> str:
 def _said_time() -> str:
     """SQL for what a payload gives as its time, as a variant; null when it gives none."""
     # By paths: a map of all entries costs more, and jobs that look at the time alone do not need it.
-    paths = (f"try_variant_get(payload, '$.{name}', 'variant')" for name in _TIME_FIELDS)
-    return f"coalesce({', '.join(paths)})"
+    # A JSON null is a value of a variant, and no time.
+    paths = [f"try_variant_get(payload, '$.{name}', 'variant')" for name in _TIME_FIELDS]
+    return f"coalesce({', '.join(f'IF(is_variant_null({path}), NULL, {path})' for path in paths)})"
 
 
 def _readings() -> str:

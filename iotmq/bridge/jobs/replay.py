@@ -26,6 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from iotmq.bridge.jobs.commands import write_batch
+from iotmq.bridge.jobs.lake import BATCH_COLUMN, OWN_COLUMNS, PARTITIONS
 from iotmq.bridge.jobs.snapshots import local_directory
 from iotmq.bridge.jobs.stream_run import TOLD_TWICE, Report, Signals, write_report
 from iotmq.errors import ConfigError
@@ -99,13 +100,12 @@ def run(spark: SparkSession, settings: Settings, *, signals: Signals | None = No
 
 def chosen_rows(spark: SparkSession, settings: Settings) -> DataFrame:
     """Return the rows to send, in order: value, key and mqtt_topic."""
-    own = ("device", "event_time", "stored", "topic", "partition", "offset", "mqtt_topic", "client_id")
     try:
         rows = spark.read.parquet(settings.parquet)
         if settings.where:
             rows = rows.where(settings.where)
         kept = settings.columns or [
-            name for name in rows.columns if name not in (*own, "batch", "date", "hour")
+            name for name in rows.columns if name not in (*OWN_COLUMNS, *PARTITIONS, BATCH_COLUMN)
         ]
         value = (
             F.col(settings.value).cast("binary")

@@ -126,6 +126,12 @@ class Subscription:
     pattern: str | None = None
     assigned: Mapping[str, tuple[tuple[str | None, int], ...]] = field(default_factory=dict)
 
+    def covers(self, key: QueueKey) -> bool:
+        """Return whether a queue is read where it is there, by the options as they are now."""
+        if self.pattern is not None:
+            return re.fullmatch(self.pattern, key.topic) is not None
+        return key.topic in self.topics and self.wants(key)
+
     def wants(self, key: QueueKey) -> bool:
         """Return whether a queue of a subscribed topic is read (all are, unless queues were assigned)."""
         if not self.assigned:

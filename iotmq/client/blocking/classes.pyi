@@ -380,6 +380,11 @@ class SyncPopConsumer(BlockingLifetime):
         """
     def __iter__(self) -> Iterator[SyncPoppedMessage]:
         """Iterate over messages until the consumer stops; raises what `getmany` raises."""
+    def ack(self, messages: Iterable[SyncPoppedMessage]) -> None:
+        """End many messages at once, for less than as many calls of `ack` of each.
+
+        ReceiptExpiredError when one is somebody else's already; the others are ended all the same.
+        """
     @property
     def held_count(self) -> int:
         """Return how many messages it holds, fetched or returned, and neither settled nor expired."""

@@ -304,6 +304,8 @@ def _converted(
     for name, value in bound.arguments.items():
         if isinstance(value, Blocking):
             bound.arguments[name] = value.asynchronous
+        elif isinstance(value, list) and value and isinstance(value[0], Blocking):
+            bound.arguments[name] = [each.asynchronous for each in value]
     return bound.args
 
 

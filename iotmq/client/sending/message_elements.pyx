@@ -108,7 +108,12 @@ def tell_results(list waiting not None, batch not None):
         if not future.done():
             future.set_result(
                 SendResult(
-                    status, queue, first_offset + number, 1, entry[2], ids[number] if has_ids else "",
+                    status,
+                    queue,
+                    first_offset if first_offset < 0 else first_offset + number,
+                    1,
+                    entry[2],
+                    ids[number] if has_ids else "",
                 )
             )
 

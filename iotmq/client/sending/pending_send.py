@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
 from iotmq.client.sending.queue_choice import QueueChoice
+from iotmq.client.sending.send_numbers import SendNumbers
 from iotmq.client.transport.message import SendResult
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.remoting.command import Body, Command
+
+PREPARED_FLAG: Final = 4
+"""In the sys flag of a message that waits for the end of its transaction."""
 
 
 class PendingSend(msgspec.Struct, eq=False, kw_only=True):
@@ -31,6 +35,10 @@ class PendingSend(msgspec.Struct, eq=False, kw_only=True):
     message_id: str
     timeout_s: float
     future: asyncio.Future[SendResult]
+    numbers: SendNumbers | None = None
+    """Set when it starts: the numbers of its queue."""
+    mark: str = ""
+    """The number of this request, as a property."""
     is_repeat: bool = False
     """A broker may have stored it already."""
     is_timed: bool = False

@@ -8,7 +8,7 @@ from typing import Final
 
 from iotmq.client.sending.device_messages import DEVICE_TOPIC, device_message
 from iotmq.client.sending.message_elements import batch_element
-from iotmq.client.sending.pending_send import PendingSend
+from iotmq.client.sending.pending_send import PREPARED_FLAG, PendingSend
 from iotmq.client.sending.queue_choice import QueueChoice, chosen_queue
 from iotmq.client.sending.recall import recall_message
 from iotmq.client.sending.send_batches import batch_bodies, by_topic
@@ -337,24 +337,15 @@ class Producer(Lifetime):
             element = batch_element(message, unique_key, self._batched_bytes_max)
         if element is None:
             send = self._prepare(message, queue, timeout_ms)
-            return self._start_alone(send, is_ordered=not message.is_delayed)
-        self._check_running()
+            return self._start(send, is_ordered=not message.is_delayed)
+        if not self._is_running:
+            self._check_running()
         if queue is not None:
             self._check_queue(message.topic, queue)
         future: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
         self._lanes.add(message.topic, queue, message.key, element, future, unique_key)
         self._room.add(len(element))
         return future
-
-    def _start_alone(self, send: PendingSend, *, is_ordered: bool) -> asyncio.Future[SendResult]:
-        """Start a message that goes alone, `is_ordered` behind those that wait for its queue."""
-        queue = send.fixed_queue
-        is_known = queue is None or isinstance(queue, MessageQueue)
-        if is_known and not (is_ordered and (send.key or queue)):
-            return self._start(send)
-        self._watch(send)
-        self._lanes.add_alone(send)
-        return send.future
 
     def _more_keys(self) -> str:
         """Make unique keys for the next messages, more each time until a flush, and take the first."""
@@ -449,13 +440,20 @@ class Producer(Lifetime):
     def _timeout_s(self, timeout_ms: int | None) -> float:
         return self._send_timeout_s if timeout_ms is None else timeout_ms / 1000
 
-    def _start(self, send: PendingSend) -> asyncio.Future[SendResult]:
+    def _start(self, send: PendingSend, *, is_ordered: bool = False) -> asyncio.Future[SendResult]:
+        """Start a request of one call, `is_ordered` behind those that wait for its queue."""
         self._watch(send)
         if not self._is_running:
             # It waited for room, and nothing would end it any more, neither its timeout nor `stop`.
             send.future.set_exception(ClientClosedError("the producer was stopped before this was sent"))
             return send.future
-        self._tries.begin(send)
+        queue = send.fixed_queue
+        is_chosen = queue is None or isinstance(queue, MessageQueue)
+        is_numbered = self.settings.idempotent and not send.sys_flag & PREPARED_FLAG
+        if is_numbered or not is_chosen or (is_ordered and (send.key or queue is not None)):
+            self._lanes.add_alone(send)
+        else:
+            self._tries.begin(send)
         return send.future
 
     def _watch(self, send: PendingSend) -> None:

@@ -9,8 +9,8 @@ from iotmq.client.transport.routes import MessageQueue
 from iotmq.errors import MessageRefusedError
 
 QueueChoice: TypeAlias = MessageQueue | int | Callable[[tuple[MessageQueue, ...]], MessageQueue]
-"""A queue, its place among `Producer.queues`, or a function that is given those and returns one of them. It
-is called once for each message, on the event loop, so it must not block."""
+"""A queue, its place among `Producer.queues`, or a function that is given those and returns one of them: once
+for each message, on the event loop, so it must not block."""
 
 
 def chosen_queue(choice: QueueChoice, topic: str, queues: tuple[MessageQueue, ...]) -> MessageQueue:

@@ -11,13 +11,16 @@ under way, and shorter when there are enough of them for a request.
 from __future__ import annotations
 
 import asyncio
+import itertools
+import uuid
 from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 from iotmq.client.sending.message_elements import split_element, tell_results
-from iotmq.client.sending.pending_send import PendingSend, Waiting
+from iotmq.client.sending.pending_send import PREPARED_FLAG, PendingSend, Waiting
 from iotmq.client.sending.queue_choice import QueueChoice, chosen_queue
+from iotmq.client.sending.send_numbers import SendNumbers
 from iotmq.client.sending.send_tries import SendTries
 from iotmq.client.transport.message import SendResult, check_topic
 from iotmq.client.transport.routes import MessageQueue, TopicRoute, queue_of_key
@@ -33,10 +36,11 @@ _IDLE_TOPICS_MAX: Final = 1_024
 class _Lane:
     """Messages that wait for one queue, or for any queue of a topic."""
 
-    __slots__ = ("alone_count", "in_flight", "is_due", "queue", "singly_count", "size", "waiting")
+    __slots__ = ("alone_count", "in_flight", "is_due", "numbers", "queue", "singly_count", "size", "waiting")
 
-    def __init__(self, queue: MessageQueue | None) -> None:
+    def __init__(self, queue: MessageQueue | None, numbers: SendNumbers | None = None) -> None:
         self.queue = queue
+        self.numbers = numbers
         self.waiting: list[Waiting] = []
         self.size = 0
         """Bytes of the elements in `waiting`."""
@@ -148,6 +152,9 @@ class SendLanes:
         self._next_flush: asyncio.Handle | None = None
         self._now_s = 0.0
         """Loop time, read once between two flushes."""
+        # Each lane is a producer of its own to brokers, also those of one queue that come after each other.
+        self._numbered_lanes = itertools.count() if settings.idempotent else None
+        self._id = uuid.uuid4().hex
         self._finding: set[asyncio.Task[None]] = set()
 
     def add(
@@ -167,7 +174,7 @@ class SendLanes:
             self._refresh(topic, lanes)
         since_s = asyncio.get_running_loop().time() if self._linger_s else self._now_s
         size = len(element)
-        if key or queue is not None:
+        if key or queue is not None or self._numbered_lanes is not None:
             lanes.unsorted.append((element, future, unique_key, key, queue, since_s))
         else:
             lane = lanes.any_queue
@@ -265,6 +272,7 @@ class SendLanes:
             for queue in [each for each, lane in by_queue.items() if not lane.waiting and not lane.in_flight]:
                 del by_queue[queue]
         filled: dict[MessageQueue, _Lane] = {}
+        by_turn: MessageQueue | None = None
         by_number: list[_Lane | None] = [None] * len(writable)
         for entry in unsorted:
             lane: _Lane | None
@@ -279,6 +287,11 @@ class SendLanes:
                 if isinstance(entry[0], PendingSend):
                     entry[0].fixed_queue = queue
                 lane = filled[queue] = self._lane(lanes, queue)
+            elif not entry[3]:
+                by_turn = by_turn or self._tries.next_by_turn(route)
+                if isinstance(entry[0], PendingSend):
+                    entry[0].fixed_queue = by_turn
+                lane = filled[by_turn] = self._lane(lanes, by_turn)
             else:
                 number = queue_of_key(entry[3], len(writable))
                 lane = by_number[number]
@@ -293,7 +306,10 @@ class SendLanes:
     def _lane(self, lanes: _TopicLanes, queue: MessageQueue) -> _Lane:
         lane = lanes.by_queue.get(queue)
         if lane is None:
-            lane = lanes.by_queue[queue] = _Lane(queue)
+            numbers = None
+            if self._numbered_lanes is not None:
+                numbers = SendNumbers(f"{self._id}-{next(self._numbered_lanes)}")
+            lane = lanes.by_queue[queue] = _Lane(queue, numbers)
         return lane
 
     # --- under way ----------------------------------------------------------------------------------
@@ -318,7 +334,8 @@ class SendLanes:
         if isinstance(alone, PendingSend):
             if not alone.future.done():
                 lane.in_flight += 1
-                alone.future.add_done_callback(partial(self._ended, topic, lane))
+                _number(alone, lane)
+                alone.future.add_done_callback(partial(self._ended, topic, lane, alone))
                 self._tries.begin(alone)
             return
         waiting = []
@@ -330,11 +347,12 @@ class SendLanes:
         if not waiting:
             return
         send = self._request(topic, lane, waiting)
+        _number(send, lane)
         lane.in_flight += 1
         # In this order: whoever awaits a message finds it counted.
         self._start(send, waiting[0][5])
         send.future.add_done_callback(partial(self._tell, lane, waiting))
-        send.future.add_done_callback(partial(self._ended, topic, lane))
+        send.future.add_done_callback(partial(self._ended, topic, lane, send))
         if len(waiting) == 1:
             waiting[0][1].add_done_callback(partial(_cancel_with, send.future))
 
@@ -390,8 +408,13 @@ class SendLanes:
                 if not future.done():
                     future.set_exception(error)
 
-    def _ended(self, topic: str, lane: _Lane, _: asyncio.Future[SendResult]) -> None:
+    def _ended(self, topic: str, lane: _Lane, send: PendingSend, future: asyncio.Future[SendResult]) -> None:
         lane.in_flight -= 1
+        if send.numbers is not None:
+            if future.cancelled() or future.exception() is not None:
+                send.numbers.begin_anew()
+            else:
+                send.numbers.stored()
         self._pump(topic, lane)
 
     def _give_up(self, entry: Waiting, failure: Exception | None) -> None:
@@ -401,6 +424,15 @@ class SendLanes:
             future.set_exception(failure)
         if not isinstance(element, PendingSend):
             self._gave_up(len(element))
+
+
+def _number(send: PendingSend, lane: _Lane) -> None:
+    """Give a request the next number of its queue. Brokers do not look at those of prepared messages."""
+    if lane.numbers is not None and not send.sys_flag & PREPARED_FLAG:
+        # Another queue may have another broker, which counts for itself.
+        send.fixed_queue = lane.queue
+        send.numbers = lane.numbers
+        send.mark = lane.numbers.mark(send.count)
 
 
 def _cancel_with(shared: asyncio.Future[SendResult], future: asyncio.Future[SendResult]) -> None:

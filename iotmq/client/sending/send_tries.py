@@ -10,6 +10,7 @@ from typing import Final
 from iotmq.backoff import Backoff
 from iotmq.client.sending.pending_send import PendingSend
 from iotmq.client.sending.queue_choice import chosen_queue
+from iotmq.client.sending.send_numbers import marked_batch, marked_properties
 from iotmq.client.transport.broker_health import BrokerHealth
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import SendResult, SendStatus, check_topic
@@ -25,7 +26,14 @@ from iotmq.errors import (
     RouteNotFoundError,
     SendFailedError,
 )
-from iotmq.remoting.codes import IS_MASTER_FIELD, PACKET_IDS_FIELD, REPEAT_FIELD, RequestCode, ResponseCode
+from iotmq.remoting.codes import (
+    IS_MASTER_FIELD,
+    NUMBERED_FIELD,
+    PACKET_IDS_FIELD,
+    REPEAT_FIELD,
+    RequestCode,
+    ResponseCode,
+)
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
 
@@ -65,6 +73,8 @@ class SendTries:
         )
         self._turn = itertools.count()
         self._retries: set[asyncio.Task[None]] = set()
+        self._knowing: set[str] = set()
+        """Brokers that know numbered batches."""
         self.retried_total = 0
         """Tries after the first."""
 
@@ -76,7 +86,7 @@ class SendTries:
             queue = self.choose(send, route)
             address = route.master(queue.broker_name) or ""
             connection = self._client.connections.ready(address)
-            if connection is not None and not (send.is_timed and self._client.may_lack_timers(address)):
+            if connection is not None and not self._has_to_ask(send, queue, address):
                 self._write(send, connection, queue, address)
                 return
         self._start_retries(send, None)
@@ -138,11 +148,19 @@ class SendTries:
             "m": "true" if is_batch else "false",
             "n": queue.broker_name,
         }
-        if send.is_repeat:
+        body = send.body
+        if send.mark:
+            ext[NUMBERED_FIELD] = "true"
+            if is_batch:
+                assert not isinstance(body, list)
+                body = marked_batch(body, send.mark)
+            else:
+                ext["i"] = marked_properties(send.properties, send.mark)
+        elif send.is_repeat:
             ext[REPEAT_FIELD] = "true"
         if send.has_packet_ids:
             ext[PACKET_IDS_FIELD] = "true"
-        return Command.request(send.code, ext, send.body, oneway)
+        return Command.request(send.code, ext, body, oneway)
 
     def time_out(self, send: PendingSend) -> None:
         """Fail a send that has no result in time."""
@@ -199,17 +217,22 @@ class SendTries:
         response = reply.result()
         status = _STORED.get(response.code)
         if status is not None:
+            ids = response.ext.get("msgId", "")
+            # Of a numbered request that was stored before only that is told.
+            is_found = bool(send.mark) and not ids
             self._health.answered(queue.broker_name, took_s=now_s - send.sent_s, now_s=now_s)
             send.future.set_result(
                 SendResult(
                     status,
-                    MessageQueue(
+                    queue
+                    if is_found
+                    else MessageQueue(
                         send.topic, queue.broker_name, int(response.ext.get("queueId", queue.queue_id))
                     ),
-                    queue_offset=int(response.ext.get("queueOffset", -1)),
+                    queue_offset=-1 if is_found else int(response.ext.get("queueOffset", -1)),
                     count=send.count,
                     message_id=send.message_id,
-                    joined_message_ids=response.ext.get("msgId", ""),
+                    joined_message_ids=ids,
                     recall_handle=response.ext.get("recallHandle", ""),
                 )
             )
@@ -221,6 +244,10 @@ class SendTries:
             self._health.failed(queue.broker_name, now_s=now_s)
             return NotMasterError(response.code, text)
         refusal = BrokerError(response.code, text)
+        if response.code == ResponseCode.BATCH_OUT_OF_ORDER and send.numbers and send.numbers.restart():
+            # The broker has lost or forgotten what came before; nothing of this is stored.
+            send.mark = send.numbers.mark(send.count)
+            return refusal
         if response.code in _TRY_AGAIN:
             self._health.failed(queue.broker_name, now_s=now_s)
             return refusal
@@ -274,11 +301,38 @@ class SendTries:
                     continue
                 if send.future.done() or connection.is_closed:
                     continue
+            if send.mark and queue.broker_name not in self._knowing:
+                await self._check_knowing(connection, queue, send)
+                continue
             if send.tries:
                 self.retried_total += 1
             # Its answer comes back to `_answered`, which starts the next round if one is due.
             self._write(send, connection, queue, address or "")
             return
+
+    def _has_to_ask(self, send: PendingSend, queue: MessageQueue, address: str) -> bool:
+        """Return whether the broker may not know what this send needs."""
+        if send.mark and queue.broker_name not in self._knowing:
+            return True
+        return send.is_timed and self._client.may_lack_timers(address)
+
+    async def _check_knowing(
+        self, connection: ClientConnection, queue: MessageQueue, send: PendingSend
+    ) -> None:
+        """Raise BrokerError when a broker does not know numbered batches: it would store repeats twice."""
+        asked = Command.request(RequestCode.LAST_BATCH_NUMBER, {"topic": send.topic, "producer": self._group})
+        try:
+            answer = await connection.request(asked, self._settings.send_timeout_ms / 1000)
+        except ConnectionClosedError as error:
+            _log.debug("whether broker %s knows numbered batches: %s", queue.broker_name, error)
+            return
+        if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            raise BrokerError(
+                answer.code,
+                f"broker {queue.broker_name} does not know numbered batches: it is no iotmq, or an older "
+                "one. Send to it without `idempotent`",
+            )
+        self._knowing.add(queue.broker_name)
 
     async def _connection(
         self, send: PendingSend, route: TopicRoute, queue: MessageQueue, rest: Backoff

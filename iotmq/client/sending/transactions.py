@@ -15,6 +15,7 @@ from typing import TypeAlias, TypeVar
 
 from iotmq import limits
 from iotmq.addresses import address_text
+from iotmq.client.sending.pending_send import PREPARED_FLAG
 from iotmq.client.sending.producer import Producer
 from iotmq.client.sending.queue_choice import QueueChoice
 from iotmq.client.transport.application_calls import call_application
@@ -44,7 +45,6 @@ from iotmq.supervised import end
 
 _log = logging.getLogger(__name__)
 
-_PREPARED_FLAG = 4
 # The end of a transaction is said again after so long, and at once where a registry tells of another master.
 _END_REST_S = 0.5
 
@@ -188,8 +188,8 @@ class TransactionProducer(Producer):
     ) -> asyncio.Future[SendResult]:
         def send(message: Message) -> asyncio.Future[SendResult]:
             prepared = self._prepare(message, queue, timeout_ms)
-            prepared.sys_flag |= _PREPARED_FLAG
-            return self._start_alone(prepared, is_ordered=False)
+            prepared.sys_flag |= PREPARED_FLAG
+            return self._start(prepared)
 
         return send(half) if self._interceptors is None else self._interceptors.send(half, send)
 

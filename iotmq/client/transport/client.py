@@ -81,7 +81,7 @@ class ClientTransport(Lifetime):
                 raise ConfigError(f"registries: {error}") from error
         self.client_id = self.settings.client_id or _unique_client_id()
         self.interceptors = Interceptors(interceptors)
-        """What the application has look at messages; its producers and consumers ask when they are made."""
+        """The interceptors of the application; producers and consumers ask for them when they are made."""
         self.request_timeout_s = self.settings.request_timeout_ms / 1000
         callbacks = ConnectionCallbacks(requested=self._requested, connected=self._connected, lost=self._lost)
         self.connections = Connections(self.settings, callbacks, clock=self.clock)

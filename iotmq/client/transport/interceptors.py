@@ -37,7 +37,7 @@ class Sending(msgspec.Struct, eq=False):
     group: str
     """The producer's group."""
     messages: list[Message]
-    """What is sent. Do not change it; `set_property` puts copies in."""
+    """The messages, which are not to be changed; `set_property` puts copies in."""
     begun_s: float
     """When the call began, by `time.perf_counter`."""
     results: Sequence[SendResult] = ()
@@ -48,7 +48,7 @@ class Sending(msgspec.Struct, eq=False):
     error: BaseException | None = None
     """Afterwards: why sending has failed; CancelledError where the caller has given it up."""
     notes: dict[object, Any] = msgspec.field(default_factory=dict)
-    """What interceptors keep from `before_send` for `after_send`, each under itself."""
+    """Notes of interceptors from `before_send` for `after_send`, each under itself."""
 
     def set_property(self, name: str, value: str) -> None:
         """Give all messages a property; the application's own objects are not changed."""
@@ -66,15 +66,15 @@ class Consuming(msgspec.Struct, eq=False):
     queue: MessageQueue
     """The queue that the messages were read from."""
     messages: Sequence[ReceivedMessage]
-    """What the listener gets."""
+    """The messages that the listener gets."""
     begun_s: float
     """When the call began, by `time.perf_counter`."""
     failed: Sequence[ReceivedMessage] = ()
     """Afterwards: the messages that have failed."""
     error: BaseException | None = None
-    """Afterwards: what the listener has raised."""
+    """Afterwards: the exception that the listener has raised."""
     notes: dict[object, Any] = msgspec.field(default_factory=dict)
-    """What interceptors keep from `before_consume` for `after_consume`, each under itself."""
+    """Notes of interceptors from `before_consume` for `after_consume`, each under itself."""
 
 
 class Interceptor:

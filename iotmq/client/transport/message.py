@@ -166,7 +166,8 @@ class SendResult(msgspec.Struct, eq=False, gc=False):
     queue: MessageQueue
     """Their queue; its id is the broker's choice where the request left it open."""
     queue_offset: int
-    """Offset of the first message; the others of a batch follow without gaps."""
+    """Offset of the first message; the others of a batch follow without gaps. -1 when an idempotent producer
+    hears that an earlier try has stored it."""
     count: int
     """Messages stored by this request."""
     message_id: str

@@ -111,6 +111,10 @@ class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Unanswered sends; `send` waits past it and `send_nowait` refuses."""
     in_flight_bytes_max: Annotated[int, Meta(ge=1, le=2**31)] = 32 * 1024 * 1024
     """Bytes of unanswered sends, for the same purpose."""
+    idempotent: bool = False
+    """Number the requests of each queue, so that a message is stored once however often it is tried. It stays
+    at its queue over all tries, and a queue has one request at a time. Brokers that are no iotmq are
+    refused."""
     template_topic: Annotated[str, Meta(max_length=127)] = "TBW102"
     """Topic whose route and settings a topic made by sending inherits."""
     new_topic_queues: Annotated[int, Meta(ge=1, le=1_024)] = 4

@@ -29,6 +29,20 @@ D = QueueKey("t", "d", 0)
 lags = st.dictionaries(st.integers(0, 20).map(key), st.integers(0, 1000), max_size=12)
 
 
+def test_a_queue_that_is_not_subscribed_any_more_keeps_its_place_and_nothing_of_it_is_lost() -> None:
+    said = {("t", "d"): "g"}
+    start = StreamOffset({A: 5, D: 7}, generations=said, time_ms=100)
+    bounds = {A: QueueBounds(0, 9)}
+    step = advance(start, Held(bounds), is_subscribed=lambda key: key != D)
+    assert step == (StreamOffset({A: 9}, left={D: 7}, generations=said, time_ms=100), ())
+    assert ranges_between(start, step.end) == [QueueRange(A, 5, 9)]
+    # For as long as it may be, whatever becomes of it.
+    assert advance(step.end, Held(bounds), is_subscribed=lambda key: key != D) == (step.end, ())
+    back = advance(step.end, Held({**bounds, D: QueueBounds(0, 20)}))
+    assert ranges_between(step.end, back.end) == [QueueRange(D, 7, 20, "g")]
+    assert back.losses == ()
+
+
 def test_a_batch_ends_where_the_queues_end() -> None:
     step = advance(StreamOffset({A: 5, B: 7}), Held({A: QueueBounds(0, 9), B: QueueBounds(0, 7)}))
     assert step.end == StreamOffset({A: 9, B: 7})

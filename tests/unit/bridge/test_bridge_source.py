@@ -235,10 +235,11 @@ def cluster() -> Iterator[FakeCluster]:
 
 
 def source(cluster: FakeCluster, **options: str) -> IotmqDataSource:
+    if not options.keys() & {"subscribePattern", "assign"}:
+        options = {"subscribe": "t", **options}
     return IotmqDataSource(
         {
             "iotmq.bootstrap.servers": f"127.0.0.1:{cluster.port}",
-            "subscribe": "t",
             "requestTimeoutMs": "2000",
             "retryTimeoutMs": "0",
             **options,
@@ -716,6 +717,39 @@ def test_a_topic_that_disappears_under_a_stream_is_a_loss(cluster: FakeCluster) 
 def _never_sleeps(reader: IotmqStreamReader) -> None:
     """From now on planning that waits for anything fails."""
     reader._open_view()._cluster.retry._sleep = lambda _s: pytest.fail("it waits")
+
+
+@pytest.mark.parametrize(
+    "fewer",
+    [{"subscribe": "t"}, {"subscribePattern": "t"}, {"assign": '{"t": [0, 1]}'}],
+    ids=lambda option: next(iter(option)),
+)
+@pytest.mark.parametrize("becomes", ["stays", "is deleted", "is at a broker that is away"])
+def test_a_topic_that_is_not_subscribed_any_more_is_no_loss(
+    cluster: FakeCluster, fewer: dict[str, str], becomes: str
+) -> None:
+    cluster.topics = ["t", "u"]
+    reader = stream_reader(cluster, subscribe="t,u", startingOffsets="earliest")
+    begun = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    behind = {**begun, "topics": {**begun["topics"], "u": {"broker-a:0": 3, "broker-a:1": 4}}}
+    if becomes == "is deleted":
+        cluster.topics = ["t"]
+        cluster.deleted = {"u": {0: 10, 1: 25}}
+    elif becomes == "is at a broker that is away":
+        behind["topics"]["u"] = {"broker-z:0": 3}
+    cluster.queues[0].max_offset = 11
+    less = stream_reader(cluster, retryTimeoutMs="60000", **fewer)
+    _never_sleeps(less)
+    ended = less.latestOffset(behind, ReadAllAvailable())
+    assert placed(ended) == offsets(q0=11, q1=25)
+    assert ended["left"] == {"u": behind["topics"]["u"]}
+    assert {part.ranges[0].key.topic for part in less.partitions(behind, ended)} == {"t"}
+    assert less.latestOffset(ended, ReadAllAvailable()) == ended
+    if becomes == "stays":
+        back = stream_reader(cluster, subscribe="t,u").latestOffset(ended, ReadAllAvailable())
+        assert "left" not in back
+        parts = stream_reader(cluster, subscribe="t,u").partitions(ended, back)
+        assert [part.ranges[0][1:3] for part in parts] == [(3, 11), (4, 25)], "it goes on where it was"
 
 
 def test_a_topic_that_was_read_to_its_end_leaves_the_others_alone(cluster: FakeCluster) -> None:

@@ -91,7 +91,7 @@ class PopConsumer(Lifetime):
             for subscription in list(self._subscriptions.values()):
                 await check_filter(self._client, self.group, subscription)
             await self._find_retry_topic()
-            await self._client.heartbeat()
+            await self._member.announce(self._fetches)
         except BaseException:
             await self.stop()
             raise
@@ -133,6 +133,13 @@ class PopConsumer(Lifetime):
                 yield message
             if not self._fetches.arrived_count:
                 await self._fetches.has_arrived.wait()
+
+    async def ack(self, messages: Iterable[PoppedMessage]) -> None:
+        """End many messages at once, for less than as many calls of `ack` of each.
+
+        ReceiptExpiredError when one is somebody else's already; the others are ended all the same.
+        """
+        await self._fetches.settling.ack(*messages)
 
     @property
     def held_count(self) -> int:

@@ -28,6 +28,8 @@ class PopMember:
         self.group = group
         """The consumer group's name."""
         self._users: list[PopUser] = []
+        self._announced: set[str] = set()
+        """Topics that brokers have heard of."""
 
     @classmethod
     def enter(cls, client: ClientTransport, group: str, user: PopUser) -> PopMember:
@@ -43,6 +45,13 @@ class PopMember:
             )
         member._users.append(user)
         return member
+
+    async def announce(self, user: PopUser) -> None:
+        """Tell brokers at once about topics that are new; a thousand consumers of one are no news."""
+        new = user.subscriptions.keys() - self._announced
+        if new:
+            self._announced |= new
+            await self._client.heartbeat()
 
     async def leave(self, user: PopUser) -> None:
         """Name a consumer no more; the last one tells the brokers."""

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from iotmq import limits
+from iotmq.backoff import Backoff
 from iotmq.client.consuming.pop.held_messages import HeldMessages
 from iotmq.client.consuming.pop.popped_message import PoppedMessage
 from iotmq.client.consuming.pulls import reconnect_backoff
@@ -55,6 +56,26 @@ class _Acks(msgspec.Struct, rename="camel"):
     acks: list[_Ack]
 
 
+class _Call:
+    """Collect the answers to the acknowledgements of one call."""
+
+    __slots__ = ("_left", "answered", "failed")
+
+    def __init__(self, count: int) -> None:
+        self._left = count
+        self.answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.failed: list[tuple[PoppedMessage, Exception]] = []
+
+    def end(self, message: PoppedMessage, error: Exception | None) -> None:
+        """Note the answer to one."""
+        if error is not None:
+            self.failed.append((message, error))
+        self._left -= 1
+        # Who has given up waiting has cancelled it.
+        if not self._left and not self.answered.done():
+            self.answered.set_result(None)
+
+
 class Settling:
     """Ask brokers for what a consumer decides about its messages."""
 
@@ -62,17 +83,45 @@ class Settling:
         self._client = client
         self._group = group
         self._held = held
-        self._acks: dict[str, dict[PoppedMessage, asyncio.Future[None]]] = {}
+        self._acks: dict[str, list[tuple[PoppedMessage, _Call]]] = {}
         """Broker name -> what was acknowledged in this turn."""
         self._sending: set[asyncio.Task[None]] = set()
         self.acked_total = 0
         self.given_back_total = 0
 
-    async def ack(self, message: PoppedMessage) -> None:
-        """End a message; all that are acknowledged in one turn go in one request to each broker."""
-        await self._repeat(message, lambda _: self._acknowledged(message))
-        self._held.release(message)
-        self.acked_total += 1
+    async def ack(self, *messages: PoppedMessage) -> None:
+        """End messages; all that are acknowledged in one turn go in one request to each broker.
+
+        The first error is raised when all others are ended.
+        """
+        error: Exception | None = None
+        pauses: Backoff | None = None
+        left = messages
+        while True:
+            call = _Call(len(left))
+            for message in left:
+                self._acknowledge(message, call)
+            if left:
+                await call.answered
+            failed = dict(call.failed)
+            now_s = asyncio.get_running_loop().time()
+            for message in left:
+                failure = failed.get(message)
+                if isinstance(failure, _PASSING) and now_s < message.due_s:
+                    continue
+                self._held.release(message)
+                if failure is None:
+                    self.acked_total += 1
+                else:
+                    failed.pop(message)
+                    error = error or failure
+            if not failed:
+                break
+            left = tuple(failed)
+            pauses = pauses or reconnect_backoff(self._client)
+            await self._client.masters.moved_within(pauses.next_s())
+        if error is not None:
+            raise error
 
     async def nak(self, message: PoppedMessage, delay_ms: int) -> None:
         """Have a message come again after so long."""
@@ -168,47 +217,41 @@ class Settling:
 
     # --- acknowledgements ---------------------------------------------------------------------------
 
-    def _acknowledged(self, message: PoppedMessage) -> asyncio.Future[None]:
+    def _acknowledge(self, message: PoppedMessage, call: _Call) -> None:
         of_broker = self._acks.get(message.queue.broker_name)
         if of_broker is None:
-            of_broker = self._acks[message.queue.broker_name] = {}
+            of_broker = self._acks[message.queue.broker_name] = []
             asyncio.get_running_loop().call_soon(self._send, message.queue.broker_name)
-        answer = of_broker.get(message)
-        if answer is None:
-            answer = of_broker[message] = asyncio.get_running_loop().create_future()
-        # Who gives up waiting takes nothing back.
-        return asyncio.shield(answer)
+        of_broker.append((message, call))
 
     def _send(self, broker_name: str) -> None:
-        pending = list(self._acks.pop(broker_name).items())
+        pending = self._acks.pop(broker_name)
         for start in range(0, len(pending), limits.POP_ACKS_MAX):
             task = asyncio.ensure_future(self._send_some(pending[start : start + limits.POP_ACKS_MAX]))
             self._sending.add(task)
             task.add_done_callback(self._sending.discard)
 
-    async def _send_some(self, pending: list[tuple[PoppedMessage, asyncio.Future[None]]]) -> None:
+    async def _send_some(self, pending: list[tuple[PoppedMessage, _Call]]) -> None:
         try:
             is_done = len(pending) > 1 and await self._acknowledge_many([message for message, _ in pending])
         except Exception as error:
-            for _, answer in pending:
-                _fail(answer, error)
+            for message, call in pending:
+                call.end(message, error)
             return
         if is_done:
-            for _, answer in pending:
-                if not answer.done():
-                    answer.set_result(None)
+            for message, call in pending:
+                call.end(message, None)
             return
         # Some were not held, and the broker has not said which.
-        await asyncio.gather(*(self._acknowledge(message, answer) for message, answer in pending))
+        await asyncio.gather(*(self._acknowledge_one(message, call) for message, call in pending))
 
-    async def _acknowledge(self, message: PoppedMessage, answer: asyncio.Future[None]) -> None:
+    async def _acknowledge_one(self, message: PoppedMessage, call: _Call) -> None:
         try:
             self._expect_held(message, await self._request(message, RequestCode.ACK_MESSAGE, {}))
         except Exception as error:
-            _fail(answer, error)
+            call.end(message, error)
         else:
-            if not answer.done():
-                answer.set_result(None)
+            call.end(message, None)
 
     async def _acknowledge_many(self, messages: list[PoppedMessage]) -> bool:
         """Acknowledge messages of one broker; False when the broker does not hold some of them so."""
@@ -257,10 +300,3 @@ def _expect(response: Command, doing: str) -> None:
     if response.code == ResponseCode.SERVICE_NOT_AVAILABLE:
         raise NotMasterError(response.code, f"{doing}: {response.remark}")
     expect_success(response, doing)
-
-
-def _fail(answer: asyncio.Future[None], error: Exception) -> None:
-    if not answer.done():
-        answer.set_exception(error)
-        # Who waited may have given up.
-        answer.exception()

@@ -42,7 +42,9 @@ def sparkplug_b() -> bytes:
     value = "int_value={} uint32, long_value={} uint64, float_value={} float, double_value={} double,"
     value += "boolean_value={} bool, string_value={} string"
     for name, text in {
-        "Template": "version=1 string, metrics=2 *Metric, template_ref=4 string, is_definition=5 bool",
+        "Parameter": "name=1 string, type=2 uint32," + value.format(*range(3, 9)),
+        "Template": "version=1 string, metrics=2 *Metric, parameters=3 *Parameter, template_ref=4 string,"
+        "is_definition=5 bool",
         "DataSetValue": value.format(*range(1, 7)),
         "Row": "elements=1 *DataSetValue",
         "DataSet": "num_of_columns=1 uint64, columns=2 *string, types=3 *uint32, rows=4 *Row",
@@ -75,7 +77,7 @@ def test_sparkplug_b_is_columns_of_metrics_without_what_has_no_end() -> None:
     assert schema.fieldNames() == ["timestamp", "metrics", "seq", "uuid", "body"]
     metric: Any = schema["metrics"].dataType
     assert metric.elementType["template_value"].dataType.fieldNames() == [
-        *("version", "template_ref", "is_definition")
+        *("version", "parameters", "template_ref", "is_definition")
     ]
     property_value = metric.elementType["properties"].dataType["values"].dataType.elementType
     assert "propertyset_value" not in property_value.fieldNames()
@@ -99,6 +101,25 @@ def test_sparkplug_b_is_columns_of_metrics_without_what_has_no_end() -> None:
     assert third["dataset_value"]["rows"] == [
         {"elements": [{**dict.fromkeys(first_values(schema)), "int_value": 7}]}
     ]
+
+
+def test_a_template_of_sparkplug_b_has_its_parameters_and_not_its_metrics() -> None:
+    descriptor = sparkplug_b()
+    template = {
+        "template_ref": "motor",
+        "metrics": [{"name": "speed", "double_value": 3.5}],
+        "parameters": [
+            {"name": "number", "type": 3, "int_value": 4},
+            {"name": "maker", "type": 12, "string_value": "x"},
+        ],
+    }
+    body = message(descriptor, PAYLOAD, metrics=[{"name": "motor 4", "template_value": template}])
+    row = protobuf_parser(descriptor, PAYLOAD, protobuf_schema(descriptor, PAYLOAD))(body)
+    found = row["metrics"][0]["template_value"]
+    assert found.keys() == {"version", "parameters", "template_ref", "is_definition"}
+    assert [
+        (each["name"], each["type"], each["int_value"], each["string_value"]) for each in found["parameters"]
+    ] == [("number", 3, 4, None), ("maker", 12, None, "x")]
 
 
 def first_values(schema: Any) -> list[str]:

@@ -128,6 +128,7 @@ async def test_a_batch_whose_flush_is_late_is_not_stored_again_and_is_answered_b
     first = bench.send(keyed("K1", b"one"))
     again = bench.send(keyed("K1", b"one"), is_repeat=True)
     bench.clock.advance(FLUSH_TIMEOUT_S + 1)
+    bench.writer.time_out()
     await soon(lambda: bool(again), "the second is told to try again")
     [refused] = again
     assert isinstance(refused, RefusedBatch)

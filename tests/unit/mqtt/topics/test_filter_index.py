@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from loop_turns import turn_s_max
 
 from iotmq import limits
 from iotmq.mqtt.topics.filters import FilterIndex
@@ -162,7 +163,8 @@ def test_ten_thousand_filters_of_as_many_shapes_are_small_and_hold_nobody_up() -
         began_s = time.thread_time()
         assert index.match(topic) == []
         took_s.append(time.thread_time() - began_s)
-    assert sorted(took_s)[2] < 0.010, "a topic that nobody has asked for yet, and that has as many levels"
+    # A topic that nobody has asked for yet, and that has as many levels.
+    assert sorted(took_s)[2] < turn_s_max() / 2
     assert index.match("/".join("a" * limits.MQTT_WILDCARD_LEVELS_MAX)) == sorted(ids)
     began_s = time.thread_time()
     index.match("a/b/c")

@@ -11,7 +11,9 @@ import pytest
 from chain_site import chained
 from eventually import soon
 from fake_gateway import RawClient, connect_packet
+from front_site import tick_quickly
 from http_service import serving
+from manual_clock import ManualClock
 from mqtt5_oracle import read_properties
 from tokens import key_of
 from users_site import file_of_all
@@ -257,7 +259,9 @@ async def test_the_connect_of_a_device_that_has_gone_waits_for_no_turn(
         return await ask(*arguments)
 
     monkeypatch.setattr(ChainLink, "ask", late)
-    async with chained(USERS, users_file=file) as site:
+    tick_quickly(monkeypatch)
+    clock = ManualClock()
+    async with chained(USERS, users_file=file, clock=clock) as site:
         try:
             client = await RawClient.dial(site.front.port)
             client.send(connect_packet("c", user_name="pump", password=b"x", will=Will("a", b"w", 0, False)))
@@ -266,6 +270,7 @@ async def test_the_connect_of_a_device_that_has_gone_waits_for_no_turn(
             (decision,) = deciding.values()
             asked_for = decision.done
             client.abort()
+            clock.advance(limits.MQTT_CONNECT_TIMEOUT_S + 1)
             await soon(lambda: decision.is_given_up, "it has gone")
             assert decision.done is not asked_for
             assert not hasattr(decision.done, "args"), "nothing of the CONNECT"

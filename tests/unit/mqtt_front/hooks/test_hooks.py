@@ -254,14 +254,13 @@ class Blocking(Hooks):
 @pytest.mark.parametrize("program", [Stuck, Blocking])
 async def test_a_hook_that_is_late_denies_and_nobody_else_waits(program: type[Hooks]) -> None:
     release.clear()
-    async with hooked(program, hook_timeout_s=0.2) as site:
+    async with hooked(program, hook_timeout_s=0.5) as site:
         neighbour = await site.connect("neighbour")
         try:
             stuck = await site.dial()
             stuck.send(connect_packet("stuck"))
-            began_s = time.monotonic()
             await neighbour.ping()
-            assert time.monotonic() - began_s < 0.2
+            assert not site.number("iotmq_mqtt_hook_late_total", method="before_connect")
             assert await stuck.packet() == (packets.CONNACK << 4, b"\x00\x05")
             assert site.number("iotmq_mqtt_hook_late_total", method="before_connect") == 1
             await neighbour.ping()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import amqtt_plugins
 import pytest
 from manual_clock import ManualClock
 
@@ -47,5 +48,7 @@ async def host_of(
         return host
 
     yield start
+    amqtt_plugins.released.set()
     for host in hosts:
         await host.stop()
+    amqtt_plugins.released.clear()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from amqtt_plugins import Listening, Scripted
+from amqtt_plugins import Listening, Scripted, released
 from eventually import soon
 from manual_clock import ManualClock
 
@@ -72,18 +71,15 @@ async def test_every_thread_has_an_instance_of_its_own(host_of: Any) -> None:
 
 
 async def test_a_plugin_that_blocks_its_loop_holds_up_nobody_for_longer_than_its_limit(host_of: Any) -> None:
-    host = await host_of("Scripted", {"seconds": 0.5}, hosts=2, timeout_s=0.1)
-    began_s = time.perf_counter()
+    host = await host_of("Scripted", {"seconds": 30.0}, hosts=2, timeout_s=0.5)
     blocking = asyncio.ensure_future(cause(host, "block"))
     await asyncio.sleep(0)
     assert await ask(host, "yes"), "another thread is free"
-    assert time.perf_counter() - began_s < 0.1
-    assert await blocking == "late"
-    assert time.perf_counter() - began_s < 0.45
+    assert await blocking == "late", "and is still blocked"
 
 
 async def test_what_nobody_waits_for_any_more_is_not_begun(host_of: Any) -> None:
-    host = await host_of("Scripted", {"seconds": 0.4}, hosts=1, timeout_s=0.1)
+    host = await host_of("Scripted", {"seconds": 30.0}, hosts=1, timeout_s=0.1)
     session = LightSession("c", "u", "yes")
     blocking = asyncio.ensure_future(cause(host, "block"))
     await asyncio.sleep(0)
@@ -91,6 +87,7 @@ async def test_what_nobody_waits_for_any_more_is_not_begun(host_of: Any) -> None
     assert await blocking == "late"
     with pytest.raises(NoAnswerError):
         await waiting
+    released.set()
     await soon(lambda: numbers(host)["waiting"] == 0, "the thread is free")
     assert await ask(host, "yes")
     assert session.attributes == {}, "the plug-in has not seen it"
@@ -131,11 +128,12 @@ async def test_who_goes_away_leaves_no_question_behind(host_of: Any) -> None:
 async def test_a_plugin_that_does_not_start_says_why(blocks: bool) -> None:
     settings = AmqttPluginSettings(class_path="amqtt_plugins.DoesNotStart", options={"blocks": blocks})
     host = PluginHost(load(settings), {}, lambda *_: None, ManualClock())
-    began_s = time.perf_counter()
     with pytest.raises(PluginStartError, match="start_timeout_s" if blocks else "no service there"):
         await host.start(0.2)
-    await host.stop()
-    assert time.perf_counter() - began_s < 1.5
+    async with asyncio.timeout(20):
+        await host.stop()
+    released.set()
+    released.clear()
 
 
 async def test_it_is_told_its_beginning_and_its_end(
@@ -155,11 +153,10 @@ async def test_a_stopped_plugin_is_not_asked(host_of: Any) -> None:
 
 
 async def test_a_blocked_plugin_does_not_hold_up_a_stop(host_of: Any) -> None:
-    host = await host_of("Scripted", {"seconds": 3.0}, hosts=1, timeout_s=0.05)
+    host = await host_of("Scripted", {"seconds": 30.0}, hosts=1, timeout_s=0.05)
     assert await cause(host, "block") == "late"
-    began_s = time.perf_counter()
-    await host.stop()
-    assert time.perf_counter() - began_s < 1.0
+    async with asyncio.timeout(20):
+        await host.stop()
 
 
 async def test_events_come_in_order_and_a_failure_ends_nothing(
@@ -196,10 +193,11 @@ async def test_no_error_of_an_event_ends_those_behind_it(
 async def test_events_wait_up_to_their_maximum(host_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MQTT_PLUGIN_EVENTS_MAX", 3)
     host = await host_of("Listening", hosts=1)
-    host._threads[0].loop.call_soon_threadsafe(time.sleep, 0.2)
+    host._threads[0].loop.call_soon_threadsafe(released.wait)
     for _ in range(4):
         host.tell("broker_client_subscribed", {"client_id": "c", "topic": "a", "qos": 0})
     assert numbers(host)["events_dropped_total"] == 1
+    released.set()
     await soon(lambda: numbers(host)["events_total"] == 3, "the others are told")
 
 

@@ -99,6 +99,23 @@ async def test_what_is_given_back_comes_again_with_one_more_attempt(client: Iotm
     assert consumer.held_count == 0
 
 
+async def test_many_are_acknowledged_in_one_call_and_one_that_is_lost_keeps_no_other(
+    client: IotmqClient, topic: str
+) -> None:
+    await send(client, topic, 5)
+    consumer = await consumer_of(client, topic, held_max=5)
+    messages = await got(consumer, 5)
+    await messages[2].nak()
+    [again] = await got(consumer, 1)
+    with pytest.raises(ReceiptExpiredError, match=f"offset {messages[2].queue_offset}"):
+        await consumer.ack(messages)
+    assert consumer.held_count == 1
+    await consumer.ack([again])
+    await consumer.ack([])
+    progress = await client.admin.group_offsets(f"G-{topic}", topic)
+    assert sum(progress.values()) == 5
+
+
 async def test_a_message_that_is_extended_has_another_receipt_and_stays_where_it_is(
     client: IotmqClient, topic: str
 ) -> None:
@@ -115,7 +132,7 @@ async def test_a_message_that_is_extended_has_another_receipt_and_stays_where_it
 
 async def test_a_message_whose_time_is_over_is_another_consumers(client: IotmqClient, topic: str) -> None:
     await send(client, topic, 1)
-    first = await consumer_of(client, topic, invisible_ms=50, held_max=1)
+    first = await consumer_of(client, topic, invisible_ms=200, held_max=1)
     [message] = await got(first, 1)
     await until(lambda: first.held_count == 0)
     await first.stop()
@@ -131,7 +148,7 @@ async def test_a_message_that_nobody_asked_for_in_time_is_fetched_when_somebody_
     client: IotmqClient, topic: str
 ) -> None:
     await send(client, topic, 1)
-    consumer = await consumer_of(client, topic, invisible_ms=20, hold_ms=20_000, pop_timeout_ms=30_000)
+    consumer = await consumer_of(client, topic, invisible_ms=100, hold_ms=20_000, pop_timeout_ms=30_000)
     # Once more by the pop that waits at the broker already.
     await until(lambda: consumer._fetches.held.expired_total == 2)
     assert (consumer.held_count, consumer._fetches.arrived_count, consumer._fetches.held.free) == (0, 0, 0)
@@ -295,6 +312,6 @@ def test_blocking_consumers_have_the_same_calls(server: Gateway) -> None:
                 producer.send(Message("blocking", b"3"))
             [message] = consumer.getmany(timeout_ms=30_000)
             message.nak()
-            [message] = consumer.getmany(timeout_ms=30_000)
-            assert message.attempt == 2
-            message.term()
+            messages = consumer.getmany(timeout_ms=30_000)
+            assert [message.attempt for message in messages] == [2]
+            consumer.ack(messages)

@@ -1,0 +1,1 @@
+"""Interceptors that come with the client: RocketMQ's message trace, and OpenTelemetry."""
