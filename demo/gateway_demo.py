@@ -32,8 +32,8 @@ from measurements import Machine
 
 from iotmq.client.admin.admin import Admin
 from iotmq.client.client import IotmqClient
-from iotmq.client.consuming.offsets import max_offset, min_offset
-from iotmq.client.consuming.push_consumer import PushConsumer
+from iotmq.client.consuming.offsets.offsets import max_offset, min_offset
+from iotmq.client.consuming.pushing.push_consumer import PushConsumer
 from iotmq.client.transport.message import ReceivedMessage
 from iotmq.client.transport.settings import ClientSettings, PushConsumerSettings
 from iotmq.errors import IotmqError

@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from iotmq.client.blocking.connecting import connect_sync
     from iotmq.client.client import IotmqClient
     from iotmq.client.connecting import ConnectOptions, connect
-    from iotmq.client.consuming.membership import RebalanceListener
-    from iotmq.client.consuming.pop.pop_consumer import PopConsumer
-    from iotmq.client.consuming.pop.popped_message import PoppedMessage
-    from iotmq.client.consuming.pull_consumer import PullConsumer
-    from iotmq.client.consuming.push_consumer import PushConsumer
-    from iotmq.client.consuming.rebalance import (
+    from iotmq.client.consuming.members.membership import RebalanceListener
+    from iotmq.client.consuming.members.rebalance import (
         allocate_averagely,
         allocate_in_circle,
         allocate_stickily,
     )
+    from iotmq.client.consuming.pop.pop_consumer import PopConsumer
+    from iotmq.client.consuming.pop.popped_message import PoppedMessage
+    from iotmq.client.consuming.pulling.pull_consumer import PullConsumer
+    from iotmq.client.consuming.pushing.push_consumer import PushConsumer
     from iotmq.client.observing.message_trace import MessageTrace
     from iotmq.client.observing.open_telemetry import OpenTelemetry
     from iotmq.client.sending.producer import Producer
@@ -73,12 +73,12 @@ _MODULES = {
     "PoppedMessage": ".consuming.pop.popped_message",
     "Producer": ".sending.producer",
     "ProducerSettings": ".transport.settings",
-    "PullConsumer": ".consuming.pull_consumer",
+    "PullConsumer": ".consuming.pulling.pull_consumer",
     "PullConsumerSettings": ".transport.settings",
-    "PushConsumer": ".consuming.push_consumer",
+    "PushConsumer": ".consuming.pushing.push_consumer",
     "PushConsumerSettings": ".transport.settings",
     "QueueOffsets": ".admin.admin",
-    "RebalanceListener": ".consuming.membership",
+    "RebalanceListener": ".consuming.members.membership",
     "ReceivedMessage": ".transport.message",
     "Replier": ".sending.requests",
     "Requester": ".sending.requests",
@@ -103,9 +103,9 @@ _MODULES = {
     "TransactionState": ".sending.transactions",
     "WaitingMessage": ".admin.scheduled",
     "WaitingMessages": ".admin.scheduled",
-    "allocate_averagely": ".consuming.rebalance",
-    "allocate_in_circle": ".consuming.rebalance",
-    "allocate_stickily": ".consuming.rebalance",
+    "allocate_averagely": ".consuming.members.rebalance",
+    "allocate_in_circle": ".consuming.members.rebalance",
+    "allocate_stickily": ".consuming.members.rebalance",
     "connect": ".connecting",
     "connect_sync": ".blocking.connecting",
     "encode_batch": "iotmq.message.records.record",

@@ -11,12 +11,12 @@ from typing import TypeVar
 
 from iotmq.client.admin.admin import Admin
 from iotmq.client.admin.scheduled import WaitingMessages
-from iotmq.client.consuming.listener_calls import ColumnsListener, Listener
+from iotmq.client.consuming.members.rebalance import Allocation, allocate_averagely
 from iotmq.client.consuming.pop.pop_consumer import PopConsumer
-from iotmq.client.consuming.pull_consumer import DEFAULT_GROUP as PULL_GROUP
-from iotmq.client.consuming.pull_consumer import PullConsumer
-from iotmq.client.consuming.push_consumer import PushConsumer
-from iotmq.client.consuming.rebalance import Allocation, allocate_averagely
+from iotmq.client.consuming.pulling.pull_consumer import DEFAULT_GROUP as PULL_GROUP
+from iotmq.client.consuming.pulling.pull_consumer import PullConsumer
+from iotmq.client.consuming.pushing.listener_calls import ColumnsListener, Listener
+from iotmq.client.consuming.pushing.push_consumer import PushConsumer
 from iotmq.client.sending.producer import DEFAULT_GROUP as PRODUCER_GROUP
 from iotmq.client.sending.producer import Producer
 from iotmq.client.sending.requests import REPLIER_GROUP, REQUESTER_GROUP, Replier, Requester

@@ -28,8 +28,8 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from iotmq.client.consuming.pull_consumer import PullConsumer
-from iotmq.client.consuming.queue_fetch import is_passing
+from iotmq.client.consuming.pulling.pull_consumer import PullConsumer
+from iotmq.client.consuming.pulling.queue_fetch import is_passing
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import ReceivedMessage
 from iotmq.client.transport.routes import MessageQueue

@@ -12,7 +12,7 @@ from typing import BinaryIO, Final, Literal
 
 import msgspec
 
-from iotmq.client.consuming.push_consumer import PushConsumer
+from iotmq.client.consuming.pushing.push_consumer import PushConsumer
 from iotmq.client.sending.producer import Producer
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import Message, ReceivedMessage, SendResult

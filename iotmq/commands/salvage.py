@@ -174,7 +174,7 @@ async def publish(settings: ClientSettings, batches: list[Batch], *, broker: str
 
     Raises ConnectionClosedError when no registry is there.
     """
-    from iotmq.client.consuming.offsets import max_offset
+    from iotmq.client.consuming.offsets.offsets import max_offset
     from iotmq.client.sending.producer import Producer
     from iotmq.client.transport.client import ClientTransport
     from iotmq.client.transport.routes import MessageQueue

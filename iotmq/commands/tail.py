@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from typing import BinaryIO, Final
 
-from iotmq.client.consuming.pull_consumer import PullConsumer
+from iotmq.client.consuming.pulling.pull_consumer import PullConsumer
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import ReceivedMessage
 from iotmq.client.transport.routes import MessageQueue

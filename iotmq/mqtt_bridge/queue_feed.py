@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from iotmq.client.consuming import offsets
+from iotmq.client.consuming.offsets import offsets
 from iotmq.client.consuming.pulls import PollBackoff, PullStatus, QueuePulls
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.routes import MASTER_ID, MessageQueue

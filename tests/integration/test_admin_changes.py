@@ -15,7 +15,7 @@ from iotmq.client.admin.changes import END_MS, AdminChanges
 from iotmq.client.admin.dead_letters import DeadLetters, exported, topic_of
 from iotmq.client.admin.queue_scaling import QueueScaling
 from iotmq.client.client import IotmqClient
-from iotmq.client.consuming.push_consumer import PushConsumer
+from iotmq.client.consuming.pushing.push_consumer import PushConsumer
 from iotmq.client.sending.producer import Producer
 from iotmq.client.transport.message import Message, ReceivedMessage
 from iotmq.client.transport.settings import PushConsumerSettings

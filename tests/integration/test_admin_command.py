@@ -13,8 +13,8 @@ import pytest
 from small_cluster import SmallCluster
 
 from iotmq.client.admin.dead_letters import topic_of
-from iotmq.client.consuming.pull_consumer import PullConsumer
-from iotmq.client.consuming.push_consumer import PushConsumer
+from iotmq.client.consuming.pulling.pull_consumer import PullConsumer
+from iotmq.client.consuming.pushing.push_consumer import PushConsumer
 from iotmq.client.sending.producer import Producer
 from iotmq.client.transport.message import Message, ReceivedMessage
 from iotmq.client.transport.settings import PullConsumerSettings, PushConsumerSettings

@@ -20,7 +20,7 @@ from gateway_process import free_port
 
 from iotmq.assembly import Process, RoleName, StartError
 from iotmq.client.client import IotmqClient
-from iotmq.client.consuming.offsets import max_offset
+from iotmq.client.consuming.offsets.offsets import max_offset
 from iotmq.client.sending.producer import Producer
 from iotmq.client.transport.message import Message
 from iotmq.client.transport.settings import ClientSettings

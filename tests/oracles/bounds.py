@@ -991,10 +991,10 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "tests/integration/test_client_transactions.py::test_questions_past_the_maximum_are_dropped",
     ),
     Bound(
-        "client.consuming.queue_reader: messages that were read and not taken",
+        "client.consuming.pushing.queue_reader: messages that were read and not taken",
         "a setting of the consumer",
         "a setting of the consumer, and COLUMN_BYTES_MAX of one decode",
-        "tests/unit/client/consuming/test_client_push_consumer.py"
+        "tests/unit/client/consuming/pushing/test_client_push_consumer.py"
         "::test_pulling_pauses_at_the_maximum_of_cached_bytes_but_no_queue_starves",
     ),
     Bound(

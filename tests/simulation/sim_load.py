@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 from sim_cluster import MQTT_PORT, FrontNode, Node, RegistryNode
 from sim_world import Process, World
 
-from iotmq.client.consuming.pull_consumer import PullConsumer
-from iotmq.client.consuming.push_consumer import PushConsumer
+from iotmq.client.consuming.pulling.pull_consumer import PullConsumer
+from iotmq.client.consuming.pushing.push_consumer import PushConsumer
 from iotmq.client.sending.producer import Producer
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import Message, ReceivedMessage

@@ -14,7 +14,7 @@ from iotmq.client.admin.dead_letters import DeadLetters
 from iotmq.client.admin.groups import GroupViews
 from iotmq.client.admin.messages import MessageViews
 from iotmq.client.admin.queue_scaling import QueueScaling
-from iotmq.client.consuming import offsets
+from iotmq.client.consuming.offsets import offsets
 from iotmq.client.transport.calls import master_addresses
 from iotmq.client.transport.client import ClientTransport, expect_success
 from iotmq.client.transport.message import check_group, check_topic

@@ -8,8 +8,8 @@ from typing import Any, Final
 import msgspec
 
 from iotmq.addresses import address_text
-from iotmq.client.consuming import offsets
-from iotmq.client.consuming.offset_reset import read_offsets
+from iotmq.client.consuming.offsets import offsets
+from iotmq.client.consuming.offsets.offset_reset import read_offsets
 from iotmq.client.transport.calls import ask, master_addresses
 from iotmq.client.transport.client import ClientTransport, expect_success
 from iotmq.client.transport.message import DEAD_LETTER_PREFIX, RETRY_PREFIX, check_group, check_topic

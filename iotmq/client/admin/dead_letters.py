@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from iotmq.client.consuming import offsets
+from iotmq.client.consuming.offsets import offsets
 from iotmq.client.consuming.pulls import PullStatus, pull_command, read_pulled
 from iotmq.client.sending.producer import Producer
 from iotmq.client.transport.calls import broker_address

@@ -16,8 +16,8 @@ from iotmq.client.blocking.facade import blocking
 from iotmq.client.client import IotmqClient
 from iotmq.client.consuming.pop.pop_consumer import PopConsumer
 from iotmq.client.consuming.pop.popped_message import PoppedMessage
-from iotmq.client.consuming.pull_consumer import PullConsumer
-from iotmq.client.consuming.push_consumer import PushConsumer
+from iotmq.client.consuming.pulling.pull_consumer import PullConsumer
+from iotmq.client.consuming.pushing.push_consumer import PushConsumer
 from iotmq.client.sending.producer import Producer
 from iotmq.client.sending.requests import Replier, Requester
 from iotmq.client.sending.transactions import Transaction, TransactionProducer

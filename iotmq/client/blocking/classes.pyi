@@ -26,13 +26,13 @@ from iotmq.client.admin.queue_scaling import DrainProgress, QueueScaling, TopicS
 from iotmq.client.admin.scheduled import WaitingMessage, WaitingMessages
 from iotmq.client.blocking.facade import Blocking, BlockingClient, BlockingLifetime
 from iotmq.client.client import IotmqClient
-from iotmq.client.consuming.listener_calls import ColumnsListener, Listener
-from iotmq.client.consuming.membership import RebalanceListener
+from iotmq.client.consuming.members.membership import RebalanceListener
+from iotmq.client.consuming.members.rebalance import Allocation
 from iotmq.client.consuming.pop.pop_consumer import PopConsumer
 from iotmq.client.consuming.pop.popped_message import PoppedMessage, Receipt
-from iotmq.client.consuming.pull_consumer import PullConsumer
-from iotmq.client.consuming.push_consumer import PushConsumer
-from iotmq.client.consuming.rebalance import Allocation
+from iotmq.client.consuming.pulling.pull_consumer import PullConsumer
+from iotmq.client.consuming.pushing.listener_calls import ColumnsListener, Listener
+from iotmq.client.consuming.pushing.push_consumer import PushConsumer
 from iotmq.client.sending.producer import Producer
 from iotmq.client.sending.queue_choice import QueueChoice
 from iotmq.client.sending.requests import Replier, Requester

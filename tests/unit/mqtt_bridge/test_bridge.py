@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from manual_clock import ManualClock
 
-from iotmq.client.consuming import offsets
+from iotmq.client.consuming.offsets import offsets
 from iotmq.client.consuming.pulls import PullStatus
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.errors import ClientError

@@ -13,7 +13,7 @@ from fake_broker import SILENT, FakeBroker, FakeRegistry
 from manual_clock import ManualClock
 
 from iotmq.client.client import IotmqClient
-from iotmq.client.consuming.push_consumer import PushConsumer
+from iotmq.client.consuming.pushing.push_consumer import PushConsumer
 from iotmq.client.sending.producer import Producer
 from iotmq.client.transport.connections import ConnectionCallbacks, Connections
 from iotmq.client.transport.settings import ClientSettings, PushConsumerSettings

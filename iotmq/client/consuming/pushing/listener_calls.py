@@ -10,10 +10,10 @@ from typing import Final, TypeAlias
 
 from iotmq.backoff import Backoff
 from iotmq.client.consuming.consumption import Consumption
-from iotmq.client.consuming.delivery import Delivery, delay_level
-from iotmq.client.consuming.probing import Probing
-from iotmq.client.consuming.queue_reader import Batch
-from iotmq.client.consuming.send_to_retry_topic import send_to_retry_topic
+from iotmq.client.consuming.pushing.delivery import Delivery, delay_level
+from iotmq.client.consuming.pushing.probing import Probing
+from iotmq.client.consuming.pushing.queue_reader import Batch
+from iotmq.client.consuming.pushing.send_to_retry_topic import send_to_retry_topic
 from iotmq.client.transport.application_calls import call_application
 from iotmq.client.transport.calls import ask, broker_address
 from iotmq.client.transport.client import ClientTransport

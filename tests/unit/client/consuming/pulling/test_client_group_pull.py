@@ -9,7 +9,7 @@ import pytest
 from eventually import until
 from fake_broker import CLOSE, FakeBroker, FakeRegistry
 
-from iotmq.client.consuming.pull_consumer import PullConsumer
+from iotmq.client.consuming.pulling.pull_consumer import PullConsumer
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import ClientSettings, PullConsumerSettings

@@ -10,9 +10,9 @@ from eventually import STOP_S, until
 from fake_broker import FakeBroker, FakeRegistry
 from manual_clock import ManualClock
 
-from iotmq.client.consuming.held_locks import HeldLocks
-from iotmq.client.consuming.pull_consumer import PullConsumer
-from iotmq.client.consuming.push_consumer import PushConsumer
+from iotmq.client.consuming.members.held_locks import HeldLocks
+from iotmq.client.consuming.pulling.pull_consumer import PullConsumer
+from iotmq.client.consuming.pushing.push_consumer import PushConsumer
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import ReceivedMessage
 from iotmq.client.transport.routes import MessageQueue
@@ -264,7 +264,7 @@ async def test_a_pull_consumer_that_gets_a_queue_waits_for_the_one_before() -> N
 async def test_locks_are_renewed_while_a_stop_waits_for_the_last_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("iotmq.client.consuming.held_locks._RENEWAL_S", 0.005)
+    monkeypatch.setattr("iotmq.client.consuming.members.held_locks._RENEWAL_S", 0.005)
     broker = broker_with(1)
     began, gate = asyncio.Event(), asyncio.Event()
 
@@ -290,7 +290,7 @@ async def test_a_queue_goes_when_the_program_is_done_with_its_last_messages(
     is_asked: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     if not is_asked:
-        monkeypatch.setattr("iotmq.client.consuming.pull_queues._ASKED_WITHIN_S", 0.05)
+        monkeypatch.setattr("iotmq.client.consuming.pulling.pull_queues._ASKED_WITHIN_S", 0.05)
     broker = broker_with(4)
     settings = PullConsumerSettings(orderly=True, consume_from="first")
     async with cluster_of(broker) as cluster:

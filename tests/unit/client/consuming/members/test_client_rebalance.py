@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iotmq.client.consuming.rebalance import (
+from iotmq.client.consuming.members.rebalance import (
     Allocation,
     allocate_averagely,
     allocate_in_circle,

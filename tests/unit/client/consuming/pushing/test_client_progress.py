@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iotmq.client.consuming.progress import QueueProgress
+from iotmq.client.consuming.pushing.progress import QueueProgress
 
 
 def test_commits_only_up_to_the_first_open_range() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from iotmq.client.consuming.offset_reset import read_offsets
+from iotmq.client.consuming.offsets.offset_reset import read_offsets
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.errors import RequestError
 from iotmq.remoting.codes import RequestCode

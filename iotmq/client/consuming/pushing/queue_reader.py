@@ -6,13 +6,14 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
+from iotmq.client.consuming.cache_room import COLUMN_BYTES_MAX, CacheRoom
 from iotmq.client.consuming.consumer_answers import QueueState
-from iotmq.client.consuming.progress import QueueProgress
 from iotmq.client.consuming.pulls import Pulled, PullStatus, QueuePulls, reconnect_backoff
+from iotmq.client.consuming.pushing.progress import QueueProgress
 from iotmq.client.transport.message import ReceivedMessage
 from iotmq.client.transport.routes import MASTER_ID, MessageQueue
 from iotmq.client.transport.settings import PushConsumerSettings
@@ -24,9 +25,6 @@ from iotmq.remoting.codes import ResponseCode
 from iotmq.supervised import supervise, surviving
 
 _log = logging.getLogger(__name__)
-
-# One Columns object is handed over at a time, so a pull of many inflated bodies comes in several.
-COLUMN_BYTES_MAX: Final = 64 * 1024 * 1024
 
 Payload: TypeAlias = list[ReceivedMessage] | Columns
 
@@ -42,34 +40,6 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
     end_offset: int
     progress: QueueProgress
     """Where its end is noted; not the reader's any more after the broker moved the offset."""
-
-
-class CacheRoom:
-    """Counts the bytes that all queues of a consumer have fetched and not consumed, and limits them."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._freed = asyncio.Event()
-        self.bytes = 0
-
-    @property
-    def is_full(self) -> bool:
-        """Return whether queues that have something cached must not fetch more."""
-        return self.bytes >= self._bytes_max
-
-    def add(self, size: int) -> None:
-        """Count `size` fetched bytes."""
-        self.bytes += size
-
-    def free(self, size: int) -> None:
-        """Release `size` bytes that are consumed or dropped."""
-        self.bytes -= size
-        self._freed.set()
-
-    async def wait_for_less(self) -> None:
-        """Return after the next `free`."""
-        self._freed.clear()
-        await self._freed.wait()
 
 
 class QueueReader:

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from iotmq.client.consuming.consumer_answers import ConsumerAnswers, Status
 from iotmq.client.consuming.consumption import Consumption
-from iotmq.client.consuming.group_offsets import GroupOffsets
-from iotmq.client.consuming.listener_calls import ColumnsListener, Listener, ListenerCalls
-from iotmq.client.consuming.membership import Member, RebalanceListener
-from iotmq.client.consuming.push_queues import PushQueues
-from iotmq.client.consuming.rebalance import Allocation, allocate_averagely
+from iotmq.client.consuming.members.membership import Member, RebalanceListener
+from iotmq.client.consuming.members.rebalance import Allocation, allocate_averagely
+from iotmq.client.consuming.offsets.group_offsets import GroupOffsets
+from iotmq.client.consuming.pushing.listener_calls import ColumnsListener, Listener, ListenerCalls
+from iotmq.client.consuming.pushing.push_queues import PushQueues
 from iotmq.client.transport.application_calls import STOPPED_INSIDE
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.lifetime import Ending, Lifetime

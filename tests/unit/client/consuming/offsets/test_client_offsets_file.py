@@ -11,9 +11,9 @@ import pytest
 from eventually import until
 from fake_broker import FakeBroker, FakeRegistry
 
-from iotmq.client.consuming.offsets_file import OffsetsFile
-from iotmq.client.consuming.pull_consumer import PullConsumer
-from iotmq.client.consuming.push_consumer import PushConsumer
+from iotmq.client.consuming.offsets.offsets_file import OffsetsFile
+from iotmq.client.consuming.pulling.pull_consumer import PullConsumer
+from iotmq.client.consuming.pushing.push_consumer import PushConsumer
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import ClientSettings, PullConsumerSettings, PushConsumerSettings
@@ -82,7 +82,7 @@ async def test_a_disk_that_refuses_is_tried_again(
     file = OffsetsFile(tmp_path / "offsets.json", "g")
     file.open()
     with monkeypatch.context() as patch:
-        patch.setattr("iotmq.client.consuming.offsets_file.replace_file", refuse)
+        patch.setattr("iotmq.client.consuming.offsets.offsets_file.replace_file", refuse)
         await file.save({QUEUE: 1})
     assert "are not saved" in caplog.text
     await file.save({QUEUE: 1})
@@ -141,7 +141,7 @@ async def test_a_save_that_is_cancelled_lets_no_other_one_beside_it(
         replace_file(path, data)
         at_work.pop()
 
-    monkeypatch.setattr("iotmq.client.consuming.offsets_file.replace_file", slow)
+    monkeypatch.setattr("iotmq.client.consuming.offsets.offsets_file.replace_file", slow)
     file = OffsetsFile(path, "g")
     file.open()
     first = asyncio.ensure_future(file.save({QUEUE: 1}))

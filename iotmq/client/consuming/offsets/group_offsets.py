@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from iotmq.client.consuming.offsets import (
+from iotmq.client.consuming.offsets.offsets import (
     commit_offset,
     max_offset,
     min_offset,
     offset_at_time,
     stored_offset,
 )
-from iotmq.client.consuming.offsets_file import OffsetsFile
+from iotmq.client.consuming.offsets.offsets_file import OffsetsFile
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import RETRY_PREFIX
 from iotmq.client.transport.routes import MessageQueue

@@ -7,11 +7,12 @@ import logging
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from typing import Any, Final
 
-from iotmq.client.consuming.group_offsets import GroupOffsets
-from iotmq.client.consuming.held_locks import HeldLocks
-from iotmq.client.consuming.listener_calls import ListenerCalls
+from iotmq.client.consuming.cache_room import CacheRoom
+from iotmq.client.consuming.members.held_locks import HeldLocks
+from iotmq.client.consuming.offsets.group_offsets import GroupOffsets
 from iotmq.client.consuming.pulls import PollBackoff, QueuePulls
-from iotmq.client.consuming.queue_reader import CacheRoom, QueueReader
+from iotmq.client.consuming.pushing.listener_calls import ListenerCalls
+from iotmq.client.consuming.pushing.queue_reader import QueueReader
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import PushConsumerSettings

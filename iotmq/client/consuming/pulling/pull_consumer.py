@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Final
 
-from iotmq.client.consuming import offsets
 from iotmq.client.consuming.consumer_answers import ConsumerAnswers, Status
 from iotmq.client.consuming.consumption import Consumption
 from iotmq.client.consuming.filter_check import check_filter
-from iotmq.client.consuming.group_offsets import GroupOffsets
-from iotmq.client.consuming.membership import Member, RebalanceListener
-from iotmq.client.consuming.pull_queues import PullQueues
-from iotmq.client.consuming.rebalance import Allocation, allocate_averagely
+from iotmq.client.consuming.members.membership import Member, RebalanceListener
+from iotmq.client.consuming.members.rebalance import Allocation, allocate_averagely
+from iotmq.client.consuming.offsets import offsets
+from iotmq.client.consuming.offsets.group_offsets import GroupOffsets
+from iotmq.client.consuming.pulling.pull_queues import PullQueues
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.lifetime import Ending, Lifetime
 from iotmq.client.transport.message import ReceivedMessage

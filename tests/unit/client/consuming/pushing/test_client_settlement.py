@@ -10,9 +10,9 @@ import pytest
 from eventually import until
 from fake_broker import FakeBroker, FakeRegistry
 
-from iotmq.client.consuming.delivery import delay_level
-from iotmq.client.consuming.pull_consumer import PullConsumer
-from iotmq.client.consuming.push_consumer import PushConsumer
+from iotmq.client.consuming.pulling.pull_consumer import PullConsumer
+from iotmq.client.consuming.pushing.delivery import delay_level
+from iotmq.client.consuming.pushing.push_consumer import PushConsumer
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import ReceivedMessage, Settlement
 from iotmq.client.transport.routes import MessageQueue

@@ -9,7 +9,7 @@ import pytest
 from eventually import STOP_S, until
 from fake_broker import CLOSE, SILENT, FakeBroker, FakeRegistry
 
-from iotmq.client.consuming.push_consumer import PushConsumer
+from iotmq.client.consuming.pushing.push_consumer import PushConsumer
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.routes import MessageQueue, TopicRoute
 from iotmq.client.transport.settings import ClientSettings, PushConsumerSettings

@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Final
 
-from iotmq.client.consuming.group_offsets import GroupOffsets
-from iotmq.client.consuming.held_locks import HeldLocks
+from iotmq.client.consuming.cache_room import CacheRoom
+from iotmq.client.consuming.members.held_locks import HeldLocks
+from iotmq.client.consuming.offsets.group_offsets import GroupOffsets
+from iotmq.client.consuming.pulling.queue_fetch import QueueFetch
 from iotmq.client.consuming.pulls import PollBackoff, QueuePulls
-from iotmq.client.consuming.queue_fetch import QueueFetch
-from iotmq.client.consuming.queue_reader import CacheRoom
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import PullConsumerSettings

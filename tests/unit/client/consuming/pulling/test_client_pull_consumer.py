@@ -9,7 +9,7 @@ import pytest
 from fake_broker import CLOSE, FakeBroker, FakeRegistry
 
 from iotmq.client.admin.admin import Admin, QueueOffsets
-from iotmq.client.consuming.pull_consumer import PullConsumer
+from iotmq.client.consuming.pulling.pull_consumer import PullConsumer
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import ClientSettings, PullConsumerSettings

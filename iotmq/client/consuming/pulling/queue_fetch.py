@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+from iotmq.client.consuming.cache_room import COLUMN_BYTES_MAX, CacheRoom
 from iotmq.client.consuming.consumer_answers import QueueState
 from iotmq.client.consuming.pulls import PullStatus, QueuePulls
-from iotmq.client.consuming.queue_reader import COLUMN_BYTES_MAX, CacheRoom
 from iotmq.client.transport.message import ReceivedMessage
 from iotmq.client.transport.routes import MASTER_ID
 from iotmq.errors import (

@@ -11,8 +11,8 @@ from typing import Final, Protocol
 import msgspec
 
 from iotmq.client.consuming.filter_check import check_filter
-from iotmq.client.consuming.offset_reset import read_offsets
-from iotmq.client.consuming.rebalance import Allocation
+from iotmq.client.consuming.members.rebalance import Allocation
+from iotmq.client.consuming.offsets.offset_reset import read_offsets
 from iotmq.client.transport.application_calls import call_application
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import RETRY_PREFIX, check_group, check_topic

@@ -1,0 +1,1 @@
+"""Consumers with a listener: `queue_reader` reads one queue, `listener_calls` calls and repeats."""
