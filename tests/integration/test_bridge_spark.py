@@ -59,7 +59,7 @@ QUEUES = 4
 STEP_S = 90.0
 # A stream that waits for the answer of a master that has stopped would take this long.
 REQUEST_TIMEOUT_MS = 30_000
-GOES_ON_S = 15.0
+GOES_ON_S = 25.0
 Result = TypeVar("Result")
 
 

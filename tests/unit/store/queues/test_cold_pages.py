@@ -90,7 +90,8 @@ def test_a_scan_gives_back_what_it_brought_in_and_nothing_else(store: Store) -> 
     queue = store.queue("T", 0)
     cold_bytes_max = store.settings.cold_bytes_max
     first = store._log.segment_list()[0]
-    # Somebody else's: in memory before the scan comes by.
+    # Somebody else's: in memory before the scan comes by, without what the kernel would read around it.
+    first.page_singly(0)
     Window(first, 4 << 20, 5 << 20).page_in()
     pages = store._cold_pages
     offset = 0
