@@ -149,13 +149,16 @@ async def test_a_message_that_nobody_asked_for_in_time_is_fetched_when_somebody_
 ) -> None:
     await send(client, topic, 1)
     consumer = await consumer_of(client, topic, invisible_ms=100, hold_ms=20_000, pop_timeout_ms=30_000)
-    # Once more by the pop that waits at the broker already.
-    await until(lambda: consumer._fetches.held.expired_total == 2)
-    assert (consumer.held_count, consumer._fetches.arrived_count, consumer._fetches.held.free) == (0, 0, 0)
-    assert await consumer.getmany(timeout_ms=0) == []
-    assert consumer._fetches.held.free > 0 or consumer.held_count
+    held = consumer._fetches.held
+
+    def is_resting() -> bool:
+        # It may come once more, by a pop that waits at the broker already.
+        return held.expired_total > 0 and not (held.free or consumer.held_count)
+
+    await until(is_resting)
+    assert (consumer._fetches.arrived_count, held.bytes) == (0, 0)
     [message] = await got(consumer, 1)
-    assert message.attempt >= 3
+    assert message.attempt > 1
 
 
 async def test_a_message_is_a_dead_letter_when_its_consumer_says_so(client: IotmqClient, topic: str) -> None:
