@@ -148,8 +148,8 @@ def _list(_options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     job = find_job(options.job)
     settings, of_spark = read_job_settings(job, options.config)
+    from iotmq.bridge.jobs.metrics_page import metrics_page
     from iotmq.bridge.jobs.stream_run import Signals
-    from iotmq.bridge.metrics_page import metrics_page
     from iotmq.bridge.query_listener import ProgressListener
     from iotmq.bridge.spark_session import session
     from iotmq.console.exposition import Exposition

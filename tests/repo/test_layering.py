@@ -357,7 +357,6 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "source",
         "spark_session",
         "query_listener",
-        "metrics_page",
         "submitting",
         "jobs",
     ),

@@ -481,6 +481,7 @@ def test_a_process_that_ends_without_a_stop_fails_no_messages(broker: FakeBroker
         begun = threading.Semaphore(0)
         def listen(messages):
             begun.release()
+            # Set by the interpreter as it ends, which tells nobody in a worker thread.
             while not concurrent.futures.thread._shutdown:
                 time.sleep(0.005)
             if messages[0].queue.queue_id == 1:

@@ -9,7 +9,7 @@ import urllib.request
 import pytest
 from gateway_process import free_port
 
-from iotmq.bridge.metrics_page import metrics_page
+from iotmq.bridge.jobs.metrics_page import metrics_page
 
 
 def test_the_page_is_there_for_as_long_as_its_block() -> None:
