@@ -180,10 +180,12 @@ class Process:
     # One method per role ------------------------------------------------------------------------------
 
     async def _start_http(self) -> None:
-        from iotmq.console.http import HttpServer
+        from iotmq.console.pages import Pages
+        from iotmq.console.server.port import HttpPort
 
         settings = self._config.http
-        http = HttpServer(settings, sources=self.sources, checks=self._checks, elsewhere=self._workers)
+        pages = Pages(settings, sources=self.sources, checks=self._checks, elsewhere=self._workers)
+        http = HttpPort(settings, pages)
         await self._start("http", http)
         self._watch("http", http)
         self._listens("http", settings.listen_host, http.port)

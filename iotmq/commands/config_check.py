@@ -83,9 +83,9 @@ def _looks_at_ports(config: Config) -> Iterator[_Look]:
             path = Path(settings.acl_file)
             yield section, partial(AccessControl, path, asked_by=f"{section}.acl_file is set")
     if config.http.tls_certificate_file:
-        from iotmq.console.http import HttpServer
+        from iotmq.console.server.port import http_tls
 
-        yield "http", partial(HttpServer, config.http)
+        yield "http", partial(http_tls, config.http)
 
 
 def _look_at_access(mqtt: MqttSettings) -> None:

@@ -70,7 +70,7 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "tests/unit/message/test_columns.py::test_iter_columns_ends_before_bytes_max",
     ),
     Bound(
-        "console.http: connections",
+        "console.server.port: connections",
         "HTTP_CONNECTIONS_MAX",
         "each a request of http.header_bytes_max",
         "tests/unit/console/test_console_access.py::test_so_many_connections_may_be_open",

@@ -360,7 +360,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "submitting",
         "jobs",
     ),
-    "console": ("exposition", "settings", "http"),
+    "console": ("settings", "exposition", "server", "pages"),
     "config": ("setting_text", "config"),
     "workers": ("channel", "supervisor"),
     "commands": (

@@ -256,7 +256,7 @@ def test_python_dash_m_is_the_same_command() -> None:
         ("cli.main(['config', 'check'])", {"uvloop", "aiohttp", "numpy", "pyarrow", "pyspark"}),
         ("cli.parser().format_help()", {"asyncio", "msgspec", "iotmq.commands.admin", "loadtest"}),
         (
-            "import iotmq.assembly, iotmq.console.http",
+            "import iotmq.assembly, iotmq.console.pages, iotmq.console.server.port",
             {"aiohttp", "iotmq.store.store", "iotmq.broker.broker", "iotmq.mqtt_front.server"}
             | {"iotmq.registry.server", "iotmq.client.transport.client", "iotmq.workers.supervisor"},
         ),

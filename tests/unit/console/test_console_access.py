@@ -16,7 +16,8 @@ from certificates import make_certificate, make_root
 from eventually import soon
 
 from iotmq import limits
-from iotmq.console.http import HttpServer
+from iotmq.console.pages import Pages
+from iotmq.console.server.port import HttpPort
 from iotmq.console.settings import HttpSettings, HttpTokenSettings
 from iotmq.errors import ConfigError
 
@@ -28,8 +29,9 @@ needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="the 
 
 
 @asynccontextmanager
-async def running(**settings: Any) -> AsyncIterator[HttpServer]:
-    server = HttpServer(HttpSettings(listen_port=0, **settings))
+async def running(**settings: Any) -> AsyncIterator[HttpPort]:
+    used = HttpSettings(listen_port=0, **settings)
+    server = HttpPort(used, Pages(used))
     await server.start()
     try:
         yield server
@@ -37,13 +39,11 @@ async def running(**settings: Any) -> AsyncIterator[HttpServer]:
         await server.stop()
 
 
-def number(server: HttpServer, name: str) -> float:
+def number(server: HttpPort, name: str) -> float:
     return next(metric.value for metric in server.metrics() if metric.name == name)
 
 
-async def status(
-    server: HttpServer, path: str, *authorization: str, tls: ssl.SSLContext | None = None
-) -> int:
+async def status(server: HttpPort, path: str, *authorization: str, tls: ssl.SSLContext | None = None) -> int:
     scheme = "http" if tls is None else "https"
     headers = [("Authorization", value) for value in authorization]
     async with (
@@ -192,5 +192,6 @@ async def test_a_changed_certificate_is_used_for_new_connections(files: Files) -
 
 
 def test_a_certificate_that_is_none_is_named(tmp_path: Path) -> None:
+    settings = HttpSettings(tls_certificate_file=str(tmp_path / "none.pem"))
     with pytest.raises(ConfigError, match="none\\.pem"):
-        HttpServer(HttpSettings(tls_certificate_file=str(tmp_path / "none.pem")))
+        HttpPort(settings, Pages(settings))

@@ -12,7 +12,8 @@ import msgspec
 import pytest
 from eventually import until
 
-from iotmq.console.http import HttpServer
+from iotmq.console.pages import Pages
+from iotmq.console.server.port import HttpPort
 from iotmq.console.settings import HttpSettings
 from iotmq.metrics import Metric, MetricSource
 
@@ -47,23 +48,25 @@ class BrokenPart:
 @asynccontextmanager
 async def running(
     settings: HttpSettings | None = None, *, sources: Collection[MetricSource] = ()
-) -> AsyncIterator[HttpServer]:
-    server = HttpServer(settings or HttpSettings(listen_port=0), sources=sources)
+) -> AsyncIterator[HttpPort]:
+    used = settings or HttpSettings(listen_port=0)
+    server = HttpPort(used, Pages(used, sources=sources))
     await server.start()
     yield server
     await server.stop()
 
 
-def values_of(server: HttpServer) -> dict[str, float]:
+def values_of(server: HttpPort) -> dict[str, float]:
     return {metric.name: metric.value for metric in server.metrics()}
 
 
 @pytest.fixture
 async def serve() -> AsyncIterator[Callable[..., object]]:
-    servers: list[HttpServer] = []
+    servers: list[HttpPort] = []
 
     async def start(**arguments: object) -> str:
-        server = HttpServer(HttpSettings(listen_port=0), **arguments)  # type: ignore[arg-type]
+        settings = HttpSettings(listen_port=0)
+        server = HttpPort(settings, Pages(settings, **arguments))  # type: ignore[arg-type]
         servers.append(server)
         await server.start()
         return f"http://127.0.0.1:{server.port}"
@@ -272,7 +275,8 @@ async def test_who_sends_no_whole_request_in_time_is_closed_and_counted(sent: by
 
 
 async def test_who_asks_again_in_time_stays_connected() -> None:
-    server = HttpServer(HttpSettings(listen_port=0, request_timeout_s=0.8))
+    settings = HttpSettings(listen_port=0, request_timeout_s=0.8)
+    server = HttpPort(settings, Pages(settings))
     await server.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     loop = asyncio.get_running_loop()
@@ -288,14 +292,16 @@ async def test_who_asks_again_in_time_stays_connected() -> None:
 
 async def test_a_taken_port_is_an_error_and_leaves_nothing_open(serve) -> None:
     url = await serve()
-    server = HttpServer(HttpSettings(listen_port=int(url.rsplit(":", 1)[1])))
+    settings = HttpSettings(listen_port=int(url.rsplit(":", 1)[1]))
+    server = HttpPort(settings, Pages(settings))
     with pytest.raises(OSError, match="in use"):
         await server.start()
     await server.stop()
 
 
 async def test_stopping_ends_open_connections(serve) -> None:
-    server = HttpServer(HttpSettings(listen_port=0))
+    settings = HttpSettings(listen_port=0)
+    server = HttpPort(settings, Pages(settings))
     await server.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")

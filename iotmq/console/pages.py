@@ -1,0 +1,127 @@
+"""The site of the operator's HTTP port: /metrics, /healthz and /readyz."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Protocol
+
+import msgspec
+
+from iotmq.console.exposition import Exposition
+from iotmq.console.server.messages import Answer, Reply, Request
+from iotmq.console.settings import HttpSettings
+from iotmq.metrics import Metric, MetricSource, samples
+
+logger = logging.getLogger("iotmq.http")
+
+# A check answers None when its part is ready, else the reason why it is not.
+ReadinessCheck = Callable[[], str | None]
+
+
+class Elsewhere(Protocol):
+    """Parts in other processes, which this port answers for."""
+
+    async def refresh(self) -> None:
+        """Ask them, in bounded time; what the others here tell is from then."""
+
+    @property
+    def not_alive_reason(self) -> str | None:
+        """Return why /healthz should say no, None when it should not."""
+
+    def worker_states(self) -> Mapping[str, str | None]:
+        """Return why each is not ready, None for those that are. A check says what that means for all."""
+
+
+class Pages:
+    """A site. `sources` and `checks` are looked at with each request, so parts may join while it runs."""
+
+    def __init__(
+        self,
+        settings: HttpSettings,
+        *,
+        sources: Collection[MetricSource] = (),
+        checks: Mapping[str, ReadinessCheck] | None = None,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
+        self._exposition = Exposition(sources)
+        self._checks: Mapping[str, ReadinessCheck] = {} if checks is None else checks
+        self._elsewhere = elsewhere
+        self._pages = {"/metrics": self._metrics, "/healthz": self._health, "/readyz": self._readiness}
+        # Compared as digests, which take as long whatever is wrong.
+        self._tokens = tuple(_digest(each.token) for each in settings.tokens)
+        self._open_paths = frozenset(settings.open_paths)
+        self._unauthorized_count = 0
+
+    def body_bytes_max(self, head: Request) -> int:
+        """Return how large a body may be; nobody of these pages wants one."""
+        return 0
+
+    def answer(self, request: Request) -> Reply:
+        """Answer a request."""
+        if not self._is_authorized(request):
+            return self._refused(request)
+        page = self._pages.get(request.path)
+        if page is None:
+            return Answer(b"not found\n", 404)
+        if request.method not in ("GET", "HEAD"):
+            return Answer(b"method not allowed\n", 405, headers=(("Allow", "GET, HEAD"),))
+        if self._elsewhere is not None:
+            return self._refreshed(self._elsewhere, page, request)
+        return page(request)
+
+    def metrics(self) -> Iterable[Metric]:
+        """Report whom these pages have refused."""
+        text = "Requests without a token of http.tokens."
+        return samples(("iotmq_http_unauthorized_total", text, self._unauthorized_count))
+
+    def _is_authorized(self, request: Request) -> bool:
+        """Return whether the request needs no token, or has one."""
+        if not self._tokens or request.path in self._open_paths:
+            return True
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            return False
+        digest = _digest(token.strip())
+        # All of them are looked at, so that the time does not tell which is nearly right.
+        return sum(hmac.compare_digest(digest, each) for each in self._tokens) > 0
+
+    def _refused(self, request: Request) -> Answer:
+        self._unauthorized_count += 1
+        logger.warning("request without a token", extra={"peer": request.peer})
+        return Answer(
+            b"a token of http.tokens is needed\n",
+            401,
+            headers=(("WWW-Authenticate", 'Bearer realm="iotmq"'),),
+        )
+
+    async def _refreshed(
+        self, elsewhere: Elsewhere, page: Callable[[Request], Answer], request: Request
+    ) -> Answer:
+        await elsewhere.refresh()
+        return page(request)
+
+    def _metrics(self, request: Request) -> Answer:
+        body, content_type = self._exposition.render(request.headers.get("accept", ""))
+        return Answer(body, content_type=content_type)
+
+    def _health(self, _request: Request) -> Answer:
+        """Answered by the loop that serves everything else: an answer is the proof that it turns."""
+        reason = None if self._elsewhere is None else self._elsewhere.not_alive_reason
+        return Answer(f"{reason or 'ok'}\n".encode(), 503 if reason else 200)
+
+    def _readiness(self, _request: Request) -> Answer:
+        """200 when every part is ready; 503 with the reasons of those that are not."""
+        reasons = {name: check() for name, check in self._checks.items()}
+        is_ready = not any(reasons.values())
+        if self._elsewhere is not None:
+            reasons |= self._elsewhere.worker_states()
+        parts = {name: reason or "ready" for name, reason in reasons.items()}
+        body = msgspec.json.encode({"ready": is_ready, "parts": parts})
+        return Answer(body, 200 if is_ready else 503, "application/json")
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()

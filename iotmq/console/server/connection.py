@@ -1,0 +1,401 @@
+"""One HTTP/1.1 connection: heads and bodies within their limits, answers in the order of the requests.
+
+The parser is llhttp (RFC 9110, RFC 9112), without its lenient modes. A request is handed over when it is
+whole; while it is answered, and while the peer does not read, nothing more is read from the socket. What had
+come with it waits here: no more than one read of the socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple, Protocol
+
+import httptools
+
+from iotmq.console.server.messages import REASONS, Answer, Reply, Request, Sink, Site
+from iotmq.supervised import surviving
+
+logger = logging.getLogger("iotmq.http")
+
+# Who was refused may still be sending: closed at once, the connection could take the answer with it.
+_LINGER_S: Final = 1.0
+# Requests that came together are answered for so long in one turn of the loop.
+_TURN_S: Final = 0.003
+# The ends of lines and the spaces of a head, beside what the parser tells: METHOD SP target SP HTTP/1.1 CRLF,
+# name: SP value CRLF, and an empty line.
+_REQUEST_LINE_BYTES: Final = len("  HTTP/1.1\r\n")
+_FIELD_BYTES: Final = len(": \r\n")
+_HEAD_END_BYTES: Final = len("\r\n")
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_LAST_CHUNK: Final = b"0\r\n\r\n"
+_FAILED: Final = Answer(b"internal error; the log of the server says more\n", 500)
+
+
+class Counts:
+    """Counts of what connections of one port have met."""
+
+    def __init__(self) -> None:
+        self.bad = 0
+        self.silent = 0
+
+
+class Port(Protocol):
+    """The parts of its port that a connection needs."""
+
+    @property
+    def site(self) -> Site: ...
+
+    @property
+    def counts(self) -> Counts: ...
+
+    @property
+    def head_bytes_max(self) -> int: ...
+
+    @property
+    def request_timeout_s(self) -> float: ...
+
+    def connected(self, connection: HttpConnection) -> None: ...
+
+    def disconnected(self, connection: HttpConnection) -> None: ...
+
+
+class _Refused(NamedTuple):
+    """The peer's fault; its answer is the last one of the connection."""
+
+    status: int
+    detail: str
+
+
+class _Whole(NamedTuple):
+    request: Request
+    is_kept_alive: bool
+    is_1_0: bool
+
+
+class HttpConnection(asyncio.Protocol):
+    """A protocol of asyncio. `abort()` ends it."""
+
+    def __init__(self, port: Port) -> None:
+        self._port = port
+        self._site = port.site
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpRequestParser(self)
+        self._transport: asyncio.Transport
+        self._peer = ""
+        self._is_encrypted = False
+        # The request that is coming in: its head, and its body as far as the site wants it.
+        self._target = b""
+        self._headers: dict[str, str] = {}
+        self._head: Request | None = None
+        self._head_bytes = 0
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._body_bytes_max = 0
+        # The bytes of reads that have not ended a head.
+        self._is_in_head = False
+        self._unfinished_bytes = 0
+        self._waiting: deque[_Whole | _Refused] = deque()
+        # Set while a request is answered by a task, and while the rest waits for the next turn.
+        self._answering: asyncio.Task[None] | None = None
+        self._next_turn: asyncio.Handle | None = None
+        self._can_write = asyncio.Event()
+        self._can_write.set()
+        # Nothing more is taken in; the connection ends behind the answers to what has come.
+        self._is_ending = False
+        self._deadline_s = self._loop.time() + port.request_timeout_s
+        self._timer = self._loop.call_at(self._deadline_s, self._time_is_up)
+
+    def abort(self) -> None:
+        """End at once."""
+        self._transport.abort()
+
+    # asyncio ------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin; called by the transport, as all of these."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        peername = transport.get_extra_info("peername")
+        self._peer = str(peername[0]) if peername else ""
+        self._is_encrypted = transport.get_extra_info("ssl_object") is not None
+        self._port.connected(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Forget what was not answered."""
+        if error is not None:
+            logger.debug("connection lost: %s", error)
+        self._is_ending = True
+        self._timer.cancel()
+        self._waiting.clear()
+        self._can_write.set()
+        if self._answering is not None:
+            self._answering.cancel()
+        if self._next_turn is not None:
+            self._next_turn.cancel()
+        self._port.disconnected(self)
+
+    def pause_writing(self) -> None:
+        """Answer nothing more until the peer reads."""
+        self._can_write.clear()
+
+    def resume_writing(self) -> None:
+        """Go on."""
+        self._can_write.set()
+        self._go_on()
+
+    def eof_received(self) -> bool:
+        """Answer what is whole; then the connection ends."""
+        self._is_ending = True
+        self._go_on()
+        return self._answering is not None or bool(self._waiting)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what was read from the socket."""
+        if self._is_ending:
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # Answered as any other request; what follows it is another protocol.
+            self._is_ending = True
+        except httptools.HttpParserError as error:
+            # After a request that closes the connection there may be anything.
+            if not self._is_ending:
+                self._refuse(400, str(error))
+        self._unfinished_bytes = self._unfinished_bytes + len(data) if self._is_in_head else 0
+        if self._unfinished_bytes > self._port.head_bytes_max:
+            self._refuse(431, "a head without an end")
+        self._go_on()
+
+    # The parser ---------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """Begin a request; called by the parser, as all of these."""
+        self._is_in_head = True
+        self._target = b""
+        self._headers = {}
+        self._head_bytes = _REQUEST_LINE_BYTES + _HEAD_END_BYTES
+        self._body = []
+        self._body_bytes = 0
+
+    def on_url(self, target: bytes) -> None:
+        """Take a piece of the target."""
+        self._target += target
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a field of the head."""
+        self._head_bytes += len(name) + len(value) + _FIELD_BYTES
+        key = name.decode("latin-1").lower()
+        former = self._headers.get(key)
+        text = value.decode("latin-1")
+        if former is not None:
+            if key == "host":
+                self._refuse(400, "two Host fields")
+            text = f"{former}{'; ' if key == 'cookie' else ', '}{text}"
+        self._headers[key] = text
+
+    def on_headers_complete(self) -> None:
+        """Ask the site how much of a body it wants."""
+        self._is_in_head = False
+        if self._is_ending:
+            return None
+        method = self._parser.get_method()
+        self._head_bytes += len(method) + len(self._target)
+        version = self._parser.get_http_version()
+        if self._head_bytes > self._port.head_bytes_max:
+            return self._refuse(431, "a head that is too large")
+        if version not in ("1.0", "1.1"):
+            return self._refuse(400, "another version of HTTP")
+        if version == "1.1" and "host" not in self._headers:
+            return self._refuse(400, "no Host field")
+        path, _, query = self._target.decode("latin-1").partition("?")
+        head = Request(method.decode(), path, query, self._headers, self._peer, self._is_encrypted)
+        self._head = head
+        self._body_bytes_max = maximum = self._site.body_bytes_max(head)
+        declared = self._headers.get("content-length", "0")
+        if maximum and int(declared) > maximum:
+            return self._refuse(413, f"a body of {declared} bytes: at most {maximum} are taken here")
+        is_asked = version == "1.1" and self._headers.get("expect", "").lower() == "100-continue"
+        if is_asked and self._answering is None and not self._waiting:
+            self._transport.write(_CONTINUE)
+        return None
+
+    def on_body(self, data: bytes) -> None:
+        """Keep a piece of the body where the site wants one."""
+        if self._is_ending or not self._body_bytes_max:
+            return
+        self._body_bytes += len(data)
+        if self._body_bytes > self._body_bytes_max:
+            self._refuse(413, f"a body of more than {self._body_bytes_max} bytes")
+            return
+        self._body.append(data)
+
+    def on_message_complete(self) -> None:
+        """Hand a request over."""
+        head = self._head
+        if self._is_ending or head is None:
+            return
+        is_kept_alive = self._parser.should_keep_alive()
+        self._is_ending = not is_kept_alive
+        request = head._replace(body=b"".join(self._body))
+        self._waiting.append(_Whole(request, is_kept_alive, self._parser.get_http_version() == "1.0"))
+        self._head = None
+        self._body = []
+
+    def _refuse(self, status: int, detail: str) -> None:
+        """Take nothing more; the refusal is answered behind what came before it."""
+        self._is_ending = True
+        self._is_in_head = False
+        self._waiting.append(_Refused(status, detail))
+
+    # Answers ------------------------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        """Answer what waits, as long as the peer reads; then read on, or end."""
+        end_s = self._loop.time() + _TURN_S
+        while self._waiting and self._answering is None and self._can_write.is_set():
+            if self._next_turn is not None or self._loop.time() > end_s:
+                self._next_turn = self._next_turn or self._loop.call_soon(self._begin_turn)
+                break
+            whole = self._waiting.popleft()
+            if isinstance(whole, _Refused):
+                self._end_with(whole)
+                return
+            reply: Reply = _FAILED
+            with surviving("http"):
+                reply = self._site.answer(whole.request)
+            if isinstance(reply, Answer) and reply.stream is None:
+                self._write(whole, reply)
+            else:
+                self._answering = self._loop.create_task(self._answer_later(whole, reply))
+        is_idle = self._answering is None and not self._waiting
+        if not is_idle:
+            self._transport.pause_reading()
+        elif self._is_ending:
+            self._transport.close()
+        else:
+            self._transport.resume_reading()
+
+    def _begin_turn(self) -> None:
+        self._next_turn = None
+        self._go_on()
+
+    async def _answer_later(self, whole: _Whole, reply: Reply) -> None:
+        try:
+            answer = _FAILED
+            with surviving("http"):
+                answer = reply if isinstance(reply, Answer) else await reply
+            if answer.stream is None:
+                self._write(whole, answer)
+            else:
+                await self._stream(whole, answer, answer.stream)
+        except ConnectionError as error:
+            logger.debug("connection lost: %s", error)
+            self._transport.abort()
+        finally:
+            self._answering = None
+            if not self._transport.is_closing():
+                self._go_on()
+
+    def _write(self, whole: _Whole, answer: Answer) -> None:
+        head = _head(whole, answer, f"Content-Length: {len(answer.body)}\r\n")
+        self._transport.write(head if whole.request.method == "HEAD" else head + answer.body)
+        self._restart_deadline()
+
+    async def _stream(self, whole: _Whole, answer: Answer, stream: Callable[[Sink], Awaitable[None]]) -> None:
+        # HTTP/1.0 knows no chunks: there the end of the connection is that of the body.
+        is_chunked = not whole.is_1_0
+        if not is_chunked:
+            self._is_ending = True
+            whole = whole._replace(is_kept_alive=False)
+        self._transport.write(_head(whole, answer, "Transfer-Encoding: chunked\r\n" if is_chunked else ""))
+        self._deadline_s = math.inf
+        try:
+            if whole.request.method != "HEAD":
+                await stream(_Chunks(self, is_chunked=is_chunked))
+                self._transport.write(_LAST_CHUNK if is_chunked else b"")
+        finally:
+            self._restart_deadline()
+
+    async def write_piece(self, data: bytes) -> None:
+        """Write a piece of a stream. Waits while the peer does not read, as long as for a request at most."""
+        if self._transport.is_closing():
+            raise ConnectionResetError("the peer has gone")
+        self._transport.write(data)
+        if not self._can_write.is_set():
+            try:
+                async with asyncio.timeout(self._port.request_timeout_s):
+                    await self._can_write.wait()
+            except TimeoutError:
+                raise ConnectionAbortedError("the peer does not read") from None
+
+    @property
+    def is_slow(self) -> bool:
+        """Return whether the peer leaves more unread than the transport may hold."""
+        return not self._can_write.is_set()
+
+    # Ends ---------------------------------------------------------------------------------------------
+
+    def _end_with(self, refused: _Refused) -> None:
+        """Write the last answer and read what still comes, for a moment, until the peer has it and closes."""
+        self._port.counts.bad += 1
+        detail = ascii(refused.detail)[:100]
+        logger.warning("bad request", extra={"code": refused.status, "detail": detail})
+        answer = Answer(f"{REASONS[refused.status].lower()}: {refused.detail}\n".encode(), refused.status)
+        self._waiting.clear()
+        self._transport.write(_head(None, answer, f"Content-Length: {len(answer.body)}\r\n") + answer.body)
+        if self._transport.can_write_eof():
+            # TLS has no end of one direction.
+            self._transport.write_eof()
+        self._transport.resume_reading()
+        self._timer.cancel()
+        self._timer = self._loop.call_later(_LINGER_S, self._transport.abort)
+
+    def _restart_deadline(self) -> None:
+        self._deadline_s = self._loop.time() + self._port.request_timeout_s
+
+    def _time_is_up(self) -> None:
+        """The timer is set anew when it fires, and not with each request."""
+        now_s = self._loop.time()
+        if now_s < self._deadline_s:
+            at_s = min(self._deadline_s, now_s + self._port.request_timeout_s)
+            self._timer = self._loop.call_at(at_s, self._time_is_up)
+            return
+        self._port.counts.silent += 1
+        self._transport.abort()
+
+
+class _Chunks:
+    """The sink of a stream."""
+
+    def __init__(self, connection: HttpConnection, *, is_chunked: bool) -> None:
+        self._connection = connection
+        self._is_chunked = is_chunked
+
+    async def write(self, data: bytes) -> None:
+        if data:
+            piece = b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data
+            await self._connection.write_piece(piece)
+
+    @property
+    def is_slow(self) -> bool:
+        return self._connection.is_slow
+
+
+def _head(whole: _Whole | None, answer: Answer, framing: str) -> bytes:
+    fields = "".join(f"{name}: {value}\r\n" for name, value in answer.headers)
+    connection = ""
+    if whole is None or not whole.is_kept_alive:
+        connection = "Connection: close\r\n"
+    elif whole.is_1_0:
+        connection = "Connection: keep-alive\r\n"
+    date = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime())
+    return (
+        f"HTTP/1.1 {answer.status} {REASONS[answer.status]}\r\nDate: {date}\r\n"
+        f"Content-Type: {answer.content_type}\r\n{framing}{connection}{fields}\r\n"
+    ).encode("latin-1")

@@ -1,0 +1,297 @@
+"""One HTTP/1.1 connection, around a site that tells what it was asked."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+
+import pytest
+from eventually import soon
+
+from iotmq.console.server.messages import Answer, Reply, Request, Sink
+from iotmq.console.server.port import HttpPort
+from iotmq.console.settings import HttpSettings
+from iotmq.metrics import Metric
+from iotmq.supervised import FAILURES
+
+BODY_BYTES_MAX = 1000
+
+
+class Echo:
+    """Answers with what was asked; /later does it in a task, /stream in pieces."""
+
+    def __init__(self) -> None:
+        self.asked: list[Request] = []
+        self.go_on = asyncio.Event()
+        self.sinks: list[Sink] = []
+        self.ended: list[str] = []
+
+    def body_bytes_max(self, head: Request) -> int:
+        return BODY_BYTES_MAX if head.path.startswith("/body") else 0
+
+    def answer(self, request: Request) -> Reply:
+        self.asked.append(request)
+        if request.path == "/fails":
+            raise RuntimeError("a fault of the site")
+        if request.path == "/later":
+            return self._later(request)
+        if request.path == "/stream":
+            return Answer(status=200, content_type="text/event-stream", stream=self._stream)
+        if request.path == "/endless":
+            return Answer(status=200, stream=self._endless)
+        return Answer(f"{request.method} {request.path} {request.query} ".encode() + request.body)
+
+    async def _later(self, request: Request) -> Answer:
+        await self.go_on.wait()
+        return Answer(b"later " + request.query.encode())
+
+    async def _stream(self, sink: Sink) -> None:
+        for piece in (b"one\n", b"", b"two\n"):
+            await sink.write(piece)
+        self.ended.append("whole")
+
+    async def _endless(self, sink: Sink) -> None:
+        self.sinks.append(sink)
+        try:
+            while True:
+                await sink.write(bytes(65_536))
+                await asyncio.sleep(0)
+        except ConnectionError as error:
+            self.ended.append(str(error))
+            raise
+
+    def metrics(self) -> Iterable[Metric]:
+        return ()
+
+
+@asynccontextmanager
+async def serving(request_timeout_s: float = 60) -> AsyncIterator[tuple[Echo, HttpPort]]:
+    site = Echo()
+    port = HttpPort(HttpSettings(listen_port=0, request_timeout_s=request_timeout_s), site)
+    await port.start()
+    try:
+        yield site, port
+    finally:
+        await port.stop()
+
+
+async def exchange(port: HttpPort, *sent: bytes, eof: bool = False) -> bytes:
+    """Send pieces and return all that comes until the other side closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port.port)
+    for piece in sent:
+        writer.write(piece)
+        await writer.drain()
+        await asyncio.sleep(0)
+    if eof:
+        writer.write_eof()
+    received = await asyncio.wait_for(reader.read(), 30)
+    writer.close()
+    return received
+
+
+def head(method: bytes, path: bytes, *fields: bytes, version: bytes = b"1.1") -> bytes:
+    lines = (method + b" " + path + b" HTTP/" + version, b"Host: x", *fields)
+    return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+CLOSE = b"Connection: close"
+
+
+def body_of(answer: bytes) -> bytes:
+    return answer.partition(b"\r\n\r\n")[2]
+
+
+async def test_a_request_is_handed_over_with_all_its_parts() -> None:
+    async with serving() as (site, port):
+        fields = (b"X-A: 1", b"x-a: 2", b"Cookie: c=1", b"Cookie: d=2", b"Content-Length: 3", CLOSE)
+        answer = await exchange(port, head(b"PUT", b"/body/%C3%A4?q=%20&r", *fields) + b"abc")
+        (request,) = site.asked
+    assert body_of(answer) == b"PUT /body/%C3%A4 q=%20&r abc"
+    assert (request.headers["x-a"], request.headers["cookie"]) == ("1, 2", "c=1; d=2")
+    assert (request.peer, request.is_encrypted) == ("127.0.0.1", False)
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+@pytest.mark.parametrize(("size", "status"), [(BODY_BYTES_MAX, b"200"), (BODY_BYTES_MAX + 1, b"413")])
+async def test_a_body_is_taken_up_to_its_limit(size: int, status: bytes, is_chunked: bool) -> None:
+    async with serving() as (site, port):
+        body = b"b" * size
+        if is_chunked:
+            chunks = [body[at : at + 300] for at in range(0, size, 300)]
+            sent = b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in chunks) + b"0\r\n\r\n"
+            answer = await exchange(port, head(b"POST", b"/body", b"Transfer-Encoding: chunked", CLOSE), sent)
+        else:
+            length = b"Content-Length: %d" % size
+            answer = await exchange(port, head(b"POST", b"/body", length, CLOSE), body[:400], body[400:])
+        assert answer.split()[1] == status
+        assert len(site.asked) == (status == b"200")
+        assert not site.asked or site.asked[0].body == body
+
+
+async def test_who_asks_before_sending_a_body_is_told_to_send_it_or_refused() -> None:
+    async with serving() as (_site, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port.port)
+        writer.write(head(b"POST", b"/body", b"Expect: 100-continue", b"Content-Length: 2"))
+        assert (await reader.readuntil(b"\r\n\r\n")) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(b"ok")
+        assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+        writer.close()
+        length = b"Content-Length: %d" % (BODY_BYTES_MAX + 1)
+        refused = await exchange(port, head(b"POST", b"/body", b"Expect: 100-continue", length))
+        assert refused.startswith(b"HTTP/1.1 413 ")
+        assert b"at most 1000" in refused
+
+
+async def test_answers_keep_the_order_of_requests_when_one_takes_its_time() -> None:
+    async with serving() as (site, port):
+        sent = (
+            head(b"GET", b"/a") + head(b"GET", b"/later?x") + head(b"GET", b"/b") + head(b"GET", b"/c", CLOSE)
+        )
+        answers = asyncio.ensure_future(exchange(port, sent))
+        await soon(lambda: len(site.asked) == 2, "the second request")
+        await asyncio.sleep(0)
+        assert len(site.asked) == 2
+        site.go_on.set()
+        assert re.findall(rb"GET /\w|later x", await answers) == [b"GET /a", b"later x", b"GET /b", b"GET /c"]
+
+
+async def test_what_was_whole_before_garbage_is_answered_first() -> None:
+    async with serving() as (site, port):
+        site.go_on.set()
+        answers = await exchange(port, head(b"GET", b"/later?x") + b"\x00garbage\r\n\r\n")
+        assert re.findall(rb"HTTP/1.1 (\d+)", answers) == [b"200", b"400"]
+
+
+async def test_who_has_closed_its_direction_gets_its_answers() -> None:
+    async with serving() as (site, port):
+        answers = asyncio.ensure_future(
+            exchange(port, head(b"GET", b"/later?x") + head(b"GET", b"/b"), eof=True)
+        )
+        await soon(lambda: len(site.asked) == 1, "the first request")
+        site.go_on.set()
+        assert re.findall(rb"HTTP/1.1 (\d+)", await answers) == [b"200", b"200"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd", b"400"),
+        (b"GET / HTTP/1.1\r\nHost : x\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\nHost: x\n\n", b"400"),
+        (b"GET / HTTP/3.7\r\nHost: x\r\n\r\n", b"400"),
+        (b"POST /body HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nLong:" + b" " * 9000 + b"x\r\n\r\n", b"200"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nLong:" + b" " * 9000, b"431"),
+    ],
+)
+async def test_what_two_servers_could_read_differently_is_refused(sent: bytes, status: bytes) -> None:
+    async with serving() as (site, port):
+        answer = await exchange(port, sent, eof=status == b"200")
+        assert answer.split()[1] == status
+        assert bool(site.asked) == (status == b"200")
+
+
+async def test_another_protocol_is_not_switched_to() -> None:
+    async with serving() as (site, port):
+        upgrade = head(b"GET", b"/a", b"Upgrade: websocket", b"Connection: upgrade")
+        answer = await exchange(port, upgrade + b"\x00\x01 frames")
+        assert body_of(answer).startswith(b"GET /a")
+        assert len(site.asked) == 1
+
+
+async def test_a_fault_of_the_site_is_a_500_and_the_connection_goes_on() -> None:
+    before = FAILURES.count("http")
+    async with serving() as (_site, port):
+        answers = await exchange(port, head(b"GET", b"/fails") + head(b"GET", b"/a", CLOSE))
+    assert re.findall(rb"HTTP/1.1 (\d+)", answers) == [b"500", b"200"]
+    assert FAILURES.count("http") == before + 1
+
+
+async def test_a_head_alone_is_answered_without_a_body() -> None:
+    async with serving() as (site, port):
+        answers = await exchange(
+            port, head(b"HEAD", b"/a") + head(b"HEAD", b"/stream") + head(b"GET", b"/b", CLOSE)
+        )
+        assert answers.count(b"\r\n\r\n") == 3
+        assert body_of(answers[answers.rindex(b"HTTP/1.1") :]) == b"GET /b  "
+        assert not site.ended
+
+
+async def test_a_stream_is_sent_in_chunks_and_the_connection_goes_on() -> None:
+    async with serving() as (site, port):
+        answers = await exchange(port, head(b"GET", b"/stream") + head(b"GET", b"/a", CLOSE))
+        assert b"\r\n\r\n4\r\none\n\r\n4\r\ntwo\n\r\n0\r\n\r\nHTTP/1.1 200" in answers
+        assert site.ended == ["whole"]
+
+
+async def test_the_end_of_a_stream_for_http_1_0_is_the_end_of_the_connection() -> None:
+    async with serving() as (_site, port):
+        answer = await exchange(port, head(b"GET", b"/stream", b"Connection: keep-alive", version=b"1.0"))
+        assert body_of(answer) == b"one\ntwo\n"
+        assert b"Connection: close" in answer
+        kept = await exchange(
+            port,
+            head(b"GET", b"/a", b"Connection: keep-alive", version=b"1.0")
+            + head(b"GET", b"/b", version=b"1.0"),
+        )
+        assert kept.count(b"HTTP/1.1 200") == 2
+        assert kept.count(b"Connection: keep-alive") == 1
+
+
+async def test_who_does_not_read_a_stream_ends_it_and_holds_little() -> None:
+    async with serving(request_timeout_s=0.3) as (site, port):
+        _reader, writer = await asyncio.open_connection("127.0.0.1", port.port, limit=1)
+        writer.write(head(b"GET", b"/endless"))
+        await soon(lambda: bool(site.ended), "the end of the stream")
+        assert site.ended == ["the peer does not read"]
+        writer.close()
+
+
+async def test_who_leaves_a_stream_ends_it() -> None:
+    async with serving() as (_site, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port.port)
+        writer.write(head(b"GET", b"/endless"))
+        await reader.readexactly(100_000)
+        writer.transport.abort()
+        await soon(lambda: not port._connections, "the end of the connection")
+
+
+async def test_a_stop_ends_answers_that_are_not_ready() -> None:
+    async with serving() as (site, port):
+        answer = asyncio.ensure_future(exchange(port, head(b"GET", b"/later?x")))
+        await soon(lambda: len(site.asked) == 1, "the request")
+        await asyncio.wait_for(port.stop(), 10)
+        (ended,) = await asyncio.gather(answer, return_exceptions=True)
+        assert not ended or isinstance(ended, ConnectionError)
+
+
+async def test_many_requests_at_once_leave_turns_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that came together are answered for milliseconds of a turn, not all in one."""
+    async with serving() as (site, port):
+        slow = site.answer
+
+        def answer(request: Request) -> Reply:
+            end_s = asyncio.get_running_loop().time() + 0.001
+            while asyncio.get_running_loop().time() < end_s:
+                pass
+            turns[-1] += 1
+            return slow(request)
+
+        monkeypatch.setattr(site, "answer", answer)
+        turns = [0]
+        is_over = False
+
+        def count_turns() -> None:
+            turns.append(0)
+            if not is_over:
+                asyncio.get_running_loop().call_soon(count_turns)
+
+        count_turns()
+        await exchange(port, head(b"GET", b"/a") * 99 + head(b"GET", b"/b", CLOSE))
+        is_over = True
+    assert len(site.asked) == 100
+    assert max(turns) <= 5
