@@ -32,6 +32,7 @@ from iotmq.supervised import FAILURES
 # What a role needs is imported when it starts: half of what a process costs at first are modules.
 if TYPE_CHECKING:
     from iotmq.broker.broker import Broker
+    from iotmq.client.client import IotmqClient
     from iotmq.client.transport.settings import ClientSettings
     from iotmq.front_port.gateway import RemoteGateway
     from iotmq.master_slave.master import MasterBroker
@@ -184,7 +185,16 @@ class Process:
         from iotmq.console.server.port import HttpPort
 
         settings = self._config.http
-        pages = Pages(settings, sources=self.sources, checks=self._checks, elsewhere=self._workers)
+        api = None
+        if any(token.role != "metrics" for token in settings.tokens):
+            from iotmq.console.api.role import ApiRole
+
+            api = ApiRole(settings, self._api_client, self._clock, source=f"http {self._role}")
+            await self._start("http_api", api)
+            self._watch("http_api", api)
+        pages = Pages(
+            settings, sources=self.sources, checks=self._checks, elsewhere=self._workers, api=api
+        )
         http = HttpPort(settings, pages)
         await self._start("http", http)
         self._watch("http", http)
@@ -324,6 +334,19 @@ class Process:
         self._listens_for_mqtt(workers.addresses)
 
     # Helpers ------------------------------------------------------------------------------------------
+
+    def _api_client(self) -> IotmqClient:
+        """Make the client that the HTTP API asks brokers with; it has the account of the front end."""
+        from iotmq.client.client import IotmqClient
+        from iotmq.errors import ConnectionClosedError
+
+        settings = _client_settings(self._config.mqtt)
+        if self._role == "serve":
+            registry = self.addresses.get("registry")
+            if registry is None:
+                raise ConnectionClosedError("the registry of this process is not started yet")
+            settings = msgspec.structs.replace(settings, registries=(_reachable(registry),))
+        return IotmqClient(settings)
 
     async def _begin_opening_store(self) -> None:
         """Open the log in a thread, because recovery after a crash reads for a while.

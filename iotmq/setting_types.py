@@ -5,8 +5,13 @@ Their `description` is for settings that have no text of their own below their f
 
 from __future__ import annotations
 
+import ast
+import inspect
+from functools import cache
+from itertools import pairwise
 from typing import Annotated, Final
 
+import msgspec
 from msgspec import Meta
 
 from iotmq import limits
@@ -25,3 +30,19 @@ ListenHost = Annotated[
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 NativePort = Annotated[Port, Meta(description="TCP port of the native protocol; 0 takes a free one.")]
 TopicName = Annotated[str, Meta(pattern=TOPIC_NAME_PATTERN, max_length=limits.TOPIC_BYTES_MAX)]
+
+
+@cache
+def texts_below_fields(struct: type[msgspec.Struct]) -> dict[str, str]:
+    """Read from the source of a struct, and of those it extends, what stands as a string below each field."""
+    (found,) = ast.parse(inspect.getsource(struct)).body
+    assert isinstance(found, ast.ClassDef)
+    texts: dict[str, str] = {}
+    for base in struct.__bases__:
+        if base is not msgspec.Struct:
+            texts |= texts_below_fields(base)
+    for field, below in pairwise(found.body):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                texts[name] = " ".join(text.split())
+    return texts

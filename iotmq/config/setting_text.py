@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import re
 import types
 from collections.abc import Iterator
-from functools import cache
-from itertools import pairwise
 from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import tomli_w
 
 from iotmq.secret_text import SECRET_SHOWN, hide
+from iotmq.setting_types import texts_below_fields
 
 _UNIONS: Final = (Union, types.UnionType)
 # The name and the password in a URL.
@@ -39,23 +36,7 @@ class Setting(NamedTuple):
     @property
     def description(self) -> str:
         """Return the text below the setting's field, or that of a type which several settings share."""
-        return _texts_below_fields(self.owner).get(self.key) or self.meta.description or ""
-
-
-@cache
-def _texts_below_fields(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """Read from the source of a struct, and of those it extends, what stands as a string below each field."""
-    (found,) = ast.parse(inspect.getsource(struct)).body
-    assert isinstance(found, ast.ClassDef)
-    texts: dict[str, str] = {}
-    for base in struct.__bases__:
-        if base is not msgspec.Struct:
-            texts |= _texts_below_fields(base)
-    for field, below in pairwise(found.body):
-        match field, below:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                texts[name] = " ".join(text.split())
-    return texts
+        return texts_below_fields(self.owner).get(self.key) or self.meta.description or ""
 
 
 def settings_of(struct: type[msgspec.Struct]) -> Iterator[Setting]:

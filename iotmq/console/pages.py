@@ -1,19 +1,20 @@
-"""The site of the operator's HTTP port: /metrics, /healthz and /readyz."""
+"""The site of the operator's HTTP port: /metrics, /healthz and /readyz, and what is below /api/."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from typing import Final, Protocol
 
 import msgspec
 
+from iotmq.console.access.tokens import Tokens
 from iotmq.console.exposition import Exposition
 from iotmq.console.server.messages import Answer, Reply, Request
 from iotmq.console.settings import HttpSettings
 from iotmq.metrics import Metric, MetricSource, samples
+
+API_PREFIX: Final = "/api/"
 
 logger = logging.getLogger("iotmq.http")
 
@@ -35,6 +36,14 @@ class Elsewhere(Protocol):
         """Return why each is not ready, None for those that are. A check says what that means for all."""
 
 
+class ApiSite(Protocol):
+    """The part of the site that answers requests of the API."""
+
+    def body_bytes_max(self, head: Request) -> int: ...
+
+    def answer(self, request: Request) -> Awaitable[Answer]: ...
+
+
 class Pages:
     """A site. `sources` and `checks` are looked at with each request, so parts may join while it runs."""
 
@@ -45,22 +54,25 @@ class Pages:
         sources: Collection[MetricSource] = (),
         checks: Mapping[str, ReadinessCheck] | None = None,
         elsewhere: Elsewhere | None = None,
+        api: ApiSite | None = None,
     ) -> None:
+        self._api = api
         self._exposition = Exposition(sources)
         self._checks: Mapping[str, ReadinessCheck] = {} if checks is None else checks
         self._elsewhere = elsewhere
         self._pages = {"/metrics": self._metrics, "/healthz": self._health, "/readyz": self._readiness}
-        # Compared as digests, which take as long whatever is wrong.
-        self._tokens = tuple(_digest(each.token) for each in settings.tokens)
+        self._tokens = Tokens(settings.tokens)
         self._open_paths = frozenset(settings.open_paths)
         self._unauthorized_count = 0
 
     def body_bytes_max(self, head: Request) -> int:
-        """Return how large a body may be; nobody of these pages wants one."""
-        return 0
+        """Return how large a body may be; pages want none."""
+        return self._api.body_bytes_max(head) if self._api and _is_of_api(head) else 0
 
     def answer(self, request: Request) -> Reply:
         """Answer a request."""
+        if self._api and _is_of_api(request):
+            return self._api.answer(request)
         if not self._is_authorized(request):
             return self._refused(request)
         page = self._pages.get(request.path)
@@ -81,12 +93,7 @@ class Pages:
         """Return whether the request needs no token, or has one."""
         if not self._tokens or request.path in self._open_paths:
             return True
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer":
-            return False
-        digest = _digest(token.strip())
-        # All of them are looked at, so that the time does not tell which is nearly right.
-        return sum(hmac.compare_digest(digest, each) for each in self._tokens) > 0
+        return self._tokens.find(request) is not None
 
     def _refused(self, request: Request) -> Answer:
         self._unauthorized_count += 1
@@ -123,5 +130,5 @@ class Pages:
         return Answer(body, 200 if is_ready else 503, "application/json")
 
 
-def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+def _is_of_api(request: Request) -> bool:
+    return request.path.startswith(API_PREFIX)

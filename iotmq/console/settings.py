@@ -17,12 +17,16 @@ HTTP_PATHS = Literal["/metrics", "/healthz", "/readyz"]
 
 
 class HttpTokenSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A token that may be used to read from the HTTP port."""
+    """A token that requests to the HTTP port may show."""
 
     name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9._-]+$", max_length=64)]
     """The name of the one who has the token, for operators; it is not sent."""
     token: Annotated[SecretText, Meta(min_length=limits.HTTP_TOKEN_CHARACTERS_MIN)]
     """The secret that is sent in the header Authorization: Bearer TOKEN. Read when iotmq starts."""
+    role: Literal["metrics", "viewer", "operator", "administrator"] = "metrics"
+    """The requests it may be used for: `metrics` reads /metrics and /readyz. The others may do that and use
+    the HTTP API: a viewer reads, messages included, an operator sends, and helps devices and groups, an
+    administrator does all."""
 
     def __post_init__(self) -> None:
         hide(self, "token")
@@ -42,7 +46,8 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Seconds after which a connection that sends no whole request is closed, its first or a further one.
     Make it larger than the interval of metric collection, or each collection makes a new connection."""
     tokens: Annotated[tuple[HttpTokenSettings, ...], Meta(max_length=limits.HTTP_TOKENS_MAX)] = ()
-    """Tokens, one of which a request has to have; empty: none is asked for."""
+    """Tokens, one of which a request has to have; empty: none is asked for by /metrics, /healthz and
+    /readyz, and there is no HTTP API."""
     open_paths: Annotated[tuple[HTTP_PATHS, ...], Meta(max_length=8)] = ("/healthz",)
     """Paths that need no token, for probes that have none."""
     allow_open_remote: bool = False

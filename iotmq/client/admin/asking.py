@@ -69,8 +69,8 @@ class Asking:
     async def _pages(
         self, shape: type[P], address: str, code: int, ext: Mapping[str, str], *, count: int, doing: str
     ) -> AsyncIterator[P]:
-        """Ask the broker at HOST:PORT for a list, `count` rows at a time."""
-        after: str | None = ""
+        """Ask the broker at HOST:PORT for a list, `count` rows at a time; from behind `after` of `ext` on."""
+        after: str | None = ext.get("after", "")
         while after is not None:
             wanted = {**ext, "after": after, "maxNums": str(count)}
             answer = await ask(self._client, address, code, wanted, doing=doing)

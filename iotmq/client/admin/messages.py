@@ -128,21 +128,32 @@ class MessageViews:
 
     async def at_offset(self, queue: MessageQueue, offset: int) -> ReceivedMessage | None:
         """Read the message with this offset; None when the queue does not have it (any more, or yet)."""
+        messages, _ = await self.from_offset(queue, offset, messages_max=1, bytes_max=1)
+        return messages[0] if messages and messages[0].queue_offset == offset else None
+
+    async def from_offset(
+        self, queue: MessageQueue, offset: int, *, messages_max: int, bytes_max: int
+    ) -> tuple[list[ReceivedMessage], int]:
+        """Read messages of a queue from an offset on, and return the offset to go on from.
+
+        They end before `bytes_max` of records, but for the first. Nothing is returned at the queue's end, and
+        from an offset outside of the queue, for which the offset to go on from is the nearest inside.
+        """
         address = await broker_address(self._client, queue)
         command = pull_command(
             _TOOLS_GROUP,
             queue,
             offset,
-            records_max=1,
-            bytes_max=1,
+            records_max=messages_max,
+            bytes_max=bytes_max,
             hold_ms=0,
             subscription=parse_subscription(queue.topic, "*", self._client.clock.now_ms()),
         )
         pulled = read_pulled(await self._client.request(address, command), queue)
         if pulled.status is not PullStatus.FOUND:
-            return None
-        record = next(iter(iter_records(pulled.records)))
-        return ReceivedMessage(queue, record) if record.queue_offset == offset else None
+            return [], pulled.next_offset
+        messages = [ReceivedMessage(queue, record) for record in iter_records(pulled.records)]
+        return messages, pulled.next_offset
 
     async def queue_entries(
         self, queue: MessageQueue, offset: int = 0, *, count: int = 32, group: str = ""

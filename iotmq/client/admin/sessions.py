@@ -18,11 +18,11 @@ class SessionAdmin(Asking):
     """Ask every broker about its part of sessions; needs a started client."""
 
     async def kept(
-        self, *, prefix: str = "", broker_names: Collection[str] = ()
+        self, *, prefix: str = "", after: str = "", broker_names: Collection[str] = ()
     ) -> AsyncIterator[SessionSummary]:
-        """Yield sessions by client id, each once, from the broker that knows most of it."""
+        """Yield sessions by client id, from behind `after` on, each from the broker that knows most of it."""
         masters = await master_addresses(self._client, broker_names)
-        streams = [self._of_broker(name, address, prefix) for name, address in sorted(masters.items())]
+        streams = [self._of_broker(name, address, prefix, after) for name, address in sorted(masters.items())]
         heads = [await anext(stream, None) for stream in streams]
         while any(head is not None for head in heads):
             client_id = min(head.client_id for head in heads if head is not None)
@@ -73,10 +73,13 @@ class SessionAdmin(Asking):
         )
         return sorted(answers)
 
-    async def _of_broker(self, name: str, address: str, prefix: str) -> AsyncIterator[SessionSummary]:
+    async def _of_broker(
+        self, name: str, address: str, prefix: str, after: str
+    ) -> AsyncIterator[SessionSummary]:
         doing = f"listing sessions at broker {name}"
+        ext = {"prefix": prefix, "after": after}
         async for page in self._pages(
-            SessionsPage, address, RequestCode.LIST_SESSIONS, {"prefix": prefix}, count=_PAGE, doing=doing
+            SessionsPage, address, RequestCode.LIST_SESSIONS, ext, count=_PAGE, doing=doing
         ):
             for found in page.sessions:
                 yield found

@@ -13,7 +13,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, cast
 
 import httptools
 
@@ -118,8 +118,8 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin; called by the transport, as all of these."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # One of uvloop's, which is none of asyncio's classes.
+        self._transport = cast("asyncio.Transport", transport)
         peername = transport.get_extra_info("peername")
         self._peer = str(peername[0]) if peername else ""
         self._is_encrypted = transport.get_extra_info("ssl_object") is not None

@@ -1,0 +1,1 @@
+"""Who asks the HTTP port, and what they may do."""

@@ -1,0 +1,35 @@
+"""The tokens of the settings."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+
+from iotmq.console.server.messages import Request
+from iotmq.console.settings import HttpTokenSettings
+
+
+class Tokens:
+    """Finds the token that a request shows."""
+
+    def __init__(self, tokens: Iterable[HttpTokenSettings]) -> None:
+        # Compared as digests, which take as long whatever is wrong.
+        self._tokens = tuple((_digest(each.token), each) for each in tokens)
+
+    def __bool__(self) -> bool:
+        return bool(self._tokens)
+
+    def find(self, request: Request) -> HttpTokenSettings | None:
+        """Return the token in the header Authorization; None without one, and for one that is none."""
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            return None
+        digest = _digest(token.strip())
+        # All of them are looked at, so that the time does not tell which is nearly right.
+        found = [each for known, each in self._tokens if hmac.compare_digest(digest, known)]
+        return found[0] if found else None
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()

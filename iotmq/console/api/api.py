@@ -1,0 +1,147 @@
+"""The way of a request through the API: route, caller, role, arguments, body, handler, answer, audit."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from functools import cache
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from iotmq.audit_log import Record
+from iotmq.console.api.arguments import decode_arguments
+from iotmq.console.api.problems import (
+    FORBIDDEN,
+    INTERNAL,
+    MALFORMED,
+    MEDIA_TYPE,
+    METHOD,
+    TIMEOUT,
+    ProblemError,
+    answer_of,
+    from_error,
+    invalid_body,
+)
+from iotmq.console.api.route import Call, Caller, Route
+from iotmq.console.api.routing import RouteTree
+from iotmq.console.server.messages import Answer, Request
+from iotmq.errors import IotmqError
+from iotmq.metrics import Metric, samples_by
+from iotmq.supervised import FAILURES
+
+logger = logging.getLogger("iotmq.http.api")
+
+BASE: Final = "/api/v1"
+# A handler that asks brokers has their times; past this the one who asks is told so.
+_HANDLER_S_MAX: Final = 30.0
+_AUDITED_CHARACTERS_MAX: Final = 500
+
+
+class Gate(Protocol):
+    """Knows who asks."""
+
+    def caller(self, request: Request) -> Caller:
+        """Return who asks. ProblemError when nobody may, or when a page of another site asks."""
+
+
+class Api:
+    """Answers the requests below `BASE`."""
+
+    def __init__(self, routes: Iterable[Route], services: object, gate: Gate, *, record: Record) -> None:
+        self._tree = RouteTree(routes)
+        self._services = services
+        self._gate = gate
+        self._record = record
+        self._count_of: Counter[str] = Counter()
+
+    def body_bytes_max(self, head: Request) -> int:
+        """Return how large a body the route takes; 0 without a route, and for who may not ask."""
+        try:
+            route, _ = self._tree.find(head.method, head.path.removeprefix(BASE))
+            self._allow(route, head)
+        except ProblemError:
+            return 0
+        return route.body_bytes_max
+
+    async def answer(self, request: Request) -> Answer:
+        """Answer a request; problems are documents, and faults are logged."""
+        try:
+            answer = await self._answer(request)
+        except ProblemError as error:
+            # The detail of this problem is the list of methods there are.
+            allow = (("Allow", str(error)),) if error.kind is METHOD else ()
+            answer = answer_of(error, allow)
+        except Exception:
+            FAILURES.note("http api")
+            answer = answer_of(ProblemError(INTERNAL, ""))
+        self._count_of[str(answer.status)] += 1
+        return answer
+
+    def metrics(self) -> Iterable[Metric]:
+        """Report how many requests were answered with which status."""
+        return samples_by("status", "iotmq_http_api_requests_total", "Requests of the API.", self._count_of)
+
+    async def _answer(self, request: Request) -> Answer:
+        route, path = self._tree.find(request.method, request.path.removeprefix(BASE))
+        caller = self._allow(route, request)
+        arguments = decode_arguments(route.arguments, path, request.query)
+        call = Call(arguments, _body(route, request), caller)
+        result = "done"
+        try:
+            async with asyncio.timeout(_HANDLER_S_MAX):
+                answer = await route.handler(self._services, call)
+        except TimeoutError:
+            result = "unknown"
+            raise ProblemError(TIMEOUT, f"not done within {_HANDLER_S_MAX:.0f} s") from None
+        except (IotmqError, ConnectionError) as error:
+            result = "refused"
+            raise from_error(error) from error
+        except BaseException:
+            result = "failed"
+            raise
+        finally:
+            if route.is_audited:
+                self._audit(route, call, result)
+        if isinstance(answer, Answer):
+            return answer
+        return Answer(msgspec.json.encode(answer), 200, "application/json")
+
+    def _allow(self, route: Route, request: Request) -> Caller:
+        caller = self._gate.caller(request)
+        if caller.role < route.role:
+            needed, own = route.role.name.lower(), caller.role.name.lower()
+            raise ProblemError(FORBIDDEN, f"this takes the role {needed}; {caller.name} is {own}")
+        return caller
+
+    def _audit(self, route: Route, call: Call[Any, Any], result: str) -> None:
+        fields = msgspec.json.encode(call.arguments).decode()
+        self._record(
+            "administered",
+            account=call.caller.name,
+            address=call.caller.address,
+            request=route.name,
+            fields=fields[:_AUDITED_CHARACTERS_MAX],
+            result=result,
+        )
+
+
+def _body(route: Route, request: Request) -> Any:
+    if route.body is None or route.body is bytes:
+        return request.body
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise ProblemError(MEDIA_TYPE, "the body has to be JSON: Content-Type: application/json")
+    try:
+        return _decoder(route.body).decode(request.body)
+    except msgspec.ValidationError as error:
+        raise invalid_body(error) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ProblemError(MALFORMED, f"the body is no JSON: {error}") from None
+
+
+@cache
+def _decoder(form: type) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(form)

@@ -1,0 +1,1 @@
+"""The routes by area; `table.py` has them all."""

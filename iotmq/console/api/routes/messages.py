@@ -1,0 +1,440 @@
+"""Messages: sent to devices and to broker topics, and read without consuming them."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from iotmq import limits
+from iotmq.client.consuming.offsets import offsets
+from iotmq.client.sending.device_messages import DEVICE_TOPIC, device_message
+from iotmq.client.transport.message import Message, ReceivedMessage, SendResult
+from iotmq.client.transport.routes import MessageQueue
+from iotmq.console.api.problems import (
+    INVALID,
+    NOT_FOUND,
+    TOO_MANY,
+    FieldProblem,
+    Problem,
+    ProblemError,
+    from_error,
+)
+from iotmq.console.api.route import Call, NoArguments, Role, route
+from iotmq.console.api.routes.names import BrokerText, Offset, QueueId, TimeMs, TopicArguments, TopicText
+from iotmq.console.api.services import Services
+from iotmq.errors import IotmqError
+from iotmq.message.errors import MessageFormatError
+from iotmq.message.properties import MQTT_TOPIC
+
+BATCH_MAX: Final = 1000
+BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
+READ_MAX: Final = 500
+READ_BYTES_MAX: Final = 4 * 1024 * 1024
+_PAYLOAD_BYTES_MAX: Final = 1024 * 1024
+# A payload of the largest size, and what JSON or Base64 add to it where it is no text full of controls.
+_MESSAGE_BYTES_MAX: Final = 2 * limits.MQTT_PACKET_BYTES_MAX
+
+MqttTopicText = Annotated[str, Meta(min_length=1, max_length=limits.MQTT_TOPIC_BYTES_MAX)]
+Qos = Annotated[int, Meta(ge=0, le=2)]
+ExpiryS = Annotated[float, Meta(ge=0, le=2**32 - 1)]
+
+
+class Payload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A payload: at most one of its fields; none of them is an empty payload."""
+
+    payload: str = ""
+    """As text, sent in UTF-8."""
+    payload_base64: str = ""
+    """As Base64, for any bytes."""
+    payload_json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    """As JSON of any kind, sent as it stands here."""
+
+
+class DeviceMessage(Payload, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A message for the devices that subscribe its MQTT topic."""
+
+    mqtt_topic: MqttTopicText
+    qos: Qos = 1
+    """The highest QoS that devices get it with."""
+    retain: bool = False
+    """Whether later subscribers get it, too; with an empty payload it ends what is retained."""
+    expiry_s: ExpiryS = 0
+    """Devices do not get it so many seconds later; 0: always."""
+    topic: TopicText = DEVICE_TOPIC
+    """The broker topic that has it."""
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Many messages."""
+
+    items: Annotated[tuple[DeviceMessage, ...], Meta(min_length=1, max_length=BATCH_MAX)]
+
+
+class TopicMessage(Payload, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A message for a broker topic."""
+
+    key: str = ""
+    """Messages of one key stay in order, and are found by it."""
+    tags: str = ""
+    """A word that consumers filter by."""
+    keys: tuple[str, ...] = ()
+    """More words to find it by."""
+    properties: dict[str, str] = {}
+    delay_ms: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
+    """It is delivered so many milliseconds later."""
+    expiry_ms: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
+    """Nobody gets it so many milliseconds after it was stored; 0: always."""
+
+
+class Stored(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that is stored. Whether anybody has got it, nobody knows then."""
+
+    message_id: str
+    topic: str
+    """The broker topic that has it."""
+    broker: str
+    queue: int
+    offset: int
+    status: str
+    """How safe it is: `SEND_OK` is what the broker's settings promise, and what a PUBACK would have meant;
+    `FLUSH_DISK_TIMEOUT`, `SLAVE_NOT_AVAILABLE` and `FLUSH_SLAVE_TIMEOUT` are less."""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The outcome of one message of many."""
+
+    stored: Stored | None = None
+    problem: Problem | None = None
+
+
+class Outcomes(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcomes of messages, in their order."""
+
+    items: list[Outcome]
+    stored: int
+    """How many of them are stored."""
+
+
+class RawArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The parameters of a message whose payload is the body."""
+
+    mqtt_topic: MqttTopicText
+    qos: Qos = 1
+    retain: bool = False
+    expiry_s: ExpiryS = 0
+    topic: TopicText = DEVICE_TOPIC
+    """The broker topic that has it."""
+
+
+class ReadArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The place to read at: an offset, a time, a key, or a message id."""
+
+    topic: TopicText
+    broker: BrokerText | None = None
+    """The name of the broker; it may be left out where one broker has the topic."""
+    queue: QueueId = 0
+    """The number of the queue there."""
+    offset: Offset | None = None
+    """Messages from this offset on."""
+    from_ms: TimeMs | None = None
+    """Messages that were stored at this time or later, in milliseconds since 1970."""
+    key: str | None = None
+    """Messages of all queues with this key, the newest first."""
+    message_id: str | None = None
+    """The message of all queues with this id of its sender."""
+    limit: Annotated[int, Meta(ge=1, le=READ_MAX)] = 50
+    payload_bytes_max: Annotated[int, Meta(ge=0, le=_PAYLOAD_BYTES_MAX)] = 4096
+    """Longer payloads are cut."""
+
+
+class MessageArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One message."""
+
+    offset_message_id: Annotated[str, Meta(max_length=64)]
+    """The id that names the place of the message in the log."""
+    payload_bytes_max: Annotated[int, Meta(ge=0, le=_PAYLOAD_BYTES_MAX)] = _PAYLOAD_BYTES_MAX
+    """A longer payload is cut."""
+
+
+class ReadMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A message as it is stored."""
+
+    message_id: str
+    """The id of its sender."""
+    offset_message_id: str
+    """The id of its place."""
+    topic: str
+    broker: str
+    queue: int
+    offset: int
+    stored_ms: int
+    """When the broker stored it, in milliseconds since 1970."""
+    born_ms: int
+    """When its sender made it."""
+    mqtt_topic: str = ""
+    keys: list[str] = []
+    tags: str = ""
+    properties: dict[str, str] = {}
+    payload: str | None = None
+    """Its payload, where that is text in UTF-8."""
+    payload_base64: str | None = None
+    """Its payload, where it is not."""
+    payload_bytes: int
+    """The size of the whole payload."""
+    problem: str = ""
+    """Why there is no payload."""
+
+
+class Messages(msgspec.Struct, frozen=True, kw_only=True):
+    """Messages of a topic."""
+
+    items: list[ReadMessage]
+    next_offset: int | None = None
+    """Where to go on in the queue; null for those found by a key or an id."""
+
+
+async def publish(services: Services, call: Call[NoArguments, DeviceMessage]) -> Stored:
+    """Send a message to the devices that subscribe an MQTT topic."""
+    return _stored(await (await services.producer()).send(_device_message(call.body)))
+
+
+async def publish_raw(services: Services, call: Call[RawArguments, bytes]) -> Stored:
+    """Send the body as it is to the devices that subscribe an MQTT topic."""
+    each = call.arguments
+    message = device_message(
+        each.mqtt_topic,
+        call.body,
+        topic=each.topic,
+        qos=each.qos,
+        retain=each.retain,
+        expiry_s=each.expiry_s,
+    )
+    return _stored(await (await services.producer()).send(message))
+
+
+async def publish_many(services: Services, call: Call[NoArguments, Batch]) -> Outcomes:
+    """Send up to 1,000 messages to devices; each has an outcome of its own."""
+    producer = await services.producer()
+    waiting: list[asyncio.Future[SendResult] | ProblemError] = []
+    for each in call.body.items:
+        try:
+            waiting.append(producer.send_nowait(_device_message(each)))
+        except ProblemError as error:
+            waiting.append(error)
+        except IotmqError as error:
+            waiting.append(from_error(error))
+    futures = [each for each in waiting if isinstance(each, asyncio.Future)]
+    if futures:
+        await asyncio.wait(futures)
+    items = [_outcome(each) for each in waiting]
+    return Outcomes(items=items, stored=sum(each.stored is not None for each in items))
+
+
+async def send(services: Services, call: Call[TopicArguments, TopicMessage]) -> Stored:
+    """Send a message to a broker topic."""
+    body = call.body
+    message = Message(
+        call.arguments.topic,
+        _payload(body),
+        key=body.key,
+        tags=body.tags,
+        keys=body.keys,
+        properties=body.properties,
+        delay_ms=body.delay_ms,
+        ttl_ms=body.expiry_ms,
+    )
+    return _stored(await (await services.producer()).send(message))
+
+
+async def read_messages(services: Services, call: Call[ReadArguments, None]) -> Messages:
+    """Read messages of a topic; nothing is consumed and nothing committed."""
+    each = call.arguments
+    given = [name for name in ("offset", "from_ms", "key", "message_id") if getattr(each, name) is not None]
+    if len(given) != 1:
+        raise ProblemError(INVALID, "exactly one of offset, from_ms, key and message_id is needed")
+    client = await services.client()
+    views = client.admin.messages
+    cut = each.payload_bytes_max
+    if each.key is not None:
+        found = await views.by_key(each.topic, each.key, messages_max=each.limit)
+        return Messages(items=[read_message(message, cut) for message in found])
+    if each.message_id is not None:
+        found = await views.by_unique_key(each.topic, each.message_id)
+        return Messages(items=[read_message(message, cut) for message in found[: each.limit]])
+    queue = await _queue(services, each)
+    if each.from_ms is None:
+        offset = each.offset or 0
+    else:
+        offset = await offsets.offset_at_time(client, queue, each.from_ms)
+    messages, next_offset = await views.from_offset(
+        queue, offset, messages_max=each.limit, bytes_max=READ_BYTES_MAX
+    )
+    return Messages(items=[read_message(message, cut) for message in messages], next_offset=next_offset)
+
+
+async def show_message(services: Services, call: Call[MessageArguments, None]) -> ReadMessage:
+    """Show the message at a place of the log."""
+    views = (await services.client()).admin.messages
+    found = await views.by_id(call.arguments.offset_message_id)
+    return read_message(found, call.arguments.payload_bytes_max)
+
+
+async def _queue(services: Services, each: ReadArguments) -> MessageQueue:
+    queues = await (await services.client()).admin.queues(each.topic)
+    brokers = sorted({queue.broker_name for queue in queues})
+    if each.broker is None and len(brokers) > 1:
+        detail = f"is needed: the topic is at {', '.join(brokers)}"
+        raise ProblemError(INVALID, f"broker {detail}", errors=(FieldProblem(detail, parameter="broker"),))
+    name = each.broker or brokers[0]
+    chosen = [queue for queue in queues if queue.broker_name == name and queue.queue_id == each.queue]
+    if not chosen:
+        raise ProblemError(NOT_FOUND, f"the topic {each.topic} has no queue {each.queue} at broker {name}")
+    return chosen[0]
+
+
+def _device_message(each: DeviceMessage) -> Message:
+    return device_message(
+        each.mqtt_topic,
+        _payload(each),
+        topic=each.topic,
+        qos=each.qos,
+        retain=each.retain,
+        expiry_s=each.expiry_s,
+    )
+
+
+def _payload(each: Payload) -> bytes:
+    has_json = each.payload_json is not msgspec.UNSET
+    if bool(each.payload) + bool(each.payload_base64) + has_json > 1:
+        raise ProblemError(INVALID, "at most one of payload, payload_base64 and payload_json may be given")
+    if isinstance(each.payload_json, msgspec.Raw):
+        return bytes(each.payload_json)
+    if not each.payload_base64:
+        return each.payload.encode()
+    try:
+        return base64.b64decode(each.payload_base64, validate=True)
+    except (binascii.Error, ValueError) as error:
+        detail = f"no Base64: {error}"
+        errors = (FieldProblem(detail, "/payload_base64"),)
+        raise ProblemError(INVALID, f"payload_base64: {detail}", errors=errors) from None
+
+
+def _stored(result: SendResult) -> Stored:
+    return Stored(
+        message_id=result.message_id,
+        topic=result.queue.topic,
+        broker=result.queue.broker_name,
+        queue=result.queue.queue_id,
+        offset=result.queue_offset,
+        status=result.status.name,
+    )
+
+
+def _outcome(sent: asyncio.Future[SendResult] | ProblemError) -> Outcome:
+    problem = sent if isinstance(sent, ProblemError) else None
+    if isinstance(sent, asyncio.Future):
+        error = sent.exception()
+        if error is None:
+            return Outcome(stored=_stored(sent.result()))
+        if not isinstance(error, IotmqError | ConnectionError):
+            raise error
+        problem = from_error(error)
+    assert problem is not None
+    return Outcome(problem=problem.document)
+
+
+def read_message(message: ReceivedMessage, payload_bytes_max: int) -> ReadMessage:
+    text: str | None = None
+    encoded: str | None = None
+    why = ""
+    try:
+        body = message.body
+    except MessageFormatError as error:
+        body, why = message.record.body, str(error)
+    else:
+        shown = body[:payload_bytes_max]
+        try:
+            # A character that is cut is left out.
+            text = shown.decode() if len(shown) == len(body) else _decoded_cut(shown)
+        except UnicodeDecodeError:
+            encoded = base64.b64encode(shown).decode()
+    properties = message.properties
+    return ReadMessage(
+        message_id=message.message_id,
+        offset_message_id=message.offset_message_id,
+        topic=message.topic,
+        broker=message.queue.broker_name,
+        queue=message.queue.queue_id,
+        offset=message.queue_offset,
+        stored_ms=message.store_timestamp_ms,
+        born_ms=message.record.born_timestamp_ms,
+        mqtt_topic=properties.get(MQTT_TOPIC, ""),
+        keys=message.keys,
+        tags=message.tags,
+        properties=properties,
+        payload=text,
+        payload_base64=encoded,
+        payload_bytes=len(body),
+        problem=why,
+    )
+
+
+def _decoded_cut(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        if len(data) - error.start < 4 and error.end == len(data):
+            return data[: error.start].decode()
+        raise
+
+
+_AREA: Final = "messages"
+
+ROUTES: Final = (
+    route(
+        "POST",
+        "/messages",
+        publish,
+        tag=_AREA,
+        is_audited=False,
+        role=Role.OPERATOR,
+        body_bytes_max=_MESSAGE_BYTES_MAX,
+        problems=(NOT_FOUND, TOO_MANY),
+    ),
+    route(
+        "POST",
+        "/messages/batch",
+        publish_many,
+        tag=_AREA,
+        is_audited=False,
+        role=Role.OPERATOR,
+        body_bytes_max=BATCH_BYTES_MAX,
+    ),
+    route(
+        "POST",
+        "/mqtt-topics/{mqtt_topic...}",
+        publish_raw,
+        tag=_AREA,
+        is_audited=False,
+        role=Role.OPERATOR,
+        body_bytes_max=limits.MQTT_PACKET_BYTES_MAX,
+        problems=(NOT_FOUND, TOO_MANY),
+    ),
+    route(
+        "POST",
+        "/topics/{topic}/messages",
+        send,
+        tag=_AREA,
+        is_audited=False,
+        role=Role.OPERATOR,
+        body_bytes_max=_MESSAGE_BYTES_MAX,
+        problems=(NOT_FOUND, TOO_MANY),
+    ),
+    route("GET", "/topics/{topic}/messages", read_messages, tag=_AREA, problems=(NOT_FOUND,)),
+    route("GET", "/messages/{offset_message_id}", show_message, tag=_AREA, problems=(NOT_FOUND,)),
+)

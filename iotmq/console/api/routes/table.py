@@ -1,0 +1,36 @@
+"""All routes of the API."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+import iotmq
+from iotmq.console.api.api import BASE
+from iotmq.console.api.openapi import document
+from iotmq.console.api.route import Call, NoArguments, Route, route
+from iotmq.console.api.routes import cluster, dead_letters, groups, messages, sessions, topics
+from iotmq.console.api.services import Services
+from iotmq.console.server.messages import Answer
+
+
+async def show_description(_services: Services, _call: Call[NoArguments, None]) -> Answer:
+    """Show this API as an OpenAPI 3.1 document."""
+    return Answer(openapi_json(), content_type="application/json")
+
+
+ROUTES: Final[tuple[Route, ...]] = (
+    *messages.ROUTES,
+    *topics.ROUTES,
+    *groups.ROUTES,
+    *dead_letters.ROUTES,
+    *sessions.ROUTES,
+    *cluster.ROUTES,
+    route("GET", "/openapi.json", show_description, tag="description"),
+)
+
+
+def openapi_json() -> bytes:
+    """Return the OpenAPI document of all routes."""
+    return msgspec.json.encode(document(ROUTES, base=BASE, version=iotmq.__version__))
