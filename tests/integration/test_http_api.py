@@ -1,0 +1,437 @@
+"""The HTTP API of a real gateway: every route does what it says, with the role it names."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import paho.mqtt.client as paho
+import pytest
+from eventually import eventually
+from gateway_process import GatewayProcess
+
+import iotmq
+from iotmq.audit_log import AUDIT_TOPIC
+from iotmq.client.transport.message import Message
+from iotmq.console.api.api import BASE
+from iotmq.console.api.route import Role, Route
+from iotmq.console.api.routes.messages import BATCH_MAX
+from iotmq.console.api.routes.table import ROUTES
+
+TOKENS = {role: f"token-of-the-{role.name.lower()}" for role in Role}
+SETTINGS = "[http]\nopen_paths = ['/healthz', '/readyz', '/metrics']\n" + "".join(
+    f"[[http.tokens]]\nname = '{name}'\ntoken = '{token}'\nrole = '{name}'\n"
+    for name, token in (
+        *((role.name.lower(), token) for role, token in TOKENS.items()),
+        ("metrics", "token-of-the-scraper"),
+    )
+)
+ROUTE_OF = {route.name: route for route in ROUTES}
+
+
+class Reply(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: Any
+
+    @property
+    def problem(self) -> str:
+        assert self.headers["content-type"] == "application/problem+json", self
+        assert self.body["status"] == self.status
+        return str(self.body["type"]).removeprefix("urn:iotmq:problem:")
+
+
+class Caller:
+    """Asks by the names of routes."""
+
+    def __init__(self, gateway: GatewayProcess) -> None:
+        self.gateway = gateway
+
+    def ask(
+        self,
+        name: str,
+        *path: str,
+        query: str = "",
+        body: object = None,
+        raw: bytes = b"",
+        role: Role | None = None,
+        token: str = "",
+    ) -> Reply:
+        """Ask a route, by default with the lowest role it allows."""
+        route = ROUTE_OF[name]
+        values = dict(zip(route.path_parameters, path, strict=True))
+        target = route.path.replace("...}", "}").format(
+            **{key: quote(each, safe="") for key, each in values.items()}
+        )
+        sent = raw if body is None else json.dumps(body).encode()
+        headers = {"Authorization": f"Bearer {token or TOKENS[role or route.role]}"}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        reply = self.request(route.method, BASE + target + (f"?{query}" if query else ""), sent, headers)
+        return reply
+
+    def get(self, name: str, *path: str, **more: Any) -> Any:
+        """Ask as `ask` and return the body of an answer that has to be one."""
+        reply = self.ask(name, *path, **more)
+        assert reply.status == 200, reply
+        return reply.body
+
+    def request(self, method: str, target: str, body: bytes, headers: dict[str, str]) -> Reply:
+        connection = http.client.HTTPConnection("127.0.0.1", self.gateway.ports["http"], timeout=40)
+        try:
+            connection.request(method, target, body or None, headers)
+            answer = connection.getresponse()
+            read = answer.read()
+        finally:
+            connection.close()
+        found = {name.lower(): value for name, value in answer.getheaders()}
+        return Reply(answer.status, found, json.loads(read) if "json" in found["content-type"] else read)
+
+
+class Device:
+    """A device; `with` connects it and waits for the answer."""
+
+    def __init__(self, port: int, client_id: str = "") -> None:
+        self._client = paho.Client(paho.CallbackAPIVersion.VERSION2, client_id, clean_session=not client_id)
+        self._port = port
+        self.got: dict[str, bytes] = {}
+        self.granted = 0
+        self.losses = 0
+        self._client.on_message = self._on_message
+        self._client.on_subscribe = self._on_subscribe
+        self._client.on_disconnect = self._on_disconnect
+
+    def __enter__(self) -> Device:
+        self._client.connect("127.0.0.1", self._port)
+        self._client.loop_start()
+        eventually(self._client.is_connected, "the device is connected")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.disconnect()
+        self._client.loop_stop()
+
+    def subscribe(self, topic_filter: str) -> None:
+        before = self.granted
+        self._client.subscribe(topic_filter, qos=1)
+        eventually(lambda: self.granted > before, "the subscription is granted")
+
+    def messages(self, count: int) -> dict[str, bytes]:
+        eventually(lambda: len(self.got) >= count, "the messages")
+        return self.got
+
+    def wait_closed(self) -> None:
+        eventually(lambda: self.losses > 0, "the device is disconnected")
+
+    def _on_message(self, _client: object, _data: object, message: paho.MQTTMessage) -> None:
+        self.got[message.topic] = message.payload
+
+    def _on_subscribe(self, *_: object) -> None:
+        self.granted += 1
+
+    def _on_disconnect(self, *_: object) -> None:
+        # It would come back by itself.
+        self.losses += 1
+        self._client.disconnect()
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
+    directory = tmp_path_factory.mktemp("api")
+    config = directory / "iotmq.toml"
+    config.write_text(SETTINGS)
+    with GatewayProcess(directory / "data", config=config) as gateway:
+        yield Caller(gateway)
+
+
+def connect(api: Caller) -> iotmq.SyncClient:
+    return iotmq.connect_sync(f"iotmq://127.0.0.1:{api.gateway.ports['registry']}")
+
+
+def test_a_published_message_comes_to_subscribers_and_is_read_back(api: Caller) -> None:
+    with Device(api.gateway.ports["mqtt"]) as device:
+        device.subscribe("plant/#")
+        first = api.get("publish", body={"mqtt_topic": "plant/1/cmd", "payload": "on é"})
+        assert (first["status"], first["topic"], first["broker"]) == ("SEND_OK", "commands", "broker-a")
+        api.get("publish_raw", "plant/1//raw", query="qos=0", raw=b"\x00\xff")
+        bad = {"mqtt_topic": "plant/+"}
+        base64_text = base64.b64encode(b"\x01\x02").decode()
+        many = api.get(
+            "publish_many",
+            body={
+                "items": [
+                    {"mqtt_topic": "plant/2", "payload_json": {"t": [1, 2.5]}},
+                    bad,
+                    {"mqtt_topic": "plant/3", "payload_base64": base64_text},
+                    {"mqtt_topic": "plant/4", "payload": "a", "payload_base64": base64_text},
+                ]
+            },
+        )
+        assert many["stored"] == 2
+        assert [each.get("problem", {}).get("status") for each in many["items"]] == [None, 422, None, 422]
+        got = device.messages(4)
+    assert got == {
+        "plant/1/cmd": "on é".encode(),
+        "plant/1//raw": b"\x00\xff",
+        "plant/2": b'{"t": [1, 2.5]}',
+        "plant/3": b"\x01\x02",
+    }
+    (read,) = api.get("read_messages", "commands", query=f"message_id={first['message_id']}")["items"]
+    assert (read["payload"], read["mqtt_topic"], read["payload_bytes"]) == ("on é", "plant/1/cmd", 5)
+    place = read["offset_message_id"]
+    assert api.get("show_message", place, query="payload_bytes_max=4")["payload"] == "on "
+    (raw,) = api.get("read_messages", "commands", query="key=plant/1//raw")["items"]
+    assert raw["payload_base64"] == "AP8="
+
+
+def test_topics_are_made_changed_scaled_and_deleted(api: Caller) -> None:
+    assert api.get("put_topic", "api-topic", body={"queues": 3}) == {"brokers": ["broker-a"]}
+    listed = api.get("list_topics", query="match=API-t")["items"]
+    assert [(each["name"], each["queues"], each["is_system"]) for each in listed] == [("api-topic", 3, False)]
+    sent = api.get(
+        "send", "api-topic", body={"payload": "1", "key": "k", "tags": "t", "properties": {"a": "b"}}
+    )
+    detail = api.get("show_topic", "api-topic")
+    assert [(each["queue"], each["state"]) for each in detail["queues"]] == [
+        (0, "open"),
+        (1, "open"),
+        (2, "open"),
+    ]
+    assert sum(each["end"] for each in detail["queues"]) == 1
+    found = api.get("read_messages", "api-topic", query=f"queue={sent['queue']}&from_ms=0")
+    assert found["items"][0]["properties"]["a"] == "b"
+    assert found["next_offset"] == 1
+    frozen = api.get("freeze_queues", "api-topic", body={"queues": [2], "is_frozen": True})
+    assert frozen["queues"][2]["state"] == "frozen"
+    assert (
+        api.get("freeze_queues", "api-topic", body={"queues": [2], "is_frozen": False})["queues"][2]["state"]
+        == "open"
+    )
+    scaled = api.get("scale_topic", "api-topic", body={"queues": 5})
+    assert scaled["topic"]["queues"] == 5
+    assert api.get("scale_topic", "api-topic", body={"queues": 5}) == scaled
+    system = api.get("list_topics", query="has_system=true&limit=1000")["items"]
+    assert AUDIT_TOPIC in {each["name"] for each in system if each["is_system"]}
+    assert api.get("delete_topic", "api-topic") == {"brokers": ["broker-a"]}
+    assert api.ask("show_topic", "api-topic").problem == "not-found"
+
+
+def test_lists_are_read_page_by_page(api: Caller) -> None:
+    for number in range(5):
+        api.get("put_topic", f"page-{number}", body={"queues": 1})
+    names: list[str] = []
+    query = "match=page-&limit=2"
+    while True:
+        page = api.get("list_topics", query=query)
+        names += [each["name"] for each in page["items"]]
+        if page["next"] is None:
+            break
+        query = f"match=page-&limit=2&cursor={page['next']}"
+    assert names == [f"page-{number}" for number in range(5)]
+    assert api.ask("list_topics", query="cursor=%25%25").problem == "invalid"
+
+
+def test_a_group_is_shown_moved_paused_and_deleted(api: Caller) -> None:
+    api.get("put_topic", "group-topic", body={"queues": 1})
+    with connect(api) as client:
+        producer = client.producer()
+        producer.start()
+        for number in range(10):
+            producer.send(Message("group-topic", b"%d" % number))
+        consumer = client.pull_consumer("api-group")
+        consumer.subscribe("group-topic")
+        consumer.start()
+        got = 0
+        while got < 4:
+            got += len(consumer.getmany(timeout_ms=5000, records_max=4 - got))
+        consumer.commit()
+        members = api.get("show_group", "api-group")["consumers"]
+        assert [each["language"] for each in members] != []
+    shown = api.get("show_group", "api-group")
+    assert (shown["group"]["behind"], shown["consumers"]) == (6, [])
+    queues = [each for each in shown["queues"] if each["topic"] == "group-topic"]
+    assert [(each["consumed"], each["end"]) for each in queues] == [(4, 10)]
+    assert "api-group" in {each["name"] for each in api.get("list_groups", query="limit=1000")["items"]}
+    preview = api.get(
+        "move_group", "api-group", body={"topic": "group-topic", "to_end": True, "is_preview": True}
+    )
+    assert (preview["skipped"], preview["repeated"], preview["is_preview"]) == (6, 0, True)
+    assert api.get("show_group", "api-group")["group"]["behind"] == 6
+    moved = api.get("move_group", "api-group", body={"topic": "group-topic", "to_end": True})
+    assert moved["items"] == preview["items"]
+    assert api.get("show_group", "api-group")["group"]["behind"] == 0
+    again = api.get("move_group", "api-group", body={"topic": "group-topic", "to_ms": 0})
+    assert again["repeated"] == 10
+    assert api.ask("move_group", "api-group", body={"topic": "group-topic"}).problem == "conflict"
+    assert api.get("change_group", "api-group", body={"is_consuming": False}) == {"brokers": ["broker-a"]}
+    assert api.get("delete_group", "api-group") == {"brokers": ["broker-a"]}
+    assert api.ask("show_group", "api-group").problem == "not-found"
+
+
+def test_dead_letters_are_listed_and_sent_again(api: Caller) -> None:
+    api.get("put_topic", "letters", body={"queues": 1})
+    api.get("change_group", "letter-group", body={"retries_max": 0})
+    with connect(api) as client:
+        with client.producer() as producer:
+            producer.send(Message("letters", b"bad", key="order-1"))
+
+        def fail(_messages: object) -> None:
+            raise ValueError("cannot be read")
+
+        consumer = client.push_consumer("letter-group", fail)
+        consumer.subscribe("letters")
+        consumer.start()
+        letters: list[Any] = []
+
+        def is_given_up() -> bool:
+            reply = api.ask("list_dead_letters", "letter-group")
+            letters[:] = reply.body["items"] if reply.status == 200 else []
+            return bool(letters)
+
+        eventually(is_given_up, "a dead letter")
+        consumer.stop()
+    (letter,) = letters
+    assert (letter["original_topic"], letter["message"]["payload"]) == ("letters", "bad")
+    resent = api.get(
+        "resend_dead_letters", "letter-group", body={"message_ids": [letter["message"]["message_id"]]}
+    )
+    assert resent == {"sent": 1, "left_message_ids": []}
+    found = api.get("read_messages", "letters", query="offset=0")
+    assert [each["payload"] for each in found["items"]] == ["bad", "bad"]
+    assert api.ask("list_dead_letters", "nobody").problem == "not-found"
+
+
+def test_sessions_are_listed_shown_kicked_and_ended(api: Caller) -> None:
+    port = api.gateway.ports["mqtt"]
+    with Device(port, "pump/7") as device:
+        device.subscribe("in/#")
+        with Device(port, "pump/8") as other:
+            other.subscribe("$share/g/jobs")
+            first = api.get("list_sessions", query="prefix=pump/&limit=1")
+            second = api.get("list_sessions", query=f"prefix=pump/&limit=1&cursor={first['next']}")
+            assert [each["client_id"] for page in (first, second) for each in page["items"]] == [
+                "pump/7",
+                "pump/8",
+            ]
+            assert second["next"] is None
+            assert [each["share"] for each in api.get("list_shares")["items"]] == ["$share/g/jobs"]
+        state = api.get("show_session", "pump/7")
+        assert [each["topic_filter"] for each in state["filters"]] == ["in/#"]
+        assert state["front_end"]
+        assert api.get("kick_client", "pump/7") == {"brokers": ["broker-a"]}
+        device.wait_closed()
+    eventually(lambda: not api.get("show_session", "pump/7")["front_end"], "the client is away")
+    assert api.get("end_session", "pump/7") == {"brokers": ["broker-a"]}
+    assert api.ask("show_session", "pump/7").problem == "not-found"
+    assert api.ask("kick_client", "pump/7").problem == "not-found"
+
+
+def test_bans_and_delayed_messages_are_made_listed_and_ended(api: Caller) -> None:
+    api.get("put_ban", "network", "192.0.2.0/24", body={"reason": "storm"})
+    (ban,) = api.get("list_bans")["items"]
+    assert (ban["kind"], ban["value"], ban["reason"], ban["by"]) == (
+        "network",
+        "192.0.2.0/24",
+        "storm",
+        "operator",
+    )
+    api.get("remove_ban", "network", "192.0.2.0/24")
+    assert api.get("list_bans")["items"] == []
+    refused = api.ask("put_ban", "address", "no address", body={})
+    assert refused.problem == "invalid"
+    assert refused.body["errors"][0]["parameter"] == "value"
+    api.get("put_topic", "later", body={"queues": 1})
+    sent = api.get("send", "later", body={"payload": "x", "delay_ms": 3_600_000})
+    (waiting,) = api.get("list_delayed", query="topic=later")["items"]
+    assert waiting["uniqueKey"] == sent["message_id"]
+    assert api.get("cancel_delayed", "later", sent["message_id"]) == {"message_id": sent["message_id"]}
+    assert api.ask("cancel_delayed", "later", sent["message_id"]).problem == "not-found"
+
+
+def test_brokers_and_front_ends_are_shown_and_drained(api: Caller) -> None:
+    (broker,) = api.get("list_brokers")["items"]
+    assert broker["address"] == f"127.0.0.1:{api.gateway.ports['broker']}"
+    assert int(api.get("show_broker", "broker-a")["facts"]["msgPutTotalTodayNow"]) >= 0
+    assert api.ask("show_broker", "nobody").problem == "not-found"
+    (front_end,) = api.get("list_front_ends")["items"]
+    name = front_end["name"]
+    api.get("drain_front_end", name, body={"is_draining": True, "per_second": 10})
+    assert api.get("list_front_ends")["items"][0]["is_draining"]
+    api.get("drain_front_end", name, body={"is_draining": False})
+    assert api.ask("drain_front_end", "nobody", body={"is_draining": True}).problem == "not-found"
+
+
+def test_the_description_names_every_route(api: Caller) -> None:
+    description = api.get("show_description")
+    assert description["openapi"] == "3.1.0"
+    named = {each["operationId"] for path in description["paths"].values() for each in path.values()}
+    assert named == set(ROUTE_OF)
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
+def test_a_route_is_closed_to_who_has_no_token_and_to_lower_roles(api: Caller, route: Route) -> None:
+    path = ["x"] * len(route.path_parameters)
+    target = BASE + route.path.replace("...}", "}").format(*path, **dict.fromkeys(route.path_parameters, "x"))
+    assert api.request(route.method, target, b"", {}).problem == "unauthenticated"
+    for wrong in ("token-of-the-nobody", "token-of-the-scraper"):
+        reply = api.request(route.method, target, b"", {"Authorization": f"Bearer {wrong}"})
+        assert reply.problem == ("forbidden" if "scraper" in wrong else "unauthenticated")
+    for role in Role:
+        if role < route.role:
+            assert api.ask(route.name, *path, role=role).problem == "forbidden"
+
+
+def test_changes_are_audited_with_who_made_them(api: Caller) -> None:
+    api.get("put_topic", "audited", body={"queues": 2}, role=Role.ADMINISTRATOR)
+
+    def is_recorded() -> bool:
+        read = api.get("read_messages", AUDIT_TOPIC, query="offset=0&limit=500")["items"]
+        records = [json.loads(each["payload"]) for each in read]
+        return any(
+            (each.get("request"), each.get("account"), each.get("result"))
+            == ("put_topic", "administrator", "done")
+            and "audited" in each["fields"]
+            for each in records
+        )
+
+    eventually(is_recorded, "the audit record")
+
+
+def test_what_is_wrong_with_a_request_is_named(api: Caller) -> None:
+    assert api.ask("publish", raw=b"{}").problem == "media-type"
+    for body, pointer in (
+        ({"mqtt_topic": "a", "qos": 3}, "/qos"),
+        ({"mqtt_topic": "a", "qoss": 1}, ""),
+        ({"mqtt_topic": "a", "payload_base64": "%"}, "/payload_base64"),
+    ):
+        reply = api.ask("publish", body=body)
+        assert reply.problem == "invalid"
+        assert reply.body["errors"][0]["pointer"] == pointer
+    broken = api.request(
+        "POST",
+        f"{BASE}/messages",
+        b'{"mqtt_topic": ',
+        {"Authorization": f"Bearer {TOKENS[Role.OPERATOR]}", "Content-Type": "application/json"},
+    )
+    assert broken.problem == "malformed"
+    nothing = api.request("GET", f"{BASE}/nothing", b"", {"Authorization": f"Bearer {TOKENS[Role.VIEWER]}"})
+    assert nothing.problem == "not-found"
+    other = api.request("PATCH", f"{BASE}/topics/x", b"", {"Authorization": f"Bearer {TOKENS[Role.VIEWER]}"})
+    assert (other.problem, other.headers["allow"]) == ("method-not-allowed", "DELETE, GET, PUT")
+    limits = api.ask("list_topics", query="limit=1001")
+    assert limits.body["errors"][0]["parameter"] == "limit"
+    one = [{"mqtt_topic": "many"}]
+    assert api.get("publish_many", body={"items": one * BATCH_MAX})["stored"] == BATCH_MAX
+    assert api.ask("publish_many", body={"items": one * (BATCH_MAX + 1)}).problem == "invalid"
+
+
+def test_every_route_is_asked_above() -> None:
+    source = Path(__file__).read_text()
+    calls = set(re.findall(r'api\.(?:get|ask)\(\s*"(\w+)"', source))
+    assert set(ROUTE_OF) - calls == set()
