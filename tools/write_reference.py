@@ -1,10 +1,11 @@
-"""Write the references into docs/reference/: settings.md, metrics.md, and the clients' api.md."""
+"""Write docs/reference/settings.md, metrics.md, http-api.md, and the clients' api.md."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import api_reference
+import http_api_reference
 import metrics_reference
 
 from iotmq.config.config import Config
@@ -14,6 +15,7 @@ DOCS = Path(__file__).resolve().parents[1] / "docs" / "reference"
 SETTINGS_PAGE = DOCS / "settings.md"
 METRICS_PAGE = DOCS / "metrics.md"
 API_PAGE = DOCS / "api.md"
+HTTP_API_PAGE = DOCS / "http-api.md"
 
 
 def settings_page() -> str:
@@ -31,6 +33,11 @@ def api_page() -> str:
     return _renewed(API_PAGE, "api", api_reference.pages())
 
 
+def http_api_page() -> str:
+    """docs/reference/http-api.md with all routes."""
+    return _renewed(HTTP_API_PAGE, "http api", http_api_reference.text())
+
+
 def _renewed(page: Path, mark: str, text: str) -> str:
     begin, end = f"<!-- {mark}: begin -->\n", f"<!-- {mark}: end -->\n"
     head, rest = page.read_text().split(begin, 1)
@@ -42,3 +49,4 @@ if __name__ == "__main__":
     SETTINGS_PAGE.write_text(settings_page())
     METRICS_PAGE.write_text(metrics_page())
     API_PAGE.write_text(api_page())
+    HTTP_API_PAGE.write_text(http_api_page())

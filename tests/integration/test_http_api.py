@@ -73,8 +73,7 @@ class Caller:
         headers = {"Authorization": f"Bearer {token or TOKENS[role or route.role]}"}
         if body is not None:
             headers["Content-Type"] = "application/json"
-        reply = self.request(route.method, BASE + target + (f"?{query}" if query else ""), sent, headers)
-        return reply
+        return self.request(route.method, BASE + target + (f"?{query}" if query else ""), sent, headers)
 
     def get(self, name: str, *path: str, **more: Any) -> Any:
         """Ask as `ask` and return the body of an answer that has to be one."""

@@ -360,7 +360,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "submitting",
         "jobs",
     ),
-    "console": ("settings", "exposition", "server", "pages"),
+    "console": ("settings", "exposition", "server", "access", "pages", "api"),
     "config": ("setting_text", "config"),
     "workers": ("channel", "supervisor"),
     "commands": (

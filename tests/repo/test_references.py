@@ -44,5 +44,11 @@ def test_all_public_names_of_the_client_are_in_the_documents(write_reference: Mo
     assert write_reference.api_page() == write_reference.API_PAGE.read_text(), "make reference"
 
 
+def test_all_routes_of_the_http_api_are_in_the_documents(write_reference: ModuleType) -> None:
+    page = write_reference.http_api_page()
+    assert page == write_reference.HTTP_API_PAGE.read_text(), "make reference"
+    assert [line for line in page.splitlines() if line.startswith("| `") and line.endswith("|  |")] == []
+
+
 def test_every_public_name_of_the_clients_has_a_meaning(write_reference: ModuleType) -> None:
     assert [line for line in write_reference.api_page().splitlines() if line.endswith("|  |")] == []

@@ -643,6 +643,14 @@ class SyncMessageViews(Blocking):
         """Find messages of a topic by their sender's id; several when it was sent more than once."""
     def at_offset(self, queue: MessageQueue, offset: int) -> ReceivedMessage | None:
         """Read the message with this offset; None when the queue does not have it (any more, or yet)."""
+    def from_offset(
+        self, queue: MessageQueue, offset: int, *, messages_max: int, bytes_max: int
+    ) -> tuple[list[ReceivedMessage], int]:
+        """Read messages of a queue from an offset on, and return the offset to go on from.
+
+        They end before `bytes_max` of records, but for the first. Nothing is returned at the queue's end, and
+        from an offset outside of the queue, for which the offset to go on from is the nearest inside.
+        """
     def queue_entries(
         self, queue: MessageQueue, offset: int = 0, *, count: int = 32, group: str = ""
     ) -> QueueEntries:

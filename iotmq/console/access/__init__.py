@@ -1,1 +1,1 @@
-"""Who asks the HTTP port, and what they may do."""
+"""The people and programs that ask the HTTP port, and what they may do."""

@@ -118,6 +118,8 @@ class Api:
 
     def _audit(self, route: Route, call: Call[Any, Any], result: str) -> None:
         fields = msgspec.json.encode(call.arguments).decode()
+        if isinstance(call.body, msgspec.Struct):
+            fields += " " + msgspec.json.encode(call.body).decode()
         self._record(
             "administered",
             account=call.caller.name,

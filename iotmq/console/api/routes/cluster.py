@@ -74,8 +74,9 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Begin or end the draining of a front end."""
 
     is_draining: bool
+    """Whether it is drained from now on, or takes devices again."""
     per_second: Annotated[int, Meta(ge=1, le=limits.DRAINED_PER_SECOND_MAX)] = 100
-    """So many clients are disconnected in a second."""
+    """Clients that are disconnected in a second."""
     server_reference: Annotated[str, Meta(max_length=limits.MQTT_SERVER_REFERENCE_CHARACTERS_MAX)] = ""
     """Address that MQTT 5 clients are told to use instead."""
     has_moved: bool = False

@@ -25,6 +25,7 @@ class DeadLettersArguments(GroupArguments, frozen=True, kw_only=True, forbid_unk
     to_ms: TimeMs | None = None
     """Given up at this time or before."""
     limit: Annotated[int, Meta(ge=1, le=LIST_MAX)] = 100
+    """The most items of an answer."""
     payload_bytes_max: Annotated[int, Meta(ge=0, le=65_536)] = 4096
     """Longer payloads are cut."""
 

@@ -79,10 +79,11 @@ class Move(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Where a group is to go on."""
 
     topic: TopicText
+    """The broker topic in which it is moved."""
     to_ms: TimeMs | None = None
-    """It goes on with the first message stored at this time or later, in milliseconds since 1970."""
+    """Go on with the first message stored at this time or later, in milliseconds since 1970."""
     to_end: bool = False
-    """It goes on behind the last message."""
+    """Go on behind the last message."""
     is_preview: bool = False
     """Only says what would be done."""
 
@@ -93,7 +94,7 @@ class Moved(msgspec.Struct, frozen=True, kw_only=True):
     broker: str
     queue: int
     before: int | None
-    """Its offset before; null: the group had none."""
+    """The offset before; null: the group had none."""
     after: int
 
 

@@ -59,6 +59,7 @@ class DeviceMessage(Payload, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A message for the devices that subscribe its MQTT topic."""
 
     mqtt_topic: MqttTopicText
+    """The MQTT topic, without wildcards."""
     qos: Qos = 1
     """The highest QoS that devices get it with."""
     retain: bool = False
@@ -73,6 +74,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Many messages."""
 
     items: Annotated[tuple[DeviceMessage, ...], Meta(min_length=1, max_length=BATCH_MAX)]
+    """Each as for `POST /messages`."""
 
 
 class TopicMessage(Payload, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,10 +87,11 @@ class TopicMessage(Payload, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     keys: tuple[str, ...] = ()
     """More words to find it by."""
     properties: dict[str, str] = {}
+    """The application's own names and values."""
     delay_ms: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
-    """It is delivered so many milliseconds later."""
+    """Milliseconds until it is delivered."""
     expiry_ms: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
-    """Nobody gets it so many milliseconds after it was stored; 0: always."""
+    """Milliseconds, from its storing on, after which nobody gets it; 0: never."""
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,9 +127,13 @@ class RawArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The parameters of a message whose payload is the body."""
 
     mqtt_topic: MqttTopicText
+    """The MQTT topic, without wildcards."""
     qos: Qos = 1
+    """The highest QoS that devices get it with."""
     retain: bool = False
+    """Whether later subscribers get it, too; with an empty body it ends what is retained."""
     expiry_s: ExpiryS = 0
+    """Devices do not get it so many seconds later; 0: always."""
     topic: TopicText = DEVICE_TOPIC
     """The broker topic that has it."""
 
@@ -135,6 +142,7 @@ class ReadArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The place to read at: an offset, a time, a key, or a message id."""
 
     topic: TopicText
+    """The name of the broker topic."""
     broker: BrokerText | None = None
     """The name of the broker; it may be left out where one broker has the topic."""
     queue: QueueId = 0
@@ -148,6 +156,7 @@ class ReadArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     message_id: str | None = None
     """The message of all queues with this id of its sender."""
     limit: Annotated[int, Meta(ge=1, le=READ_MAX)] = 50
+    """The most messages of an answer; a broker may give fewer."""
     payload_bytes_max: Annotated[int, Meta(ge=0, le=_PAYLOAD_BYTES_MAX)] = 4096
     """Longer payloads are cut."""
 
@@ -181,9 +190,9 @@ class ReadMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     tags: str = ""
     properties: dict[str, str] = {}
     payload: str | None = None
-    """Its payload, where that is text in UTF-8."""
+    """The payload, where it is text in UTF-8."""
     payload_base64: str | None = None
-    """Its payload, where it is not."""
+    """The payload, where it is no such text."""
     payload_bytes: int
     """The size of the whole payload."""
     problem: str = ""

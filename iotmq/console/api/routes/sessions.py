@@ -27,6 +27,7 @@ class SessionsArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     prefix: Annotated[str, Meta(max_length=65_535)] = ""
     """Only client ids that begin with it."""
     limit: Limit = 100
+    """The most items of a page."""
     cursor: Cursor = ""
     """`next` of the page before; empty for the first page."""
 
@@ -107,6 +108,7 @@ class DelayedArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     topic: Annotated[str, Meta(max_length=127)] = ""
     """Only those for this broker topic."""
     limit: Limit = 100
+    """The most items of an answer."""
 
 
 class Delayed(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,6 +137,7 @@ class BanArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The one that is banned."""
 
     kind: BanKind
+    """The kind of its value."""
     value: Annotated[str, Meta(min_length=1, max_length=1024)]
     """A client id, a user, an IP address, a network such as 192.0.2.0/24, or a regular expression."""
 
@@ -145,6 +148,7 @@ class NewBan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     until_ms: TimeMs = 0
     """When it ends, in milliseconds since 1970; 0: never."""
     reason: Annotated[str, Meta(max_length=256)] = ""
+    """Shown with it."""
 
 
 class Bans(msgspec.Struct, frozen=True, kw_only=True):

@@ -37,7 +37,7 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     brokers: list[str]
     """The names of the brokers that have it."""
     queues: int
-    """Its readable queues at all brokers."""
+    """Readable queues at all brokers together."""
     is_readable: bool
     is_writable: bool
     is_system: bool
@@ -80,9 +80,11 @@ class NewTopic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A topic as it is to be."""
 
     queues: QueueCount = 4
-    """Its queues at each broker. Fewer than it has: they are removed by /queues."""
+    """Queues at each broker. Use `PUT /topics/{topic}/queues` to take queues away."""
     is_readable: bool = True
+    """Whether consumers get its messages."""
     is_writable: bool = True
+    """Whether it takes messages."""
     is_ordered: bool = False
     """Whether clients keep to its queues, in whatever state its brokers are (ORDER_TOPIC_CONFIG)."""
     brokers: BrokerNames = ()
@@ -93,6 +95,7 @@ class QueueNumber(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """A number of queues at each broker."""
 
     queues: QueueCount
+    """Queues at each broker."""
     is_forced: bool = False
     """Removes queues although groups have messages left in them."""
     brokers: BrokerNames = ()
@@ -103,7 +106,9 @@ class Freeze(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Queues that are to take no messages, or to take them again."""
 
     queues: Annotated[tuple[QueueId, ...], Meta(min_length=1, max_length=limits.QUEUES_PER_TOPIC_MAX)]
+    """The numbers of the queues."""
     is_frozen: bool
+    """Whether they take no messages from now on, or take them again."""
     brokers: BrokerNames = ()
     """Names of the brokers; empty: all that have the topic."""
 
