@@ -75,8 +75,8 @@ CLIENT_ID_BYTES_MAX: Final = 255
 HELD_PULLS_MAX: Final = 100_000
 HOLD_MS_MAX: Final = 30_000
 # Consumption by message: what a group has popped of a queue and is not done with, 1.2 KB for 64 that stand
-# together (5 to 11 KB in the order of keys, and counted as four), so at most 180 MB for all groups; the queues
-# of groups that are known; how long a message may be kept from others.
+# together (5 to 11 KB in the order of keys, and counted as four), so at most 180 MB for all groups; queues of
+# groups that are known; how long a message may be kept from others.
 POP_IN_FLIGHT_MAX: Final = 10_000
 POP_BLOCKS_MAX: Final = 65_536
 POP_QUEUES_MAX: Final = 65_536
@@ -87,6 +87,9 @@ POP_ACK_BITS_BYTES_MAX: Final = 8_192
 # All of one request: they keep the event loop for some milliseconds.
 POP_ACKED_MAX: Final = 32_768
 POP_RECEIPT_BYTES_MAX: Final = 1_024
+# Attempts to pop that may be made again, each with up to 32 offsets.
+POP_ATTEMPTS_MAX: Final = 10_000
+POP_ATTEMPT_ID_BYTES_MAX: Final = 255
 COLD_READS_MAX: Final = 4_096
 # Transactions without an end take memory, and so do the last ends, which make a repeated one harmless.
 TRANSACTIONS_PENDING_MAX: Final = 100_000
