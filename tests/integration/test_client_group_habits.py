@@ -73,3 +73,43 @@ async def test_an_ephemeral_group_goes_with_each_kind_of_consumer(cluster: Local
             await until(lambda: broker.subscription_groups.find(GROUP) is None)
             assert broker.offsets.topics_of(GROUP) == []
             assert broker.topics.find(f"%RETRY%{GROUP}") is None
+
+
+async def test_a_sample_is_the_same_for_every_kind_of_consumer(cluster: LocalCluster) -> None:
+    sample, others = "SAMPLE(25)", "NOT SAMPLE(25)"
+    bodies = [b"%d" % number for number in range(400)]
+    async with IotmqClient(cluster.client_settings) as client:
+        producer = await client.producer()
+        await producer.send_batch([Message("T", body) for body in bodies])
+
+        async def pulled(sql: str) -> list[bytes]:
+            consumer = await client.pull_consumer()
+            await consumer.assign(await consumer.queues("T"), sql=sql)
+            found: list[bytes] = []
+            ends = {queue: await consumer.end_offset(queue) for queue in await consumer.queues("T")}
+            async with asyncio.timeout(30):
+                while consumer.positions() != ends:
+                    found += [message.body for message in await consumer.getmany(timeout_ms=50)]
+            return sorted(found)
+
+        first, second = await pulled(sample), await pulled(others)
+        assert 50 <= len(first) <= 150
+        assert sorted(first + second) == sorted(bodies)
+
+        pushed: list[bytes] = []
+
+        async def listen(messages: list[ReceivedMessage]) -> None:
+            pushed.extend(message.body for message in messages)
+
+        push = client.push_consumer("pushed", listen, settings=PushConsumerSettings(consume_from="first"))
+        await push.subscribe("T", sql=sample)
+        popped: list[bytes] = []
+        pop = client.pop_consumer("popped", PopConsumerSettings(consume_from="first", hold_ms=100))
+        await pop.subscribe("T", sql=sample)
+        async with push, pop, asyncio.timeout(30):
+            while len(popped) < len(first):
+                messages = await pop.getmany(timeout_ms=50)
+                await pop.ack(messages)
+                popped += [message.body for message in messages]
+            await until(lambda: len(pushed) >= len(first))
+        assert sorted(pushed) == sorted(popped) == first
