@@ -93,6 +93,11 @@ class NativeProcessors:
         parts.writer.add_dispatch_listener(self.pulls.wake)
         parts.writer.add_dispatch_listener(self._pop_requests.wake)
 
+    @property
+    def pops(self) -> Pops:
+        """Return what groups have popped."""
+        return self._pops
+
     def copied(self) -> list[CopiedTable]:
         """Return the tables that are copied to followers, least urgent first."""
         return [

@@ -56,8 +56,10 @@ class PopAttempts:
     def take_back(self, attempt: Attempt) -> set[Place]:
         """Have ready what an attempt was given and still holds; returns the queues."""
         given = self._given.pop(attempt, None)
-        places = set()
-        for place, queue, offsets in given.held if given is not None else ():
+        places: set[Place] = set()
+        if given is None:
+            return places
+        for place, queue, offsets in given.held:
             if self._pops.find(place) is queue:
                 queue.give_back(offsets, given.pop_ms)
                 self._pops.note(place, queue)
