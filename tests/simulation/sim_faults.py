@@ -6,7 +6,6 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import sim_threads
 from sim_cluster import BrokerNode
 from sim_load import Devices, ServiceNode
 from sim_members import MemberNode
@@ -95,9 +94,8 @@ def begin(site: Site, fault: Fault) -> None:
         node.process.paused_until_s = world.now_s + fault.lasts_s
     elif fault.kind == "clock":
         node.machine.clock.step(round((fault.share - 0.5) * site.clock_step_ms_max * 2))
-    elif fault.kind == "hand over" and isinstance(node, MemberNode) and node.epoch:
-        with sim_threads.Turn(node.process):
-            node.run.driver.hand_over()
+    elif fault.kind == "hand over" and isinstance(node, MemberNode) and node.process is not None:
+        node.process.soon(lambda: node.run.driver.hand_over() if node.epoch else None)
     elif fault.kind == "sync error" and isinstance(node, BrokerNode):
         node.fail_next_sync()
 

@@ -62,6 +62,8 @@ class History:
         self.sent: dict[bytes, str] = {}
         # Body -> where it is stored, by the broker's word; in the order of the words.
         self.acknowledged: dict[bytes, tuple[str, int, int] | None] = {}
+        # Whether some messages are delayed.
+        self.has_delays = True
         # Body -> when it was sent, and the milliseconds it is to wait.
         self.delayed: dict[bytes, tuple[float, int]] = {}
         self.consumed: list[Consumed] = []
@@ -143,7 +145,7 @@ class Sender(ServiceNode):
         draw = self.world.random
         name = f"{sender} {number}"
         kind = draw.random()
-        if kind < 0.1:
+        if kind < 0.1 and self.history.has_delays:
             message = Message(LATER_TOPIC, f"later {name}".encode(), delay_ms=draw.randint(1, 5_000))
             self.history.delayed[message.body] = (self.world.now_s, message.delay_ms)
             return message
