@@ -43,8 +43,14 @@ if TYPE_CHECKING:
     from iotmq.client.sending.producer import Producer
     from iotmq.client.sending.requests import Replier, Requester
     from iotmq.client.sending.transactions import Transaction, TransactionProducer, TransactionState
-    from iotmq.client.transport.interceptors import Consuming, Interceptor, Sending
-    from iotmq.client.transport.message import Message, ReceivedMessage, SendResult, SendStatus
+    from iotmq.client.transport.interceptors import (
+        Consuming,
+        ConsumingColumns,
+        Interceptor,
+        Sending,
+        SendingEncoded,
+    )
+    from iotmq.client.transport.message import Message, ReceivedMessage, SendResult, SendStatus, StoredMessage
     from iotmq.client.transport.routes import MessageQueue, TopicRoute, queue_of_key
     from iotmq.client.transport.settings import (
         ClientSettings,
@@ -62,6 +68,7 @@ _MODULES = {
     "Columns": "iotmq.message.records.columns",
     "ConnectOptions": ".connecting",
     "Consuming": ".transport.interceptors",
+    "ConsumingColumns": ".transport.interceptors",
     "Interceptor": ".transport.interceptors",
     "IotmqClient": ".client",
     "Message": ".transport.message",
@@ -85,6 +92,8 @@ _MODULES = {
     "SendResult": ".transport.message",
     "SendStatus": ".transport.message",
     "Sending": ".transport.interceptors",
+    "SendingEncoded": ".transport.interceptors",
+    "StoredMessage": ".transport.message",
     "SyncAdmin": ".blocking.classes",
     "SyncClient": ".blocking.classes",
     "SyncPopConsumer": ".blocking.classes",
@@ -118,6 +127,7 @@ __all__ = [
     "Columns",
     "ConnectOptions",
     "Consuming",
+    "ConsumingColumns",
     "Interceptor",
     "IotmqClient",
     "Message",
@@ -141,6 +151,8 @@ __all__ = [
     "SendResult",
     "SendStatus",
     "Sending",
+    "SendingEncoded",
+    "StoredMessage",
     "SyncAdmin",
     "SyncClient",
     "SyncPopConsumer",
