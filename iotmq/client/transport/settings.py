@@ -243,9 +243,10 @@ class PopConsumerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     """Bytes of these messages; past it no more are fetched. Answers on their way come on top."""
     consume_from: Literal["last", "first"] = "last"
     """Where a group without a stored offset starts."""
-    orderly: bool = False
+    orderly: bool | Literal["key"] = False
     """Get nothing more of a queue while something of it is held by anybody in the group, so that the order of
-    each queue is kept also where messages fail."""
+    each queue is kept also where messages fail. `"key"`: get one message of each key at a time, and the next
+    one when that is done; other keys go on."""
     hold_ms: Annotated[int, Meta(ge=0, le=30_000)] = 15_000
     """Milliseconds a broker may park a pop that finds nothing."""
     pop_timeout_ms: Annotated[int, Meta(ge=100, le=600_000)] = 30_000
