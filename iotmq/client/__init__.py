@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from iotmq.client.sending.producer import Producer
     from iotmq.client.sending.requests import Replier, Requester
     from iotmq.client.sending.transactions import Transaction, TransactionProducer, TransactionState
+    from iotmq.client.transport.connection_events import ConnectionEvent
     from iotmq.client.transport.interceptors import (
         Consuming,
         ConsumingColumns,
@@ -67,6 +68,7 @@ _MODULES = {
     "ClientSettings": ".transport.settings",
     "Columns": "iotmq.message.records.columns",
     "ConnectOptions": ".connecting",
+    "ConnectionEvent": ".transport.connection_events",
     "Consuming": ".transport.interceptors",
     "ConsumingColumns": ".transport.interceptors",
     "Interceptor": ".transport.interceptors",
@@ -126,6 +128,7 @@ __all__ = [
     "ClientSettings",
     "Columns",
     "ConnectOptions",
+    "ConnectionEvent",
     "Consuming",
     "ConsumingColumns",
     "Interceptor",
