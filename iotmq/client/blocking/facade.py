@@ -30,12 +30,12 @@ from iotmq.client.transport.lifetime import Lifetime
 from iotmq.client.transport.message import StoredMessage
 
 # A blocking client has these of the layer below the client.
-OF_TRANSPORT: Final = ("is_running", "start")
+OF_TRANSPORT: Final = ("is_running", "on_connection", "start")
 # An argument with one of these in its annotation calls the application.
 _APPLICATION_TYPE: Final = re.compile(
-    r"\b(Listener|ColumnsListener|Check|Execute|RebalanceListener|ListenerError)\b"
+    r"\b(Listener|ColumnsListener|Check|Execute|RebalanceListener|ListenerError|ConnectionListener)\b"
 )
-_TOLD: Final = frozenset({"RebalanceListener", "ListenerError"})
+_TOLD: Final = frozenset({"RebalanceListener", "ListenerError", "ConnectionListener"})
 """Those that say what has happened, and have no part in the work."""
 _OVER: Final = object()
 

@@ -79,6 +79,7 @@ class Producer(Lifetime):
             alone=self._send_alone,
         )
         self._interceptors = client.interceptors.for_producer(group)
+        self._encoded_interceptors = client.interceptors.for_encoded(group)
         self._send = self._lanes.send if self._interceptors is None else self._send_seen
         self._is_running = False
         self._sent_total = 0
@@ -153,13 +154,7 @@ class Producer(Lifetime):
         if self._interceptors is None:
             await self._send_oneway(message, queue)
             return
-        sending = self._interceptors.begin((message,))
-        try:
-            message_id = await self._send_oneway(sending.messages[0], queue)
-        except BaseException as error:
-            self._interceptors.end(sending, error=error)
-            raise
-        self._interceptors.end(sending, message_ids=(message_id,))
+        await self._interceptors.send_unanswered(message, lambda sent: self._send_oneway(sent, queue))
 
     async def _send_oneway(self, message: Message, queue: QueueChoice | None) -> str:
         """Return the message id."""
@@ -259,7 +254,7 @@ class Producer(Lifetime):
         """
         send = self._encoded(topic, queue, elements, count, "")
         await self.room()
-        return await self._start(send)
+        return await self._start_encoded(send)
 
     def send_encoded_batch_nowait(
         self,
@@ -283,7 +278,7 @@ class Producer(Lifetime):
         send.has_packet_ids = has_packet_ids
         send.sys_flag = sys_flag
         self._room.refuse_when_full()
-        return self._start(send)
+        return self._start_encoded(send)
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """List the queues that take messages of `topic` (for a new topic: those it will have), sorted."""
@@ -421,6 +416,13 @@ class Producer(Lifetime):
         else:
             self._tries.begin(send)
         return send.future
+
+    def _start_encoded(self, send: PendingSend) -> asyncio.Future[SendResult]:
+        calls = self._encoded_interceptors
+        if calls is None:
+            return self._start(send)
+        assert not isinstance(send.body, list)
+        return calls.send(send.topic, send.body, send.count, lambda: self._start(send))
 
     def _watch(self, send: PendingSend) -> None:
         """Count a send of one call, and start its timeout."""

@@ -172,6 +172,7 @@ class Replier:
         self._client = client
         self._group = group
         self._ids = UniqueKeys(clock=client.clock)
+        self._interceptors = client.interceptors.for_producer(group)
 
     async def reply(
         self,
@@ -203,6 +204,16 @@ class Replier:
                 REPLY_TTL: asked.get(REPLY_TTL, ""),
             },
         )
+        if self._interceptors is None:
+            await self._send(message, request, timeout_ms)
+        else:
+            await self._interceptors.send_unanswered(
+                message, lambda reply: self._send(reply, request, timeout_ms)
+            )
+
+    async def _send(self, message: Message, request: ReceivedMessage, timeout_ms: int | None) -> str:
+        """Return the message id."""
+        message_id = self._ids.next()
         # Who asked is connected to the broker that took the request.
         address = await broker_address(self._client, request.queue)
         await ask(
@@ -218,16 +229,17 @@ class Replier:
                 "f": "0",
                 "g": str(self._client.clock.now_ms()),
                 "h": "0",
-                "i": message.encoded_properties(self._ids.next()).decode(),
+                "i": message.encoded_properties(message_id).decode(),
                 "j": "0",
                 "k": "false",
                 "m": "false",
                 "n": request.queue.broker_name,
             },
-            body,
-            doing=f"reply to {asked[REPLY_TO_CLIENT]}",
+            message.body,
+            doing=f"reply to {request.properties[REPLY_TO_CLIENT]}",
             timeout_s=None if timeout_ms is None else timeout_ms / 1000,
         )
+        return message_id
 
 
 def is_request(message: ReceivedMessage) -> bool:
