@@ -56,6 +56,8 @@ SENDS_WAITING_FOR_TOPIC_BYTES_MAX: Final = 16 * 1024 * 1024
 # offsets whose bytes (20 each) nobody can count any more.
 QUEUE_OFFSET_MAX: Final = 1 << 56
 GROUPS_MAX: Final = 100_000
+# Groups that go with their last member; each has up to two topics of its own.
+EPHEMERAL_GROUPS_MAX: Final = 4_096
 GROUP_BYTES_MAX: Final = 255
 CLIENTS_PER_CONNECTION_MAX: Final = 1_024
 HEARTBEAT_GROUPS_MAX: Final = 1_024

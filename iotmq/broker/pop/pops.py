@@ -360,6 +360,10 @@ class Pops:
 
     def _group_changed(self, name: str) -> None:
         if self._groups.find(name) is None:
+            for mode in [mode for mode in self._pop_modes if mode[0] == name]:
+                self._pop_modes.discard(mode)
+                self._mode_changes[mode] = False
+                self._turn_end.schedule()
             self._forget_all([place for place in self._queues if place.group == name])
 
 

@@ -30,6 +30,8 @@ from iotmq.errors import (
 )
 from iotmq.limits import BATCH_RECORDS_MAX, RECORD_BYTES_MAX
 from iotmq.message.bodies import compress_body
+from iotmq.message.compression import check_method
+from iotmq.message.errors import CompressionMissingError
 from iotmq.message.message_ids import UniqueKeys
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode
@@ -60,6 +62,10 @@ class Producer(Lifetime):
                 f"linger_ms is {self.settings.linger_ms}: it must be less than send_timeout_ms "
                 f"({self.settings.send_timeout_ms})"
             )
+        try:
+            check_method(self.settings.compression)
+        except CompressionMissingError as error:
+            raise ConfigError(f"compression: {error}") from error
         self._send_timeout_s = self.settings.send_timeout_ms / 1000
         self._tries = SendTries(client, group, self.settings)
         self._room = SendRoom(
@@ -386,7 +392,8 @@ class Producer(Lifetime):
             )
         sys_flag = 0
         if 0 < self.settings.compress_bytes_min <= len(body):
-            body, sys_flag = compress_body(body, level=self.settings.compress_level)
+            settings = self.settings
+            body, sys_flag = compress_body(body, settings.compression, level=settings.compress_level)
         unique_key = self._unique_keys.next()
         properties = message.encoded_properties(unique_key)
         if self.settings.idempotent:

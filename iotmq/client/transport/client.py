@@ -9,6 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final, Protocol, TypeAlias
 
 from iotmq.addresses import parse_address
@@ -31,7 +32,15 @@ from iotmq.errors import (
     NotSupportedError,
     RequestTimeoutError,
 )
-from iotmq.remoting.codes import IS_MASTER_FIELD, LanguageCode, RequestCode, ResponseCode, Version
+from iotmq.message.compression import Compression
+from iotmq.remoting.codes import (
+    BATCH_COMPRESSION_FIELD,
+    IS_MASTER_FIELD,
+    LanguageCode,
+    RequestCode,
+    ResponseCode,
+    Version,
+)
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
 from iotmq.supervised import end, supervise
@@ -115,6 +124,8 @@ class ClientTransport(Lifetime):
         """Address -> the connection on which its broker has had a heartbeat."""
         self._with_timers: set[str] = set()
         """The addresses of brokers with a connection that are known to deliver messages at any time."""
+        self._batch_compression: dict[str, str] = {}
+        """Address -> how its broker has said that batches may be compressed, while there is a connection."""
         self._request_handlers: dict[int, list[RequestHandler]] = {}
         self._heartbeater: asyncio.Task[None] | None = None
         self._recoveries: dict[str, asyncio.Task[None]] = {}
@@ -222,6 +233,10 @@ class ClientTransport(Lifetime):
         """Return whether `check_timers` has to be asked before a message with a time of its own is sent."""
         return address not in self._with_timers
 
+    def opens_batches(self, address: str, method: Compression) -> bool:
+        """Return whether a broker has said that it opens batches that are compressed as a whole."""
+        return method in self._batch_compression.get(address, "").split(",")
+
     async def check_timers(self, broker_name: str, address: str) -> None:
         """Raise NotSupportedError when a broker would deliver at once what has a time of its own.
 
@@ -317,10 +332,21 @@ class ClientTransport(Lifetime):
     def _introduce(self, address: str, connection: ClientConnection) -> None:
         """Send a heartbeat without waiting for its answer."""
         self._introduced[address] = connection
-        connection.request_nowait(self._heartbeat_command()).add_done_callback(_ignore_result)
+        answer = connection.request_nowait(self._heartbeat_command())
+        answer.add_done_callback(partial(self._introduction_answered, address, connection))
+
+    def _introduction_answered(
+        self, address: str, connection: ClientConnection, answer: asyncio.Future[Command]
+    ) -> None:
+        # A lost connection is made again, and this with it.
+        if answer.cancelled() or answer.exception() is not None:
+            return
+        if self._introduced.get(address) is connection:
+            self._batch_compression[address] = answer.result().ext.get(BATCH_COMPRESSION_FIELD, "")
 
     def _lost(self, address: str) -> None:
         self._introduced.pop(address, None)
+        self._batch_compression.pop(address, None)
         self._with_timers.discard(address)
         if self._is_running:
             self.masters.lost(address)
@@ -360,6 +386,7 @@ class ClientTransport(Lifetime):
         self._introduce_where_new()
         if former not in self._broker_addresses():
             self.connections.drop(former)
+            self._batch_compression.pop(former, None)
             self._with_timers.discard(former)
         for consumer in self._consumers.values():
             for topic in topics:
@@ -414,8 +441,3 @@ def _unique_client_id() -> str:
     # Host names may hold @, which Java tools split client ids at.
     host = socket.gethostname().replace("@", "-")[:128]
     return f"{host}@{os.getpid()}#{time.monotonic_ns():x}{next(_instances)}"
-
-
-def _ignore_result(future: asyncio.Future[Command]) -> None:
-    if not future.cancelled():
-        future.exception()
