@@ -104,7 +104,8 @@ class BlockingClient(Blocking):
         self._thread = LoopThread()
         self._application = ApplicationThreads(self._thread, "iotmq-client", None)
         self.asynchronous = self._of(*args, **kwargs)
-        self._lifetime = threading.Lock()
+        # A handler of signals may stop the client while its thread does.
+        self._lifetime = threading.RLock()
 
     @property
     def client_id(self) -> Any:
