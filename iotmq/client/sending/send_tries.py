@@ -269,8 +269,10 @@ class SendTries:
             return NotMasterError(response.code, text)
         refusal = BrokerError(response.code, text)
         if response.code == ResponseCode.BATCH_OUT_OF_ORDER and send.numbers and send.numbers.restart():
-            # The broker has lost or forgotten what came before; nothing of this is stored.
+            # The broker has lost or forgotten what came before; nothing of this is stored. Of a new batch it
+            # cannot say so again, so this is not one of the tries.
             send.mark = send.numbers.mark(send.count)
+            send.tries -= 1
             return refusal
         if response.code in _TRY_AGAIN:
             self._health.failed(queue.broker_name, now_s=now_s)

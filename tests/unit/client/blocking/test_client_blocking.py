@@ -23,12 +23,14 @@ from iotmq.client import (
     ClientSettings,
     Message,
     MessageQueue,
+    PoppedMessage,
     ProducerSettings,
     PullConsumerSettings,
     PushConsumerSettings,
     ReceivedMessage,
     SyncAdmin,
     SyncClient,
+    SyncPoppedMessage,
     SyncProducer,
     SyncPullConsumer,
     SyncPushConsumer,
@@ -347,6 +349,21 @@ def test_stopping_twice_and_starting_twice_is_harmless(broker: FakeBroker) -> No
     client.start()
     client.stop()
     client.stop()
+
+
+def test_several_objects_may_come_in_any_form(client: SyncClient) -> None:
+    consumer = client.pop_consumer("pops")
+    messages = [object.__new__(PoppedMessage) for _ in range(2)]
+    forms = [SyncPoppedMessage._around(consumer, message) for message in messages]
+    taken: list[tuple[PoppedMessage, ...]] = []
+
+    async def ack(*messages: PoppedMessage) -> None:
+        taken.append(messages)
+
+    consumer.asynchronous._fetches.settling.ack = ack
+    for given in (forms, tuple(forms), (form for form in forms), []):
+        consumer.ack(given)
+    assert taken == [tuple(messages)] * 3 + [()]
 
 
 def test_a_call_may_come_inside_another_one_of_its_thread(
