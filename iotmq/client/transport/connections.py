@@ -140,7 +140,8 @@ class Connections:
         connection, known.connection = known.connection, None
         if connection is not None:
             connection.abort("dropped")
-            self._callbacks.events.note("disconnected", address, "given up here: it is silent, or not master any more")
+            reason = "given up here: it is silent, or not master any more"
+            self._callbacks.events.note("disconnected", address, reason)
         self.hasten(address)
 
     def hasten(self, address: str) -> None:
