@@ -20,6 +20,14 @@ class MessageFormatError(PeerError):
         self.at = at
 
 
+class BodyTooLargeError(MessageFormatError):
+    """A compressed body that would be larger than a body may be."""
+
+
+class CompressionMissingError(MessageFormatError):
+    """The library of a compression is not installed here; the text names it. Another process may have it."""
+
+
 class RowError(IotmqError):
     """A row of columns that no broker would take as a message, its column ("" for the whole), and why."""
 

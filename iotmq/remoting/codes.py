@@ -264,6 +264,8 @@ REPEAT_FIELD: Final = "isRepeat"
 PACKET_IDS_FIELD: Final = "hasPacketIds"
 # The first message of the batch has BATCH_NUMBER.
 NUMBERED_FIELD: Final = "isNumbered"
+# In the answer to a heartbeat: how a batch may be compressed as a whole, by names separated by commas.
+BATCH_COMPRESSION_FIELD: Final = "batchCompression"
 # In the header of a refusal (14) by a member of a replicated broker: "false" when another member is master.
 IS_MASTER_FIELD: Final = "isMaster"
 

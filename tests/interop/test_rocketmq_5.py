@@ -1,4 +1,4 @@
-"""rocketmq-client 5.3.3 (Maven): push consumers that the broker tells to consume by message."""
+"""rocketmq-client 5.3.3 (Maven): consumers that the broker tells to consume by message; compressed bodies."""
 
 from __future__ import annotations
 
@@ -8,11 +8,21 @@ from eventually import eventually
 from gateway_process import GatewayProcess
 from java_process import ROCKETMQ_5, java_processes, rocketmq_5_marks
 
-from iotmq.client import ClientSettings, Message, SyncAdmin, SyncClient, SyncProducer
+from iotmq.client import (
+    ClientSettings,
+    Message,
+    ProducerSettings,
+    SyncAdmin,
+    SyncClient,
+    SyncProducer,
+    SyncPullConsumer,
+)
+from iotmq.message.compression import Compression
 
 pytestmark = rocketmq_5_marks
 
 TOPIC, GROUP = "JavaPop", "java-pop"
+FLAGS: dict[Compression, int] = {"zlib": 0x301, "lz4": 0x101, "zstd": 0x201}
 SENT = [f"pop {number}" for number in range(200)]
 
 
@@ -52,3 +62,34 @@ def test_three_java_consumers_share_the_messages_of_one_queue(
 
         eventually(all_is_acknowledged, "the group's offset at the end", within_s=30)
         assert all(each["receipt"] and each["times"] == 0 for each in java.said("received"))
+
+
+def test_compressed_bodies_are_opened_on_both_sides(gateway: GatewayProcess, tmp_path: Path) -> None:
+    bodies = {f"{method} {'telemetry ' * 1_000}": method for method in FLAGS}
+    with (
+        SyncClient(ClientSettings(registries=(gateway.registry,))) as client,
+        java_processes(tmp_path, gateway.registry, libraries=ROCKETMQ_5) as javas,
+    ):
+        SyncAdmin(client).create_topic("Packed", queues=1)
+        java = javas.start("PopClient")
+        for body, method in bodies.items():
+            with SyncProducer(client, method, ProducerSettings(compression=method)) as producer:
+                producer.send(Message("Packed", body.encode()))
+        java.call("consume", topic="Packed", group="java-packed")
+        said = eventually(
+            lambda: len(java.said("received")) >= len(bodies) and java.said("received"),
+            "all bodies",
+            within_s=30,
+        )
+        assert [each["body"] for each in said] == list(bodies)
+
+        for body, method in bodies.items():
+            sent = java.call("send", topic="Packed", body=body, compression=method.upper(), within_s=30)
+            assert sent == "SEND_OK"
+        with SyncPullConsumer(client) as consumer:
+            queues = consumer.queues("Packed")
+            consumer.assign(dict.fromkeys(queues, len(bodies)))
+            found = consumer.getmany(timeout_ms=10_000)
+        assert {message.body.decode(): message.record.sys_flag & 0x701 for message in found} == {
+            body: FLAGS[method] for body, method in bodies.items()
+        }

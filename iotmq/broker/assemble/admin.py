@@ -22,6 +22,7 @@ from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.client_relay import RelayHandler
 from iotmq.broker.replies.request_table import RequestProcessor
 from iotmq.broker.replies.sliced_reply import SlicedReplies
+from iotmq.broker.topic_changes.ephemeral_groups import EphemeralGroups
 from iotmq.broker.topic_changes.group_progress import GroupProgress
 from iotmq.broker.topic_changes.topic_removal import TopicRemoval
 from iotmq.metrics import Metric
@@ -39,7 +40,7 @@ class AdminProcessors:
         address: Callable[[], str],
     ) -> None:
         """`address()` is the broker's own, as HOST:PORT."""
-        progress = GroupProgress(parts)
+        progress = GroupProgress(parts, native.pops)
         self._sliced_replies = sliced_replies = SlicedReplies(parts.cold_reads)
         self._relays = RelayHandler(
             parts.store,
@@ -51,6 +52,9 @@ class AdminProcessors:
         self.runtime_info = RuntimeInfo(parts, native.pulls, native.delays.offsets.progress)
         self._removal = TopicRemoval(parts)
         self._removals = TopicRemovalHandler(parts, self._removal)
+        self._ephemeral = EphemeralGroups(
+            parts, native.filters, self._removal, topics_deleted=self._removals.save
+        )
         self._accounts = AclHandler(
             access,
             parts.clock,
@@ -72,17 +76,19 @@ class AdminProcessors:
             RetentionHandler(parts.store),
             AdminHandler(parts, native.delays.offsets, self.runtime_info.table),
             self._removals,
-            GroupChangesHandler(parts, sliced_replies),
+            GroupChangesHandler(parts, native.pops, sliced_replies),
             QueueScalingHandler(parts),
         ]
 
     def resume(self) -> None:
-        """Go on with the removals of topics a stop has interrupted; before the first request."""
+        """Go on with the removals of topics and groups a stop has interrupted; before the first request."""
         self._removal.resume()
+        self._ephemeral.resume()
 
     def clean(self) -> None:
-        """Remove what is left of topics that were removed."""
+        """Remove what is left of topics that were removed, and groups that nobody came back to."""
         self._removal.clean()
+        self._ephemeral.clean()
 
     async def finish_removals(self) -> None:
         """Return when every removal that was begun is on the disk and answered."""
@@ -98,4 +104,5 @@ class AdminProcessors:
 
     def metrics(self) -> Iterable[Metric]:
         yield from self._sliced_replies.metrics()
+        yield from self._ephemeral.metrics()
         yield from self._relays.metrics()

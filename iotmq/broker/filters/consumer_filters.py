@@ -143,6 +143,14 @@ class ConsumerFilters(DirtyTable):
                 data.dead_time = self._clock.now_ms()
                 self._changed()
 
+    def forget_group(self, group: str) -> None:
+        """Forget the filters of a group now."""
+        self.group_left(group)
+        gone = self._by_group.pop(group, {})
+        self._count -= len(gone)
+        if gone:
+            self._changed()
+
     def of_request(self, expression_type: str, expression: str) -> PropertyFilter:
         """The filter a request brings. RequestError: 1 for a type not served, 23 for a wrong expression."""
         self._check_type(expression_type)

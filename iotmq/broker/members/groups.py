@@ -9,7 +9,7 @@ means refused pulls, and members that take the queues of others.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from iotmq import limits
 from iotmq.broker.filters.subscription import (
@@ -35,6 +35,12 @@ _RESTORED_S: Final = 60.0
 # Group, client id; without one it is the group itself.
 _ConsumerKey: TypeAlias = tuple[str, str]
 _GROUP: Final = ""
+
+
+class EndListener(Protocol):
+    """Takes the name of a group without members, and whether the last one has said goodbye."""
+
+    def __call__(self, name: str, *, is_goodbye: bool) -> None: ...
 
 
 class Member:
@@ -125,6 +131,11 @@ class Groups:
         # Consumers of the master, while this is a follower.
         self._copied: dict[_ConsumerKey, CopiedConsumer] = {}
         self.version = DataVersion()
+        self._end_listeners: list[EndListener] = []
+
+    def add_end_listener(self, listener: EndListener) -> None:
+        """Tell of consumer groups whose last member has left."""
+        self._end_listeners.append(listener)
 
     def heartbeat(
         self, connection: ServerConnection, heartbeat: Heartbeat, *, language: int = 0, version: int = 0
@@ -199,7 +210,7 @@ class Groups:
         if (
             consumer_group
             and (consumer_group, client_id) in self._consumers_of.get(connection, ())
-            and self._leave_consumers(consumer_group, client_id)
+            and self._leave_consumers(consumer_group, client_id, is_goodbye=True)
         ):
             return [consumer_group]
         return []
@@ -408,7 +419,7 @@ class Groups:
         by_connection.setdefault(member.connection, set()).add(entry)
         return former is None or former.connection is not member.connection
 
-    def _leave_consumers(self, name: str, client_id: str) -> bool:
+    def _leave_consumers(self, name: str, client_id: str, *, is_goodbye: bool = False) -> bool:
         group = self._consumers.get(name)
         member = None if group is None else group.members.pop(client_id, None)
         if group is None or member is None:
@@ -418,6 +429,9 @@ class Groups:
             self.changed.note((name, _GROUP))
         _discard(self._consumers_of, member.connection, (name, client_id))
         self.changed.note((name, client_id))
+        if not group.members:
+            for listener in self._end_listeners:
+                listener(name, is_goodbye=is_goodbye)
         return True
 
     def _leave_producers(self, name: str, client_id: str) -> None:

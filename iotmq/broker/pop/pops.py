@@ -118,6 +118,11 @@ class Pops:
         """Return the state of a queue; None for one that the group has popped nothing of."""
         return self._queues.get(place)
 
+    def in_flight(self, place: Place) -> int:
+        """Return how many messages of a queue were popped by the group and are not done."""
+        queue = self._queues.get(place)
+        return 0 if queue is None else queue.undone_count
+
     def open(self, place: Place, stored: Queue, *, from_end: bool) -> PopQueue:
         """Return the state of a queue, made where there is none.
 
@@ -360,6 +365,10 @@ class Pops:
 
     def _group_changed(self, name: str) -> None:
         if self._groups.find(name) is None:
+            for mode in [mode for mode in self._pop_modes if mode[0] == name]:
+                self._pop_modes.discard(mode)
+                self._mode_changes[mode] = False
+                self._turn_end.schedule()
             self._forget_all([place for place in self._queues if place.group == name])
 
 

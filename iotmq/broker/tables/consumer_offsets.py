@@ -39,10 +39,15 @@ class ConsumerOffsets(DirtyTable):
         # Pairs, as `topic@group`. One that is forgotten stays there until it is taken.
         self.changed: ChangedKeys[str] = ChangedKeys(2 * pairs_max)
         self._offsets = (self._file.read(ConsumerOffsetTable) or ConsumerOffsetTable()).offset_table
+        self._listeners: list[Callable[[str], None]] = []
 
     def __len__(self) -> int:
         """Number of pairs of topic and group."""
         return len(self._offsets)
+
+    def add_listener(self, listener: Callable[[str], None]) -> None:
+        """Tell of groups that have their first offset in a topic."""
+        self._listeners.append(listener)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Set the next offset the group will consume; may move back. RequestError (1) past `pairs_max`."""
@@ -56,6 +61,8 @@ class ConsumerOffsets(DirtyTable):
                 )
             queues = self._offsets[key] = {}
             self.changed.bound()
+            for listener in self._listeners:
+                listener(group)
         queues[queue_id] = offset
         self.is_dirty = True
         changed = self.changed.keys

@@ -12,7 +12,7 @@ import msgspec
 from iotmq import limits
 from iotmq.broker.tables.config_files import ConfigFile, DataVersion
 from iotmq.broker.tables.copied_table import ChangedKeys, apply_named
-from iotmq.broker.tables.topics import is_legal_name
+from iotmq.broker.tables.topics import is_ephemeral, is_legal_name
 from iotmq.clock import Clock
 from iotmq.errors import RefusedError, RequestError
 from iotmq.metrics import Metric, samples
@@ -64,12 +64,19 @@ class SubscriptionGroups:
     """All configured groups of this broker; `on_change` listeners save the file."""
 
     def __init__(
-        self, path: Path, clock: Clock, *, may_create: bool, groups_max: int = limits.GROUPS_MAX
+        self,
+        path: Path,
+        clock: Clock,
+        *,
+        may_create: bool,
+        groups_max: int = limits.GROUPS_MAX,
+        ephemeral_max: int = limits.EPHEMERAL_GROUPS_MAX,
     ) -> None:
         self._file = ConfigFile(path)
         self._clock = clock
         self.may_create = may_create
         self._groups_max = groups_max
+        self._ephemeral_max = ephemeral_max
         self._listeners: list[Callable[[str], None]] = []
         # Groups that were changed, and deleted.
         self.changed: ChangedKeys[str] = ChangedKeys(2 * groups_max)
@@ -81,6 +88,9 @@ class SubscriptionGroups:
 
     def __len__(self) -> int:
         return len(self._groups)
+
+    def names(self) -> list[str]:
+        return list(self._groups)
 
     def find(self, name: str) -> SubscriptionGroupConfig | None:
         return self._groups.get(name)
@@ -104,6 +114,11 @@ class SubscriptionGroups:
             if len(self._groups) >= self._groups_max:
                 raise RefusedError(
                     f"group {name} cannot be made: this broker has its maximum of {self._groups_max} groups"
+                )
+            if is_ephemeral(name) and sum(map(is_ephemeral, self._groups)) >= self._ephemeral_max:
+                raise RefusedError(
+                    f"group {name} cannot be made: this broker has its maximum of {self._ephemeral_max} "
+                    "ephemeral groups"
                 )
         self._groups[name] = config
         self._changed(name)

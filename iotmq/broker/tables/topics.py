@@ -27,6 +27,8 @@ PERMISSION_READ_WRITE = PERMISSION_READ | PERMISSION_WRITE
 
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
+# Groups whose names end so go with their last member. Every client may use these characters.
+EPHEMERAL_SUFFIX = "%ephemeral"
 TEMPLATE_TOPIC = "TBW102"
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 TIMER_TOPIC = "rmq_sys_wheel_timer"
@@ -236,7 +238,8 @@ class TopicTable:
         config = self._topics.get(name)
         if config is not None:
             return queue_id if name in UNSENDABLE_TOPICS else config.taking_queue(queue_id)
-        return None if name in self.deleted else queue_id
+        # The retry topic of an ephemeral group may never have had a message.
+        return None if name in self.deleted or ephemeral_group_of(name) else queue_id
 
     def count_up(self) -> None:
         """Have another data version and tell of every topic: what the broker allows in all has changed."""
@@ -401,6 +404,20 @@ def known_topic(topics: TopicTable, name: str) -> TopicConfig:
 def reply_topic(cluster: str) -> str:
     """Return where the answers of request-reply go."""
     return f"{cluster}_REPLY_TOPIC"
+
+
+def is_ephemeral(group: str) -> bool:
+    """Return whether a group is to go with its last member."""
+    return group.endswith(EPHEMERAL_SUFFIX)
+
+
+def ephemeral_group_of(topic: str) -> str | None:
+    """Return the ephemeral group that has a topic as its retry or dead letter topic; None of any other."""
+    if topic.endswith(EPHEMERAL_SUFFIX):
+        for prefix in (RETRY_PREFIX, DLQ_PREFIX):
+            if topic.startswith(prefix):
+                return topic.removeprefix(prefix)
+    return None
 
 
 def is_legal_name(name: str) -> bool:

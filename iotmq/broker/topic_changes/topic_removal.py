@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 
+from iotmq import limits
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.tables.deleted_topics import DeletedTopic
 from iotmq.errors import StoreError
@@ -55,7 +56,8 @@ class TopicRemoval:
         The caller has `topics.deleted` saved before it says that it is done. RequestError (1) when too many
         deletions are remembered.
         """
-        has_queues = any(queue.topic == name and queue.next_offset > 0 for queue in self._store.queues())
+        queues = (self._store.find_queue(name, queue_id) for queue_id in range(limits.QUEUES_PER_TOPIC_MAX))
+        has_queues = any(queue is not None and queue.next_offset > 0 for queue in queues)
         if has_queues:
             self._topics.deleted.check_room(name)
         position = self._store.appended_position

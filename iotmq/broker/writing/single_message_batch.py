@@ -9,6 +9,7 @@ from typing_extensions import Buffer
 
 from iotmq.errors import RequestError
 from iotmq.message.bodies import COMPRESSED, METHOD_MASK, inflate_body
+from iotmq.message.compression import is_compressed
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.records.record import check_batch
 from iotmq.remoting.codes import ResponseCode
@@ -46,11 +47,8 @@ def split_elements(batch: Buffer) -> Iterator[tuple[bytes, bytes, int]]:
 
 
 def inflate_batch(elements: bytes | memoryview, sys_flag: int) -> tuple[bytes | memoryview, int]:
-    """Return the elements of a batch that was compressed as a whole, as the C++ client does it past 4 KiB.
-
-    Elements cannot be taken for zlib: as the size of one, zlib's first byte would mean 2 GB.
-    """
-    if bytes(elements[:1]) != b"\x78":
+    """Return the elements of a batch that was compressed as a whole, as the C++ client does it past 4 KiB."""
+    if not is_compressed(bytes(elements[:4])):
         return elements, sys_flag
     try:
         plain = inflate_body(bytes(elements), sys_flag)

@@ -7,17 +7,17 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from iotmq.client.sending.device_messages import DEVICE_TOPIC, device_message
-from iotmq.client.sending.message_elements import batch_element
 from iotmq.client.sending.pending_send import PREPARED_FLAG, PendingSend
-from iotmq.client.sending.queue_choice import QueueChoice, chosen_queue
+from iotmq.client.sending.queue_choice import QueueChoice, check_queue, chosen_queue
 from iotmq.client.sending.recall import recall_message
 from iotmq.client.sending.send_batches import batch_bodies, by_topic
 from iotmq.client.sending.send_deadlines import SendDeadlines
 from iotmq.client.sending.send_lanes import SendLanes
+from iotmq.client.sending.send_numbers import check_room_for_mark
 from iotmq.client.sending.send_room import SendRoom
 from iotmq.client.sending.send_tries import SendTries
 from iotmq.client.transport.client import ClientTransport
-from iotmq.client.transport.lifetime import Lifetime
+from iotmq.client.transport.lifetime import Ending, Lifetime
 from iotmq.client.transport.message import Message, SendResult, check_group, check_topic
 from iotmq.client.transport.routes import MessageQueue, TopicRoute, queue_of_key
 from iotmq.client.transport.settings import ProducerSettings
@@ -27,14 +27,15 @@ from iotmq.errors import (
     MessageRefusedError,
     RouteNotFoundError,
 )
-from iotmq.limits import BATCH_RECORDS_MAX, RECORD_BYTES_MAX
+from iotmq.limits import BATCH_RECORDS_MAX
 from iotmq.message.bodies import compress_body
+from iotmq.message.compression import check_method
+from iotmq.message.errors import CompressionMissingError
 from iotmq.message.message_ids import UniqueKeys
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode
 
 DEFAULT_GROUP: Final = "DEFAULT_PRODUCER"
-_KEYS_AHEAD_MAX: Final = 1_024
 
 
 class Producer(Lifetime):
@@ -59,45 +60,51 @@ class Producer(Lifetime):
                 f"linger_ms is {self.settings.linger_ms}: it must be less than send_timeout_ms "
                 f"({self.settings.send_timeout_ms})"
             )
+        try:
+            check_method(self.settings.compression)
+        except CompressionMissingError as error:
+            raise ConfigError(f"compression: {error}") from error
         self._send_timeout_s = self.settings.send_timeout_ms / 1000
         self._tries = SendTries(client, group, self.settings)
         self._room = SendRoom(
             count_max=self.settings.in_flight_max, bytes_max=self.settings.in_flight_bytes_max
         )
         self._deadlines = SendDeadlines(usual_s=self._send_timeout_s, time_out=self._tries.time_out)
+        self._unique_keys = UniqueKeys()
         self._lanes = SendLanes(
             self._tries,
             self.settings,
+            self._room,
+            self._unique_keys,
             start=self._begin,
-            gave_up=self._gave_up,
-            took_back=self._took_back,
-            flushed=self._forget_keys,
+            alone=self._send_alone,
         )
-        # A larger body goes alone: it is compressed, or refused.
-        self._batched_bytes_max = min(
-            self.settings.body_bytes_max, (self.settings.compress_bytes_min or RECORD_BYTES_MAX) - 1
-        )
-        self._unique_keys = UniqueKeys()
-        self._next_keys: list[str] = []
-        """Unique keys of the next messages, the first at the end; they are not kept beyond a flush."""
-        self._keys_made = 0
-        """How many were made the last time since then."""
         self._interceptors = client.interceptors.for_producer(group)
+        self._encoded_interceptors = client.interceptors.for_encoded(group)
+        self._send = self._lanes.send if self._interceptors is None else self._send_seen
         self._is_running = False
+        self._ending = Ending()
         self._sent_total = 0
         self._failed_total = 0
 
     async def start(self) -> None:
         """Take part in the client's heartbeats; the client must be started."""
+        await self._ending.over()
         if not self._is_running:
             self._client.add_producer(self.group)
+            self._lanes.begin()
             self._is_running = True
 
     async def stop(self) -> None:
         """Wait for the sends in flight (each ends by its own timeout), then leave."""
-        if not self._is_running:
-            return
-        self._is_running = False
+        work = None
+        if self._is_running:
+            self._is_running = False
+            work = self._finish()
+        await self._ending.reached(work)
+
+    async def _finish(self) -> None:
+        self._lanes.close()
         await self.drain()
         self._lanes.stop()
         self._tries.stop()
@@ -154,13 +161,7 @@ class Producer(Lifetime):
         if self._interceptors is None:
             await self._send_oneway(message, queue)
             return
-        sending = self._interceptors.begin((message,))
-        try:
-            message_id = await self._send_oneway(sending.messages[0], queue)
-        except BaseException as error:
-            self._interceptors.end(sending, error=error)
-            raise
-        self._interceptors.end(sending, message_ids=(message_id,))
+        await self._interceptors.send_unanswered(message, lambda sent: self._send_oneway(sent, queue))
 
     async def _send_oneway(self, message: Message, queue: QueueChoice | None) -> str:
         """Return the message id."""
@@ -222,23 +223,22 @@ class Producer(Lifetime):
         sent: list[tuple[Message, str]] | None = None,
     ) -> list[SendResult]:
         """Add the messages and their unique keys to `sent`, in the order in which they are sent."""
-        sends: list[PendingSend] = []
+        sends: list[tuple[PendingSend, bool]] = []
         for topic, of_topic in by_topic(messages).items():
             route = await self._tries.route(topic)
             for target, of_queue in self._by_queue(of_topic, route, queue).items():
                 unique_keys = self._unique_keys.next_batch(len(of_queue))
                 if sent is not None:
                     sent += zip(of_queue, unique_keys, strict=True)
-                sends += [
-                    self._encoded(topic, target, *part, timeout_ms=timeout_ms)
-                    for part in batch_bodies(
-                        of_queue, unique_keys, body_bytes_max=self.settings.body_bytes_max
-                    )
-                ]
+                bodies = batch_bodies(of_queue, unique_keys, body_bytes_max=self.settings.body_bytes_max)
+                parts = [self._encoded(topic, target, *body, timeout_ms=timeout_ms) for body in bodies]
+                # Those of one queue keep their order over all tries.
+                sends += [(part, len(parts) > 1) for part in parts]
         futures = []
-        for send in sends:
+        for send, is_ordered in sends:
             await self.room()
-            futures.append(self._start(send))
+            futures.append(self._start(send, is_ordered=is_ordered))
+        self._lanes.flush()
         results = await asyncio.gather(*futures, return_exceptions=True)
         stored = [result for result in results if isinstance(result, SendResult)]
         for failure in results:
@@ -260,7 +260,7 @@ class Producer(Lifetime):
         """
         send = self._encoded(topic, queue, elements, count, "")
         await self.room()
-        return await self._start(send)
+        return await self._start_encoded(send)
 
     def send_encoded_batch_nowait(
         self,
@@ -284,7 +284,7 @@ class Producer(Lifetime):
         send.has_packet_ids = has_packet_ids
         send.sys_flag = sys_flag
         self._room.refuse_when_full()
-        return self._start(send)
+        return self._start_encoded(send)
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """List the queues that take messages of `topic` (for a new topic: those it will have), sorted."""
@@ -299,8 +299,10 @@ class Producer(Lifetime):
 
     async def drain(self) -> None:
         """Wait until nothing is in flight; messages that linger go at once."""
-        self._lanes.flush()
-        await self._room.drain()
+        while self._room.count:
+            # Once more when messages of a refused request have come back meanwhile.
+            self._lanes.flush()
+            await self._room.drain()
 
     @property
     def in_flight(self) -> int:
@@ -312,7 +314,11 @@ class Producer(Lifetime):
         labels = (("group", self.group),)
         yield from samples(
             ("iotmq_client_sent_total", "Messages stored", self._sent_total),
-            ("iotmq_client_send_failed_total", "Messages not sent", self._failed_total),
+            (
+                "iotmq_client_send_failed_total",
+                "Messages not sent",
+                self._failed_total + self._lanes.failed_total,
+            ),
             ("iotmq_client_send_retried_total", "Tries after the first", self._tries.retried_total),
             ("iotmq_client_sends_in_flight", "Unanswered sends", self._room.count),
             labels=labels,
@@ -320,52 +326,18 @@ class Producer(Lifetime):
 
     # --- one send -----------------------------------------------------------------------------------
 
-    def _send(
+    def _send_seen(
         self, message: Message, queue: QueueChoice | None, timeout_ms: int | None
     ) -> asyncio.Future[SendResult]:
-        if self._interceptors is None:
-            return self._send_one(message, queue, timeout_ms)
-        return self._interceptors.send(message, lambda sent: self._send_one(sent, queue, timeout_ms))
+        """Send one message with the calls of interceptors around it."""
+        assert self._interceptors is not None
+        return self._interceptors.send(message, lambda sent: self._lanes.send(sent, queue, timeout_ms))
 
-    def _send_one(
+    def _send_alone(
         self, message: Message, queue: QueueChoice | None, timeout_ms: int | None
     ) -> asyncio.Future[SendResult]:
-        element = None
-        if timeout_ms is None:
-            keys = self._next_keys
-            unique_key = keys.pop() if keys else self._more_keys()
-            element = batch_element(message, unique_key, self._batched_bytes_max)
-        if element is None:
-            send = self._prepare(message, queue, timeout_ms)
-            return self._start(send, is_ordered=not message.is_delayed)
-        if not self._is_running:
-            self._check_running()
-        if queue is not None:
-            self._check_queue(message.topic, queue)
-        future: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
-        self._lanes.add(message.topic, queue, message.key, element, future, unique_key)
-        self._room.add(len(element))
-        return future
-
-    def _more_keys(self) -> str:
-        """Make unique keys for the next messages, more each time until a flush, and take the first."""
-        self._keys_made = min(2 * self._keys_made or 1, _KEYS_AHEAD_MAX)
-        self._next_keys = self._unique_keys.next_batch(self._keys_made)
-        self._next_keys.reverse()
-        return self._next_keys.pop()
-
-    def _forget_keys(self) -> None:
-        # A key tells roughly when its message was sent.
-        self._next_keys = []
-        self._keys_made = 0
-
-    def _gave_up(self, size: int) -> None:
-        self._failed_total += 1
-        self._room.remove(size)
-
-    def _took_back(self, count: int, size: int) -> None:
-        self._failed_total -= count
-        self._room.add(size, count)
+        send = self._prepare(message, queue, timeout_ms)
+        return self._start(send, is_ordered=not message.is_delayed)
 
     def _prepare(self, message: Message, queue: QueueChoice | None, timeout_ms: int | None) -> PendingSend:
         self._check_target(message.topic, queue)
@@ -376,8 +348,12 @@ class Producer(Lifetime):
             )
         sys_flag = 0
         if 0 < self.settings.compress_bytes_min <= len(body):
-            body, sys_flag = compress_body(body, level=self.settings.compress_level)
+            settings = self.settings
+            body, sys_flag = compress_body(body, settings.compression, level=settings.compress_level)
         unique_key = self._unique_keys.next()
+        properties = message.encoded_properties(unique_key)
+        if self.settings.idempotent:
+            check_room_for_mark(len(properties))
         return PendingSend(
             topic=message.topic,
             code=RequestCode.SEND_MESSAGE_V2,
@@ -385,7 +361,7 @@ class Producer(Lifetime):
             size=len(body),
             key=message.key,
             fixed_queue=queue,
-            properties=message.encoded_properties(unique_key).decode(),
+            properties=properties.decode(),
             sys_flag=sys_flag,
             user_flag=message.flag,
             message_id=unique_key,
@@ -427,15 +403,11 @@ class Producer(Lifetime):
         check_topic(topic)
         self._check_running()
         if queue is not None:
-            self._check_queue(topic, queue)
+            check_queue(queue, topic)
 
     def _check_running(self) -> None:
         if not self._is_running:
             raise ClientClosedError("the producer is not started: use `async with Producer(...)`, or start()")
-
-    def _check_queue(self, topic: str, queue: QueueChoice) -> None:
-        if isinstance(queue, MessageQueue) and queue.topic != topic:
-            raise MessageRefusedError(f"queue {queue} is not one of topic {topic}")
 
     def _timeout_s(self, timeout_ms: int | None) -> float:
         return self._send_timeout_s if timeout_ms is None else timeout_ms / 1000
@@ -455,6 +427,13 @@ class Producer(Lifetime):
         else:
             self._tries.begin(send)
         return send.future
+
+    def _start_encoded(self, send: PendingSend) -> asyncio.Future[SendResult]:
+        calls = self._encoded_interceptors
+        if calls is None:
+            return self._start(send)
+        assert not isinstance(send.body, list)
+        return calls.send(send.topic, send.body, send.count, lambda: self._start(send))
 
     def _watch(self, send: PendingSend) -> None:
         """Count a send of one call, and start its timeout."""

@@ -26,6 +26,7 @@ from iotmq.errors import (
     RouteNotFoundError,
     SendFailedError,
 )
+from iotmq.message.bodies import compress_body
 from iotmq.remoting.codes import (
     IS_MASTER_FIELD,
     NUMBERED_FIELD,
@@ -34,7 +35,7 @@ from iotmq.remoting.codes import (
     RequestCode,
     ResponseCode,
 )
-from iotmq.remoting.command import Command
+from iotmq.remoting.command import Body, Command
 from iotmq.remoting.connection import ClientConnection
 
 _log = logging.getLogger(__name__)
@@ -130,8 +131,10 @@ class SendTries:
             queue = queues[next(self._turn) % len(queues)]
         return queue
 
-    def command(self, send: PendingSend, queue: MessageQueue, *, oneway: bool = False) -> Command:
-        """Build the request of a send."""
+    def command(
+        self, send: PendingSend, queue: MessageQueue, address: str = "", *, oneway: bool = False
+    ) -> Command:
+        """Build the request of a send to the broker at HOST:PORT."""
         is_batch = send.code == RequestCode.SEND_BATCH_MESSAGE
         ext = {
             "a": self._group,
@@ -160,7 +163,21 @@ class SendTries:
             ext[REPEAT_FIELD] = "true"
         if send.has_packet_ids:
             ext[PACKET_IDS_FIELD] = "true"
+        if is_batch and self._settings.compress_batches and not send.sys_flag:
+            body, sys_flag = self._compressed(body, address)
+            ext["f"] = str(sys_flag)
         return Command.request(send.code, ext, body, oneway)
+
+    def _compressed(self, elements: Body, address: str) -> tuple[Body, int]:
+        """Compress a batch as a whole, for a broker that has said that it opens it."""
+        settings = self._settings
+        method = settings.compression
+        if not settings.compress_bytes_min or not self._client.opens_batches(address, method):
+            return elements, 0
+        data = b"".join(elements) if isinstance(elements, list) else bytes(elements)
+        if len(data) < settings.compress_bytes_min:
+            return data, 0
+        return compress_body(data, method, level=settings.compress_level)
 
     def time_out(self, send: PendingSend) -> None:
         """Fail a send that has no result in time."""
@@ -187,7 +204,7 @@ class SendTries:
         send.tries += 1
         send.sent_s = asyncio.get_running_loop().time()
         try:
-            reply = connection.request_nowait(self.command(send, queue))
+            reply = connection.request_nowait(self.command(send, queue, address))
         except IotmqError as error:
             self._start_retries(send, error)
             return
@@ -198,7 +215,14 @@ class SendTries:
         send.reply = None
         if send.future.done():
             return
-        failure = self._judge(send, reply)
+        try:
+            failure = self._judge(send, reply)
+        except ValueError as error:
+            # It may be stored, so it is not tried again.
+            assert send.queue is not None
+            text = f"broker {send.queue.broker_name} answered the send to {send.queue} with nonsense: {error}"
+            send.future.set_exception(BrokerError(ResponseCode.SYSTEM_ERROR, text))
+            return
         if failure is not None:
             self._start_retries(send, failure)
 
@@ -245,8 +269,10 @@ class SendTries:
             return NotMasterError(response.code, text)
         refusal = BrokerError(response.code, text)
         if response.code == ResponseCode.BATCH_OUT_OF_ORDER and send.numbers and send.numbers.restart():
-            # The broker has lost or forgotten what came before; nothing of this is stored.
+            # The broker has lost or forgotten what came before; nothing of this is stored. Of a new batch it
+            # cannot say so again, so this is not one of the tries.
             send.mark = send.numbers.mark(send.count)
+            send.tries -= 1
             return refusal
         if response.code in _TRY_AGAIN:
             self._health.failed(queue.broker_name, now_s=now_s)

@@ -9,9 +9,11 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final, Protocol, TypeAlias
 
 from iotmq.addresses import parse_address
+from iotmq.client.transport.connection_events import ConnectionEvents, ConnectionListener
 from iotmq.client.transport.connections import ConnectionCallbacks, Connections
 from iotmq.client.transport.interceptors import Interceptor, Interceptors
 from iotmq.client.transport.lifetime import Lifetime
@@ -31,7 +33,15 @@ from iotmq.errors import (
     NotSupportedError,
     RequestTimeoutError,
 )
-from iotmq.remoting.codes import IS_MASTER_FIELD, LanguageCode, RequestCode, ResponseCode, Version
+from iotmq.message.compression import Compression
+from iotmq.remoting.codes import (
+    BATCH_COMPRESSION_FIELD,
+    IS_MASTER_FIELD,
+    LanguageCode,
+    RequestCode,
+    ResponseCode,
+    Version,
+)
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
 from iotmq.supervised import end, supervise
@@ -83,7 +93,14 @@ class ClientTransport(Lifetime):
         self.interceptors = Interceptors(interceptors)
         """The interceptors of the application; producers and consumers ask for them when they are made."""
         self.request_timeout_s = self.settings.request_timeout_ms / 1000
-        callbacks = ConnectionCallbacks(requested=self._requested, connected=self._connected, lost=self._lost)
+        self.connection_events = ConnectionEvents(self._broker_at)
+        """Tells the application what becomes of connections."""
+        callbacks = ConnectionCallbacks(
+            requested=self._requested,
+            connected=self._connected,
+            lost=self._lost,
+            events=self.connection_events,
+        )
         self.connections = Connections(self.settings, callbacks, clock=self.clock)
         """The connections, one per address."""
         self.registries = Registries(
@@ -115,6 +132,8 @@ class ClientTransport(Lifetime):
         """Address -> the connection on which its broker has had a heartbeat."""
         self._with_timers: set[str] = set()
         """The addresses of brokers with a connection that are known to deliver messages at any time."""
+        self._batch_compression: dict[str, str] = {}
+        """Address -> how its broker has said that batches may be compressed, while there is a connection."""
         self._request_handlers: dict[int, list[RequestHandler]] = {}
         self._heartbeater: asyncio.Task[None] | None = None
         self._recoveries: dict[str, asyncio.Task[None]] = {}
@@ -133,11 +152,20 @@ class ClientTransport(Lifetime):
         if self.connections.is_closed:
             raise ClientClosedError("the client was stopped: make another one")
         self._is_running = True
+        self.connection_events.start()
         self.routes.start()
         self.masters.start()
         self._heartbeater = supervise("heartbeats", self._heartbeat_forever)
-        for interceptor in self.interceptors.all:
-            await interceptor.start(self)
+        started: list[Interceptor] = []
+        try:
+            for interceptor in self.interceptors.all:
+                await interceptor.start(self)
+                started.append(interceptor)
+        except BaseException:
+            for interceptor in started:
+                await interceptor.stop()
+            await ClientTransport.stop(self)
+            raise
 
     async def stop(self) -> None:
         """End background work and close the connections. Stop producers and consumers first."""
@@ -151,6 +179,14 @@ class ClientTransport(Lifetime):
         await self.routes.stop()
         await self.masters.stop()
         await self.connections.close()
+        await self.connection_events.stop()
+
+    def on_connection(self, call: ConnectionListener) -> None:
+        """Call a plain or a coroutine function about each event of the connections, one after the other.
+
+        What it raises is counted and logged. While it is at work 1,024 events wait, the latest ones.
+        """
+        self.connection_events.listen(call)
 
     async def request(self, address: str, command: Command, *, timeout_s: float | None = None) -> Command:
         """Ask the broker at HOST:PORT; returns its answer, whatever the response code.
@@ -214,6 +250,10 @@ class ClientTransport(Lifetime):
         """Return whether `check_timers` has to be asked before a message with a time of its own is sent."""
         return address not in self._with_timers
 
+    def opens_batches(self, address: str, method: Compression) -> bool:
+        """Return whether a broker has said that it opens batches that are compressed as a whole."""
+        return method in self._batch_compression.get(address, "").split(",")
+
     async def check_timers(self, broker_name: str, address: str) -> None:
         """Raise NotSupportedError when a broker would deliver at once what has a time of its own.
 
@@ -256,6 +296,13 @@ class ClientTransport(Lifetime):
             for broker_id, address in by_id.items()
             if broker_id == MASTER_ID or not masters_only
         }
+
+    def _broker_at(self, address: str) -> str:
+        for route in self.routes.all_known():
+            for name, by_id in route.addresses.items():
+                if address in by_id.values():
+                    return name
+        return ""
 
     def _heartbeat_addresses(self) -> set[str]:
         # A producer needs no connection to a broker it does not send to.
@@ -309,10 +356,21 @@ class ClientTransport(Lifetime):
     def _introduce(self, address: str, connection: ClientConnection) -> None:
         """Send a heartbeat without waiting for its answer."""
         self._introduced[address] = connection
-        connection.request_nowait(self._heartbeat_command()).add_done_callback(_ignore_result)
+        answer = connection.request_nowait(self._heartbeat_command())
+        answer.add_done_callback(partial(self._introduction_answered, address, connection))
+
+    def _introduction_answered(
+        self, address: str, connection: ClientConnection, answer: asyncio.Future[Command]
+    ) -> None:
+        # A lost connection is made again, and this with it.
+        if answer.cancelled() or answer.exception() is not None:
+            return
+        if self._introduced.get(address) is connection:
+            self._batch_compression[address] = answer.result().ext.get(BATCH_COMPRESSION_FIELD, "")
 
     def _lost(self, address: str) -> None:
         self._introduced.pop(address, None)
+        self._batch_compression.pop(address, None)
         self._with_timers.discard(address)
         if self._is_running:
             self.masters.lost(address)
@@ -348,10 +406,12 @@ class ClientTransport(Lifetime):
 
     def _master_moved(self, name: str, former: str, address: str) -> None:
         """Send everything that is for a broker to its present master, also what the former did not answer."""
+        self.connection_events.note_master(name, former, address)
         topics = self.routes.move_master(name, address)
         self._introduce_where_new()
         if former not in self._broker_addresses():
             self.connections.drop(former)
+            self._batch_compression.pop(former, None)
             self._with_timers.discard(former)
         for consumer in self._consumers.values():
             for topic in topics:
@@ -406,8 +466,3 @@ def _unique_client_id() -> str:
     # Host names may hold @, which Java tools split client ids at.
     host = socket.gethostname().replace("@", "-")[:128]
     return f"{host}@{os.getpid()}#{time.monotonic_ns():x}{next(_instances)}"
-
-
-def _ignore_result(future: asyncio.Future[Command]) -> None:
-    if not future.cancelled():
-        future.exception()

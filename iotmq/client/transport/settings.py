@@ -15,6 +15,7 @@ from iotmq.limits import (
     PULL_RECORDS_MAX,
     RECORD_BYTES_MAX,
 )
+from iotmq.message.compression import Compression
 from iotmq.remoting.signature import Credentials
 from iotmq.remoting.tls.files import client_tls
 from iotmq.secret_text import hide
@@ -91,11 +92,19 @@ class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     because it may have been stored."""
     tries_max: Annotated[int, Meta(ge=1, le=100)] = 3
     """Times a message is handed to a broker before the send fails."""
+    compression: Compression = "zlib"
+    """How bodies are compressed: zlib, lz4 or zstd. Every consumer opens zlib. The others need
+    `iotmq[compression]` here and at consumers. Java clients open them from RocketMQ 4.9.4 on; older ones lose
+    messages by them."""
     compress_bytes_min: Annotated[int, Meta(ge=0, le=RECORD_BYTES_MAX)] = 4_096
-    """Bodies from this size on are zlib-compressed when that makes them smaller, and sent alone; 0 never
-    compresses. Those of `send_batch` are never compressed."""
+    """Bodies from this size on are compressed when that makes them smaller, and sent alone; 0 never
+    compresses. Those of `send_batch` are not compressed one by one."""
+    compress_batches: bool = False
+    """Compress requests of several messages as a whole, from `compress_bytes_min` on, for slow links. Brokers
+    open them and store plain messages, so consumers do not notice. Brokers that have not said that they open
+    them get plain requests."""
     compress_level: Annotated[int, Meta(ge=1, le=9)] = 5
-    """zlib level; 5 is what Java clients use."""
+    """Level of zlib and zstd; 5 is what Java clients use. LZ4 has none."""
     body_bytes_max: Annotated[int, Meta(ge=1, le=RECORD_BYTES_MAX)] = RECORD_BYTES_MAX - 64 * 1024
     """Largest body of one message, and of one batch request, in bytes; brokers refuse more than their own
     maximum, 4 MiB unless configured."""
@@ -234,9 +243,10 @@ class PopConsumerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     """Bytes of these messages; past it no more are fetched. Answers on their way come on top."""
     consume_from: Literal["last", "first"] = "last"
     """Where a group without a stored offset starts."""
-    orderly: bool = False
+    orderly: bool | Literal["key"] = False
     """Get nothing more of a queue while something of it is held by anybody in the group, so that the order of
-    each queue is kept also where messages fail."""
+    each queue is kept also where messages fail. `"key"`: get one message of each key at a time, and the next
+    one when that is done; other keys go on."""
     hold_ms: Annotated[int, Meta(ge=0, le=30_000)] = 15_000
     """Milliseconds a broker may park a pop that finds nothing."""
     pop_timeout_ms: Annotated[int, Meta(ge=100, le=600_000)] = 30_000

@@ -19,6 +19,9 @@ cdef enum:
     BODY_TOO_LARGE = -102
     UNKNOWN_COMPRESSION = -103
     OUT_OF_MEMORY = -104
+    # -105 is not one.
+    LZ4_MISSING = -106             # their libraries are not installed
+    ZSTD_MISSING = -107
 
 # Bytes that grow by appending, and a column of such values: offsets[i]..offsets[i + 1] is value i.
 cdef struct Bytes:

@@ -4,6 +4,7 @@ The first checks every length and counts, the second fills memory of the right s
 inflate or text has to be cleaned. No byte outside the input is read, whatever it says.
 """
 
+from cpython.bytes cimport PyBytes_AS_STRING
 from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memchr, memcmp, memcpy, memset
@@ -12,6 +13,9 @@ from iotmq.message.records.layout cimport NAME_END, PROPERTY_END, SYS_FLAG_COMPR
 from iotmq.message.records.fields cimport BAD_BODY_CRC, FORMAT_OK, RecordParts
 from iotmq.message.records.record cimport body_crc, parse_record, tags_code
 from iotmq.message.records.text cimport decode_point
+
+from iotmq.message.bodies import inflate_body as open_body
+from iotmq.message.errors import BodyTooLargeError, CompressionMissingError, MessageFormatError
 
 cdef extern from "zlib.h" nogil:
     int inflateInit(z_stream* stream)
@@ -129,10 +133,11 @@ cdef int add_body(Outputs* outputs, Py_ssize_t index, const RecordParts* parts) 
         if (parts.sys_flag >> 8) & 7 == 0 or (parts.sys_flag >> 8) & 7 == 3:
             problem = inflate_body(outputs, parts.body, parts.body_size)
         else:
-            problem = UNKNOWN_COMPRESSION
+            problem = open_by_library(outputs, parts)
     elif not append(&values.data, parts.body, parts.body_size):
         problem = OUT_OF_MEMORY
-    if problem == OUT_OF_MEMORY:
+    # What another process could open is never made a null.
+    if problem == OUT_OF_MEMORY or problem == LZ4_MISSING or problem == ZSTD_MISSING:
         return problem
     if problem != FORMAT_OK:
         if not outputs.bad_bodies_null:
@@ -182,6 +187,27 @@ cdef int inflate_body(Outputs* outputs, const uint8_t* body, Py_ssize_t size) no
         # No progress, or room left over with all input taken: the stream is cut off.
         if status != Z_OK or (stream.avail_in == 0 and stream.avail_out != 0):
             return BROKEN_BODY
+
+
+cdef int open_by_library(Outputs* outputs, const RecordParts* parts) noexcept with gil:
+    """As `inflate_body`, for what has no compiled code here."""
+    cdef int method = (parts.sys_flag >> 8) & 7
+    cdef bytes plain
+    if method > 2:
+        return UNKNOWN_COMPRESSION
+    try:
+        plain = open_body(parts.body[:parts.body_size], parts.sys_flag, bytes_max=outputs.inflated_bytes_max)
+    except CompressionMissingError:
+        return LZ4_MISSING if method == 1 else ZSTD_MISSING
+    except BodyTooLargeError:
+        return BODY_TOO_LARGE
+    except MessageFormatError:
+        return BROKEN_BODY
+    except MemoryError:
+        return OUT_OF_MEMORY
+    if not append(&outputs.body.data, <const uint8_t*> PyBytes_AS_STRING(plain), len(plain)):
+        return OUT_OF_MEMORY
+    return FORMAT_OK
 
 
 cdef inline bint add_bytes(Values* values, Py_ssize_t index, const uint8_t* value, Py_ssize_t size) noexcept nogil:

@@ -14,14 +14,15 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from iotmq.message.records.column_fill cimport (
-    ALIGNMENT_BYTES, BODY_TOO_LARGE, BROKEN_BODY, Counted, OUT_OF_MEMORY, Outputs, UNKNOWN_COMPRESSION, Values, Wanted,
-    count_records, fill, free_outputs, posix_memalign, reserve,
+    ALIGNMENT_BYTES, BODY_TOO_LARGE, BROKEN_BODY, Counted, LZ4_MISSING, OUT_OF_MEMORY, Outputs, UNKNOWN_COMPRESSION,
+    Values, Wanted, ZSTD_MISSING, count_records, fill, free_outputs, posix_memalign, reserve,
 )
 from iotmq.message.records.layout cimport NAME_END, PROPERTY_END
 from iotmq.message.records.fields cimport FORMAT_OK
 
 from iotmq.limits import COLUMN_BYTES_MAX, COLUMN_PROPERTIES_MAX, INFLATED_BODY_BYTES_MAX
-from iotmq.message.errors import MessageFormatError
+from iotmq.message.compression import missing_text
+from iotmq.message.errors import CompressionMissingError, MessageFormatError
 from iotmq.message.records.record import problem_text
 
 cdef enum:
@@ -30,7 +31,7 @@ cdef enum:
 _BODY_PROBLEMS = {
     BROKEN_BODY: "its compressed body is damaged",
     BODY_TOO_LARGE: "its body inflates past the limit",
-    UNKNOWN_COMPRESSION: "its body is compressed in a way other than zlib",
+    UNKNOWN_COMPRESSION: "its body is compressed in an unknown way",
 }
 
 NUMBER_COLUMNS = (
@@ -170,13 +171,14 @@ def iter_columns(buffer, **options):
     keys: names of properties, each a nullable column "property.NAME"; the last of several wins.
     timestamp_unit: "ms", or "us" as Spark wants them.
     check_crc: compare each body with the record's CRC (default no, as clients do).
-    inflate: zlib-compressed bodies are inflated (default); their sys_flag stays as stored.
+    inflate: compressed bodies are inflated (default); their sys_flag stays as stored.
     inflated_bytes_max: a body may not inflate past it.
     bad_bodies: "raise", or "null" for a null in place of a body that fails its CRC or inflation.
     bytes_max: a Columns ends before the record whose body would take it past so many body bytes.
     records_max: and after so many records (default no such limit).
 
-    Raises MessageFormatError naming record, byte and reason. Text that is not UTF-8 gets U+FFFD.
+    Raises MessageFormatError naming record, byte and reason; CompressionMissingError, whatever `bad_bodies` is,
+    for a body whose library is not installed here. Text that is not UTF-8 gets U+FFFD.
     """
     cdef Columns columns
     cdef Py_ssize_t at = 0
@@ -251,8 +253,11 @@ def _check_options(columns, names, timestamp_unit, bad_bodies, inflated_bytes_ma
 def _raise(int problem, Py_ssize_t index, Py_ssize_t at):
     if problem == OUT_OF_MEMORY:
         raise MemoryError
-    text = _BODY_PROBLEMS.get(problem) or problem_text(problem)
-    raise MessageFormatError(f"record {index} at byte {at}: {text}", at)
+    where = f"record {index} at byte {at}"
+    if problem == LZ4_MISSING or problem == ZSTD_MISSING:
+        text = missing_text("lz4" if problem == LZ4_MISSING else "zstd")
+        raise CompressionMissingError(f"{where}: {text}", at)
+    raise MessageFormatError(f"{where}: {_BODY_PROBLEMS.get(problem) or problem_text(problem)}", at)
 
 
 def validity_bit(validity, index):

@@ -6,13 +6,17 @@ import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
+import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.common.compression.CompressionType;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
+import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageRequestMode;
 import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
 
 /**
- * The push consumer of RocketMQ 5 behind a pipe, in the mode that the broker tells it (tests/oracles/piped_client.py).
+ * The push consumer of RocketMQ 5 behind a pipe, in the mode that the broker tells it (tests/oracles/piped_client.py),
+ * and its producer, which compresses.
  * The library is used as it is published.
  */
 public class PopClient {
@@ -33,8 +37,23 @@ public class PopClient {
                 return setMode(words);
             case "consume":
                 return consume(words);
+            case "send":
+                return send(words);
             default:
                 throw new IllegalArgumentException(words.getString("do"));
+        }
+    }
+
+    private Object send(JSONObject words) throws Exception {
+        DefaultMQProducer producer = new DefaultMQProducer("java-compressing");
+        producer.setNamesrvAddr(registry);
+        producer.start();
+        try {
+            producer.setCompressType(CompressionType.of(words.getString("compression")));
+            byte[] body = words.getString("body").getBytes(StandardCharsets.UTF_8);
+            return producer.send(new Message(words.getString("topic"), body)).getSendStatus().name();
+        } finally {
+            producer.shutdown();
         }
     }
 

@@ -16,12 +16,14 @@ from record_oracle import MAGIC_LONG_TOPIC, OracleRecord, encode
 
 from iotmq.limits import COLUMN_PROPERTIES_MAX, INFLATED_BODY_BYTES_MAX
 from iotmq.message.bodies import compress_body
-from iotmq.message.errors import MessageFormatError
+from iotmq.message.compression import Compression, compress
+from iotmq.message.errors import CompressionMissingError, MessageFormatError
 from iotmq.message.hosts import encode_host
 from iotmq.message.records.columns import COLUMNS, Columns, decode_columns, iter_columns
 from iotmq.message.records.record import encode_record
 from iotmq.message.tags import tag_hash
 
+METHODS = [("zlib", 0x301), ("lz4", 0x101), ("zstd", 0x201)]
 PROPERTIES = b"MQTT_TOPIC\x01devices/7/telemetry\x02KEYS\x017\x02TAGS\x01TagA\x02"
 
 
@@ -221,12 +223,13 @@ def test_timestamps_stick_at_the_ends_of_their_range() -> None:
     ]
 
 
-def test_compressed_bodies_are_inflated() -> None:
-    body, sys_flag = compress_body(b"telemetry " * 5000)
+@pytest.mark.parametrize(("method", "flag"), METHODS)
+def test_compressed_bodies_are_inflated(method: Compression, flag: int) -> None:
+    body, sys_flag = compress_body(b"telemetry " * 5000, method)
     compressed = record(1, body=body, sys_flag=sys_flag)
     columns = decode_columns(record(0) + compressed + record(2) + compressed, check_crc=True)
     assert values(columns, "body") == [b"body 0", b"telemetry " * 5000, b"body 2", b"telemetry " * 5000]
-    assert values(columns, "sys_flag") == [0, 0x301, 0, 0x301]
+    assert values(columns, "sys_flag") == [0, flag, 0, flag]
     assert values(decode_columns(compressed, inflate=False), "body") == [body]
 
 
@@ -239,18 +242,33 @@ def test_incompressible_bodies_longer_than_a_step_are_inflated() -> None:
     assert values(decode_columns(record(body=zlib.compress(plain), sys_flag=1)), "body") == [plain]
 
 
-def test_inflated_size_limit() -> None:
-    at_limit = record(body=zlib.compress(bytes(INFLATED_BODY_BYTES_MAX)), sys_flag=1)
-    past_limit = record(body=zlib.compress(bytes(INFLATED_BODY_BYTES_MAX + 1)), sys_flag=1)
+@pytest.mark.parametrize(("method", "flag"), METHODS)
+def test_inflated_size_limit(method: Compression, flag: int) -> None:
+    def compressed(plain: bytes) -> bytes:
+        return record(body=compress(plain, method, 5), sys_flag=flag)
+
+    at_limit = compressed(bytes(INFLATED_BODY_BYTES_MAX))
+    past_limit = compressed(bytes(INFLATED_BODY_BYTES_MAX + 1))
     assert values(decode_columns(at_limit), "body") == [bytes(INFLATED_BODY_BYTES_MAX)]
     with pytest.raises(MessageFormatError, match="inflates past the limit"):
         decode_columns(past_limit)
-    small = record(body=zlib.compress(b"abc"), sys_flag=1)
+    small = compressed(b"abc")
     assert values(decode_columns(small, inflated_bytes_max=3), "body") == [b"abc"]
     with pytest.raises(MessageFormatError, match="inflates past the limit"):
         decode_columns(small, inflated_bytes_max=2)
-    empty = record(body=zlib.compress(b""), sys_flag=1)
-    assert values(decode_columns(empty, inflated_bytes_max=0), "body") == [b""]
+    assert values(decode_columns(compressed(b""), inflated_bytes_max=0), "body") == [b""]
+
+
+@pytest.mark.parametrize("bad_bodies", ["raise", "null"])
+def test_a_missing_library_is_never_a_null(
+    bad_bodies: Literal["raise", "null"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = record(0) + record(1, body=compress(b"abc", "zstd", 5), sys_flag=0x201)
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(
+        CompressionMissingError, match=r"record 1 at byte \d+: zstd needs .*iotmq\[compression\]"
+    ):
+        decode_columns(buffer, bad_bodies=bad_bodies)
 
 
 @pytest.mark.parametrize(
@@ -261,8 +279,10 @@ def test_inflated_size_limit() -> None:
         (zlib.compress(b"abc")[:-1], 1, "damaged"),
         (zlib.compress(bytes(100_000))[:-1], 1, "damaged"),
         (zlib.compress(bytes(16_384))[:-1], 1, "damaged"),
-        (zlib.compress(b"abc"), 0x101, "other than zlib"),
-        (zlib.compress(b"abc"), 0x201, "other than zlib"),
+        (zlib.compress(b"abc"), 0x101, "damaged"),
+        (compress_body(bytes(999), "lz4")[0][:-1], 0x101, "damaged"),
+        (compress_body(bytes(999), "zstd")[0][:-1], 0x201, "damaged"),
+        (zlib.compress(b"abc"), 0x401, "an unknown way"),
     ],
 )
 def test_bodies_that_cannot_be_inflated_are_an_error_or_null(body: bytes, sys_flag: int, reason: str) -> None:

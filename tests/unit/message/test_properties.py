@@ -8,7 +8,8 @@ import pytest
 
 from iotmq.limits import INFLATED_BODY_BYTES_MAX
 from iotmq.message.bodies import compress_body, inflate_body
-from iotmq.message.errors import MessageFormatError
+from iotmq.message.compression import Compression
+from iotmq.message.errors import BodyTooLargeError, MessageFormatError
 from iotmq.message.hosts import decode_host, encode_host
 from iotmq.message.properties import KEYS, TAGS, decode_properties, encode_properties
 
@@ -92,10 +93,13 @@ def test_a_plain_body_stays_as_it_is() -> None:
     assert inflate_body(b"\x78\x9c", 0x300) == b"\x78\x9c"
 
 
-def test_inflated_size_limit() -> None:
-    assert len(inflate_body(zlib.compress(bytes(INFLATED_BODY_BYTES_MAX)), 1)) == INFLATED_BODY_BYTES_MAX
-    with pytest.raises(MessageFormatError, match="inflates past 4194304 bytes"):
-        inflate_body(zlib.compress(bytes(INFLATED_BODY_BYTES_MAX + 1)), 1)
+@pytest.mark.parametrize(("method", "flag"), [("zlib", 0x301), ("lz4", 0x101), ("zstd", 0x201)])
+def test_inflated_size_limit(method: Compression, flag: int) -> None:
+    body, sys_flag = compress_body(bytes(INFLATED_BODY_BYTES_MAX), method)
+    assert sys_flag == flag
+    assert inflate_body(body, sys_flag) == bytes(INFLATED_BODY_BYTES_MAX)
+    with pytest.raises(BodyTooLargeError, match="inflates past 4194304 bytes"):
+        inflate_body(compress_body(bytes(INFLATED_BODY_BYTES_MAX + 1), method)[0], sys_flag)
 
 
 @pytest.mark.parametrize(
@@ -104,8 +108,9 @@ def test_inflated_size_limit() -> None:
         (b"not zlib", 1, "damaged"),
         (b"", 1, "cut off"),
         (zlib.compress(b"abc")[:-1], 1, "cut off"),
-        (zlib.compress(b"abc"), 0x101, "other than zlib"),
-        (zlib.compress(b"abc"), 0x201, "other than zlib"),
+        (zlib.compress(b"abc"), 0x101, "damaged"),
+        (zlib.compress(b"abc"), 0x201, "damaged"),
+        (zlib.compress(b"abc"), 0x401, "an unknown way"),
     ],
 )
 def test_bodies_that_cannot_be_inflated(body: bytes, sys_flag: int, reason: str) -> None:

@@ -33,7 +33,9 @@ class TopicRemovalHandler(RequestProcessor):
         self._own_topics = parts.system_topics
         # Whoever waits for the disk.
         self._waiting: list[tuple[ServerConnection, Command]] = []
-        # Set while a write is under way; it goes on until nobody waits.
+        # True when something was deleted since the last write began.
+        self._is_asked = False
+        # Set while a write is under way; it goes on until nobody asks.
         self._saving: asyncio.Task[None] | None = None
 
     def handlers(self) -> Mapping[int, Handler]:
@@ -41,6 +43,12 @@ class TopicRemovalHandler(RequestProcessor):
             RequestCode.DELETE_TOPIC_IN_BROKER: self._delete,
             RequestCode.CLEAN_UNUSED_TOPIC: self._clean_unused,
         }
+
+    def save(self) -> None:
+        """Have the deletions until now written."""
+        self._is_asked = True
+        if self._saving is None:
+            self._saving = asyncio.get_running_loop().create_task(self._save())
 
     async def stop(self) -> None:
         """Return when every deletion is on the disk and answered."""
@@ -66,12 +74,12 @@ class TopicRemovalHandler(RequestProcessor):
         if not self._topics.deleted.is_dirty and self._saving is None:
             return request.reply(ResponseCode.SUCCESS)
         self._waiting.append((connection, request))
-        if self._saving is None:
-            self._saving = asyncio.get_running_loop().create_task(self._save())
+        self.save()
         return None
 
     async def _save(self) -> None:
-        while self._waiting:
+        while self._is_asked:
+            self._is_asked = False
             waiting, self._waiting = self._waiting, []
             remark = await self._write()
             code = ResponseCode.SUCCESS if remark is None else ResponseCode.SYSTEM_ERROR

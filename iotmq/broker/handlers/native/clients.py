@@ -18,8 +18,9 @@ from iotmq.broker.replies.request_table import Handler
 from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig
 from iotmq.broker.tables.topics import RETRY_PREFIX
 from iotmq.event_loop import LoopSlice, NextTurn
+from iotmq.message.compression import methods_here
 from iotmq.remoting import lenient_json
-from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.codes import BATCH_COMPRESSION_FIELD, RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection, absent_connection
 
@@ -44,6 +45,7 @@ class ClientHandler:
         self._filters = filters
         self._subscription_groups = parts.subscription_groups
         self._topics = parts.topics
+        self._knows = {BATCH_COMPRESSION_FIELD: ",".join(methods_here())}
         # Groups whose change nobody was told yet, and of the one before them the connections not told yet.
         self._changed: dict[str, None] = {}
         self._told_group = ""
@@ -81,7 +83,7 @@ class ClientHandler:
             if group is not None:
                 self._ensure_retry_topic(group)
         self._notify(changed)
-        return request.reply(ResponseCode.SUCCESS)
+        return request.reply(ResponseCode.SUCCESS, ext=self._knows)
 
     def _unregister(self, connection: ServerConnection, request: Command) -> Command | None:
         client_id = request.text("clientID")

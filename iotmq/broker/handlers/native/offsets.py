@@ -15,7 +15,7 @@ from iotmq.broker.replies.reply_body import reply_json
 from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.replies.sliced_reply import SlicedReplies, Work
 from iotmq.broker.tables.subscription_groups import group_of
-from iotmq.broker.tables.topics import TopicConfig, known_topic
+from iotmq.broker.tables.topics import TopicConfig, is_ephemeral, known_topic
 from iotmq.errors import RequestError
 from iotmq.message.records.record import decode_record
 from iotmq.remoting.codes import RequestCode, ResponseCode
@@ -83,8 +83,9 @@ class OffsetHandler(RequestProcessor):
             connection.close(NOT_CURRENT)
             return None
         offset = self._offsets.find(group, topic, queue_id)
-        if offset is None and self._is_young(queue):
-            # Wire document 9.5: a new group starts at the beginning of a queue that is all there still.
+        if offset is None and not is_ephemeral(group) and self._is_young(queue):
+            # Wire document 9.5: a new group starts at the beginning of a queue that is all there still. An
+            # ephemeral one would read everything again whenever somebody comes.
             offset = 0 if queue is None else queue.first_offset
         if offset is None:
             return request.reply(

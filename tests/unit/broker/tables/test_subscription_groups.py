@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from manual_clock import ManualClock
 
+from iotmq import limits
 from iotmq.broker.tables.subscription_groups import (
     SYSTEM_GROUPS,
     SubscriptionGroupConfig,
@@ -101,3 +102,15 @@ def test_a_masters_groups_replace_these_and_what_differs_is_told(path: Path) -> 
     assert sorted(told) == ["changed", "gone", "new"]
     assert groups.encode() == others.encode()
     groups.check_invariants()
+
+
+def test_ephemeral_groups_have_a_maximum_of_their_own(path: Path) -> None:
+    assert limits.EPHEMERAL_GROUPS_MAX < limits.GROUPS_MAX
+    groups = groups_of(path, may_create=True, ephemeral_max=2)
+    for name in ("a%ephemeral", "b%ephemeral"):
+        groups.find_or_create(name)
+    with pytest.raises(RequestError, match=r"c%ephemeral .*maximum of 2 ephemeral"):
+        groups.find_or_create("c%ephemeral")
+    groups.find_or_create("plain")
+    groups.delete("a%ephemeral")
+    groups.find_or_create("c%ephemeral")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import Counter
 
 import pytest
@@ -26,9 +27,10 @@ from iotmq.errors import (
     SendFailedError,
 )
 from iotmq.limits import BATCH_RECORDS_MAX
+from iotmq.message.bodies import inflate_body
 from iotmq.message.properties import decode_properties
 from iotmq.message.records.record import decode_record, encode_batch
-from iotmq.remoting.codes import LanguageCode, RequestCode, Version
+from iotmq.remoting.codes import BATCH_COMPRESSION_FIELD, LanguageCode, RequestCode, Version
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import Listening, RemotingServer, ServerConnection
 
@@ -240,7 +242,8 @@ async def test_a_missing_answer_is_a_timeout_and_no_new_try() -> None:
         with pytest.raises(RequestTimeoutError, match="may be stored"):
             await producer.send(Message("T", b""))
         assert producer.in_flight == 0
-        assert (await producer.send(Message("T", b""))).status is SendStatus.SEND_OK
+        result = await producer.send(Message("T", b""), timeout_ms=30_000)
+        assert result.status is SendStatus.SEND_OK
     assert len(broker.seen(SEND)) == 2
 
 
@@ -351,6 +354,17 @@ async def test_a_batch_past_the_size_is_split() -> None:
     assert all(len(request.body) <= 1000 for request in broker.seen(BATCH))
 
 
+async def test_the_parts_of_a_split_batch_keep_the_order_of_keys_over_all_tries() -> None:
+    broker = FakeBroker()
+    broker.add_topic("T", 1)
+    bodies = [b"%03d" % number for number in range(6)]
+    async with running(broker, body_bytes_max=100, linger_ms=5_000) as producer:
+        broker.script[RequestCode.SEND_BATCH_MESSAGE].append(1)
+        await producer.send_batch([Message("T", body, key="k") for body in bodies])
+    assert broker.stored_bodies("T") == bodies
+    assert len(broker.seen(RequestCode.SEND_BATCH_MESSAGE)) > 2
+
+
 async def test_a_failed_part_of_a_batch_raises_and_says_what_is_stored() -> None:
     broker = FakeBroker()
     broker.add_topic("T", 1)
@@ -397,15 +411,59 @@ async def test_encoded_batches_past_a_limit_are_refused() -> None:
             await producer.send_encoded_batch("T", MessageQueue("U", "broker-a", 0), b"x", 1)
 
 
-async def test_only_large_single_bodies_are_compressed() -> None:
+@pytest.mark.parametrize(("compression", "flag"), [("zlib", 0x301), ("lz4", 0x101), ("zstd", 0x201)])
+async def test_only_large_single_bodies_are_compressed(compression: str, flag: int) -> None:
     broker = FakeBroker()
     broker.add_topic("T", 1)
-    async with running(broker, compress_bytes_min=100) as producer:
+    async with running(broker, compress_bytes_min=100, compression=compression) as producer:
         await producer.send(Message("T", b"x" * 99))
         await producer.send(Message("T", b"x" * 100))
         await producer.send_batch([Message("T", b"x" * 5000)])
     flags = [decode_record(record).sys_flag for record in broker.topics["T"][0]]
-    assert flags == [0, 0x301, 0]
+    assert flags == [0, flag, 0]
+
+
+async def test_a_compression_without_its_library_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(ConfigError, match=r"compression: zstd needs .* 'iotmq\[compression\]'"):
+        async with running(compression="zstd"):
+            pass
+
+
+@pytest.mark.parametrize(("compression", "flag"), [("zlib", 0x301), ("lz4", 0x101), ("zstd", 0x201)])
+async def test_batches_are_compressed_for_brokers_that_say_they_open_them(
+    compression: str, flag: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = FakeBroker()
+    broker.add_topic("T", 1)
+    answer_of = broker.answer
+    told = {BATCH_COMPRESSION_FIELD: f"other,{compression}"}
+
+    def answer(connection: ServerConnection, request: Command) -> Command | None:
+        if request.code == RequestCode.HEART_BEAT:
+            return request.reply(0, ext=told)
+        flags.append(int(request.ext.get("f", "0")))
+        if request.code == BATCH and flags[-1]:
+            request.body = inflate_body(request.body_bytes(), flags[-1])
+        return answer_of(connection, request)
+
+    flags: list[int] = []
+    broker.answer = answer  # type: ignore[method-assign]
+    bodies = [b"telemetry %d" % number for number in range(500)]
+    messages = [Message("T", body) for body in bodies]
+    async with running(broker, compress_batches=True, compression=compression) as producer:
+        # The answer to the heartbeat of a new connection comes before that to the first batch.
+        await producer.send_batch(messages)
+        await producer.send_batch(messages)
+        await producer.send_batch(messages[:2])
+        assert flags == [0, flag, 0]
+        # What is forgotten with a connection is asked again.
+        told.clear()
+        await broker.restart()
+        await producer.send_batch(messages)
+        await producer.send_batch(messages)
+        assert set(flags[3:]) == {0}
+    assert broker.stored_bodies("T") == bodies * 2 + bodies[:2] + bodies * 2
 
 
 async def test_a_body_at_the_limit_passes_and_one_past_it_does_not() -> None:
@@ -426,7 +484,7 @@ async def test_nowait_refuses_past_the_limit_and_send_waits() -> None:
         silent = [producer.send_nowait(Message("T", b"")) for _ in range(2)]
         with pytest.raises(ProducerBusyError, match="await room"):
             producer.send_nowait(Message("T", b""))
-        result = await producer.send(Message("T", b"later"))
+        result = await producer.send(Message("T", b"later"), timeout_ms=30_000)
         assert result.status is SendStatus.SEND_OK
         assert [type(error) for error in await asyncio.gather(*silent, return_exceptions=True)] == [
             RequestTimeoutError
@@ -470,13 +528,15 @@ async def test_a_cancelled_waiter_does_not_keep_the_room_it_was_given() -> None:
     broker = FakeBroker()
     broker.add_topic("T", 1)
     broker.script[SEND].append(SILENT)
-    async with running(broker, in_flight_max=1, send_timeout_ms=60) as producer:
+    async with running(broker, in_flight_max=1) as producer:
         await producer.queues("T")
         silent = producer.send_nowait(Message("T", b""))
         first = asyncio.ensure_future(producer.send(Message("T", b"1")))
         second = asyncio.ensure_future(producer.send(Message("T", b"2")))
+        while not broker.seen(SEND):  # noqa: ASYNC110 - a fake has no event to wait for
+            await asyncio.sleep(0.001)
         silent.add_done_callback(lambda _: first.cancel())
-        await asyncio.wait([silent])
+        silent.cancel()
         assert (await asyncio.wait_for(second, 30)).status is SendStatus.SEND_OK
 
 

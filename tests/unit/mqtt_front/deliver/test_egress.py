@@ -20,6 +20,7 @@ from mqtt5_reading import read_publish5
 
 from iotmq import limits
 from iotmq.message.bodies import COMPRESSED, compress_body
+from iotmq.message.compression import Compression
 from iotmq.mqtt import reason_codes
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.codec.framing import encode_variable_integer
@@ -199,16 +200,17 @@ def test_a_device_on_its_way_out_is_no_slow_subscriber(bench: Bench) -> None:
     assert bench.counts == (0, 0, 0)
 
 
-def test_compressed_bodies_reach_devices_as_they_were_sent(bench: Bench) -> None:
+@pytest.mark.parametrize("method", ["zlib", "lz4", "zstd"])
+def test_compressed_bodies_reach_devices_as_they_were_sent(bench: Bench, method: Compression) -> None:
     device, out = bench.front.connect()
     filter_id = bench.egress.subscribe("a", device, 0) or 0
-    body, flag = compress_body(bytes(10_000))
+    body, flag = compress_body(bytes(10_000), method)
     assert flag & COMPRESSED
     bench.deliver(record_of("a", body, sys_flag=flag), matches_of((0, [filter_id])))
     assert received(out) == [("a", bytes(10_000), 0)]
     bench.deliver(record_of("a", b"not zlib", sys_flag=flag), matches_of((0, [filter_id])))
     bench.deliver(record_of("a", body[:-5], sys_flag=flag), matches_of((0, [filter_id])))
-    bomb, flag = compress_body(bytes(4 * 1024 * 1024 + 1))
+    bomb, flag = compress_body(bytes(4 * 1024 * 1024 + 1), method)
     bench.deliver(record_of("a", bomb, sys_flag=flag), matches_of((0, [filter_id])))
     assert received(out) == []
     assert bench.counts == (1, 0, 3)

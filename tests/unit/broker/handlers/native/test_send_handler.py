@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig
 from iotmq.broker.tables.system_topics import system_topics
 from iotmq.broker.tables.topics import TopicConfig
 from iotmq.errors import RequestError
+from iotmq.message.compression import Compression, compress
 from iotmq.message.hosts import encode_host
 from iotmq.message.message_ids import parse_offset_message_id
 from iotmq.message.properties import decode_properties
@@ -370,19 +370,28 @@ async def test_broken_batches_are_refused_whole(bench: Bench) -> None:
     assert bench.records("T") == []
 
 
-async def test_a_batch_compressed_as_a_whole_becomes_plain_records(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("method", "flag"), [("zlib", "1"), ("zlib", "769"), ("lz4", "257"), ("zstd", "513")]
+)
+async def test_a_batch_compressed_as_a_whole_becomes_plain_records(
+    bench: Bench, method: Compression, flag: str
+) -> None:
     """The C++ client compresses the body of a batch past 4 KiB like that of a single message."""
     code = RequestCode.SEND_BATCH_MESSAGE
-    body = zlib.compress(encode_batch([(b"one" * 999, b"", 0), (b"two", b"", 0)]))
-    bench.ok({**SHORT, "f": "1"}, body, code=code)
+
+    def compressed(data: bytes) -> bytes:
+        return compress(data, method, 5)
+
+    body = compressed(encode_batch([(b"one" * 999, b"", 0), (b"two", b"", 0)]))
+    bench.ok({**SHORT, "f": flag}, body, code=code)
     assert [record.body for record in bench.records("T")] == [b"one" * 999, b"two"]
     assert {record.sys_flag & 0x701 for record in bench.records("T")} == {0}
-    too_much = zlib.compress(bytes(limits.INFLATED_BODY_BYTES_MAX + 1))
-    for bad in (body[:-1], body[:1], zlib.compress(b"no elements"), too_much):
-        assert bench.refused({**SHORT, "f": "1"}, bad, code=code)[0] == 13
+    too_much = compressed(bytes(limits.INFLATED_BODY_BYTES_MAX + 1))
+    for bad in (body[:-1], body[:1], compressed(b"no elements"), too_much):
+        assert bench.refused({**SHORT, "f": flag}, bad, code=code)[0] == 13
     # Elements whose bodies are compressed one by one stay what they are.
-    bench.ok({**SHORT, "e": "1", "f": "1"}, encode_batch([(zlib.compress(b"one"), b"", 0)]), code=code)
-    assert bench.records("T", 1)[0].sys_flag & 0x701 == 1
+    bench.ok({**SHORT, "e": "1", "f": flag}, encode_batch([(compressed(b"one"), b"", 0)]), code=code)
+    assert bench.records("T", 1)[0].sys_flag & 0x701 == int(flag)
 
 
 async def test_batches_to_retry_topics_and_long_names_get_13(bench: Bench) -> None:
