@@ -144,16 +144,27 @@ class AdminChanges:
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTION_GROUP, {}, broker_names, f"group {group}", body
         )
 
+    async def change_group(
+        self, group: str, settings: Mapping[str, Any], broker_names: Collection[str] = ()
+    ) -> list[str]:
+        """As `update_group`, but settings that are not named stay as they are at each broker."""
+        check_group(group)
+        changed: list[str] = []
+        for broker, groups in sorted((await self._configurations.groups(broker_names)).items()):
+            known = msgspec.to_builtins(groups[group]) if group in groups else {}
+            changed += await self.update_group(group, {**known, **settings}, [broker])
+        return changed
+
     async def pause_group(self, group: str, broker_names: Collection[str] = ()) -> list[str]:
         """Give a group no messages; its offsets stay. It stays paused over restarts, until `resume_group`.
 
         Returns the brokers' names.
         """
-        return await self._set_consuming(group, broker_names, is_consuming=False)
+        return await self.change_group(group, {"consumeEnable": False}, broker_names)
 
     async def resume_group(self, group: str, broker_names: Collection[str] = ()) -> list[str]:
         """Give a paused group messages again; returns the brokers' names."""
-        return await self._set_consuming(group, broker_names, is_consuming=True)
+        return await self.change_group(group, {"consumeEnable": True}, broker_names)
 
     async def delete_group(self, group: str, *, with_offsets: bool = True) -> list[str]:
         """Delete a group with its retry and dead letter topics, everywhere; returns the brokers' names."""
@@ -381,16 +392,6 @@ class AdminChanges:
                 )
         if not changed:
             raise RouteNotFoundError(f"no broker has topic {topic}")
-        return changed
-
-    async def _set_consuming(
-        self, group: str, broker_names: Collection[str], *, is_consuming: bool
-    ) -> list[str]:
-        check_group(group)
-        changed: list[str] = []
-        for broker, groups in sorted((await self._configurations.groups(broker_names)).items()):
-            known = msgspec.to_builtins(groups[group]) if group in groups else {}
-            changed += await self.update_group(group, {**known, "consumeEnable": is_consuming}, [broker])
         return changed
 
     async def _reset_offline(

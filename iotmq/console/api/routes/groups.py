@@ -117,11 +117,11 @@ class DeleteArguments(GroupArguments, frozen=True, kw_only=True, forbid_unknown_
 
 
 class GroupChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of a group at all brokers."""
+    """Settings of a group at all brokers; those that are left out stay as they are."""
 
-    is_consuming: bool = True
+    is_consuming: bool | None = None
     """Whether its members get messages: false pauses it."""
-    retries_max: Annotated[int, Meta(ge=-1, le=1_000_000)] = 16
+    retries_max: Annotated[int, Meta(ge=-1, le=1_000_000)] | None = None
     """After so many more tries a message is a dead letter; -1: never."""
 
 
@@ -155,9 +155,10 @@ async def show_group(services: Services, call: Call[GroupArguments, None]) -> Gr
 
 async def change_group(services: Services, call: Call[GroupArguments, GroupChange]) -> Told:
     """Make a group, or change it: pause it, or set when messages become dead letters."""
-    settings = {"consumeEnable": call.body.is_consuming, "retryMaxTimes": call.body.retries_max}
+    named = {"consumeEnable": call.body.is_consuming, "retryMaxTimes": call.body.retries_max}
+    settings = {name: value for name, value in named.items() if value is not None}
     changes = (await services.client()).admin.changes
-    return Told(brokers=await changes.update_group(call.arguments.group, settings))
+    return Told(brokers=await changes.change_group(call.arguments.group, settings))
 
 
 async def delete_group(services: Services, call: Call[DeleteArguments, None]) -> Told:
@@ -238,7 +239,7 @@ _AREA: Final = "groups"
 ROUTES: Final = (
     route("GET", "/groups", list_groups, tag=_AREA),
     route("GET", "/groups/{group}", show_group, tag=_AREA, problems=(NOT_FOUND,)),
-    route("PUT", "/groups/{group}", change_group, tag=_AREA, role=Role.OPERATOR, problems=(CONFLICT,)),
+    route("PATCH", "/groups/{group}", change_group, tag=_AREA, role=Role.OPERATOR, problems=(CONFLICT,)),
     route(
         "DELETE",
         "/groups/{group}",

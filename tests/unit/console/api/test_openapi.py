@@ -15,7 +15,7 @@ from iotmq.console.api.route import Route
 from iotmq.console.api.routes.table import ROUTES, openapi_json
 
 DOCUMENT: dict[str, Any] = msgspec.json.decode(openapi_json())
-METHODS = {"get", "put", "post", "delete"}
+METHODS = {"get", "put", "patch", "post", "delete"}
 
 
 def references(value: Any) -> Iterator[str]:
