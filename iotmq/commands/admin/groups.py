@@ -121,12 +121,8 @@ async def create(session: Session, options: argparse.Namespace) -> Result:
         "consumeEnable": options.may_consume,
         "consumeBroadcastEnable": options.may_broadcast,
     }
-    known: dict[str, object] = {}
-    for groups in (await session.admin.configurations.groups(options.broker_names)).values():
-        if options.group in groups:
-            known = msgspec.to_builtins(groups[options.group])
-    known |= {name: value for name, value in wanted.items() if value is not None}
-    names = await session.admin.changes.update_group(options.group, known, options.broker_names)
+    named = {name: value for name, value in wanted.items() if value is not None}
+    names = await session.admin.changes.change_group(options.group, named, options.broker_names)
     return _done(options.group, names, "set")
 
 
