@@ -3,30 +3,61 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import os
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from eventually import soon
 from replicated_brokers import ReplicatedBrokers
 
+from iotmq import limits
 from iotmq.broker.broker import Broker
+from iotmq.broker.handlers.native.pop import Pop, PopWait
 from iotmq.broker.registration.advertised_address import resolve_store_host
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig
-from iotmq.client import ClientSettings, IotmqClient, Message, PopConsumerSettings, PoppedMessage
-from iotmq.client.consuming.pop.pop_consumer import PopConsumer
+from iotmq.client import (
+    ClientSettings,
+    IotmqClient,
+    Message,
+    MessageQueue,
+    PopConsumer,
+    PopConsumerSettings,
+    PoppedMessage,
+    Producer,
+)
+from iotmq.client.consuming.pop.held_messages import HeldMessages
+from iotmq.client.consuming.pop.pop_fetch import PopFetch
+from iotmq.client.consuming.pop.pop_fetches import PopFetches
+from iotmq.client.consuming.pop.pop_member import PopMember
+from iotmq.client.consuming.pop.settling import Settling
 from iotmq.registry.server import Registry
 from iotmq.registry.settings import RegistrySettings
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
+from iotmq.remoting.server import ServerConnection
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
 
 LONG_MS = 120_000
+KINDS = (
+    HeldMessages,
+    Pop,
+    PopConsumer,
+    PopFetch,
+    PopFetches,
+    PopMember,
+    PopWait,
+    PoppedMessage,
+    ServerConnection,
+    Settling,
+)
 
 
 class TwoBrokers:
@@ -160,6 +191,76 @@ async def test_a_consumer_goes_on_with_the_broker_that_is_there_and_with_the_oth
             assert Counter(each.attempt for each in last) == {1: 10}
             await consumer.ack(last)
         assert sum((await client.admin.group_offsets("G", "T")).values()) == 60
+
+
+def alive() -> tuple[int, int, Counter[str]]:
+    """What there is of descriptors, tasks, and objects of pops."""
+    gc.collect()
+    kinds = Counter(type(each).__qualname__ for each in gc.get_objects() if isinstance(each, KINDS))
+    return len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks()), kinds
+
+
+async def live(client: IotmqClient, producer: Producer, queues: tuple[MessageQueue, ...], number: int) -> int:
+    """Have three consumers of a group join, share messages, fail some and leave; how many they got."""
+    orders: tuple[bool | Literal["key"], ...] = (False, True, "key")
+    settings = PopConsumerSettings(
+        consume_from="first", orderly=orders[number % 3], held_max=15, hold_ms=100, pop_timeout_ms=5_000
+    )
+    consumers = [client.pop_consumer("G", settings) for _ in range(3)]
+    await asyncio.gather(
+        *(
+            producer.send(Message("T", b"", keys=[f"k{at % 7}"]), queue=queues[at % len(queues)])
+            for at in range(40)
+        )
+    )
+    for consumer in consumers:
+        await consumer.subscribe("T")
+        await consumer.start()
+    done_count = got_count = 0
+
+    async def consume(consumer: PopConsumer) -> None:
+        nonlocal done_count, got_count
+        while done_count < 40:
+            messages = await consumer.getmany(timeout_ms=5, records_max=15)
+            got_count += len(messages)
+            failed = [each for each in messages if each.attempt == 1 and each.queue_offset % 5 == 0]
+            await asyncio.gather(*(each.nak() for each in failed))
+            await asyncio.gather(*(each.in_progress() for each in messages[::7] if each not in failed))
+            done = [each for each in messages if each not in failed]
+            await consumer.ack(done)
+            done_count += len(done)
+
+    await asyncio.gather(*map(consume, consumers))
+    for consumer in consumers:
+        await consumer.stop()
+    return got_count
+
+
+async def test_a_thousand_pops_and_consumers_that_join_and_leave_leave_nothing_behind(
+    two: TwoBrokers,
+) -> None:
+    async with IotmqClient(two.client_settings) as client, client.producer() as producer:
+        queues = (await client.routes.find("T")).writable
+        for number in range(6):
+            await live(client, producer, queues, number)
+        before, got_count, number = alive(), 0, 0
+        while got_count < 1_000:
+            got_count += await live(client, producer, queues, number)
+            number += 1
+
+        def is_no_more() -> bool:
+            now = alive()
+            return now[0] <= before[0] and now[1] <= before[1] and now[2] <= before[2]
+
+        # What ends is still on its way for a moment.
+        await soon(is_no_more, "no more than before")
+        for broker, _ in two.brokers.values():
+            pops, requests = broker.native._pops, broker.native._pop_requests
+            pops.check_invariants()
+            await soon(lambda: not len(requests._parked), "no pop waits")  # noqa: B023
+            assert (pops._block_count, requests._waits, requests._by_topic) == (0, {}, {})
+            assert len(pops._due_heap) <= 2 * len(pops._due_ms) + 64
+            assert len(requests._attempts) <= limits.POP_ATTEMPTS_MAX
 
 
 async def test_what_is_held_and_acknowledged_is_so_at_the_next_master(tmp_path: Path) -> None:
