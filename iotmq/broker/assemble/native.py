@@ -93,7 +93,7 @@ class NativeProcessors:
             self.pulls,
             self._pop_requests,
             PopAckHandler(parts.clock, self._pops, self._pop_requests.wake_after),
-            RequestModeHandler(parts, self._pops, find_queues),
+            RequestModeHandler(parts, self._pops, find_queues=find_queues, tell=self._clients.tell),
             self._clients,
             LockHandler(self.locks, parts.topics, when_copied=when_copied, is_current=parts.role.is_current),
         ]

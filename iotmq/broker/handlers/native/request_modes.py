@@ -60,10 +60,16 @@ class RequestModeHandler(RequestProcessor):
     """Says what the consumers of a group are to do that leave it to the broker."""
 
     def __init__(
-        self, parts: BrokerParts, pops: Pops, find_queues: Callable[[str, QueuesFound], None]
+        self,
+        parts: BrokerParts,
+        pops: Pops,
+        *,
+        find_queues: Callable[[str, QueuesFound], None],
+        tell: Callable[[str], None],
     ) -> None:
-        """`find_queues` tells the queues of a topic at all brokers."""
+        """`find_queues` tells the queues of a topic at all brokers, `tell` a group's members to ask again."""
         self._find_queues = find_queues
+        self._tell = tell
         self._parts = parts
         self._topics = parts.topics
         self._subscription_groups = parts.subscription_groups
@@ -88,6 +94,7 @@ class RequestModeHandler(RequestProcessor):
 
         def stored_or_not(refusal: RefusedBatch | None) -> None:
             if refusal is None:
+                self._tell(body.consumer_group)
                 answer.succeed()
             else:
                 answer.refuse(RequestError(refusal.code, refusal.remark))
