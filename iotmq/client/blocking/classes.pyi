@@ -43,6 +43,7 @@ from iotmq.client.sending.transactions import (
     TransactionProducer,
     TransactionState,
 )
+from iotmq.client.transport.connection_events import ConnectionListener
 from iotmq.client.transport.interceptors import Interceptor
 from iotmq.client.transport.message import Message, ReceivedMessage, SendResult
 from iotmq.client.transport.routes import MessageQueue, TopicRoute
@@ -193,8 +194,6 @@ class SyncTransactionProducer(SyncProducer):
     ) -> None: ...
     def start(self) -> None:
         """Take part in the client's heartbeats, so that brokers can ask; the client must be started."""
-    def stop(self) -> None:
-        """Wait for the sends in flight, answer no more questions, then leave."""
     group: str
     """The name of its group."""
     settings: ProducerSettings
@@ -979,6 +978,11 @@ class SyncClient(BlockingClient):
     @property
     def is_running(self) -> bool:
         """True between `start` and `stop`."""
+    def on_connection(self, call: ConnectionListener) -> None:
+        """Call a plain or a coroutine function about each event of the connections, one after the other.
+
+        What it raises is counted and logged. While it is at work 1,024 events wait, the latest ones.
+        """
     def producer(
         self, group: str = "DEFAULT_PRODUCER", settings: ProducerSettings | None = None
     ) -> SyncProducer:

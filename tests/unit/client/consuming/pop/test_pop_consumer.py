@@ -9,7 +9,16 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from eventually import until
 
-from iotmq.client import IotmqClient, Message, PopConsumer, PopConsumerSettings, PoppedMessage
+import iotmq
+from iotmq.client import (
+    Consuming,
+    Interceptor,
+    IotmqClient,
+    Message,
+    PopConsumer,
+    PopConsumerSettings,
+    PoppedMessage,
+)
 from iotmq.client.consuming.pop.pop_fetch import PopFetch
 from iotmq.errors import (
     ClientClosedError,
@@ -379,3 +388,47 @@ def test_blocking_consumers_have_the_same_calls(server: Gateway) -> None:
             messages = consumer.getmany(timeout_ms=30_000)
             assert [message.attempt for message in messages] == [2]
             consumer.ack(messages)
+
+
+async def test_interceptors_see_what_becomes_of_messages(server: Gateway, topic: str) -> None:
+    """A call ends with the last of its messages: settled, expired, or left by the end of the consumer."""
+    ended: list[Consuming] = []
+    begun: list[int] = []
+
+    class Noting(Interceptor):
+        def before_consume(self, consuming: Consuming) -> None:
+            assert consuming.is_asked
+            begun.append(len(consuming.messages))
+
+        def after_consume(self, consuming: Consuming) -> None:
+            ended.append(consuming)
+
+    def failed() -> list[set[bytes]]:
+        return [{message.body for message in consuming.failed} for consuming in ended]
+
+    async with iotmq.connect(server.url, interceptors=[Noting()]) as client:
+        async with client.producer() as producer:
+            for number in range(5):
+                await producer.send(Message(topic, b"%d" % number, key="one queue"))
+        consumer = await consumer_of(client, topic, held_max=3)
+        await until(lambda: consumer.held_count == 3)
+        first, second, third = await consumer.getmany(records_max=3)
+        await first.ack()
+        await second.nak(delay_ms=LONG_MS)
+        assert ended == []
+        await third.ack()
+        await third.ack()
+        assert (failed(), ended[0].error) == ([{second.body}], None)
+        await until(lambda: consumer.held_count == 2)
+        await consumer.ack(await consumer.getmany(records_max=1))
+        await consumer.getmany(records_max=1)
+        await consumer.stop()
+        assert (failed()[1:], type(ended[2].error)) == ([set(), {b"4"}], ClientClosedError)
+        assert begun == [3, 1, 1]
+        assert len(ended) == 3
+
+        consumer = await consumer_of(client, topic, "expiring", invisible_ms=300)
+        expired = (await got(consumer, 1))[0]
+        await until(lambda: len(ended) == 4)
+        assert failed()[3] == {expired.body}
+        await consumer.stop()
