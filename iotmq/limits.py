@@ -89,6 +89,9 @@ POP_ACK_BITS_BYTES_MAX: Final = 8_192
 # All of one request: they keep the event loop for some milliseconds.
 POP_ACKED_MAX: Final = 32_768
 POP_RECEIPT_BYTES_MAX: Final = 1_024
+# Attempts to pop that may be made again, each with up to 32 offsets.
+POP_ATTEMPTS_MAX: Final = 10_000
+POP_ATTEMPT_ID_BYTES_MAX: Final = 255
 COLD_READS_MAX: Final = 4_096
 # Transactions without an end take memory, and so do the last ends, which make a repeated one harmless.
 TRANSACTIONS_PENDING_MAX: Final = 100_000

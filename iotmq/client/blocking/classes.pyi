@@ -413,7 +413,10 @@ class SyncPushConsumer(BlockingLifetime):
         Topics that do not exist yet are waited for in the background.
         """
     def stop(self) -> None:
-        """Let running listener calls end (`stop_timeout_ms`), commit, and leave the group."""
+        """Let running listener calls end (`stop_timeout_ms`), commit, and leave the group.
+
+        Calls that take longer are cancelled, and those that go on are left behind after the same time again.
+        """
     settings: PushConsumerSettings
     """The settings it was made with."""
     @property

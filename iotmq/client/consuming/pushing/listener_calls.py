@@ -72,6 +72,8 @@ class ListenerCalls:
         self.failed_total = 0
         self.given_back_total = 0
         self.dropped_total = 0
+        self.left_total = 0
+        """Calls that went on after their cancellation, and were left behind."""
 
     @property
     def wants_columns(self) -> bool:

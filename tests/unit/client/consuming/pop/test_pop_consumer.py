@@ -19,7 +19,16 @@ from iotmq.client import (
     PopConsumerSettings,
     PoppedMessage,
 )
-from iotmq.errors import ClientClosedError, ClientError, ReceiptExpiredError, SubscriptionError
+from iotmq.client.consuming.pop.pop_fetch import PopFetch
+from iotmq.errors import (
+    ClientClosedError,
+    ClientError,
+    ConnectionClosedError,
+    ReceiptExpiredError,
+    SubscriptionError,
+)
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
 from iotmq.testing import Gateway, gateway
 
 _numbers = itertools.count()
@@ -314,6 +323,27 @@ async def test_consumers_by_key_get_one_message_of_each_key_at_a_time(
         await consumer.stop()
     await asyncio.gather(*tasks)
     assert bodies == {key: list(range(at, 30, 3)) for at, key in enumerate("abc")}
+
+
+async def test_what_an_answer_had_that_was_lost_comes_at_once_and_not_with_its_time(
+    client: IotmqClient, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await send(client, topic, 3, key="one queue")
+    request, lost = PopFetch._request, list[Command]()
+
+    async def lose(self: PopFetch, code: int, *, count: int = 0, poll_ms: int) -> Command:
+        response = await request(self, code, count=count, poll_ms=poll_ms)
+        if not lost and code == RequestCode.POP_MESSAGE and response.code == ResponseCode.SUCCESS:
+            lost.append(response)
+            raise ConnectionClosedError("no answer came")
+        return response
+
+    monkeypatch.setattr(PopFetch, "_request", lose)
+    consumer = await consumer_of(client, topic)
+    messages = await got(consumer, 3)
+    assert len(lost) == 1
+    assert [(message.body, message.attempt) for message in messages] == [(b"0", 1), (b"1", 1), (b"2", 1)]
+    await consumer.ack(messages)
 
 
 async def test_misuse_is_named(client: IotmqClient, topic: str) -> None:
