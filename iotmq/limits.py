@@ -102,6 +102,8 @@ REPLIES_IN_FLIGHT_MAX: Final = 4_096
 # with how often they failed. In a cluster of containers the address of a broker changes with each start.
 ROUTES_KNOWN_MAX: Final = 10_000
 ADDRESSES_KNOWN_MAX: Final = 4_096
+# Queues to read and to write that a registry may give one topic on all its brokers.
+ROUTE_QUEUES_MAX: Final = 262_144
 # Questions about transactions that one producer of ours looks into at a time; the broker asks again.
 TRANSACTION_CHECKS_IN_FLIGHT_MAX: Final = 1_024
 # What a client of ours says of messages and has not written to the trace topic yet: entries, and their bytes.

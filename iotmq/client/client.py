@@ -23,7 +23,7 @@ from iotmq.client.sending.requests import REPLIER_GROUP, REQUESTER_GROUP, Replie
 from iotmq.client.sending.transactions import Check, TransactionProducer
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.interceptors import Interceptor
-from iotmq.client.transport.lifetime import Lifetime
+from iotmq.client.transport.lifetime import Ending, Lifetime
 from iotmq.client.transport.measured import Measured
 from iotmq.client.transport.settings import (
     ClientSettings,
@@ -56,6 +56,8 @@ class IotmqClient(ClientTransport):
         super().__init__(settings, clock=clock, interceptors=interceptors)
         # A part that nobody holds has no work: its work would hold it. Other threads may read it meanwhile.
         self._parts: weakref.WeakValueDictionary[int, Measured] = weakref.WeakValueDictionary()
+        self._ending = Ending()
+        self._is_ending = False
 
     def producer(self, group: str = PRODUCER_GROUP, settings: ProducerSettings | None = None) -> Producer:
         """Make a producer for any topic."""
@@ -141,13 +143,13 @@ class IotmqClient(ClientTransport):
         Consumers first: they take nothing more, finish what their listeners are at, and commit. Then
         requesters and producers, which wait for the sends in flight. The first error is raised at the end.
         """
-        await self._end(lambda part: part.stop())
+        await self._end_once(lambda part: part.stop())
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # As if every part had a block of its own.
-        await self._end(lambda part: part.__aexit__(kind, error, trace))
+        await self._end_once(lambda part: part.__aexit__(kind, error, trace))
 
     def __repr__(self) -> str:
         return f"<IotmqClient {self.client_id} of {self.registries.addresses_text}>"
@@ -156,6 +158,13 @@ class IotmqClient(ClientTransport):
         """End a part of this client, made by its class, with the client, and report its numbers."""
         self._parts[id(part)] = part
         return part
+
+    async def _end_once(self, end: Callable[[Lifetime], Coroutine[None, None, None]]) -> None:
+        work = None
+        if self._is_running and not self._is_ending:
+            self._is_ending = True
+            work = self._end(end)
+        await self._ending.reached(work)
 
     async def _end(self, end: Callable[[Lifetime], Coroutine[None, None, None]]) -> None:
         parts = [part for part in self._parts.values() if isinstance(part, Lifetime)]

@@ -203,8 +203,6 @@ class SyncTransactionProducer(SyncProducer):
         """Report the counters of this producer."""
     def start(self) -> None:
         """Take part in the client's heartbeats, so that brokers can ask; the client must be started."""
-    def stop(self) -> None:
-        """Wait for the sends in flight, answer no more questions, then leave."""
     group: str
     """The name of its group."""
     settings: ProducerSettings

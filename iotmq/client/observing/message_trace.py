@@ -75,6 +75,8 @@ class MessageTrace(Interceptor):
         if self._producer is not None or not isinstance(client, ClientTransport):
             raise ClientError("a MessageTrace belongs to one client: make another one for another client")
         self._clock = client.clock
+        # The loop may be another one than that of a client before.
+        self._has_entries = asyncio.Event()
         self._producer = Producer(client, UNSEEN_GROUP, _SETTINGS)
         await self._producer.start()
         self._tasks = [supervise("message trace", self._write_forever)]
@@ -140,7 +142,8 @@ class MessageTrace(Interceptor):
             self._write_one(producer, message, count)
             for message, count in trace_messages(entries, self.topic)
         ]
-        await asyncio.gather(*sends)
+        # They go on when the writing ends: the end of the producer waits for them.
+        await asyncio.shield(asyncio.gather(*sends))
 
     async def _write_one(self, producer: Producer, message: Message, count: int) -> None:
         try:

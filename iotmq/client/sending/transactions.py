@@ -147,13 +147,10 @@ class TransactionProducer(Producer):
             await self.stop()
             raise
 
-    async def stop(self) -> None:
-        """Wait for the sends in flight, answer no more questions, then leave."""
-        if not self._is_running:
-            return
+    async def _finish(self) -> None:
         self._client.remove_request_handler(RequestCode.CHECK_TRANSACTION_STATE, self._asked)
         await end_calls(self._checks, within_s=_CHECK_END_S, what=f"the check of group {self.group}")
-        await super().stop()
+        await super()._finish()
 
     async def begin(
         self,

@@ -156,8 +156,16 @@ class ClientTransport(Lifetime):
         self.routes.start()
         self.masters.start()
         self._heartbeater = supervise("heartbeats", self._heartbeat_forever)
-        for interceptor in self.interceptors.all:
-            await interceptor.start(self)
+        started: list[Interceptor] = []
+        try:
+            for interceptor in self.interceptors.all:
+                await interceptor.start(self)
+                started.append(interceptor)
+        except BaseException:
+            for interceptor in started:
+                await interceptor.stop()
+            await ClientTransport.stop(self)
+            raise
 
     async def stop(self) -> None:
         """End background work and close the connections. Stop producers and consumers first."""

@@ -149,7 +149,8 @@ class Connections:
         connection, known.connection = known.connection, None
         if connection is not None:
             connection.abort("dropped")
-            self._callbacks.events.note("disconnected", address, "given up: silent, or no master any more")
+            reason = "given up here: it is silent, or not master any more"
+            self._callbacks.events.note("disconnected", address, reason)
             self.lost_total += 1
         self.hasten(address)
 
