@@ -311,7 +311,6 @@ class Producer(Lifetime):
 
     def metrics(self) -> Iterable[Metric]:
         """Report the counters of this producer."""
-        labels = (("group", self.group),)
         yield from samples(
             ("iotmq_client_sent_total", "Messages stored", self._sent_total),
             (
@@ -321,7 +320,7 @@ class Producer(Lifetime):
             ),
             ("iotmq_client_send_retried_total", "Tries after the first", self._tries.retried_total),
             ("iotmq_client_sends_in_flight", "Unanswered sends", self._room.count),
-            labels=labels,
+            labels=(("group", self.group),),
         )
 
     # --- one send -----------------------------------------------------------------------------------

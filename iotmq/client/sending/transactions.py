@@ -213,9 +213,8 @@ class TransactionProducer(Producer):
         return transaction
 
     def metrics(self) -> Iterable[Metric]:
-        """Counters of this producer."""
+        """Report the counters of this producer."""
         yield from super().metrics()
-        labels = (("group", self.group),)
         prefix = "iotmq_client_transaction_checks"
         yield from samples(
             (f"{prefix}_total", "Times a broker asked about a transaction", self._checks_total),
@@ -229,7 +228,7 @@ class TransactionProducer(Producer):
                 "Questions about transactions dropped because too many waited",
                 self._checks_dropped_total,
             ),
-            labels=labels,
+            labels=(("group", self.group),),
         )
 
     async def _meet_brokers(self, topic: str) -> None:
