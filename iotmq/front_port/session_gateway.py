@@ -16,9 +16,9 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from iotmq import limits
+from iotmq.client.admin.retained import merged_page
 from iotmq.front_port.exclusive_claims import claim_exclusive
 from iotmq.front_port.gateway import FORGET_S, RemoteGateway
-from iotmq.front_port.retained_pages import merged_page
 from iotmq.front_port.session_answers import gather
 from iotmq.front_port.session_brokers import SessionBrokers
 from iotmq.front_port.session_link import SessionLink

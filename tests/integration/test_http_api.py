@@ -189,6 +189,26 @@ def test_a_published_message_comes_to_subscribers_and_is_read_back(api: Caller) 
     assert raw["payload_base64"] == "AP8="
 
 
+def test_retained_messages_are_listed_and_ended(api: Caller) -> None:
+    for number in range(3):
+        api.get("publish_raw", f"shelf/{number}", query="retain=true", raw=b"%d" % number)
+    names: list[str] = []
+    query = "filter=shelf/%2B&limit=2"
+    while True:
+        page = api.get("list_retained", query=query)
+        names += [each["mqtt_topic"] for each in page["items"]]
+        if page["next"] is None:
+            break
+        query = f"filter=shelf/%2B&limit=2&cursor={page['next']}"
+    assert names == ["shelf/0", "shelf/1", "shelf/2"]
+    assert api.get("delete_retained", "shelf/1") == {"brokers": ["broker-a"]}
+    eventually(
+        lambda: len(api.get("list_retained", query="filter=shelf/%23")["items"]) == 2, "the end of the second"
+    )
+    assert api.ask("delete_retained", "shelf/1").problem == "not-found"
+    assert api.ask("list_retained", query="filter=a%23").body["errors"][0]["parameter"] == "filter"
+
+
 def test_topics_are_made_changed_scaled_and_deleted(api: Caller) -> None:
     assert api.get("put_topic", "api-topic", body={"queues": 3}) == {"brokers": ["broker-a"]}
     listed = api.get("list_topics", query="match=API-t")["items"]

@@ -321,7 +321,6 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "exclusive_claims",
         "session_parts",
         "session_brokers",
-        "retained_pages",
         "session_gateway",
     ),
     "ports": ("gateway", "sessions", "bodies", "session_pages"),

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Final
 
 from iotmq.client.admin.asking import Asking
+from iotmq.client.admin.retained import RetainedAdmin
 from iotmq.client.sending.producer import Producer
-from iotmq.client.transport.calls import ask, master_addresses
-from iotmq.client.transport.message import Message
+from iotmq.client.transport.calls import master_addresses
+from iotmq.client.transport.message import Message, StoredMessage
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import ProducerSettings
-from iotmq.errors import ClientError, StoreError
-from iotmq.message.properties import MQTT_TOPIC, decode_properties
-from iotmq.message.records.record import decode_record
+from iotmq.message.properties import MQTT_TOPIC
 from iotmq.mqtt.bans import BANS_FILTER, BANS_TOPIC, Ban, BanKind, ban_properties, decode_ban
-from iotmq.remoting.codes import RequestCode
 
 _GROUP: Final = "iotmq_bans"
-_PAGE: Final = {"maxNums": "256", "maxMsgBytes": str(256 * 1024)}
 
 
 class BanAdmin(Asking):
@@ -25,21 +24,15 @@ class BanAdmin(Asking):
 
     async def all(self, now_ms: int) -> list[Ban]:
         """List the bans that are not over, each once, by kind and value."""
-        found: dict[tuple[str, str], Ban] = {}
-        for name, address in sorted((await master_addresses(self._client)).items()):
-            after = ""
-            while True:
-                ext = {"filter": BANS_FILTER, "after": after, **_PAGE}
-                doing = f"listing bans at broker {name}"
-                answer = await ask(self._client, address, RequestCode.READ_RETAINED, ext, doing=doing)
-                for ban in _bans_of(answer.body_bytes()):
-                    if not ban.is_over(now_ms):
-                        known = found.get((ban.kind, ban.value), ban)
-                        found[ban.kind, ban.value] = max(known, ban, key=lambda ban: ban.made_ms)
-                after = answer.ext.get("after") or ""
-                if not after:
-                    break
-        return sorted(found.values(), key=lambda ban: (ban.kind, ban.value))
+        found: list[Ban] = []
+        after: str | None = ""
+        while after is not None:
+            page = await RetainedAdmin(self._client).page(BANS_FILTER, after)
+            found += _bans_of(page.messages)
+            after = page.after
+        return sorted(
+            (ban for ban in found if not ban.is_over(now_ms)), key=lambda ban: (ban.kind, ban.value)
+        )
 
     async def put(self, ban: Ban, now_ms: int) -> list[str]:
         """Make a ban, or change it, at every broker; returns their names."""
@@ -64,23 +57,10 @@ class BanAdmin(Asking):
         return names
 
 
-def _bans_of(body: bytes) -> list[Ban]:
-    """Read the bans of an answer; what is none is left out, as front ends do."""
-    bans = []
-    at = 0
-    while at < len(body):
-        size = int.from_bytes(body[at : at + 4], "big")
-        if size < 4 or at + size > len(body):
-            raise ClientError("the records of an answer do not fill it")
-        try:
-            record = decode_record(body[at : at + size])
-            topic = decode_properties(bytes(record.properties)).get(MQTT_TOPIC, "")
-            if record.topic == BANS_TOPIC:
-                bans.append(decode_ban(topic, bytes(record.body)))
-        except StoreError as error:
-            raise ClientError(f"a record of an answer cannot be read: {error}") from error
-        except ValueError:
+def _bans_of(messages: Iterable[StoredMessage]) -> Iterator[Ban]:
+    """Read bans; what is none is left out, as front ends do."""
+    for message in messages:
+        if message.topic == BANS_TOPIC:
             # Written by hand into the topic: no front end takes it for a ban either, and counts it.
-            pass
-        at += size
-    return bans
+            with suppress(ValueError):
+                yield decode_ban(message.properties.get(MQTT_TOPIC, ""), bytes(message.record.body))

@@ -11,10 +11,12 @@ import msgspec
 from msgspec import Meta
 
 from iotmq import limits
+from iotmq.client.admin.retained import RetainedAdmin
 from iotmq.client.consuming.offsets import offsets
 from iotmq.client.sending.device_messages import DEVICE_TOPIC, device_message
-from iotmq.client.transport.message import Message, ReceivedMessage, SendResult
+from iotmq.client.transport.message import Message, SendResult, StoredMessage
 from iotmq.client.transport.routes import MessageQueue
+from iotmq.console.api.pages import Cursor, decode_cursor, encode_cursor
 from iotmq.console.api.problems import (
     INVALID,
     NOT_FOUND,
@@ -25,11 +27,20 @@ from iotmq.console.api.problems import (
     from_error,
 )
 from iotmq.console.api.route import Call, NoArguments, Role, route
-from iotmq.console.api.routes.names import BrokerText, Offset, QueueId, TimeMs, TopicArguments, TopicText
+from iotmq.console.api.routes.names import (
+    BrokerText,
+    Offset,
+    QueueId,
+    TimeMs,
+    Told,
+    TopicArguments,
+    TopicText,
+)
 from iotmq.console.api.services import Services
 from iotmq.errors import IotmqError
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.properties import MQTT_TOPIC
+from iotmq.mqtt.topics.topics import is_shared, is_valid_filter
 
 BATCH_MAX: Final = 1000
 BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -161,6 +172,34 @@ class ReadArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Longer payloads are cut."""
 
 
+class RetainedArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The parameters of the list of retained messages."""
+
+    filter: MqttTopicText = "#"
+    """Only those whose MQTT topics match this filter, in which + and # may stand."""
+    limit: Annotated[int, Meta(ge=1, le=READ_MAX)] = 100
+    """The most items of a page."""
+    cursor: Cursor = ""
+    """`next` of the page before; empty for the first page."""
+    payload_bytes_max: Annotated[int, Meta(ge=0, le=_PAYLOAD_BYTES_MAX)] = 4096
+    """Longer payloads are cut."""
+
+
+class MqttTopicArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One MQTT topic."""
+
+    mqtt_topic: MqttTopicText
+    """The MQTT topic, without wildcards."""
+
+
+class Retained(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of retained messages, by MQTT topic."""
+
+    items: list[ReadMessage]
+    next: str | None = None
+    """The cursor of the next page; null behind the last one."""
+
+
 class MessageArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One message."""
 
@@ -286,6 +325,31 @@ async def read_messages(services: Services, call: Call[ReadArguments, None]) -> 
     return Messages(items=[read_message(message, cut) for message in messages], next_offset=next_offset)
 
 
+async def list_retained(services: Services, call: Call[RetainedArguments, None]) -> Retained:
+    """List retained messages: the last one of each MQTT topic that was sent with retain."""
+    each = call.arguments
+    if not is_valid_filter(each.filter) or is_shared(each.filter):
+        detail = "no topic filter: + stands for one level, # at the end for all that follow"
+        raise ProblemError(
+            INVALID, f"filter: {detail}", errors=(FieldProblem(detail, parameter="filter"),)
+        )
+    page = await RetainedAdmin(await services.client()).page(
+        each.filter, decode_cursor(each.cursor), count=each.limit
+    )
+    items = [read_message(message, each.payload_bytes_max) for message in page.messages]
+    return Retained(items=items, next=None if page.after is None else encode_cursor(page.after))
+
+
+async def delete_retained(services: Services, call: Call[MqttTopicArguments, None]) -> Told:
+    """End what is retained for an MQTT topic; subscribers get the empty message that does it."""
+    admin = RetainedAdmin(await services.client())
+    mqtt_topic = call.arguments.mqtt_topic
+    brokers = await admin.delete(mqtt_topic, await services.producer())
+    if not brokers:
+        raise ProblemError(NOT_FOUND, f"nothing is retained for {mqtt_topic[:200]}")
+    return Told(brokers=brokers)
+
+
 async def show_message(services: Services, call: Call[MessageArguments, None]) -> ReadMessage:
     """Show the message at a place of the log."""
     views = (await services.client()).admin.messages
@@ -357,7 +421,7 @@ def _outcome(sent: asyncio.Future[SendResult] | ProblemError) -> Outcome:
     return Outcome(problem=problem.document)
 
 
-def read_message(message: ReceivedMessage, payload_bytes_max: int) -> ReadMessage:
+def read_message(message: StoredMessage, payload_bytes_max: int) -> ReadMessage:
     text: str | None = None
     encoded: str | None = None
     why = ""
@@ -445,5 +509,14 @@ ROUTES: Final = (
         problems=(NOT_FOUND, TOO_MANY),
     ),
     route("GET", "/topics/{topic}/messages", read_messages, tag=_AREA, problems=(NOT_FOUND,)),
+    route("GET", "/retained", list_retained, tag=_AREA),
+    route(
+        "DELETE",
+        "/retained/{mqtt_topic...}",
+        delete_retained,
+        tag=_AREA,
+        role=Role.OPERATOR,
+        problems=(NOT_FOUND,),
+    ),
     route("GET", "/messages/{offset_message_id}", show_message, tag=_AREA, problems=(NOT_FOUND,)),
 )
