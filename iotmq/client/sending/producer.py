@@ -16,7 +16,7 @@ from iotmq.client.sending.send_lanes import SendLanes
 from iotmq.client.sending.send_room import SendRoom
 from iotmq.client.sending.send_tries import SendTries
 from iotmq.client.transport.client import ClientTransport
-from iotmq.client.transport.lifetime import Lifetime
+from iotmq.client.transport.lifetime import Ending, Lifetime
 from iotmq.client.transport.message import Message, SendResult, check_group, check_topic
 from iotmq.client.transport.routes import MessageQueue, TopicRoute, queue_of_key
 from iotmq.client.transport.settings import ProducerSettings
@@ -81,22 +81,31 @@ class Producer(Lifetime):
         self._interceptors = client.interceptors.for_producer(group)
         self._send = self._lanes.send if self._interceptors is None else self._send_seen
         self._is_running = False
+        self._ending = Ending()
         self._sent_total = 0
         self._failed_total = 0
 
     async def start(self) -> None:
         """Take part in the client's heartbeats; the client must be started."""
+        await self._ending.over()
         if not self._is_running:
             self._client.add_producer(self.group)
             self._lanes.begin()
             self._is_running = True
 
     async def stop(self) -> None:
-        """Wait for the sends in flight (each ends by its own timeout), then leave."""
-        if not self._is_running:
-            return
-        self._is_running = False
-        self._lanes.close()
+        """Wait for the sends in flight (each ends by its own timeout), then leave.
+
+        It goes on when nobody waits for it any more, and all who call it wait for the same end.
+        """
+        work = None
+        if self._is_running:
+            self._is_running = False
+            self._lanes.close()
+            work = self._leave()
+        await self._ending.reached(work)
+
+    async def _leave(self) -> None:
         await self.drain()
         self._lanes.stop()
         self._tries.stop()

@@ -70,13 +70,12 @@ class Requester(Lifetime):
 
     async def stop(self) -> None:
         """Leave; requests that wait for a reply fail with ConnectionClosedError."""
-        if not self._is_running:
-            return
-        self._is_running = False
-        self._client.remove_request_handler(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self._replied)
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(ConnectionClosedError("the requester was stopped"))
+        if self._is_running:
+            self._is_running = False
+            self._client.remove_request_handler(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self._replied)
+            for future in self._waiting.values():
+                if not future.done():
+                    future.set_exception(ConnectionClosedError("the requester was stopped"))
         await self._producer.stop()
 
     async def request(

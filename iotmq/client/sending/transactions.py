@@ -133,6 +133,7 @@ class TransactionProducer(Producer):
 
     async def start(self) -> None:
         """Take part in the client's heartbeats, so that brokers can ask; the client must be started."""
+        await self._ending.over()
         if self._is_running:
             return
         await super().start()
@@ -146,13 +147,11 @@ class TransactionProducer(Producer):
             await self.stop()
             raise
 
-    async def stop(self) -> None:
-        """Wait for the sends in flight, answer no more questions, then leave."""
-        if not self._is_running:
-            return
+    async def _leave(self) -> None:
+        # No more questions are answered.
         self._client.remove_request_handler(RequestCode.CHECK_TRANSACTION_STATE, self._asked)
         await end(self._checks)
-        await super().stop()
+        await super()._leave()
 
     async def begin(
         self,
