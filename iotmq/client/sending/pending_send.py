@@ -36,7 +36,7 @@ class PendingSend(msgspec.Struct, eq=False, kw_only=True):
     timeout_s: float
     future: asyncio.Future[SendResult]
     is_movable: bool = False
-    """Its messages may be given to another queue when theirs is gone for good."""
+    """True when its messages may go to another queue, once theirs is gone for good."""
     numbers: SendNumbers | None = None
     """Set when it starts: the numbers of its queue."""
     mark: str = ""
