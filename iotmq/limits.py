@@ -77,8 +77,8 @@ CLIENT_ID_BYTES_MAX: Final = 255
 HELD_PULLS_MAX: Final = 100_000
 HOLD_MS_MAX: Final = 30_000
 # Consumption by message: what a group has popped of a queue and is not done with, 1.2 KB for 64 that stand
-# together, so at most 80 MB for all groups; the queues of groups that are known; how long a message may be
-# kept from others.
+# together (5 to 11 KB in the order of keys, and counted as four), so at most 180 MB for all groups; the
+# queues of groups that are known; how long a message may be kept from others.
 POP_IN_FLIGHT_MAX: Final = 10_000
 POP_BLOCKS_MAX: Final = 65_536
 POP_QUEUES_MAX: Final = 65_536
@@ -89,6 +89,9 @@ POP_ACK_BITS_BYTES_MAX: Final = 8_192
 # All of one request: they keep the event loop for some milliseconds.
 POP_ACKED_MAX: Final = 32_768
 POP_RECEIPT_BYTES_MAX: Final = 1_024
+# Attempts to pop that may be made again, each with up to 32 offsets.
+POP_ATTEMPTS_MAX: Final = 10_000
+POP_ATTEMPT_ID_BYTES_MAX: Final = 255
 COLD_READS_MAX: Final = 4_096
 # Transactions without an end take memory, and so do the last ends, which make a repeated one harmless.
 TRANSACTIONS_PENDING_MAX: Final = 100_000
@@ -99,11 +102,15 @@ REPLIES_IN_FLIGHT_MAX: Final = 4_096
 # with how often they failed. In a cluster of containers the address of a broker changes with each start.
 ROUTES_KNOWN_MAX: Final = 10_000
 ADDRESSES_KNOWN_MAX: Final = 4_096
+# Queues to read and to write that a registry may give one topic on all its brokers.
+ROUTE_QUEUES_MAX: Final = 262_144
 # Questions about transactions that one producer of ours looks into at a time; the broker asks again.
 TRANSACTION_CHECKS_IN_FLIGHT_MAX: Final = 1_024
 # What a client of ours says of messages and has not written to the trace topic yet: entries, and their bytes.
 TRACE_ENTRIES_MAX: Final = 16_384
 TRACE_BYTES_MAX: Final = 4 * 1024 * 1024
+# Events of its connections that a client of ours has not told the application yet.
+CONNECTION_EVENTS_MAX: Final = 1_024
 # Topics, queues and groups that statistics are kept for, in each of six tables; about 1 KiB each after a day.
 STATISTICS_KEYS_MAX: Final = 16_384
 # Messages that wait for a time; how many of them one answer lists, and the text that takes one back.

@@ -43,8 +43,15 @@ if TYPE_CHECKING:
     from iotmq.client.sending.producer import Producer
     from iotmq.client.sending.requests import Replier, Requester
     from iotmq.client.sending.transactions import Transaction, TransactionProducer, TransactionState
-    from iotmq.client.transport.interceptors import Consuming, Interceptor, Sending
-    from iotmq.client.transport.message import Message, ReceivedMessage, SendResult, SendStatus
+    from iotmq.client.transport.connection_events import ConnectionEvent
+    from iotmq.client.transport.interceptors import (
+        Consuming,
+        ConsumingColumns,
+        Interceptor,
+        Sending,
+        SendingEncoded,
+    )
+    from iotmq.client.transport.message import Message, ReceivedMessage, SendResult, SendStatus, StoredMessage
     from iotmq.client.transport.routes import MessageQueue, TopicRoute, queue_of_key
     from iotmq.client.transport.settings import (
         ClientSettings,
@@ -61,7 +68,9 @@ _MODULES = {
     "ClientSettings": ".transport.settings",
     "Columns": "iotmq.message.records.columns",
     "ConnectOptions": ".connecting",
+    "ConnectionEvent": ".transport.connection_events",
     "Consuming": ".transport.interceptors",
+    "ConsumingColumns": ".transport.interceptors",
     "Interceptor": ".transport.interceptors",
     "IotmqClient": ".client",
     "Message": ".transport.message",
@@ -85,6 +94,8 @@ _MODULES = {
     "SendResult": ".transport.message",
     "SendStatus": ".transport.message",
     "Sending": ".transport.interceptors",
+    "SendingEncoded": ".transport.interceptors",
+    "StoredMessage": ".transport.message",
     "SyncAdmin": ".blocking.classes",
     "SyncClient": ".blocking.classes",
     "SyncPopConsumer": ".blocking.classes",
@@ -117,7 +128,9 @@ __all__ = [
     "ClientSettings",
     "Columns",
     "ConnectOptions",
+    "ConnectionEvent",
     "Consuming",
+    "ConsumingColumns",
     "Interceptor",
     "IotmqClient",
     "Message",
@@ -141,6 +154,8 @@ __all__ = [
     "SendResult",
     "SendStatus",
     "Sending",
+    "SendingEncoded",
+    "StoredMessage",
     "SyncAdmin",
     "SyncClient",
     "SyncPopConsumer",

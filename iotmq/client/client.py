@@ -23,7 +23,7 @@ from iotmq.client.sending.requests import REPLIER_GROUP, REQUESTER_GROUP, Replie
 from iotmq.client.sending.transactions import Check, TransactionProducer
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.interceptors import Interceptor
-from iotmq.client.transport.lifetime import Lifetime
+from iotmq.client.transport.lifetime import Ending, Lifetime
 from iotmq.client.transport.settings import (
     ClientSettings,
     PopConsumerSettings,
@@ -54,6 +54,8 @@ class IotmqClient(ClientTransport):
         super().__init__(settings, clock=clock, interceptors=interceptors)
         # A part that nobody holds has no work: its work would hold it.
         self._parts: weakref.WeakSet[Lifetime] = weakref.WeakSet()
+        self._ending = Ending()
+        self._is_ending = False
 
     def producer(self, group: str = PRODUCER_GROUP, settings: ProducerSettings | None = None) -> Producer:
         """Make a producer for any topic."""
@@ -129,13 +131,13 @@ class IotmqClient(ClientTransport):
         Consumers first: they take nothing more, finish what their listeners are at, and commit. Then
         requesters and producers, which wait for the sends in flight. The first error is raised at the end.
         """
-        await self._end(lambda part: part.stop())
+        await self._end_once(lambda part: part.stop())
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # As if every part had a block of its own.
-        await self._end(lambda part: part.__aexit__(kind, error, trace))
+        await self._end_once(lambda part: part.__aexit__(kind, error, trace))
 
     def __repr__(self) -> str:
         return f"<IotmqClient {self.client_id} of {self.registries.addresses_text}>"
@@ -144,6 +146,13 @@ class IotmqClient(ClientTransport):
         """End a part of this client, made by its class, with the client."""
         self._parts.add(part)
         return part
+
+    async def _end_once(self, end: Callable[[Lifetime], Coroutine[None, None, None]]) -> None:
+        work = None
+        if self._is_running and not self._is_ending:
+            self._is_ending = True
+            work = self._end(end)
+        await self._ending.reached(work)
 
     async def _end(self, end: Callable[[Lifetime], Coroutine[None, None, None]]) -> None:
         parts = list(self._parts)

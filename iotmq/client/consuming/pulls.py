@@ -150,7 +150,7 @@ class QueuePulls:
         """When the broker was last asked; 0 for never."""
         self.broker_id = MASTER_ID
         """The broker to pull from, as the last answer told."""
-        self._group = group
+        self.group = group
         self._settings = settings
         self._master: str | None = None
         """The address of the queue's master when the broker was last asked."""
@@ -172,7 +172,7 @@ class QueuePulls:
         address = await broker_address(self.client, self.queue, self.broker_id)
         self._master = self._present_master()
         command = pull_command(
-            self._group,
+            self.group,
             self.queue,
             offset,
             records_max=settings.pull_records_max,

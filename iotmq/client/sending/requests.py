@@ -11,6 +11,7 @@ import copy
 import logging
 import uuid
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 from iotmq.addresses import parse_address
@@ -23,7 +24,13 @@ from iotmq.client.transport.lifetime import Lifetime
 from iotmq.client.transport.message import Message, ReceivedMessage
 from iotmq.client.transport.routes import MASTER_ID, MessageQueue
 from iotmq.client.transport.settings import ProducerSettings
-from iotmq.errors import ClientError, ConnectionClosedError, ProducerBusyError, RequestTimeoutError
+from iotmq.errors import (
+    ClientClosedError,
+    ClientError,
+    ConnectionClosedError,
+    ProducerBusyError,
+    RequestTimeoutError,
+)
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.hosts import encode_host
 from iotmq.message.message_ids import UniqueKeys
@@ -32,11 +39,15 @@ from iotmq.message.records.record import decode_record, encode_record, property_
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
+from iotmq.supervised import end
 
 _log = logging.getLogger(__name__)
 
 REQUESTER_GROUP: Final = "DEFAULT_REQUESTER"
 REPLIER_GROUP: Final = "DEFAULT_REPLIER"
+
+# A request waits so long for connections to brokers that it may not need.
+_MEET_S: Final = 0.2
 
 
 class Requester(Lifetime):
@@ -52,6 +63,8 @@ class Requester(Lifetime):
         self._producer = Producer(client, group, settings)
         self._waiting: dict[str, asyncio.Future[ReceivedMessage]] = {}
         """Correlation id -> the request whose reply has not come."""
+        self._meeting: dict[str, tuple[asyncio.Task[None], float]] = {}
+        """Address -> the task that connects to the broker there, and until when requests wait for it."""
         self._is_running = False
 
     async def start(self) -> None:
@@ -76,6 +89,7 @@ class Requester(Lifetime):
             for future in self._waiting.values():
                 if not future.done():
                     future.set_exception(ConnectionClosedError("the requester was stopped"))
+            await end(task for task, _ in self._meeting.values())
         await self._producer.stop()
 
     async def request(
@@ -134,19 +148,37 @@ class Requester(Lifetime):
         return await self.request(message, timeout_ms=timeout_ms)
 
     async def _introduce(self, topic: str) -> None:
-        """Connect to every broker of the topic: each of them may pass the reply on."""
+        """Connect to every broker of the topic: each of them may pass the reply on. A request does not wait
+        for those that are not reached soon: it may not need them."""
+        connections = self._client.connections
         route = self._client.routes.known(topic)
         if route is None:
             await self._producer.queues(topic)
             route = self._client.routes.known(topic)
+        now_s = asyncio.get_running_loop().time()
+        meetings = []
         for by_id in () if route is None else route.addresses.values():
             address = by_id.get(MASTER_ID)
-            if address is None or self._client.connections.ready(address) is not None:
+            if address is None or connections.ready(address) is not None:
                 continue
-            try:
-                await self._client.connections.get(address)
-            except ConnectionClosedError as error:
-                _log.debug("no reply can come from %s now: %s", address, error)
+            if address not in self._meeting and not connections.rest_s(address):
+                task = asyncio.ensure_future(self._meet(address))
+                task.add_done_callback(partial(self._met, address))
+                self._meeting[address] = task, now_s + _MEET_S
+            if address in self._meeting:
+                meetings.append(self._meeting[address])
+        until_s = max((until_s for _, until_s in meetings), default=now_s)
+        if until_s > now_s:
+            await asyncio.wait([task for task, _ in meetings], timeout=until_s - now_s)
+
+    async def _meet(self, address: str) -> None:
+        try:
+            await self._client.connections.get(address)
+        except (ConnectionClosedError, ClientClosedError) as error:
+            _log.debug("no reply can come from %s now: %s", address, error)
+
+    def _met(self, address: str, _: asyncio.Task[None]) -> None:
+        del self._meeting[address]
 
     def _replied(self, _connection: ClientConnection, command: Command) -> Command | None:
         properties = command.ext.get("properties", "").encode()
@@ -171,6 +203,7 @@ class Replier:
         self._client = client
         self._group = group
         self._ids = UniqueKeys(clock=client.clock)
+        self._interceptors = client.interceptors.for_producer(group)
 
     async def reply(
         self,
@@ -202,6 +235,16 @@ class Replier:
                 REPLY_TTL: asked.get(REPLY_TTL, ""),
             },
         )
+        if self._interceptors is None:
+            await self._send(message, request, timeout_ms)
+        else:
+            await self._interceptors.send_unanswered(
+                message, lambda reply: self._send(reply, request, timeout_ms)
+            )
+
+    async def _send(self, message: Message, request: ReceivedMessage, timeout_ms: int | None) -> str:
+        """Return the message id."""
+        message_id = self._ids.next()
         # Who asked is connected to the broker that took the request.
         address = await broker_address(self._client, request.queue)
         await ask(
@@ -217,16 +260,17 @@ class Replier:
                 "f": "0",
                 "g": str(self._client.clock.now_ms()),
                 "h": "0",
-                "i": message.encoded_properties(self._ids.next()).decode(),
+                "i": message.encoded_properties(message_id).decode(),
                 "j": "0",
                 "k": "false",
                 "m": "false",
                 "n": request.queue.broker_name,
             },
-            body,
-            doing=f"reply to {asked[REPLY_TO_CLIENT]}",
+            message.body,
+            doing=f"reply to {request.properties[REPLY_TO_CLIENT]}",
             timeout_s=None if timeout_ms is None else timeout_ms / 1000,
         )
+        return message_id
 
 
 def is_request(message: ReceivedMessage) -> bool:

@@ -18,7 +18,7 @@ from iotmq.addresses import address_text
 from iotmq.client.sending.pending_send import PREPARED_FLAG
 from iotmq.client.sending.producer import Producer
 from iotmq.client.sending.queue_choice import QueueChoice
-from iotmq.client.transport.application_calls import call_application
+from iotmq.client.transport.application_calls import call_application, end_calls
 from iotmq.client.transport.calls import ask
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import Message, ReceivedMessage, SendResult, SendStatus
@@ -41,12 +41,13 @@ from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
-from iotmq.supervised import end
 
 _log = logging.getLogger(__name__)
 
 # The end of a transaction is said again after so long, and at once where a registry tells of another master.
 _END_REST_S = 0.5
+# The time for the end of a check that was cancelled.
+_CHECK_END_S = 5.0
 
 T = TypeVar("T")
 
@@ -147,11 +148,10 @@ class TransactionProducer(Producer):
             await self.stop()
             raise
 
-    async def _leave(self) -> None:
-        # No more questions are answered.
+    async def _finish(self) -> None:
         self._client.remove_request_handler(RequestCode.CHECK_TRANSACTION_STATE, self._asked)
-        await end(self._checks)
-        await super()._leave()
+        await end_calls(self._checks, within_s=_CHECK_END_S, what=f"the check of group {self.group}")
+        await super()._finish()
 
     async def begin(
         self,

@@ -11,6 +11,7 @@ import msgspec
 
 from iotmq.addresses import parse_address
 from iotmq.backoff import Backoff
+from iotmq.client.transport.connection_events import ConnectionEvents
 from iotmq.client.transport.settings import ClientSettings
 from iotmq.clock import Clock
 from iotmq.errors import ClientClosedError, ConnectionClosedError
@@ -57,6 +58,8 @@ class ConnectionCallbacks(msgspec.Struct, frozen=True, kw_only=True):
     """Told of a new connection to an address before anybody else can use it, so what it sends comes first."""
     lost: Callable[[str], None]
     """Told that the connection to an address ended."""
+    events: ConnectionEvents
+    """Told what the application may want to know."""
 
 
 class Connections:
@@ -137,6 +140,8 @@ class Connections:
         connection, known.connection = known.connection, None
         if connection is not None:
             connection.abort("dropped")
+            reason = "given up here: it is silent, or not master any more"
+            self._callbacks.events.note("disconnected", address, reason)
         self.hasten(address)
 
     def hasten(self, address: str) -> None:
@@ -172,6 +177,8 @@ class Connections:
             self._addresses.pop(next(idle, ""), None)
 
     async def _connect(self, address: str, known: _Address) -> ClientConnection:
+        if known.last_error:
+            self._callbacks.events.note("reconnecting", address, known.last_error)
         try:
             host, port = parse_address(address)
             connection = await ClientConnection.connect(
@@ -194,6 +201,7 @@ class Connections:
         known.connection = connection
         known.connected_s = self._clock.monotonic_s()
         known.not_before_s = 0.0
+        self._callbacks.events.note("connected", address)
         self._callbacks.connected(address, connection)
         return connection
 
@@ -207,6 +215,8 @@ class Connections:
         known.last_error = f"the connection to {address} was lost"
         known.not_before_s = now_s + known.backoff.next_s()
         if not self.is_closed:
+            reason = connection.close_reason or "ended by the other side, or by the network"
+            self._callbacks.events.note("disconnected", address, reason)
             self._callbacks.lost(address)
 
 
