@@ -146,7 +146,7 @@ async def measure(
         producer = await client.producer("sends", lingering)
         cases: dict[str, Callable[[str], Awaitable[None]]] = {
             SENDS: partial(send_all, producer, records),
-            "sends without linger": partial(send_all, await client.producer("at once"), records),
+            "sends without linger": partial(send_all, await client.producer("at-once"), records),
             "sends with keys": partial(send_all, producer, records, keys=KEYS),
             "awaited sends": partial(await_all, producer, records),
             "sends, seen": partial(send_all, await seen.producer("seen", lingering), records),
