@@ -15,6 +15,7 @@ from iotmq.client.sending.send_deadlines import SendDeadlines
 from iotmq.client.sending.send_lanes import SendLanes
 from iotmq.client.sending.send_room import SendRoom
 from iotmq.client.sending.send_tries import SendTries
+from iotmq.client.transport.calls import asking
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.lifetime import Lifetime
 from iotmq.client.transport.message import Message, SendResult, check_group, check_topic
@@ -170,7 +171,8 @@ class Producer(Lifetime):
         address = route.master(chosen.broker_name)
         if address is None:
             raise RouteNotFoundError(f"broker {chosen.broker_name} of topic {send.topic} has no master now")
-        connection = await self._client.connections.get(address)
+        with asking(f"sending to topic {send.topic} at broker {chosen.broker_name}"):
+            connection = await self._client.connections.get(address)
         if send.is_timed:
             await self._client.check_timers(chosen.broker_name, address)
         connection.send_oneway(self._tries.command(send, chosen, oneway=True))

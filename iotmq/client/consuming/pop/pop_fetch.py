@@ -12,7 +12,7 @@ from iotmq.client.consuming.pop.held_messages import HeldMessages
 from iotmq.client.consuming.pop.popped_message import PoppedMessage, Receipt
 from iotmq.client.consuming.pop.settling import Settling
 from iotmq.client.consuming.pulls import PollBackoff, reconnect_backoff
-from iotmq.client.transport.calls import broker_address
+from iotmq.client.transport.calls import asking, broker_address
 from iotmq.client.transport.client import ClientTransport, expect_success
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import PopConsumerSettings
@@ -171,7 +171,8 @@ class PopFetch:
             # The broker does not know, and holds for us what it gives.
             self._owner.in_background(asyncio.ensure_future(self._give_back(asked)))
             raise
-        return self._read(asked.result())
+        with asking(self._doing()):
+            return self._read(asked.result())
 
     async def _give_back(self, asked: asyncio.Task[Command]) -> None:
         try:
