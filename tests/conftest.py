@@ -46,10 +46,10 @@ WITH_SPARK = frozenset(
 )
 
 # Random programs, kills and very many connections: they take three times as long when each line is counted,
-# and run what others run.
+# and run what others run. Rules about the tree run nothing of it.
 UNTRACED = frozenset(
-    {"property", "fuzz", "crash", "test_live_objects.py", "test_session_model.py", "test_loop_turns.py"}
-    | {"test_mqtt_corpus_sockets.py", "simulation"}
+    {"repo", "property", "fuzz", "crash", "simulation", "test_simulation.py", "test_live_objects.py"}
+    | {"test_session_model.py", "test_loop_turns.py", "test_mqtt_corpus_sockets.py"}
 )
 
 # A file system in memory: on a disk, a test with a store spends three quarters of its time in syncs, which it

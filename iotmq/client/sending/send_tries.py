@@ -218,7 +218,14 @@ class SendTries:
         send.reply = None
         if send.future.done():
             return
-        failure = self._judge(send, reply)
+        try:
+            failure = self._judge(send, reply)
+        except ValueError as error:
+            # It may be stored, so it is not tried again.
+            assert send.queue is not None
+            text = f"broker {send.queue.broker_name} answered the send to {send.queue} with nonsense: {error}"
+            send.future.set_exception(BrokerError(ResponseCode.SYSTEM_ERROR, text))
+            return
         if failure is not None:
             self._start_retries(send, failure)
 
@@ -272,8 +279,10 @@ class SendTries:
             return NotMasterError(response.code, text)
         refusal = BrokerError(response.code, text)
         if response.code == ResponseCode.BATCH_OUT_OF_ORDER and send.numbers and send.numbers.restart():
-            # The broker has lost or forgotten what came before; nothing of this is stored.
+            # The broker has lost or forgotten what came before; nothing of this is stored. Of a new batch it
+            # cannot say so again, so this is not one of the tries.
             send.mark = send.numbers.mark(send.count)
+            send.tries -= 1
             return refusal
         if response.code in _TRY_AGAIN:
             self._health.failed(queue.broker_name, now_s=now_s)

@@ -147,13 +147,10 @@ class TransactionProducer(Producer):
             await self.stop()
             raise
 
-    async def stop(self) -> None:
-        """Wait for the sends in flight, answer no more questions, then leave."""
-        if not self._is_running:
-            return
+    async def _finish(self) -> None:
         self._client.remove_request_handler(RequestCode.CHECK_TRANSACTION_STATE, self._asked)
         await end_calls(self._checks, within_s=_CHECK_END_S, what=f"the check of group {self.group}")
-        await super().stop()
+        await super()._finish()
 
     async def begin(
         self,
@@ -216,9 +213,8 @@ class TransactionProducer(Producer):
         return transaction
 
     def metrics(self) -> Iterable[Metric]:
-        """Counters of this producer."""
+        """Report the counters of this producer."""
         yield from super().metrics()
-        labels = (("group", self.group),)
         prefix = "iotmq_client_transaction_checks"
         yield from samples(
             (f"{prefix}_total", "Times a broker asked about a transaction", self._checks_total),
@@ -232,7 +228,7 @@ class TransactionProducer(Producer):
                 "Questions about transactions dropped because too many waited",
                 self._checks_dropped_total,
             ),
-            labels=labels,
+            labels=(("group", self.group),),
         )
 
     async def _meet_brokers(self, topic: str) -> None:

@@ -14,7 +14,9 @@ from libc.string cimport memcpy
 from iotmq.client.sending.message_elements cimport UNIQUE_KEY_BYTES, batch_element, unique_key_text
 from iotmq.client.sending.send_room cimport SendRoom
 
+from iotmq.client.sending.message_elements import split_element
 from iotmq.client.sending.queue_choice import check_queue
+from iotmq.client.sending.send_numbers import check_room_for_mark
 from iotmq.client.transport.message import SendResult, check_topic
 from iotmq.client.transport.routes import queue_of_key
 from iotmq.limits import RECORD_BYTES_MAX
@@ -287,6 +289,8 @@ cdef class SendIntake:
         element = batch_element(message, self._unique_key, self._body_bytes_max)
         if element is None:
             return self._alone(message, choice, timeout_ms)
+        if self._is_numbered:
+            check_room_for_mark(len(split_element(element)[1]))
         topic = message.topic
         key = message.key
         if choice is not None:

@@ -109,7 +109,7 @@ class Settling:
                 failure = failed.get(message)
                 if isinstance(failure, _PASSING) and now_s < message.due_s:
                     continue
-                self._held.release(message)
+                self._held.release(message, is_consumed=failure is None)
                 if failure is None:
                     self.acked_total += 1
                 else:
