@@ -92,7 +92,7 @@ class NativeProcessors:
             TimerHandler(self.delays.timers, parts.topics, broker_name=parts.settings.name),
             self.pulls,
             self._pop_requests,
-            PopAckHandler(parts.clock, self._pops, self._pop_requests.wake_after),
+            PopAckHandler(self._pops, self._pop_requests.wake_after),
             RequestModeHandler(parts, self._pops, find_queues=find_queues, tell=self._clients.tell),
             self._clients,
             LockHandler(self.locks, parts.topics, when_copied=when_copied, is_current=parts.role.is_current),

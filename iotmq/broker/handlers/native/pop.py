@@ -129,7 +129,7 @@ class PopHandler:
         self._parts = parts
         self._store = parts.store
         self._topics = parts.topics
-        self._clock = parts.clock
+        self._clock = pops.clock
         self._statistics = parts.statistics
         self._cold_reads = parts.cold_reads
         self._pops = pops
@@ -141,7 +141,7 @@ class PopHandler:
         self._by_topic: dict[str, set[PopWait]] = {}
         self._woken: dict[PopWait, None] = {}
         self._next_turn = NextTurn(self._look_at_woken)
-        self._timer = DeadlineTimer(parts.clock, self.expire)
+        self._timer = DeadlineTimer(self._clock, self.expire)
         # Which queue of a topic the next pop of any begins with.
         self._turn = 0
         self.popped_total = 0
