@@ -134,6 +134,7 @@ class TransactionProducer(Producer):
 
     async def start(self) -> None:
         """Take part in the client's heartbeats, so that brokers can ask; the client must be started."""
+        await self._ending.over()
         if self._is_running:
             return
         await super().start()
@@ -293,7 +294,7 @@ class TransactionProducer(Producer):
     async def _ask_to_end(self, queue: MessageQueue, address: str | None, ext: dict[str, str]) -> None:
         if address is None:
             raise RouteNotFoundError(f"broker {queue.broker_name} of topic {queue.topic} has no master now")
-        doing = f"end of transaction {ext['msgId']}"
+        doing = f"end of transaction {ext['msgId']} in topic {queue.topic} at broker {queue.broker_name}"
         await ask(self._client, address, RequestCode.END_TRANSACTION, ext, doing=doing)
 
     def _end_fields(

@@ -96,16 +96,20 @@ cdef class Lane:
             self.size += PyBytes_GET_SIZE(send.element)
 
     def put_back(self, list taken not None):
-        """Put messages of one request in front again, to go one by one, and return their bytes."""
+        """Put messages of one request in front again, to go one by one."""
         cdef WaitingSend send
-        cdef Py_ssize_t size = 0
         for send in taken:
-            size += PyBytes_GET_SIZE(send.element)
+            self.size += PyBytes_GET_SIZE(send.element)
         self.waiting = taken + self.waiting
-        self.size += size
         self._singly_count += len(taken)
         self.is_due = True
-        return size
+
+    def take_all(self):
+        """Take everything that waits, to be sorted anew."""
+        cdef list waiting = self.waiting
+        self.waiting = []
+        self.size = self._alone_count = self._singly_count = 0
+        return waiting
 
     def take(self, *, Py_ssize_t count_max, Py_ssize_t bytes_max):
         """Take what the next request has: some messages from the front, or one that goes alone."""
@@ -168,6 +172,10 @@ cdef class TopicLanes:
     def begin_flush(self):
         """Count from zero again."""
         self.count = self.size = 0
+
+    def put_back(self, list taken not None):
+        """Put messages in front that have lost their lane."""
+        self.unsorted = taken + self.unsorted
 
     def take_unsorted(self):
         """Take the messages that have no lane yet."""
