@@ -23,7 +23,6 @@ from iotmq.broker.pop.states import Place
 from iotmq.broker.replies.deferred_reply import DeferredReply
 from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.writing.message_writer import RefusedBatch
-from iotmq.clock import Clock
 from iotmq.errors import RequestError
 from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import RequestCode, ResponseCode
@@ -53,9 +52,9 @@ class _Acks(msgspec.Struct, kw_only=True):
 class PopAckHandler(RequestProcessor):
     """Ends popped messages, or has them due at another time."""
 
-    def __init__(self, clock: Clock, pops: Pops, on_done: Callable[[Place, PopQueue], None]) -> None:
+    def __init__(self, pops: Pops, on_done: Callable[[Place, PopQueue], None]) -> None:
         """`on_done` is told of each queue of which something was acknowledged."""
-        self._clock = clock
+        self._clock = pops.clock
         self._pops = pops
         self._on_done = on_done
 

@@ -15,7 +15,7 @@ from iotmq.backoff import Backoff
 from iotmq.client.consuming.pop.held_messages import HeldMessages
 from iotmq.client.consuming.pop.popped_message import PoppedMessage
 from iotmq.client.consuming.pulls import reconnect_backoff
-from iotmq.client.transport.calls import broker_address
+from iotmq.client.transport.calls import asking, broker_address
 from iotmq.client.transport.client import ClientTransport, expect_success
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.errors import (
@@ -109,7 +109,7 @@ class Settling:
                 failure = failed.get(message)
                 if isinstance(failure, _PASSING) and now_s < message.due_s:
                     continue
-                self._held.release(message)
+                self._held.release(message, is_consumed=failure is None)
                 if failure is None:
                     self.acked_total += 1
                 else:
@@ -181,8 +181,9 @@ class Settling:
             return
         self._expect_held(message, response)
         if invisible_ms is not None:
-            popped_ms = response.integer("popTime", message.receipt.popped_ms)
-            revive_queue = response.integer("reviveQid", message.receipt.revive_queue)
+            with asking(_doing(message)):
+                popped_ms = response.integer("popTime", message.receipt.popped_ms)
+                revive_queue = response.integer("reviveQid", message.receipt.revive_queue)
             message.receipt = message.receipt._replace(
                 popped_ms=popped_ms,
                 revive_queue=revive_queue,
@@ -201,7 +202,8 @@ class Settling:
             "bname": queue.broker_name,
             **ext,
         }
-        return await self._client.request(address, Command.request(code, fields))
+        with asking(_doing(message)):
+            return await self._client.request(address, Command.request(code, fields))
 
     def _expect_held(self, message: PoppedMessage, response: Command) -> None:
         queue = message.queue
@@ -213,7 +215,7 @@ class Settling:
                 broker_name=queue.broker_name,
                 queue_id=queue.queue_id,
             )
-        _expect(response, f"settling offset {message.queue_offset} of {queue}")
+        _expect(response, _doing(message))
 
     # --- acknowledgements ---------------------------------------------------------------------------
 
@@ -284,15 +286,21 @@ class Settling:
                 ],
             )
         )
+        broker_name = messages[0].queue.broker_name
+        doing = f"acknowledging {len(messages)} messages of group {self._group} at broker {broker_name}"
         address = await broker_address(self._client, messages[0].queue)
-        response = await self._client.request(
-            address,
-            Command.request(RequestCode.BATCH_ACK_MESSAGE, {"bname": messages[0].queue.broker_name}, body),
-        )
+        with asking(doing):
+            response = await self._client.request(
+                address, Command.request(RequestCode.BATCH_ACK_MESSAGE, {"bname": broker_name}, body)
+            )
         if response.code == ResponseCode.NO_MESSAGE:
             return False
-        _expect(response, f"acknowledging {len(messages)} messages of group {self._group}")
+        _expect(response, doing)
         return True
+
+
+def _doing(message: PoppedMessage) -> str:
+    return f"settling offset {message.queue_offset} of {message.queue}"
 
 
 def _expect(response: Command, doing: str) -> None:

@@ -61,6 +61,26 @@ async def test_many_are_acknowledged_in_one_request(bench: Bench) -> None:
     assert await bench.pop() == []
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_nobody_holds_a_message_longer_because_the_clock_was_set_back(
+    bench: Bench, is_restarted: bool
+) -> None:
+    bench.put(*bodies(0, 1))
+    given_back, _ = await bench.pop()
+    bench.clock.step(-600)
+    if is_restarted:
+        await bench.restart()
+    bench.move(5)
+    assert await bench.pop() == []
+    changed = await bench.change(given_back, 7_000)
+    assert not isinstance(changed, int)
+    bench.move(5)
+    assert [each.body for each in await bench.pop()] == [b"1"]
+    bench.move(2)
+    [again] = await bench.pop()
+    assert (again.body, await bench.ack(again)) == (b"0", [0])
+
+
 async def test_time_is_extended_or_a_message_given_back_at_once_or_later(bench: Bench) -> None:
     bench.put(*bodies(0, 1, 2))
     longer, at_once, later = await bench.pop()
