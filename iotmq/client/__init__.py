@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         Sending,
         SendingEncoded,
     )
+    from iotmq.client.transport.measured import Collector
     from iotmq.client.transport.message import Message, ReceivedMessage, SendResult, SendStatus, StoredMessage
     from iotmq.client.transport.routes import MessageQueue, TopicRoute, queue_of_key
     from iotmq.client.transport.settings import (
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "Admin": ".admin.admin",
     "ClientSettings": ".transport.settings",
+    "Collector": ".transport.measured",
     "Columns": "iotmq.message.records.columns",
     "ConnectOptions": ".connecting",
     "ConnectionEvent": ".transport.connection_events",
@@ -126,6 +128,7 @@ _MODULES = {
 __all__ = [
     "Admin",
     "ClientSettings",
+    "Collector",
     "Columns",
     "ConnectOptions",
     "ConnectionEvent",

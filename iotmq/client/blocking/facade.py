@@ -262,8 +262,7 @@ def _calling(_name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Blocking, /, *args: Any, **kwargs: Any) -> Any:
         if isinstance(self, BlockingClient) and made in _forms:
             part = _forms[made](self, *args, **kwargs)
-            if isinstance(part, BlockingLifetime):
-                self._thread.call(self.asynchronous._adopt, part.asynchronous)
+            self._thread.call(self.asynchronous._adopt, part.asynchronous)
             return part
         bound = inspect.signature(function).bind(self.asynchronous, *args, **kwargs)
         there = functools.partial(function, *_converted(self, function, bound), **bound.kwargs)

@@ -16,6 +16,7 @@ from iotmq.client.sending.send_lanes import SendLanes
 from iotmq.client.sending.send_numbers import check_room_for_mark
 from iotmq.client.sending.send_room import SendRoom
 from iotmq.client.sending.send_tries import SendTries
+from iotmq.client.transport.calls import asking
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.lifetime import Ending, Lifetime
 from iotmq.client.transport.message import Message, SendResult, check_group, check_topic
@@ -175,7 +176,8 @@ class Producer(Lifetime):
         address = route.master(chosen.broker_name)
         if address is None:
             raise RouteNotFoundError(f"broker {chosen.broker_name} of topic {send.topic} has no master now")
-        connection = await self._client.connections.get(address)
+        with asking(f"sending to topic {send.topic} at broker {chosen.broker_name}"):
+            connection = await self._client.connections.get(address)
         if send.is_timed:
             await self._client.check_timers(chosen.broker_name, address)
         connection.send_oneway(self._tries.command(send, chosen, oneway=True))
@@ -314,7 +316,6 @@ class Producer(Lifetime):
 
     def metrics(self) -> Iterable[Metric]:
         """Report the counters of this producer."""
-        labels = (("group", self.group),)
         yield from samples(
             ("iotmq_client_sent_total", "Messages stored", self._sent_total),
             (
@@ -324,7 +325,7 @@ class Producer(Lifetime):
             ),
             ("iotmq_client_send_retried_total", "Tries after the first", self._tries.retried_total),
             ("iotmq_client_sends_in_flight", "Unanswered sends", self._room.count),
-            labels=labels,
+            labels=(("group", self.group),),
         )
 
     # --- one send -----------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from iotmq.errors import (
     ConnectionClosedError,
     IotmqError,
     NotMasterError,
+    RequestError,
     RequestTimeoutError,
     RouteNotFoundError,
     SendFailedError,
@@ -240,12 +241,14 @@ class SendTries:
         if send.reply is not None and send.queue is not None:
             self._health.failed(send.queue.broker_name, now_s=asyncio.get_running_loop().time())
             text = (
-                f"broker {send.queue.broker_name} did not answer the send to {send.topic} in time; the "
+                f"broker {send.queue.broker_name} did not answer a send to topic {send.topic} in time; the "
                 "message may be stored. Send it again if a duplicate does no harm, or raise send_timeout_ms"
             )
         else:
+            route = self._client.routes.known(send.topic)
+            names = "none is known" if route is None else ", ".join(sorted(route.addresses))
             text = (
-                f"no broker of topic {send.topic} was reachable in time; try {send.tries} of "
+                f"no broker of topic {send.topic} was reachable in time ({names}); try {send.tries} of "
                 f"{self._settings.tries_max}. Is the broker running, and does its advertised address "
                 "(broker.advertised_host) lead to it from here?"
             )
@@ -298,18 +301,25 @@ class SendTries:
         status = _STORED.get(response.code)
         if status is not None:
             ids = response.ext.get("msgId", "")
+            try:
+                queue_id = response.integer("queueId", queue.queue_id)
+                queue_offset = response.integer("queueOffset", -1)
+            except RequestError as unreadable:
+                # It may be stored: nothing that another try would be right after.
+                text = (
+                    f"broker {queue.broker_name} took a message for topic {send.topic}, but its answer "
+                    f"cannot be read: {unreadable}"
+                )
+                send.future.set_exception(BrokerError(ResponseCode.SYSTEM_ERROR, text))
+                return None
             # Of a numbered request that was stored before only that is told.
             is_found = bool(send.mark) and not ids
             self._health.answered(queue.broker_name, took_s=now_s - send.sent_s, now_s=now_s)
             send.future.set_result(
                 SendResult(
                     status,
-                    queue
-                    if is_found
-                    else MessageQueue(
-                        send.topic, queue.broker_name, int(response.ext.get("queueId", queue.queue_id))
-                    ),
-                    queue_offset=-1 if is_found else int(response.ext.get("queueOffset", -1)),
+                    queue if is_found else MessageQueue(send.topic, queue.broker_name, queue_id),
+                    queue_offset=-1 if is_found else queue_offset,
                     count=send.count,
                     message_id=send.message_id,
                     joined_message_ids=ids,
@@ -473,7 +483,8 @@ def _all_tries_failed(send: PendingSend, failure: IotmqError | None) -> IotmqErr
     if send.tries <= 1 and failure is not None:
         return failure
     error = SendFailedError(
-        f"sending to topic {send.topic} failed {send.tries} times; the last time: {failure}"
+        f"sending to topic {send.topic} failed {send.tries} times; the last time at broker "
+        f"{send.queue.broker_name if send.queue else 'none'}: {failure}"
     )
     error.__cause__ = failure
     return error

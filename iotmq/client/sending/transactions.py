@@ -214,9 +214,8 @@ class TransactionProducer(Producer):
         return transaction
 
     def metrics(self) -> Iterable[Metric]:
-        """Counters of this producer."""
+        """Report the counters of this producer."""
         yield from super().metrics()
-        labels = (("group", self.group),)
         prefix = "iotmq_client_transaction_checks"
         yield from samples(
             (f"{prefix}_total", "Times a broker asked about a transaction", self._checks_total),
@@ -230,7 +229,7 @@ class TransactionProducer(Producer):
                 "Questions about transactions dropped because too many waited",
                 self._checks_dropped_total,
             ),
-            labels=labels,
+            labels=(("group", self.group),),
         )
 
     async def _meet_brokers(self, topic: str) -> None:
@@ -295,7 +294,7 @@ class TransactionProducer(Producer):
     async def _ask_to_end(self, queue: MessageQueue, address: str | None, ext: dict[str, str]) -> None:
         if address is None:
             raise RouteNotFoundError(f"broker {queue.broker_name} of topic {queue.topic} has no master now")
-        doing = f"end of transaction {ext['msgId']}"
+        doing = f"end of transaction {ext['msgId']} in topic {queue.topic} at broker {queue.broker_name}"
         await ask(self._client, address, RequestCode.END_TRANSACTION, ext, doing=doing)
 
     def _end_fields(

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 import msgspec
 
 from iotmq.client.transport.lifetime import Lifetime
+from iotmq.client.transport.measured import Measured
 from iotmq.client.transport.message import Message, SendResult, StoredMessage
 from iotmq.client.transport.routes import MessageQueue
-from iotmq.metrics import Metric, samples
+from iotmq.metrics import Metric, SourceReader, samples
 
 if TYPE_CHECKING:
     import asyncio
@@ -122,7 +123,7 @@ class ConsumingColumns(msgspec.Struct, eq=False):
     """Notes of interceptors from the first call for the second, each under itself."""
 
 
-class Interceptor:
+class Interceptor(Measured):
     """Override what is to be called. The functions run on the event loop and must not block."""
 
     async def start(self, client: Lifetime) -> None:
@@ -165,6 +166,7 @@ class Interceptors:
 
     def __init__(self, interceptors: Iterable[Interceptor] = ()) -> None:
         self.all: Final = tuple(interceptors)
+        self._reader = SourceReader(self.all)
         self.failed_total = 0
         """Calls of interceptors that have raised an exception."""
         self._last_log_s = -_LOG_PAUSE_S
@@ -190,7 +192,7 @@ class Interceptors:
         return None if around is None else ColumnsCalls(group, *around)
 
     def metrics(self) -> Iterable[Metric]:
-        """Report the counter of failures."""
+        """Report the counter of failures, and what interceptors count."""
         yield from samples(
             (
                 "iotmq_client_interceptors_failed_total",
@@ -198,6 +200,7 @@ class Interceptors:
                 self.failed_total,
             )
         )
+        yield from self._reader.samples()
 
     def _around(self, before: str, after: str) -> tuple[Callable[[Any], None], Callable[[Any], None]] | None:
         first, then = self._those(before), self._those(after)

@@ -129,7 +129,7 @@ class PopHandler:
         self._parts = parts
         self._store = parts.store
         self._topics = parts.topics
-        self._clock = parts.clock
+        self._clock = pops.clock
         self._statistics = parts.statistics
         self._cold_reads = parts.cold_reads
         self._pops = pops
@@ -141,7 +141,7 @@ class PopHandler:
         self._by_topic: dict[str, set[PopWait]] = {}
         self._woken: dict[PopWait, None] = {}
         self._next_turn = NextTurn(self._look_at_woken)
-        self._timer = DeadlineTimer(parts.clock, self.expire)
+        self._timer = DeadlineTimer(self._clock, self.expire)
         # Which queue of a topic the next pop of any begins with.
         self._turn = 0
         self.popped_total = 0
@@ -241,11 +241,17 @@ class PopHandler:
 
     def _peek(self, connection: ServerConnection, request: Command) -> Command | None:
         """Answer with what would be popped next, and hold nothing."""
+        return self._look_only(connection, request, loads_left=_COLD_LOADS_MAX)
+
+    def _look_only(
+        self, connection: ServerConnection, request: Command, *, loads_left: int
+    ) -> Command | None:
         group = request.text("consumerGroup")
         queue_id = request.integer("queueId", minimum=_ANY_QUEUE)
         topic = self._check(group, request.text("topic"), queue_id)
         left = min(request.integer("maxMsgNums", minimum=1), limits.PULL_RECORDS_DEFAULT_MAX)
         views: list[memoryview] = []
+        bytes_left = limits.PULL_BYTES_DEFAULT_MAX
         rest = 0
         for stored in self._wait_of(group, topic, queue_id).queues:
             place = Place(group, topic.topic_name, stored.queue_id)
@@ -255,19 +261,26 @@ class PopHandler:
             offset = min(max(stored.min_offset, offset or 0), stored.max_offset)
             rest += stored.max_offset - offset
             for start, count in ((run[0], run[1] - run[0]) if run else (0, 0), (offset, left)):
-                if min(count, left) <= 0 or start >= stored.max_offset:
+                count = min(count, left)
+                if count <= 0 or bytes_left <= 0 or start >= stored.max_offset:
                     continue
-                count, bytes_max = min(count, left), limits.PULL_BYTES_DEFAULT_MAX
-                if self._store.plan_read(stored, start, records_max=count, bytes_max=bytes_max) is None:
-                    read = self._store.read(stored, start, records_max=count, bytes_max=bytes_max)
-                    left -= read.count
-                    views += read.views
-        ext = {
-            "popTime": str(self._clock.now_ms()),
-            "invisibleTime": "0",
-            "reviveQid": "0",
-            "restNum": str(rest),
-        }
+                plan = self._store.plan_read(stored, start, records_max=count, bytes_max=bytes_left)
+                if plan is not None and loads_left:
+                    self._cold_reads.start(
+                        plan,
+                        lambda error: answer_loaded(
+                            connection,
+                            request,
+                            error,
+                            lambda: self._look_only(connection, request, loads_left=loads_left - 1),
+                        ),
+                    )
+                    return None
+                read = self._store.read(stored, start, records_max=count, bytes_max=bytes_left)
+                left -= read.count
+                bytes_left -= read.size_bytes
+                views += read.views
+        ext = self._ext(self._clock.now_ms(), 0, rest)
         if not views:
             return request.reply(ResponseCode.PULL_NOT_FOUND, remark="nothing to pop", ext=ext)
         return request.reply(ResponseCode.SUCCESS, ext=ext, body=cast("list[bytes | memoryview]", views))

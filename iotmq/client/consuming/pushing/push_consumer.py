@@ -176,8 +176,8 @@ class PushConsumer(Lifetime):
 
     def metrics(self) -> Iterable[Metric]:
         """Report the counters of this consumer."""
-        labels = (("group", self.group),)
-        cached = sum(reader.cached_records for reader in self._queues.readers.values())
+        # A copy, because queues come and go while another thread asks.
+        cached = sum(reader.cached_records for reader in tuple(self._queues.readers.values()))
         yield from samples(
             ("iotmq_client_consumed_total", "Messages consumed", self._calls.consumed_total),
             ("iotmq_client_consume_failed_total", "Messages a listener failed", self._calls.failed_total),
@@ -187,7 +187,7 @@ class PushConsumer(Lifetime):
             ("iotmq_client_cached_records", "Messages fetched, not consumed", cached),
             ("iotmq_client_cached_bytes", "Bytes fetched, not consumed", self._queues.room.bytes),
             ("iotmq_client_queues", "Queues of this member", len(self._queues.readers)),
-            labels=labels,
+            labels=(("group", self.group),),
         )
 
     def _status(self) -> Status:
