@@ -97,15 +97,18 @@ class Producer(Lifetime):
             self._is_running = True
 
     async def stop(self) -> None:
-        """Wait for the sends in flight (each ends by its own timeout), then leave."""
+        """Wait for the sends in flight (each ends by its own timeout), then leave.
+
+        It goes on when nobody waits for it any more, and all who call it wait for the same end.
+        """
         work = None
         if self._is_running:
             self._is_running = False
+            self._lanes.close()
             work = self._finish()
         await self._ending.reached(work)
 
     async def _finish(self) -> None:
-        self._lanes.close()
         await self.drain()
         self._lanes.stop()
         self._tries.stop()

@@ -134,6 +134,7 @@ class TransactionProducer(Producer):
 
     async def start(self) -> None:
         """Take part in the client's heartbeats, so that brokers can ask; the client must be started."""
+        await self._ending.over()
         if self._is_running:
             return
         await super().start()

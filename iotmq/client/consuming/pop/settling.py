@@ -145,13 +145,18 @@ class Settling:
     async def give_back(self, messages: Iterable[PoppedMessage]) -> None:
         """Have messages come again at once that nobody has seen; those that cannot be come later."""
         results = await asyncio.gather(
-            *(self._change(message, 0, is_last=True) for message in messages), return_exceptions=True
+            *(self._give_back(message) for message in messages), return_exceptions=True
         )
         for result in results:
             if isinstance(result, IotmqError):
                 _log.debug("a message of group %s comes again late: %s", self._group, result)
             elif isinstance(result, BaseException):
                 raise result
+
+    async def _give_back(self, message: PoppedMessage) -> None:
+        ext = {"invisibleTime": "0", "isUnseen": "true"}
+        response = await self._request(message, RequestCode.CHANGE_MESSAGE_INVISIBLE_TIME, ext)
+        self._expect_held(message, response)
 
     async def _repeat(self, message: PoppedMessage, ask: Callable[[int], Awaitable[None]]) -> None:
         """Ask again while the broker is away and the time of the message lasts."""
