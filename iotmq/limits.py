@@ -77,8 +77,8 @@ CLIENT_ID_BYTES_MAX: Final = 255
 HELD_PULLS_MAX: Final = 100_000
 HOLD_MS_MAX: Final = 30_000
 # Consumption by message: what a group has popped of a queue and is not done with, 1.2 KB for 64 that stand
-# together, so at most 80 MB for all groups; the queues of groups that are known; how long a message may be
-# kept from others.
+# together (5 to 11 KB in the order of keys, and counted as four), so at most 180 MB for all groups; the
+# queues of groups that are known; how long a message may be kept from others.
 POP_IN_FLIGHT_MAX: Final = 10_000
 POP_BLOCKS_MAX: Final = 65_536
 POP_QUEUES_MAX: Final = 65_536

@@ -598,7 +598,7 @@ def _tail(options: argparse.Namespace) -> int:
             tags=options.tags,
             last=options.last,
             count_max=options.count,
-            sample=tail.Sample(options.sample),
+            percent=options.sample,
             output_format=options.format,
         )
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import random
 import sys
 from collections.abc import Callable, Collection, Sequence
 from typing import BinaryIO, Final
@@ -13,24 +12,11 @@ from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import ReceivedMessage
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import ClientSettings, PullConsumerSettings
+from iotmq.client.transport.subscriptions import parse_subscription
 from iotmq.commands.produce_consume import ANONYMOUS_GROUP, FORMATS, OutputFormat
 
 LAST_MAX: Final = 100_000
 _TOLD_AGAIN_MS: Final = 60_000
-
-
-class Sample:
-    """Picks a share of the messages by chance."""
-
-    def __init__(self, share: float, chance: Callable[[], float] = random.random) -> None:
-        self._share = share
-        self._chance = chance
-
-    def of(self, messages: Sequence[ReceivedMessage]) -> Sequence[ReceivedMessage]:
-        """Return the messages that are picked, in their order."""
-        if self._share >= 1:
-            return messages
-        return [message for message in messages if self._chance() < self._share]
 
 
 async def tail(
@@ -41,13 +27,14 @@ async def tail(
     tags: str = "*",
     last: int = 0,
     count_max: int | None = None,
-    sample: Sample,
+    percent: float = 100,
     output_format: OutputFormat = "text",
 ) -> int:
     """Write the last messages of the topics, oldest first, then all that come, until the task is cancelled.
 
-    Nothing is stored at the brokers: neither offsets nor a share of a group. A topic that does not exist yet
-    is waited for, and then written whole. Ends after `count_max` messages; returns 0.
+    Of all these the brokers choose `percent`. Nothing is stored there: neither offsets nor a share of a
+    group. A topic that does not exist yet is waited for, and then written whole. Ends after `count_max`
+    messages; returns 0.
     """
     # Queues that come later are new from their first message on.
     consumer_settings = PullConsumerSettings(model="broadcasting", consume_from="first")
@@ -55,9 +42,7 @@ async def tail(
 
     def write(messages: Sequence[ReceivedMessage]) -> bool:
         nonlocal written
-        picked = sample.of(messages)
-        if count_max is not None:
-            picked = picked[: count_max - written]
+        picked = messages if count_max is None else messages[: count_max - written]
         output.writelines(map(FORMATS[output_format], picked))
         output.flush()
         written += len(picked)
@@ -69,12 +54,22 @@ async def tail(
                 print(f"topic {topic} does not exist yet; waiting for it", file=sys.stderr)
         consumer = PullConsumer(client, ANONYMOUS_GROUP, consumer_settings)
         for topic in topics:
-            await consumer.subscribe(topic, tags)
+            if percent < 100:
+                await consumer.subscribe(topic, sql=_sample(topic, tags, percent))
+            else:
+                await consumer.subscribe(topic, tags)
         async with consumer:
             is_over = write(await _last_messages(consumer, last))
             while not is_over:
                 is_over = write(await consumer.getmany(timeout_ms=_TOLD_AGAIN_MS))
     return 0
+
+
+def _sample(topic: str, tags: str, percent: float) -> str:
+    """Write a subscription to a share of the messages, of those with the tags."""
+    wanted = parse_subscription(topic, tags, 0).tags
+    texts = ", ".join("'" + tag.replace("'", "''") + "'" for tag in sorted(wanted))
+    return f"SAMPLE({percent:g})" + (f" AND TAGS IN ({texts})" if texts else "")
 
 
 async def _last_messages(consumer: PullConsumer, count: int) -> list[ReceivedMessage]:
@@ -104,10 +99,10 @@ def add_tail_options(command: argparse.ArgumentParser, *, run: Callable[[argpars
     command.add_argument("--tags", default="*", metavar="EXPRESSION", help="such as 'alarm || fault'")
     command.add_argument(
         "--sample",
-        type=_share,
-        default=1.0,
+        type=_percent,
+        default=100.0,
         metavar="PERCENT",
-        help="show so many of the messages, by chance",
+        help="show so many of the messages, which the brokers choose",
     )
     command.add_argument("--count", type=_last, metavar="N", help="end after N messages")
     command.add_argument("--format", choices=tuple(FORMATS), default="text", help="output format")
@@ -121,8 +116,8 @@ def _last(text: str) -> int:
     return number
 
 
-def _share(text: str) -> float:
+def _percent(text: str) -> float:
     percent = float(text.removesuffix("%"))
     if not 0 < percent <= 100:
         raise argparse.ArgumentTypeError(f"{text}: more than 0 and at most 100 percent")
-    return percent / 100
+    return percent

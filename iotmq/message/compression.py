@@ -6,15 +6,11 @@ zlib is always there. The others need a library each, which the extra `iotmq[com
 from __future__ import annotations
 
 import logging
-import threading
 import zlib
 from functools import cache
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
 from iotmq.message.errors import BodyTooLargeError, CompressionMissingError, MessageFormatError
-
-if TYPE_CHECKING:
-    import zstandard
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +66,9 @@ def compress(data: bytes, method: Compression, level: int) -> bytes:
         # RocketMQ's Java clients open no frame whose blocks depend on each other.
         compressed: bytes = lz4.frame.compress(data, block_linked=False)
         return compressed
-    return _zstd_compressor(level).compress(data)
+    import zstandard
+
+    return zstandard.ZstdCompressor(level=level).compress(data)
 
 
 def decompress(data: bytes, method: Compression, bytes_max: int) -> bytes:
@@ -119,7 +117,7 @@ def _open_lz4(data: bytes, room: int) -> tuple[bytes, bool]:
 def _open_zstd(data: bytes, room: int) -> tuple[bytes, bool]:
     import zstandard
 
-    opener = _zstd_decompressor()
+    opener = zstandard.ZstdDecompressor()
     try:
         # It would make room for all that a frame says it has.
         if zstandard.frame_content_size(data) < room:
@@ -136,28 +134,6 @@ def _open_zstd(data: bytes, room: int) -> tuple[bytes, bool]:
 
 def _damaged() -> MessageFormatError:
     return MessageFormatError("compressed body is damaged")
-
-
-# They take long to make, and serve one thread at a time.
-_of_thread = threading.local()
-
-
-def _zstd_compressor(level: int) -> zstandard.ZstdCompressor:
-    import zstandard
-
-    made: dict[int, zstandard.ZstdCompressor] = _of_thread.__dict__.setdefault("compressors", {})
-    if level not in made:
-        made[level] = zstandard.ZstdCompressor(level=level)
-    return made[level]
-
-
-def _zstd_decompressor() -> zstandard.ZstdDecompressor:
-    import zstandard
-
-    made: zstandard.ZstdDecompressor | None = _of_thread.__dict__.get("decompressor")
-    if made is None:
-        made = _of_thread.decompressor = zstandard.ZstdDecompressor()
-    return made
 
 
 @cache

@@ -71,20 +71,24 @@ class UniqueKeys:
 
     def next_batch(self, count: int) -> list[str]:
         """`count` keys, in rising order within a month, until the counter starts again."""
+        keys: list[str] = []
+        while len(keys) < count:
+            prefix, first, end = self.next_numbers(count - len(keys))
+            keys += [f"{prefix}{number:04X}" for number in range(first, end)]
+        return keys
+
+    def next_numbers(self, count: int) -> tuple[str, int, int]:
+        """Take up to `count` keys: what they begin with, and the numbers behind it (`04X`), first and end."""
         if os.getpid() != self._process_id:
             self._start_process()
-        keys: list[str] = []
         now_ms = self._clock.now_ms()
         if now_ms > self._last_ms:
             self._enter(now_ms)
-        while len(keys) < count:
-            if self._counter == _COUNTER_VALUES:
-                self._enter(self._last_ms + 1)
-            first = self._counter
-            self._counter = min(first + count - len(keys), _COUNTER_VALUES)
-            prefix = self._prefix
-            keys += [f"{prefix}{number:04X}" for number in range(first, self._counter)]
-        return keys
+        elif self._counter == _COUNTER_VALUES:
+            self._enter(self._last_ms + 1)
+        first = self._counter
+        self._counter = min(first + count, _COUNTER_VALUES)
+        return self._prefix, first, self._counter
 
     def _enter(self, ms: int) -> None:
         """Start a millisecond's counter."""

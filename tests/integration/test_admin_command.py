@@ -247,6 +247,14 @@ async def test_groups_and_topics_are_paused_and_go_on(
                 assert "resumed at broker-0" in await admin("group", "resume", group)
             await both_have(b"a", b"b", b"c")
 
+    cluster.brokers[0].offsets.commit("late", "T", 0, 1)
+    shown = await admin("group", "skip", "late")
+    assert shown.splitlines()[1].split() == ["T", "broker-0", "0", "1", "3", "2", "0"]
+    assert cluster.brokers[0].offsets.find("late", "T", 0) == 1
+    (row,) = await admin_json("group", "skip", "late", "T", "--yes")
+    assert (row["messages"], cluster.brokers[0].offsets.find("late", "T", 0)) == (2, 3)
+    assert await admin("group", "skip", "late") == "group late has nothing to skip\n"
+
     assert "paused at broker-0" in await admin("topic", "pause", "T")
     assert (await admin_json("topic", "route", "T"))[0]["perm"] == "-w"
     assert "resumed at broker-0" in await admin("topic", "resume", "T")

@@ -145,6 +145,39 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "tests/unit/broker/handlers/native/test_parked_pulls.py::test_past_the_maximum_nothing_is_parked",
     ),
     Bound(
+        "broker.pop.pop_queue: messages of a queue that a group holds, or that wait for their key",
+        "POP_IN_FLIGHT_MAX",
+        "as blocks; bits, times, heaps and changes are in them, or as many as they",
+        "tests/unit/broker/pop/test_pops.py::test_so_many_messages_of_a_queue_may_be_in_flight_and_no_more",
+    ),
+    Bound(
+        "broker.pop.blocks: blocks of 64 offsets of all groups, those with keys counted four times",
+        "POP_BLOCKS_MAX",
+        "items x 1.2 KB, 11 KB for four",
+        "tests/unit/broker/pop/test_key_chains.py"
+        "::test_messages_that_wait_for_their_key_count_and_so_do_their_blocks",
+    ),
+    Bound(
+        "broker.pop.pops: queues that groups pop from, and when something of each is due",
+        "POP_QUEUES_MAX",
+        "items x (TOPIC_BYTES_MAX + GROUP_BYTES_MAX)",
+        "tests/unit/broker/pop/test_pops.py::test_so_many_queues_may_be_popped_from",
+    ),
+    Bound(
+        "broker.handlers.native.pop: pops and questions that wait",
+        "broker.held_pulls_max, HELD_PULLS_MAX",
+        "items x one request's fields",
+        "tests/unit/broker/handlers/native/test_pop_handler.py"
+        "::test_a_pop_that_has_no_room_to_wait_is_told_so",
+    ),
+    Bound(
+        "broker.handlers.native.pop_acks: acknowledgements of one request",
+        "POP_ACKS_MAX, POP_ACKED_MAX of all",
+        "items x POP_ACK_BITS_BYTES_MAX",
+        "tests/unit/broker/handlers/native/test_pop_handler.py"
+        "::test_acknowledgements_in_one_request_have_their_limits",
+    ),
+    Bound(
         "broker.replies.cold_reads: reads that wait for the disk",
         "broker.cold_reads_max, COLD_READS_MAX",
         "one window of the log for each",

@@ -6,7 +6,19 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from iotmq.broker.filters.sql_tree import And, Compare, Constant, In, IsNull, Node, Not, Or, Property, Search
+from iotmq.broker.filters.sql_tree import (
+    And,
+    Compare,
+    Constant,
+    In,
+    IsNull,
+    Node,
+    Not,
+    Or,
+    Property,
+    Sample,
+    Search,
+)
 
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
@@ -16,6 +28,8 @@ def evaluate(node: Node, properties: Mapping[str, str]) -> bool | None:
     match node:
         case Constant(value):
             return value if isinstance(value, bool) else None
+        case Sample(percent):
+            return is_sampled(0, percent)
         case Not(operand):
             truth = evaluate(operand, properties)
             return None if truth is None else not truth
@@ -41,6 +55,15 @@ def evaluate(node: Node, properties: Mapping[str, str]) -> bool | None:
                 return None
             return equal(one, other) if operator == "=" else ordered(operator, one, other)
     raise AssertionError(node)
+
+
+def is_sampled(position: int, percent: float) -> bool:
+    """Whether the record at a position is one of so many percent."""
+    number = (position + 0x9E3779B97F4A7C15) % 2**64
+    number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    number = (number ^ number >> 27) * 0x94D049BB133111EB % 2**64
+    number ^= number >> 31
+    return number / 2**64 < max(round(percent / 100 * 2**32), 1) / 2**32
 
 
 def value_of(node: Node, properties: Mapping[str, str]) -> str | int | float | bool | None:
@@ -123,6 +146,8 @@ def write(node: Node) -> str:
             return f"{name} IN ({', '.join(map(literal, texts))})"
         case Search(kind, name, text):
             return f"{name} {kind.upper()} {literal(text)}"
+        case Sample(percent):
+            return f"sample({percent!r})"
         case Compare(operator, left, right):
             return f"{bracketed(left)} {operator} {bracketed(right)}"
     raise AssertionError(node)

@@ -9,7 +9,19 @@ from hypothesis import strategies as st
 
 from iotmq.broker.filters.property_filter import PropertyFilter
 from iotmq.broker.filters.sql import parse_sql
-from iotmq.broker.filters.sql_tree import And, Compare, Constant, In, IsNull, Node, Not, Or, Property, Search
+from iotmq.broker.filters.sql_tree import (
+    And,
+    Compare,
+    Constant,
+    In,
+    IsNull,
+    Node,
+    Not,
+    Or,
+    Property,
+    Sample,
+    Search,
+)
 from iotmq.errors import RequestError
 from iotmq.message.properties import decode_properties, encode_properties
 from iotmq.message.records.record import encode_record
@@ -57,6 +69,7 @@ leaves = st.one_of(
     st.builds(equals, st.one_of(numeric, TEXTS.map(Constant)), numeric).filter(bool),
     st.builds(Compare, st.just("="), names.map(Property), st.booleans().map(Constant)),
     st.builds(IsNull, names.map(Property)),
+    st.builds(Sample, st.sampled_from([1, 88, 89, 100, 0.25, 1e-12])),
     st.builds(In, names, st.lists(TEXTS, min_size=1, max_size=4).map(tuple)),
     st.builds(Search, st.sampled_from(["contains", "startswith", "endswith"]), names, TEXTS),
 )
@@ -83,6 +96,13 @@ def test_compiled_filters_say_what_the_slow_twin_says(tree: Node, properties: di
     assert compiled.matches(record) is (expected is True)
 
 
+@given(st.integers(0, 2**63 - 1), st.floats(0, 100, exclude_min=True))
+def test_a_sample_is_chosen_by_the_position(position: int, percent: float) -> None:
+    compiled = PropertyFilter(parse_sql(f"SAMPLE({percent!r}) AND SAMPLE(100)"))
+    record = encode_record(topic="T", body=b"", position=position)
+    assert compiled.matches(record) is sql_oracle.is_sampled(position, percent)
+
+
 @given(trees)
 def test_an_expression_written_out_is_read_as_the_same_tree(tree: Node) -> None:
     assert parse_sql(sql_oracle.write(tree)) == tree
@@ -104,7 +124,7 @@ def test_any_text_is_a_tree_or_refused_with_a_reason(text: str) -> None:
         PropertyFilter(tree).evaluate(b"")
 
 
-WORDS = "a B5 TAGS = <> > >= < <= ( ) , 'x' '' 5 -7 1.5 NOT and OR between IN is NULL TRUE contains"
+WORDS = "a B5 TAGS SAMPLE = <> > >= < <= ( ) , 'x' '' 5 -7 1.5 NOT and OR between IN is NULL TRUE contains"
 
 
 @given(st.lists(st.sampled_from(sorted(WORDS.split())), max_size=14))

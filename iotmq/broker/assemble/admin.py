@@ -40,7 +40,7 @@ class AdminProcessors:
         address: Callable[[], str],
     ) -> None:
         """`address()` is the broker's own, as HOST:PORT."""
-        progress = GroupProgress(parts)
+        progress = GroupProgress(parts, native.pops)
         self._sliced_replies = sliced_replies = SlicedReplies(parts.cold_reads)
         self._relays = RelayHandler(
             parts.store,
@@ -76,7 +76,7 @@ class AdminProcessors:
             RetentionHandler(parts.store),
             AdminHandler(parts, native.delays.offsets, self.runtime_info.table),
             self._removals,
-            GroupChangesHandler(parts, sliced_replies),
+            GroupChangesHandler(parts, native.pops, sliced_replies),
             QueueScalingHandler(parts),
         ]
 

@@ -71,8 +71,8 @@ class NativeProcessors:
         pop_states = PopStates(parts.store.key_values())
         parts.store.add_projection(pop_states)
         self._pops = Pops(parts, pop_states)
-        self._dead_letters = DeadLetters(parts, self._pops)
         self._pop_requests = PopHandler(parts, self._pops, self.filters)
+        self._dead_letters = DeadLetters(parts, self._pops, self._pop_requests.wake_after)
         self._groups = parts.groups
         self._clients = ClientHandler(parts, self.filters)
         self.processors: list[RequestProcessor] = [
@@ -92,6 +92,11 @@ class NativeProcessors:
         ]
         parts.writer.add_dispatch_listener(self.pulls.wake)
         parts.writer.add_dispatch_listener(self._pop_requests.wake)
+
+    @property
+    def pops(self) -> Pops:
+        """Return what groups have popped."""
+        return self._pops
 
     def copied(self) -> list[CopiedTable]:
         """Return the tables that are copied to followers, least urgent first."""

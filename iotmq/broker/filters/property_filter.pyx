@@ -31,6 +31,7 @@ from iotmq.broker.filters.sql_tree import (
     Not,
     Or,
     Property,
+    Sample,
     Search,
     property_names,
 )
@@ -64,6 +65,7 @@ cdef enum Operation:
     CONTAINS
     STARTS_WITH
     ENDS_WITH
+    SAMPLE
     NOT
     AND
     OR
@@ -87,7 +89,7 @@ cdef struct Value:
 
 
 # `child` and `next` are indices of nodes, -1 for none; `constant` is what CONSTANT and the texts of searches
-# hold, and for IN each text is a CONSTANT child.
+# hold, for IN each text is a CONSTANT child, and SAMPLE has the share of 2^32.
 cdef struct Node:
     int operation
     int32_t child
@@ -112,6 +114,8 @@ cdef class PropertyFilter(RecordFilter):
     cdef int32_t root
     cdef Name names[PROPERTIES_MAX]
     cdef Py_ssize_t name_count
+    # Of the record that is looked at.
+    cdef int64_t position
     # What the pointers of `nodes` and `names` point into.
     cdef list kept
     cdef readonly tuple properties
@@ -145,7 +149,9 @@ cdef class PropertyFilter(RecordFilter):
 
     def evaluate(self, const uint8_t[::1] properties not None):
         """Return the truth of the expression for a record's raw properties; None when it is unknown."""
-        cdef int truth = self.judge(&properties[0] if properties.shape[0] else NULL, properties.shape[0])
+        cdef int truth
+        self.position = 0
+        truth = self.judge(&properties[0] if properties.shape[0] else NULL, properties.shape[0])
         return None if truth == UNKNOWN else truth == TRUE
 
     def matches(self, const uint8_t[::1] record not None):
@@ -161,6 +167,7 @@ cdef class PropertyFilter(RecordFilter):
         cdef RecordParts parts
         if parse_record(record, record + size, &parts) != FORMAT_OK:
             return False
+        self.position = parts.position
         return self.judge(parts.properties, parts.properties_size) == TRUE
 
     cdef int judge(self, const uint8_t* properties, Py_ssize_t size) noexcept:
@@ -208,6 +215,8 @@ cdef class PropertyFilter(RecordFilter):
         cdef int result, one
         if node.operation == CONSTANT:
             return node.constant.truth if node.constant.kind == TRUTH else UNKNOWN
+        if node.operation == SAMPLE:
+            return <int64_t> (mixed(<uint64_t> self.position) >> 32) < node.constant.integer
         if node.operation == NOT:
             one = self.truth(child, values)
             return UNKNOWN if one == UNKNOWN else 1 - one
@@ -280,6 +289,9 @@ cdef class PropertyFilter(RecordFilter):
             node.operation = _SEARCHES[tree.kind]
             node.number = self.properties.index(tree.name)
             self.hold(node, tree.text)
+        elif isinstance(tree, Sample):
+            node.operation = SAMPLE
+            node.constant.integer = max(1, round(tree.percent / 100 * 2**32))
         elif isinstance(tree, Compare):
             node.operation = _COMPARISONS[tree.operator]
             self.add_children(index, (tree.left, tree.right))
@@ -338,6 +350,14 @@ def count_nodes(tree):
     if isinstance(tree, (And, Or)):
         return 1 + sum([count_nodes(operand) for operand in tree.operands])
     return 1
+
+
+cdef uint64_t mixed(uint64_t number) noexcept nogil:
+    """Spread a number over all 64 bits: neighbours have nothing in common (the end of SplitMix64)."""
+    number += <uint64_t> 0x9E3779B97F4A7C15
+    number = (number ^ (number >> 30)) * <uint64_t> 0xBF58476D1CE4E5B9
+    number = (number ^ (number >> 27)) * <uint64_t> 0x94D049BB133111EB
+    return number ^ (number >> 31)
 
 
 cdef bint is_text(const Value* one, const Value* other) noexcept nogil:

@@ -2,14 +2,15 @@
 
 The dialect is RocketMQ's: properties, numbers, texts in single quotes, TRUE and FALSE; `=  <>  >  >=  <  <=`,
 BETWEEN, IN, IS NULL, CONTAINS, STARTSWITH and ENDSWITH with their NOT forms; NOT, AND, OR, brackets, SQL
-comments. Keywords are known in any case, names of properties are taken as they are written.
+comments. Keywords are known in any case, names of properties are taken as they are written. Ours is
+SAMPLE(percent), where RocketMQ allows nothing: a property may have that name.
 
     disjunction: conjunction (OR conjunction)*
     conjunction: negation (AND negation)*
     negation: NOT negation | predicate
     predicate: value | value (= | <> | > | >= | < | <=) value | value IS [NOT] NULL
         | value [NOT] BETWEEN value AND value | value [NOT] IN (text, ...) | value [NOT] CONTAINS text ...
-    value: property | text | sign* number | TRUE | FALSE | NULL | (disjunction)
+    value: property | text | sign* number | TRUE | FALSE | NULL | (disjunction) | SAMPLE(number)
 
 Whoever subscribes has the event loop for the parsing: a method per rule, a few µs a word. Values and depth
 are counted while it runs, so that what is refused costs no more than what is allowed.
@@ -31,6 +32,7 @@ from iotmq.broker.filters.sql_tree import (
     Not,
     Or,
     Property,
+    Sample,
     Search,
     children,
     property_names,
@@ -181,6 +183,8 @@ class _Parser:
         kind, word = self.kind, self.word
         if kind == "NAME":
             self._advance()
+            if word.upper() == "SAMPLE" and self._takes("("):
+                return self._sample()
             return Property(word)
         if kind == "TEXT":
             return Constant(self._expect_text())
@@ -195,6 +199,13 @@ class _Parser:
             self._brackets -= 1
             return node
         return self._number()
+
+    def _sample(self) -> Node:
+        percent = _number(self._number())
+        if not 0 < percent <= 100:
+            raise _WrongError(f"SAMPLE({percent}): it is a percentage, more than 0 and at most 100")
+        self._expect(")", ")")
+        return Sample(percent)
 
     def _number(self) -> Node:
         sign = 1

@@ -45,6 +45,12 @@ class Search(NamedTuple):
     text: str
 
 
+class Sample(NamedTuple):
+    """True for so many percent of all records, chosen by their positions in the log."""
+
+    percent: int | float
+
+
 class Not(NamedTuple):
     operand: Node
 
@@ -57,7 +63,7 @@ class Or(NamedTuple):
     operands: tuple[Node, ...]
 
 
-Node: TypeAlias = "Property | Constant | Compare | IsNull | In | Search | Not | And | Or"
+Node: TypeAlias = "Property | Constant | Compare | IsNull | In | Search | Sample | Not | And | Or"
 
 
 def property_names(node: Node) -> list[str]:

@@ -6,7 +6,7 @@ cannot be stored or read now is tried again a second later.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
@@ -33,7 +33,8 @@ _AGAIN_S: Final = 1.0
 class DeadLetters:
     """Buries the dead messages of all queues. For the event loop's thread."""
 
-    def __init__(self, parts: BrokerParts, pops: Pops) -> None:
+    def __init__(self, parts: BrokerParts, pops: Pops, on_done: Callable[[Place, PopQueue], None]) -> None:
+        """`on_done` is told of each queue of which something was buried: what is behind it may be had."""
         self._store = parts.store
         self._topics = parts.topics
         self._clock = parts.clock
@@ -41,6 +42,7 @@ class DeadLetters:
         self._message_ids = parts.message_ids
         self._statistics = parts.statistics
         self._pops = pops
+        self._on_done = on_done
         # Queues with dead messages, and which of these are being read.
         self._places: dict[Place, set[int]] = {}
         self._timer = DeadlineTimer(parts.clock, self.bury)
@@ -130,6 +132,7 @@ class DeadLetters:
                 self._timer.arm(self._clock.monotonic_s() + _AGAIN_S)
                 return
             self.buried_total += 1
+            self._on_done(place, queue)
             self._statistics.counters.count_send_back(place.topic, place.group)
             if is_one_record:
                 self._pops.committed(place, queue)
@@ -151,3 +154,4 @@ class DeadLetters:
         """End a message that nobody can read any more."""
         queue.discard(offset)
         self._pops.note(place, queue)
+        self._on_done(place, queue)

@@ -10,36 +10,35 @@ An offset before `next_offset` is done, or *undone*: held by whoever has the rec
 *ready* to be handed out again after that, or *dead*: it was handed out as often as it may be. A receipt is the time
 of the pop; it is never the same for two pops of one offset.
 
+In the order of keys only the first undone offset of a key is handed out. One that was read behind it is *waiting*,
+and ready when the last one before it is done; so the others behind it can be had. The undone offsets of a key are a
+chain. What was handed out in another order has no known key; until it is done, nothing new is handed out.
+
 A change: version 8 | next offset 8 | 1 when what is not in it is gone 1 | for each block: number 8, size 2, value.
-The value of a block: for each group of offsets with the same times: bits 8 | due 8 | popped 8 | attempts 2. A block
-that is done has none. All numbers are big-endian, times in milliseconds since 1970.
+All numbers are big-endian. The values of blocks are in blocks.pyx.
 """
 
 import heapq
 
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint64_t
 
+from iotmq.broker.pop.blocks cimport BLOCK_BITS, BLOCK_SIZE, Block, count_of, lowest
+from iotmq.broker.pop.key_chains cimport KeyChains
+from iotmq.broker.pop.popped_records cimport key_of, retries_at
 from iotmq.message.records.layout cimport (
-    AT_QUEUE_OFFSET, AT_RECONSUME_TIMES, AT_SIZE, AT_SYS_FLAG, HOST_V6_EXTRA_BYTES, RECORD_FIXED_BYTES,
-    SYS_FLAG_BORN_HOST_V6, SYS_FLAG_STORE_HOST_V6, get_u16, get_u32, get_u64, put_u16, put_u32, put_u64,
+    AT_QUEUE_OFFSET, AT_SIZE, RECORD_FIXED_BYTES, get_u32, get_u64, put_u16, put_u32, put_u64,
 )
 
 from iotmq.errors import StoreCorruptError
 
-cdef extern from *:
-    """
-    #define iotmq_lowest(bits) __builtin_ctzll(bits)
-    #define iotmq_count(bits) __builtin_popcountll(bits)
-    """
-    int lowest "iotmq_lowest"(uint64_t bits) noexcept nogil
-    int count_of "iotmq_count"(uint64_t bits) noexcept nogil
-
 cdef enum:
-    RUN_BYTES = 26
     HEAD_BYTES = 17
     BLOCK_HEAD_BYTES = 10
     ATTEMPTS_MAX = 65535
+    # What a block with keys takes, in blocks without.
+    KEYED_BLOCK_WEIGHT = 4
 
+cdef int MANY = 1 << 30
 cdef int64_t NEVER = (<int64_t> 1) << 62
 # When what its holder wants dead is due.
 cdef int64_t CONDEMNED = 1
@@ -51,36 +50,10 @@ DONE_BEFORE = 0
 NOT_HELD = -1
 NOT_POPPED = -2
 
-
-cdef class Block:
-    def __cinit__(self, int64_t number):
-        self.number = number
-        self.next_due_ms = NEVER
-
-    cdef bytes encode(self):
-        cdef uint8_t data[BLOCK_SIZE * RUN_BYTES]
-        cdef uint8_t* at = data
-        cdef uint8_t* run
-        cdef uint64_t left = self.undone
-        cdef int index
-        while left:
-            index = lowest(left)
-            left &= left - 1
-            run = data
-            while run < at and not (
-                <int64_t> get_u64(run + 8) == self.due_ms[index]
-                and <int64_t> get_u64(run + 16) == self.popped_ms[index]
-                and get_u16(run + 24) == self.attempts[index]
-            ):
-                run += RUN_BYTES
-            if run == at:
-                put_u64(run, 0)
-                put_u64(run + 8, <uint64_t> self.due_ms[index])
-                put_u64(run + 16, <uint64_t> self.popped_ms[index])
-                put_u16(run + 24, self.attempts[index])
-                at += RUN_BYTES
-            put_u64(run, get_u64(run) | ONE << index)
-        return (<char*> data)[:at - data]
+# In which order messages are handed out.
+NO_ORDER = 0
+BY_QUEUE = 1
+BY_KEY = 2
 
 
 cdef class PopQueue:
@@ -91,6 +64,7 @@ cdef class PopQueue:
         self.version = version
         self.committed_offset = -1
         self.blocks = {}
+        self.chains = KeyChains(self.blocks)
         self.due_heap = []
         self.low_heap = []
         self.ready_heap = []
@@ -100,27 +74,23 @@ cdef class PopQueue:
 
     def restore_block(self, int64_t number, bytes value not None):
         """Take in the value of a block that is not there yet. StoreCorruptError when it is none."""
-        cdef const uint8_t* run = <const uint8_t*> <char*> value
-        cdef const uint8_t* end = run + len(value)
+        cdef const uint8_t* keys
         cdef Block block
         cdef uint64_t left
-        cdef int index
-        if number < 0 or number >= (<int64_t> 1) << 57 or len(value) % RUN_BYTES or len(value) > BLOCK_SIZE * RUN_BYTES:
-            raise StoreCorruptError(f"a block of popped messages has the number {number} and {len(value)} bytes")
+        cdef int count
+        if number < 0 or number >= (<int64_t> 1) << 57:
+            raise StoreCorruptError(f"a block of popped messages has the number {number}")
         block = self.block_of(number << BLOCK_BITS)
-        while run < end:
-            left = get_u64(run)
-            if left & block.undone:
-                raise StoreCorruptError("a popped message is in its block twice")
-            block.undone |= left
-            self.undone_count += count_of(left)
+        keys = block.restore(value)
+        count = count_of(block.undone)
+        self.undone_count += count
+        self.unknown_count += count
+        if keys != NULL:
+            left = get_u64(keys)
             while left:
-                index = lowest(left)
+                keys += 8
+                self.enter(block, lowest(left), get_u64(keys))
                 left &= left - 1
-                block.due_ms[index] = <int64_t> get_u64(run + 8)
-                block.popped_ms[index] = <int64_t> get_u64(run + 16)
-                block.attempts[index] = get_u16(run + 24)
-            run += RUN_BYTES
         if not block.undone:
             del self.blocks[number]
             return
@@ -168,8 +138,8 @@ cdef class PopQueue:
 
     @property
     def block_count(self):
-        """Return how many blocks have something undone: what memory depends on."""
-        return len(self.blocks)
+        """Return how many blocks have something undone, more for those with keys: what memory depends on."""
+        return len(self.blocks) + self.keyed_count * (KEYED_BLOCK_WEIGHT - 1)
 
     @property
     def low_offset(self):
@@ -184,8 +154,18 @@ cdef class PopQueue:
 
     @property
     def is_held(self):
-        """Return whether something is undone and not to be handed out: in order, nothing else may be."""
-        return self.undone_count > self.ready_count
+        """Return whether somebody has something, or it is dead: in order, nothing else is handed out."""
+        return self.undone_count > self.ready_count + self.waiting_count
+
+    def may_give(self, int order):
+        """Return whether anything of the queue may be handed out in an order now."""
+        return not self.is_held or not (order == BY_QUEUE or (order == BY_KEY and self.unknown_count))
+
+    def may_give_new(self, int order):
+        """Return whether more than what is ready may be handed out in an order."""
+        if order == BY_KEY:
+            return not self.unknown_count
+        return not (order == BY_QUEUE and self.waiting_count)
 
     @property
     def next_due_ms(self):
@@ -207,7 +187,7 @@ cdef class PopQueue:
         while (due_ms := self.next_due_ms) is not None and due_ms <= now_ms:
             block = self.blocks[self.due_heap[0][1]]
             heapq.heappop(self.due_heap)
-            left = block.undone & ~block.ready & ~block.dead
+            left = block.held()
             over = 0
             while left:
                 index = lowest(left)
@@ -241,27 +221,34 @@ cdef class PopQueue:
         return None
 
     def hand_out(
-        self, list views not None, int64_t start_offset, int64_t end_offset, *, int64_t pop_ms, int64_t due_ms
+        self, list views not None, int64_t start_offset, int64_t end_offset, *, int64_t pop_ms, int64_t due_ms,
+        int order=NO_ORDER, int count_max=MANY
     ):
-        """Hold the whole records of `views`, which a read of [start_offset, end_offset) has given.
+        """Hold the whole records of `views`, which a read of [start_offset, end_offset) has given, at most so many.
 
         Ready offsets of that range without a record are done: nobody can have them any more. Returns (views,
-        offsets): records that were handed out before are copies there with the number of times; the offsets are
-        text, with commas between them.
+        offsets, count): records that were handed out before are copies there with the number of times; the offsets
+        are text, with commas between them. In the order of keys, what waits is left out.
         """
         cdef const uint8_t[::1] data
         cdef uint8_t[::1] copied
-        cdef Py_ssize_t at, size, times_at
+        cdef Py_ssize_t at, size, times_at, slice_at
         cdef int64_t offset
         cdef list given = []
         cdef list offsets = []
+        cdef list slices
         cdef int attempts
+        cdef int count = 0
         cdef bytearray copy
+        cdef bint is_full = False
         assert pop_ms >= self.pop_floor_ms and start_offset <= end_offset
         for view in views:
+            if is_full:
+                break
             data = view
             copy = None
-            at = 0
+            slices = []
+            at = slice_at = 0
             while at < data.shape[0]:
                 if data.shape[0] - at < RECORD_FIXED_BYTES:
                     raise StoreCorruptError("records end in the middle of one")
@@ -271,28 +258,56 @@ cdef class PopQueue:
                 offset = <int64_t> get_u64(&data[at] + AT_QUEUE_OFFSET)
                 if not start_offset <= offset < end_offset:
                     raise StoreCorruptError(f"a record of offset {offset} is among {start_offset} to {end_offset}")
+                if count >= count_max:
+                    is_full = True
+                    end_offset = offset
+                    break
+                if order == BY_KEY and not self.admit(offset, key_of(&data[at], size)):
+                    if slice_at < at:
+                        slices.append((slice_at, at))
+                    at += size
+                    slice_at = at
+                    continue
                 attempts = self.hold(offset, pop_ms, due_ms)
                 offsets.append(b"%d" % offset)
+                count += 1
                 if attempts > 1:
                     if copy is None:
                         copy = bytearray(view)
                         copied = copy
-                    times_at = at + AT_RECONSUME_TIMES
-                    if get_u32(&data[at] + AT_SYS_FLAG) & SYS_FLAG_BORN_HOST_V6:
-                        times_at += HOST_V6_EXTRA_BYTES
-                    if get_u32(&data[at] + AT_SYS_FLAG) & SYS_FLAG_STORE_HOST_V6:
-                        times_at += HOST_V6_EXTRA_BYTES
-                    if times_at + 4 > at + size:
-                        raise StoreCorruptError(f"a record of {size} bytes has no number of times")
+                    times_at = at + retries_at(&data[at], size)
                     put_u32(&copied[times_at], get_u32(&data[times_at]) + <unsigned int> (attempts - 1))
                 at += size
-            given.append(view if copy is None else memoryview(copy))
+            if slice_at < at:
+                slices.append((slice_at, at))
+            whole = view if copy is None else memoryview(copy)
+            for first, end in slices:
+                given.append(whole if end - first == data.shape[0] else whole[first:end])
         if start_offset < self.next_offset:
             self.finish_ready(start_offset, min(end_offset, self.next_offset))
         if end_offset > self.next_offset:
             self.next_offset = end_offset
             self.is_head_changed = True
-        return given, b",".join(offsets)
+        return given, b",".join(offsets), count
+
+    cdef bint admit(self, int64_t offset, uint64_t key) except -1:
+        """Note the key of an offset that was read; return whether it may be handed out in the order of keys."""
+        cdef Block block = self.block_of(offset)
+        cdef int index = offset & (BLOCK_SIZE - 1)
+        cdef uint64_t bit = ONE << index
+        if not block.undone & bit:
+            assert offset >= self.next_offset
+            block.undone |= bit
+            block.ready |= bit
+            block.attempts[index] = 0
+            block.popped_ms[index] = block.due_ms[index] = 0
+            self.undone_count += 1
+            self.ready_count += 1
+            self.unknown_count += 1
+            self.changed.add(block.number)
+        if not block.known & bit:
+            self.enter(block, index, key)
+        return block.waiting & bit == 0
 
     cdef int hold(self, int64_t offset, int64_t pop_ms, int64_t due_ms) except -1:
         """Note that an offset is handed out; return for how many times now."""
@@ -308,6 +323,7 @@ cdef class PopQueue:
             block.undone |= bit
             block.attempts[index] = 0
             self.undone_count += 1
+            self.unknown_count += 1
         if block.attempts[index] < ATTEMPTS_MAX:
             block.attempts[index] += 1
         block.popped_ms[index] = pop_ms
@@ -319,22 +335,23 @@ cdef class PopQueue:
     cdef int finish_ready(self, int64_t start_offset, int64_t end_offset) except -1:
         cdef Block block
         cdef int64_t offset
+        gone = []
         for offset in range(start_offset, end_offset):
             block = self.blocks.get(offset >> BLOCK_BITS)
             if block is not None and block.ready >> (offset & (BLOCK_SIZE - 1)) & 1:
-                self.finish(block, ONE << (offset & (BLOCK_SIZE - 1)))
+                gone.append(offset)
+        # One that is done may make another one ready, which may be here.
+        for offset in gone:
+            self.discard(offset)
         return 0
 
     # What holders want
 
     def acknowledge(self, int64_t offset, int64_t popped_ms):
         """End a message. Returns DONE, or why not."""
-        cdef int index = offset & (BLOCK_SIZE - 1)
-        cdef Block block
         cdef int found = self.find(offset, popped_ms)
         if found == DONE:
-            block = self.blocks[offset >> BLOCK_BITS]
-            self.finish(block, ONE << index)
+            self.discard(offset)
         return found
 
     def acknowledge_many(self, int64_t start_offset, const uint8_t[::1] bits not None, int64_t popped_ms):
@@ -357,9 +374,7 @@ cdef class PopQueue:
         if found != DONE:
             return found, 0
         block = self.blocks[offset >> BLOCK_BITS]
-        if block.ready & bit:
-            block.ready &= ~bit
-            self.ready_count -= 1
+        self.take_back(block, bit)
         block.popped_ms[index] = max(now_ms, popped_ms + 1)
         block.due_ms[index] = due_ms
         self.set_due(block, due_ms)
@@ -373,9 +388,7 @@ cdef class PopQueue:
         cdef int found = self.find(offset, popped_ms)
         if found == DONE:
             block = self.blocks[offset >> BLOCK_BITS]
-            if block.ready >> index & 1:
-                block.ready &= ~(ONE << index)
-                self.ready_count -= 1
+            self.take_back(block, ONE << index)
             block.due_ms[index] = CONDEMNED
             self.set_due(block, CONDEMNED)
             self.changed.add(block.number)
@@ -395,7 +408,7 @@ cdef class PopQueue:
             index = offset & (BLOCK_SIZE - 1)
             if (
                 block is None or block.popped_ms[index] != pop_ms
-                or not (block.undone & ~block.ready & ~block.dead) >> index & 1
+                or not block.held() >> index & 1
             ):
                 continue
             block.attempts[index] -= 1
@@ -414,6 +427,8 @@ cdef class PopQueue:
         block = self.blocks.get(offset >> BLOCK_BITS)
         if block is None or not block.undone >> index & 1:
             return DONE_BEFORE
+        if not block.attempts[index]:
+            return NOT_POPPED
         # Whose time is over, and nobody else has it: it is his as long as that is so.
         return DONE if block.popped_ms[index] == popped_ms and not block.dead >> index & 1 else NOT_HELD
 
@@ -451,9 +466,8 @@ cdef class PopQueue:
         return self.encode_change((block.number,), False)
 
     def discard(self, int64_t offset):
-        """End an undone offset whose record is gone."""
-        cdef Block block = self.blocks[offset >> BLOCK_BITS]
-        self.finish(block, ONE << (offset & (BLOCK_SIZE - 1)))
+        """End an undone offset, as one whose record is gone."""
+        self.finish(self.blocks[offset >> BLOCK_BITS], ONE << (offset & (BLOCK_SIZE - 1)))
 
     def dig_out(self, int64_t offset, int attempts):
         """Have a dead offset back whose burial is not stored."""
@@ -465,6 +479,7 @@ cdef class PopQueue:
         block.attempts[index] = <uint16_t> attempts
         block.popped_ms[index] = block.due_ms[index] = 0
         self.undone_count += 1
+        self.unknown_count += 1
         self.dead_count += 1
         self.is_all_changed = True
 
@@ -480,42 +495,46 @@ cdef class PopQueue:
                 self.pop_floor_ms = max(self.pop_floor_ms, block.popped_ms[lowest(left)] + 1)
                 left &= left - 1
         self.blocks.clear()
+        self.chains.clear()
         self.due_heap.clear()
         self.low_heap.clear()
         self.ready_heap.clear()
         self.changed.clear()
-        self.undone_count = self.ready_count = self.dead_count = 0
+        self.undone_count = self.ready_count = self.waiting_count = self.dead_count = self.unknown_count = 0
+        self.keyed_count = 0
         self.next_offset = next_offset
         self.is_all_changed = True
 
     def advance(self, int64_t offset):
         """End everything before an offset, and go on there or behind it."""
-        cdef Block block
-        cdef int64_t inside
-        for block in list(self.blocks.values()):
-            inside = offset - (block.number << BLOCK_BITS)
-            if inside >= BLOCK_SIZE:
-                self.finish(block, block.undone)
-            elif inside > 0 and block.undone & ((ONE << inside) - 1):
-                self.finish(block, block.undone & ((ONE << inside) - 1))
+        self.finish_between(0, offset)
         if offset > self.next_offset:
             self.next_offset = offset
             self.is_head_changed = True
 
     def cut(self, int64_t end_offset):
         """Forget what the queue does not have: it ends at `end_offset`, because the log has lost its end."""
+        if self.next_offset > end_offset:
+            self.finish_between(end_offset, self.next_offset)
+            self.next_offset = end_offset
+            self.is_all_changed = True
+
+    cdef int finish_between(self, int64_t start_offset, int64_t end_offset) except -1:
         cdef Block block
-        cdef int64_t inside
-        if self.next_offset <= end_offset:
-            return
+        cdef int64_t first
+        cdef uint64_t bits
         for block in list(self.blocks.values()):
-            inside = end_offset - (block.number << BLOCK_BITS)
-            if inside <= 0:
-                self.finish(block, block.undone)
-            elif inside < BLOCK_SIZE and block.undone >> inside:
-                self.finish(block, block.undone & ~((ONE << inside) - 1))
-        self.next_offset = end_offset
-        self.is_all_changed = True
+            first = block.number << BLOCK_BITS
+            if first + BLOCK_SIZE <= start_offset or first >= end_offset:
+                continue
+            bits = block.undone
+            if start_offset > first:
+                bits &= ~((ONE << (start_offset - first)) - 1)
+            if end_offset < first + BLOCK_SIZE:
+                bits &= (ONE << (end_offset - first)) - 1
+            if bits:
+                self.finish(block, bits)
+        return 0
 
     # Blocks
 
@@ -533,15 +552,28 @@ cdef class PopQueue:
 
     cdef int finish(self, Block block, uint64_t bits) except -1:
         """End undone offsets of a block."""
+        cdef uint64_t left
+        cdef int64_t first
         assert bits and bits & ~block.undone == 0
         self.undone_count -= count_of(bits)
         self.ready_count -= count_of(bits & block.ready)
+        self.waiting_count -= count_of(bits & block.waiting)
         self.dead_count -= count_of(bits & block.dead)
+        self.unknown_count -= count_of(bits & ~block.known)
         block.undone &= ~bits
         block.ready &= ~bits
+        block.waiting &= ~bits
         block.dead &= ~bits
+        left = bits & block.known
+        while left:
+            first = self.chains.leave(block, lowest(left))
+            left &= left - 1
+            if first >= 0:
+                self.first_of_key(first)
+        block.known &= ~bits
         if not block.undone:
             del self.blocks[block.number]
+            self.keyed_count -= block.links != NULL
         self.changed.add(block.number)
         return 0
 
@@ -558,7 +590,7 @@ cdef class PopQueue:
         return 0
 
     cdef int look_for_due(self, Block block) except -1:
-        cdef uint64_t left = block.undone & ~block.ready & ~block.dead
+        cdef uint64_t left = block.held()
         cdef int64_t due_ms = NEVER
         cdef int index
         while left:
@@ -571,6 +603,14 @@ cdef class PopQueue:
         return 0
 
     cdef int make_ready(self, Block block, uint64_t bits) except -1:
+        """Have offsets handed out again that are not held any more: in its turn what is behind others of its key."""
+        cdef uint64_t left = bits & block.known
+        while left:
+            if block.links[lowest(left)].before >= 0:
+                bits &= ~(left & -left)
+                block.waiting |= left & -left
+                self.waiting_count += 1
+            left &= left - 1
         if bits:
             if not block.ready:
                 heapq.heappush(self.ready_heap, block.number)
@@ -582,24 +622,79 @@ cdef class PopQueue:
             self.ready_count += count_of(bits)
         return 0
 
+    cdef int take_back(self, Block block, uint64_t bit) except -1:
+        """Have an offset held whose time was over."""
+        if block.ready & bit:
+            block.ready &= ~bit
+            self.ready_count -= 1
+        if block.waiting & bit:
+            block.waiting &= ~bit
+            self.waiting_count -= 1
+        return 0
+
+    # Order of keys
+
+    cdef int enter(self, Block block, int index, uint64_t key) except -1:
+        """Note the key of an undone offset, 0 for none: what is ready behind another one of its key waits."""
+        cdef int64_t behind
+        if block.links == NULL:
+            block.add_links()
+            self.keyed_count += 1
+        block.known |= ONE << index
+        self.unknown_count -= 1
+        self.chains.enter(block, index, key)
+        behind = block.links[index].behind
+        if block.links[index].before >= 0:
+            self.postpone(block, ONE << index)
+        if behind >= 0:
+            self.postpone(self.blocks[behind >> BLOCK_BITS], ONE << (behind & (BLOCK_SIZE - 1)))
+        return 0
+
+    cdef int first_of_key(self, int64_t offset) except -1:
+        """Have an offset ready whose key has nothing undone before it any more, when it waits for that."""
+        cdef Block block = self.blocks[offset >> BLOCK_BITS]
+        cdef uint64_t bit = ONE << (offset & (BLOCK_SIZE - 1))
+        if block.waiting & bit:
+            block.waiting &= ~bit
+            self.waiting_count -= 1
+            self.make_ready(block, bit)
+        return 0
+
+    cdef int postpone(self, Block block, uint64_t bit) except -1:
+        """Have what is ready wait for those before it."""
+        if block.ready & bit:
+            block.ready &= ~bit
+            block.waiting |= bit
+            self.ready_count -= 1
+            self.waiting_count += 1
+        return 0
+
     def check_invariants(self):
         """Assert what must always be true; for tests."""
         cdef Block block
-        undone = ready = dead = 0
+        undone = ready = waiting = dead = unknown = keyed = 0
         for number, each in self.blocks.items():
             block = each
             assert block.number == number and block.undone
             assert block.ready & ~block.undone == 0 and block.dead & ~block.undone == 0
-            assert block.ready & block.dead == 0
+            assert block.waiting & ~block.undone == 0 and block.known & ~block.undone == 0
+            assert block.ready & block.dead == block.ready & block.waiting == block.dead & block.waiting == 0
             assert (number << BLOCK_BITS) < self.next_offset
             assert number in self.low_heap
             assert not block.ready or number in self.ready_heap
             assert block.next_due_ms == NEVER or (block.next_due_ms, number) in self.due_heap
-            left = block.undone & ~block.ready & ~block.dead
+            left = block.held()
             due = [block.due_ms[index] for index in range(BLOCK_SIZE) if left >> index & 1]
             assert not due or block.next_due_ms <= min(due)
             undone += count_of(block.undone)
             ready += count_of(block.ready)
+            waiting += count_of(block.waiting)
             dead += count_of(block.dead)
+            unknown += count_of(block.undone & ~block.known)
+            keyed += block.links != NULL
+            assert block.waiting & ~block.known == 0 and (block.links != NULL or not block.known)
+        assert keyed == self.keyed_count
+        self.chains.check_invariants()
         assert (undone, ready, dead) == (self.undone_count, self.ready_count, self.dead_count)
+        assert (waiting, unknown) == (self.waiting_count, self.unknown_count)
         assert self.low_offset <= self.next_offset

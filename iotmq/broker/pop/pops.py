@@ -118,6 +118,11 @@ class Pops:
         """Return the state of a queue; None for one that the group has popped nothing of."""
         return self._queues.get(place)
 
+    def in_flight(self, place: Place) -> int:
+        """Return how many messages of a queue were popped by the group and are not done."""
+        queue = self._queues.get(place)
+        return 0 if queue is None else queue.undone_count
+
     def open(self, place: Place, stored: Queue, *, from_end: bool) -> PopQueue:
         """Return the state of a queue, made where there is none.
 

@@ -176,7 +176,8 @@ class PopStates(KeyValueProjection):
             if key.startswith(_HEAD_TAG):
                 version, next_offset = _HEAD.unpack(value)
                 queues[key[1:]] = PopQueue(next_offset, version=version)
-        for key, value in found.items():
+        # In order, so that each key's offsets come as they follow one another.
+        for key, value in sorted(found.items()):
             if key.startswith(_BLOCK_TAG):
                 queue = queues.get(key[1:-8])
                 if queue is None:

@@ -12,6 +12,8 @@ import msgspec
 
 from iotmq.broker.members.queue_locks import MessageQueue
 from iotmq.broker.parts import BrokerParts
+from iotmq.broker.pop.pops import Pops
+from iotmq.broker.pop.states import Place
 from iotmq.broker.tables.topics import TopicConfig
 from iotmq.message.records.record import decode_record
 from iotmq.remoting import lenient_json
@@ -20,12 +22,16 @@ from iotmq.store.queues.cold_steps import Steps
 from iotmq.store.store import Store
 
 
-class QueueStats(msgspec.Struct, kw_only=True, rename="camel"):
-    """How far a group is in one queue. `last_timestamp` is when what it consumed last was stored, or 0."""
+class QueueStats(msgspec.Struct, kw_only=True, rename="camel", omit_defaults=True):
+    """How far a group is in one queue. `last_timestamp` is when what it consumed last was stored, or 0.
+
+    `in_flight` is ours: messages that were popped and are not done.
+    """
 
     broker_offset: int
     consumer_offset: int
     last_timestamp: int
+    in_flight: int = 0
 
 
 class TopicStats(NamedTuple):
@@ -63,7 +69,8 @@ class QueueTimeSpan(msgspec.Struct, kw_only=True):
 class GroupProgress:
     """Reads what it tells from the store, the offsets and the live groups."""
 
-    def __init__(self, parts: BrokerParts) -> None:
+    def __init__(self, parts: BrokerParts, pops: Pops) -> None:
+        self._pops = pops
         self._store = parts.store
         self._topics = parts.topics
         self._groups = parts.groups
@@ -160,6 +167,7 @@ class GroupProgress:
             broker_offset=0 if queue is None else queue.max_offset,
             consumer_offset=offset,
             last_timestamp=max(0, timestamp_ms),
+            in_flight=self._pops.in_flight(Place(group, topic, queue_id)),
         )
 
 

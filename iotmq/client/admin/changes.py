@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
 
 from iotmq.addresses import address_text
+from iotmq.client.admin.configs import Configurations
+from iotmq.client.admin.groups import GroupViews
 from iotmq.client.consuming.offsets import offsets
 from iotmq.client.consuming.offsets.offset_reset import read_offsets
 from iotmq.client.transport.calls import ask, master_addresses
 from iotmq.client.transport.client import ClientTransport, expect_success
 from iotmq.client.transport.message import DEAD_LETTER_PREFIX, RETRY_PREFIX, check_group, check_topic
-from iotmq.client.transport.routes import MessageQueue
+from iotmq.client.transport.routes import PERMISSION_READ, MessageQueue
 from iotmq.errors import (
     BrokerError,
     ClientError,
@@ -44,6 +47,16 @@ class ResetOffsets(msgspec.Struct, kw_only=True):
     is_live: bool
 
 
+class SkippedQueue(msgspec.Struct, frozen=True, kw_only=True):
+    """Messages of a queue that a group does not get: from `begin` up to, not including, `end`."""
+
+    queue: MessageQueue
+    begin: int
+    end: int
+    in_flight: int
+    """Messages that consumers by message hold, or that were to come again to them."""
+
+
 class AdminChanges:
     """Change brokers and registries; each method raises BrokerError naming the one that refuses.
 
@@ -53,6 +66,8 @@ class AdminChanges:
 
     def __init__(self, client: ClientTransport) -> None:
         self._client = client
+        self._configurations = Configurations(client)
+        self._groups = GroupViews(client)
 
     # Topics.
 
@@ -86,6 +101,17 @@ class AdminChanges:
             await self.put_value(ORDER_NAMESPACE, topic, value)
         return names
 
+    async def pause_topic(self, topic: str, broker_names: Collection[str] = ()) -> list[str]:
+        """Let nobody read a topic, which still takes messages; returns the names of the brokers that have it.
+
+        RouteNotFoundError when none has. It stays paused over restarts, until `resume_topic`.
+        """
+        return await self._set_readable(topic, broker_names, is_readable=False)
+
+    async def resume_topic(self, topic: str, broker_names: Collection[str] = ()) -> list[str]:
+        """Let a paused topic be read again; returns the names of the brokers that have it."""
+        return await self._set_readable(topic, broker_names, is_readable=True)
+
     async def delete_topic(self, topic: str) -> list[str]:
         """Delete a topic with its messages and offsets, everywhere; returns the brokers' names."""
         ext = {"topic": topic}
@@ -117,6 +143,17 @@ class AdminChanges:
         return await self._ask_masters(
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTION_GROUP, {}, broker_names, f"group {group}", body
         )
+
+    async def pause_group(self, group: str, broker_names: Collection[str] = ()) -> list[str]:
+        """Give a group no messages; its offsets stay. It stays paused over restarts, until `resume_group`.
+
+        Returns the brokers' names.
+        """
+        return await self._set_consuming(group, broker_names, is_consuming=False)
+
+    async def resume_group(self, group: str, broker_names: Collection[str] = ()) -> list[str]:
+        """Give a paused group messages again; returns the brokers' names."""
+        return await self._set_consuming(group, broker_names, is_consuming=True)
 
     async def delete_group(self, group: str, *, with_offsets: bool = True) -> list[str]:
         """Delete a group with its retry and dead letter topics, everywhere; returns the brokers' names."""
@@ -163,6 +200,38 @@ class AdminChanges:
             is_live = True
             moved.update(read_offsets(response))
         return ResetOffsets(offsets=moved, is_live=is_live)
+
+    async def skip_to_now(
+        self, group: str, topics: Collection[str] = (), *, only_look: bool = False
+    ) -> list[SkippedQueue]:
+        """Let a group go on at the end of its queues, in all topics it consumes or in some.
+
+        Returns what is skipped, without the queues that have nothing to skip; with `only_look` nothing is
+        changed. What consumers by message have in flight counts as done. ClientError when the group does not
+        consume one of `topics`.
+        """
+        found = (await self._groups.progress(group)).queues
+        live = await self._groups.connections(group)
+        consumed = {queue.topic for queue in found}
+        for topic in () if live is None else live.subscription_table.keys() - consumed:
+            # A new group may have committed nothing of it, or there is no such topic yet.
+            with suppress(RouteNotFoundError):
+                found.update((await self._groups.progress(group, topic)).queues)
+                consumed.add(topic)
+        for topic in topics:
+            if topic not in consumed:
+                raise ClientError(f"group {group} has no offsets in topic {topic}")
+        wanted = set(topics) or consumed
+        found = {queue: lag for queue, lag in found.items() if queue.topic in wanted}
+        ends: dict[MessageQueue, int] = {}
+        if not only_look:
+            for topic in sorted(wanted):
+                ends.update((await self.reset_offsets(group, topic, END_MS)).offsets)
+        return [
+            SkippedQueue(queue=queue, begin=lag.consumer_offset, end=end, in_flight=lag.in_flight)
+            for queue, lag in sorted(found.items())
+            if (end := lag.broker_offset if only_look else ends.get(queue, 0)) > lag.consumer_offset
+        ]
 
     async def clone_offsets(
         self, source: str, target: str, topic: str = "", *, is_offline: bool = True
@@ -293,6 +362,36 @@ class AdminChanges:
             raise BrokerError(1, f"the registry's values of {namespace} cannot be read: {error}") from error
 
     # ------------------------------------------------------------------------------------------------
+
+    async def _set_readable(
+        self, topic: str, broker_names: Collection[str], *, is_readable: bool
+    ) -> list[str]:
+        changed: list[str] = []
+        for broker, topics in sorted((await self._configurations.topics(broker_names)).items()):
+            found = topics.get(topic)
+            if found is not None:
+                permissions = found.perm | PERMISSION_READ if is_readable else found.perm & ~PERMISSION_READ
+                changed += await self.update_topic(
+                    topic,
+                    read_queues=found.read_queue_nums,
+                    write_queues=found.write_queue_nums,
+                    permissions=permissions,
+                    is_ordered=found.order,
+                    broker_names=[broker],
+                )
+        if not changed:
+            raise RouteNotFoundError(f"no broker has topic {topic}")
+        return changed
+
+    async def _set_consuming(
+        self, group: str, broker_names: Collection[str], *, is_consuming: bool
+    ) -> list[str]:
+        check_group(group)
+        changed: list[str] = []
+        for broker, groups in sorted((await self._configurations.groups(broker_names)).items()):
+            known = msgspec.to_builtins(groups[group]) if group in groups else {}
+            changed += await self.update_group(group, {**known, "consumeEnable": is_consuming}, [broker])
+        return changed
 
     async def _reset_offline(
         self, group: str, queues: list[MessageQueue], timestamp_ms: int, *, is_forced: bool

@@ -53,6 +53,10 @@ class GroupSettings(msgspec.Struct, frozen=True, rename="camel"):
     consume_broadcast_enable: bool = True
     retry_queue_nums: int = 1
     retry_max_times: int = 16
+    consume_from_min_enable: bool = True
+    notify_consumer_ids_changed_enable: bool = True
+    broker_id: int = 0
+    which_broker_when_consume_slowly: int = 1
 
 
 class Configurations(Asking):

@@ -85,11 +85,15 @@ class ClientInfo(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class QueueLag(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A group's progress in one queue. `last_timestamp`: store time of the last consumed message, or 0."""
+    """A group's progress in one queue. `last_timestamp`: store time of the last consumed message, or 0.
+
+    `in_flight`: messages that were popped and are not done.
+    """
 
     broker_offset: int
     consumer_offset: int
     last_timestamp: int = 0
+    in_flight: int = 0
 
     @property
     def behind(self) -> int:
@@ -207,15 +211,24 @@ class GroupViews(Asking):
         return sorted({group for found in lists.values() for group in found.group_list})
 
     async def progress(self, group: str, topic: str = "") -> GroupProgress:
-        """Return a group's progress in every queue it consumes, or in those of one topic."""
+        """Return a group's progress in every queue it consumes, or in those of one topic.
+
+        RouteNotFoundError when no broker has it.
+        """
         check_group(group)
         ext = {"consumerGroup": group}
         if topic:
             check_topic(topic)
             ext["topic"] = topic
         found = await self._of_masters(
-            ConsumeStatsAnswer, RequestCode.GET_CONSUME_STATS, ext, doing=f"asking how far {group} is"
+            ConsumeStatsAnswer,
+            RequestCode.GET_CONSUME_STATS,
+            ext,
+            doing=f"asking how far {group} is",
+            none_codes=(ResponseCode.TOPIC_NOT_EXIST,),
         )
+        if not found:
+            raise RouteNotFoundError(f"no broker has the topic {topic}")
         tables = found.values()
         return GroupProgress(
             queues=by_queue({key: lag for table in tables for key, lag in table.offset_table.items()}),

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from iotmq.client.admin.access import AccessAdmin, AccountsVersion
 from iotmq.client.admin.admin import Admin, QueueOffsets
 from iotmq.client.admin.brokers import BrokerProgress, BrokerViews, QueueContent, Statistics
-from iotmq.client.admin.changes import AdminChanges, ResetOffsets
+from iotmq.client.admin.changes import AdminChanges, ResetOffsets, SkippedQueue
 from iotmq.client.admin.configs import BrokerPlace, Configurations, GroupSettings, RoutedQueues, TopicSettings
 from iotmq.client.admin.dead_letters import DeadLetter, DeadLetters, Resent
 from iotmq.client.admin.groups import (
@@ -595,7 +595,10 @@ class SyncGroupViews(Blocking):
         RouteNotFoundError when no broker has the topic.
         """
     def progress(self, group: str, topic: str = "") -> GroupProgress:
-        """Return a group's progress in every queue it consumes, or in those of one topic."""
+        """Return a group's progress in every queue it consumes, or in those of one topic.
+
+        RouteNotFoundError when no broker has it.
+        """
     def times(self, group: str, topic: str) -> dict[MessageQueue, QueueTimes]:
         """Return the store times of each queue of a topic, and a group's delay."""
     def corrections(
@@ -699,6 +702,13 @@ class SyncAdminChanges(Blocking):
         broker_names: Collection[str] = (),
     ) -> list[str]:
         """Make a topic, or give it these values, at the brokers named (all); returns their names."""
+    def pause_topic(self, topic: str, broker_names: Collection[str] = ()) -> list[str]:
+        """Let nobody read a topic, which still takes messages; returns the names of the brokers that have it.
+
+        RouteNotFoundError when none has. It stays paused over restarts, until `resume_topic`.
+        """
+    def resume_topic(self, topic: str, broker_names: Collection[str] = ()) -> list[str]:
+        """Let a paused topic be read again; returns the names of the brokers that have it."""
     def delete_topic(self, topic: str) -> list[str]:
         """Delete a topic with its messages and offsets, everywhere; returns the brokers' names."""
     def clean_unused_topics(self, broker_names: Collection[str] = ()) -> list[str]:
@@ -709,6 +719,13 @@ class SyncAdminChanges(Blocking):
         self, group: str, settings: Mapping[str, Any], broker_names: Collection[str] = ()
     ) -> list[str]:
         """Make a group, or change it: `settings` as in SubscriptionGroupConfig, such as retryMaxTimes."""
+    def pause_group(self, group: str, broker_names: Collection[str] = ()) -> list[str]:
+        """Give a group no messages; its offsets stay. It stays paused over restarts, until `resume_group`.
+
+        Returns the brokers' names.
+        """
+    def resume_group(self, group: str, broker_names: Collection[str] = ()) -> list[str]:
+        """Give a paused group messages again; returns the brokers' names."""
     def delete_group(self, group: str, *, with_offsets: bool = True) -> list[str]:
         """Delete a group with its retry and dead letter topics, everywhere; returns the brokers' names."""
     def reset_offsets(
@@ -717,6 +734,15 @@ class SyncAdminChanges(Blocking):
         """Move a group to a time (END_MS: the end). Live members are told, else offsets are set.
 
         Without force no queue goes forward.
+        """
+    def skip_to_now(
+        self, group: str, topics: Collection[str] = (), *, only_look: bool = False
+    ) -> list[SkippedQueue]:
+        """Let a group go on at the end of its queues, in all topics it consumes or in some.
+
+        Returns what is skipped, without the queues that have nothing to skip; with `only_look` nothing is
+        changed. What consumers by message have in flight counts as done. ClientError when the group does not
+        consume one of `topics`.
         """
     def clone_offsets(
         self, source: str, target: str, topic: str = "", *, is_offline: bool = True

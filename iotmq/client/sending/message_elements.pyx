@@ -1,10 +1,7 @@
-"""Encode messages as batch elements, and tell each message of a batch what became of it.
-
-Once per message that is sent, so everything here is one call into compiled code for each.
-"""
+"""Encode messages as batch elements, in compiled code: once per message that is sent."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.unicode cimport PyUnicode_AsUTF8AndSize
+from cpython.unicode cimport PyUnicode_AsUTF8AndSize, PyUnicode_DecodeASCII
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t
 from libc.string cimport memcpy, memset
 
@@ -14,7 +11,6 @@ from iotmq.message.records.layout cimport (
 
 from iotmq.errors import MessageRefusedError
 from iotmq.limits import PROPERTIES_BYTES_MAX
-from iotmq.client.transport.message import SendResult
 from iotmq.message.properties import (
     BATCH_NUMBER, DELAY, MQTT_PACKET_ID, REPLY_TO_CLIENT, TIMER_CANCELS, TIMER_DELAY_MS, TIMER_DELAY_S,
     TIMER_DELIVER_MS, TRANSACTION_PREPARED, WAIT,
@@ -35,40 +31,56 @@ cdef enum:
     AROUND_UNIQUE_KEY = 10
 
 
-def batch_element(message not None, str unique_key not None, Py_ssize_t body_bytes_max):
-    """Encode a message as an element of a batch; None when it has to go alone.
+cdef bytes batch_element(message, const char* unique_key, Py_ssize_t body_bytes_max):
+    """Encode a message as an element of a batch, with a unique key of 32 characters; None when it has to go
+    alone.
 
     So do those with a body larger than `body_bytes_max`, those that wait for a time, those that do not wait for
     the disk, and those with a property that brokers look for in front of a request only.
     """
-    if len(message.body) > body_bytes_max or not message.wait_stored:
+    cdef object body = message.body
+    if len(body) > body_bytes_max or not message.wait_stored:
         return None
     if message.delay_level or message.delay_ms or message.deliver_at_ms:
         return None
-    properties = message.properties
+    cdef object properties = message.properties
     if properties and not _ALONE.isdisjoint(properties):
         return None
-    return encode_element(message, unique_key)
+    return _element(message, _bytes_of(body), not properties, unique_key, UNIQUE_KEY_BYTES)
 
 
-cpdef bytes encode_element(message, str unique_key):
+def encode_element(message, str unique_key not None):
     """Encode a message as an element of a batch. MessageRefusedError for what cannot be stored."""
-    cdef bytes body = _bytes_of(message.body)
+    cdef Py_ssize_t size
+    cdef const char* at = PyUnicode_AsUTF8AndSize(unique_key, &size)
+    return _element(message, _bytes_of(message.body), not message.properties and message.wait_stored, at, size)
+
+
+def split_element(bytes element not None):
+    """Return the body and the properties of what `encode_element` made."""
+    cdef const uint8_t* at = <const uint8_t*> PyBytes_AS_STRING(element)
+    cdef Py_ssize_t body_size = (at[16] << 24) | (at[17] << 16) | (at[18] << 8) | at[19]
+    return element[HEAD_BYTES:HEAD_BYTES + body_size], element[HEAD_BYTES + body_size + 2:]
+
+
+cdef str unique_key_text(const char* unique_key):
+    return PyUnicode_DecodeASCII(unique_key, UNIQUE_KEY_BYTES, NULL)
+
+
+cdef bytes _element(message, bytes body, bint is_plain, const char* unique_at, Py_ssize_t unique_size):
     cdef bytes encoded
     cdef bytes element
     cdef str key = message.key
     cdef str tags = message.tags
-    cdef Py_ssize_t key_size, tags_size, unique_size, size
+    cdef Py_ssize_t key_size, tags_size, size
     cdef const char* key_at
     cdef const char* tags_at
-    cdef const char* unique_at
     cdef uint8_t* at
     cdef uint32_t flag = _flag_of(message.flag)
-    cdef bint is_plain = not (message.properties or message.keys or message.ttl_ms) and message.wait_stored
-    if is_plain and key.isprintable() and tags.isprintable():
+    is_plain = is_plain and not (message.keys or message.ttl_ms)
+    if is_plain and (not key or key.isprintable()) and (not tags or tags.isprintable()):
         key_at = PyUnicode_AsUTF8AndSize(key, &key_size)
         tags_at = PyUnicode_AsUTF8AndSize(tags, &tags_size)
-        unique_at = PyUnicode_AsUTF8AndSize(unique_key, &unique_size)
         size = unique_size + AROUND_UNIQUE_KEY
         if key_size:
             size += key_size + AROUND_KEY
@@ -82,40 +94,10 @@ cpdef bytes encode_element(message, str unique_key):
                 at = _put(at, "TAGS", 4, tags_at, tags_size)
             _put(at, "UNIQ_KEY", 8, unique_at, unique_size)
             return element
-    encoded = message.encoded_properties(unique_key)
+    encoded = message.encoded_properties(PyUnicode_DecodeASCII(unique_at, unique_size, NULL))
     element = _new_element(body, flag, PyBytes_GET_SIZE(encoded), &at)
     memcpy(at, PyBytes_AS_STRING(encoded), PyBytes_GET_SIZE(encoded))
     return element
-
-
-def split_element(bytes element not None):
-    """Return the body and the properties of what `encode_element` made."""
-    cdef const uint8_t* at = <const uint8_t*> PyBytes_AS_STRING(element)
-    cdef Py_ssize_t body_size = (at[16] << 24) | (at[17] << 16) | (at[18] << 8) | at[19]
-    return element[HEAD_BYTES:HEAD_BYTES + body_size], element[HEAD_BYTES + body_size + 2:]
-
-
-def tell_results(list waiting not None, batch not None):
-    """End the futures of the messages of a batch, which are the second of each entry; the third is its id."""
-    cdef Py_ssize_t number
-    cdef list ids = batch.offset_message_ids
-    cdef bint has_ids = len(ids) == len(waiting)
-    cdef object first_offset = batch.queue_offset
-    status, queue = batch.status, batch.queue
-    for number in range(len(waiting)):
-        entry = <tuple> waiting[number]
-        future = entry[1]
-        if not future.done():
-            future.set_result(
-                SendResult(
-                    status,
-                    queue,
-                    first_offset if first_offset < 0 else first_offset + number,
-                    1,
-                    entry[2],
-                    ids[number] if has_ids else "",
-                )
-            )
 
 
 cdef bytes _bytes_of(body):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
 
@@ -56,10 +56,3 @@ class PendingSend(msgspec.Struct, eq=False, kw_only=True):
     """When the last try was written, in loop time."""
     reply: asyncio.Future[Command] | None = None
     """The answer of the last try while it is waited for; None between tries."""
-
-
-Waiting: TypeAlias = (
-    "tuple[bytes | PendingSend, asyncio.Future[SendResult], str, str, QueueChoice | None, float]"
-)
-"""One message that waits for its request: its element, or the request of one that goes alone; its future,
-unique key and key, the queue asked for, and since when it waits. A plain tuple: there is one per message."""

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from iotmq.client.sending.device_messages import DEVICE_TOPIC, device_message
-from iotmq.client.sending.message_elements import batch_element, split_element
 from iotmq.client.sending.pending_send import PREPARED_FLAG, PendingSend
-from iotmq.client.sending.queue_choice import QueueChoice, chosen_queue
+from iotmq.client.sending.queue_choice import QueueChoice, check_queue, chosen_queue
 from iotmq.client.sending.recall import recall_message
 from iotmq.client.sending.send_batches import batch_bodies, by_topic
 from iotmq.client.sending.send_deadlines import SendDeadlines
@@ -28,7 +27,7 @@ from iotmq.errors import (
     MessageRefusedError,
     RouteNotFoundError,
 )
-from iotmq.limits import BATCH_RECORDS_MAX, RECORD_BYTES_MAX
+from iotmq.limits import BATCH_RECORDS_MAX
 from iotmq.message.bodies import compress_body
 from iotmq.message.compression import check_method
 from iotmq.message.errors import CompressionMissingError
@@ -37,7 +36,6 @@ from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode
 
 DEFAULT_GROUP: Final = "DEFAULT_PRODUCER"
-_KEYS_AHEAD_MAX: Final = 1_024
 
 
 class Producer(Lifetime):
@@ -72,24 +70,17 @@ class Producer(Lifetime):
             count_max=self.settings.in_flight_max, bytes_max=self.settings.in_flight_bytes_max
         )
         self._deadlines = SendDeadlines(usual_s=self._send_timeout_s, time_out=self._tries.time_out)
+        self._unique_keys = UniqueKeys()
         self._lanes = SendLanes(
             self._tries,
             self.settings,
+            self._room,
+            self._unique_keys,
             start=self._begin,
-            gave_up=self._gave_up,
-            took_back=self._took_back,
-            flushed=self._forget_keys,
+            alone=self._send_alone,
         )
-        # A larger body goes alone: it is compressed, or refused.
-        self._batched_bytes_max = min(
-            self.settings.body_bytes_max, (self.settings.compress_bytes_min or RECORD_BYTES_MAX) - 1
-        )
-        self._unique_keys = UniqueKeys()
-        self._next_keys: list[str] = []
-        """Unique keys of the next messages, the first at the end; they are not kept beyond a flush."""
-        self._keys_made = 0
-        """How many were made the last time since then."""
         self._interceptors = client.interceptors.for_producer(group)
+        self._send = self._lanes.send if self._interceptors is None else self._send_seen
         self._is_running = False
         self._ending = Ending()
         self._sent_total = 0
@@ -100,6 +91,7 @@ class Producer(Lifetime):
         await self._ending.over()
         if not self._is_running:
             self._client.add_producer(self.group)
+            self._lanes.begin()
             self._is_running = True
 
     async def stop(self) -> None:
@@ -107,6 +99,7 @@ class Producer(Lifetime):
         work = None
         if self._is_running:
             self._is_running = False
+            self._lanes.close()
             work = self._finish()
         await self._ending.reached(work)
 
@@ -326,7 +319,11 @@ class Producer(Lifetime):
         labels = (("group", self.group),)
         yield from samples(
             ("iotmq_client_sent_total", "Messages stored", self._sent_total),
-            ("iotmq_client_send_failed_total", "Messages not sent", self._failed_total),
+            (
+                "iotmq_client_send_failed_total",
+                "Messages not sent",
+                self._failed_total + self._lanes.failed_total,
+            ),
             ("iotmq_client_send_retried_total", "Tries after the first", self._tries.retried_total),
             ("iotmq_client_sends_in_flight", "Unanswered sends", self._room.count),
             labels=labels,
@@ -334,54 +331,18 @@ class Producer(Lifetime):
 
     # --- one send -----------------------------------------------------------------------------------
 
-    def _send(
+    def _send_seen(
         self, message: Message, queue: QueueChoice | None, timeout_ms: int | None
     ) -> asyncio.Future[SendResult]:
-        if self._interceptors is None:
-            return self._send_one(message, queue, timeout_ms)
-        return self._interceptors.send(message, lambda sent: self._send_one(sent, queue, timeout_ms))
+        """Send one message with the calls of interceptors around it."""
+        assert self._interceptors is not None
+        return self._interceptors.send(message, lambda sent: self._lanes.send(sent, queue, timeout_ms))
 
-    def _send_one(
+    def _send_alone(
         self, message: Message, queue: QueueChoice | None, timeout_ms: int | None
     ) -> asyncio.Future[SendResult]:
-        element = None
-        if timeout_ms is None:
-            keys = self._next_keys
-            unique_key = keys.pop() if keys else self._more_keys()
-            element = batch_element(message, unique_key, self._batched_bytes_max)
-        if element is None:
-            send = self._prepare(message, queue, timeout_ms)
-            return self._start(send, is_ordered=not message.is_delayed)
-        if not self._is_running:
-            self._check_running()
-        if queue is not None:
-            self._check_queue(message.topic, queue)
-        if self.settings.idempotent:
-            check_room_for_mark(len(split_element(element)[1]))
-        future: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
-        self._lanes.add(message.topic, queue, message.key, element, future, unique_key)
-        self._room.add(len(element))
-        return future
-
-    def _more_keys(self) -> str:
-        """Make unique keys for the next messages, more each time until a flush, and take the first."""
-        self._keys_made = min(2 * self._keys_made or 1, _KEYS_AHEAD_MAX)
-        self._next_keys = self._unique_keys.next_batch(self._keys_made)
-        self._next_keys.reverse()
-        return self._next_keys.pop()
-
-    def _forget_keys(self) -> None:
-        # A key tells roughly when its message was sent.
-        self._next_keys = []
-        self._keys_made = 0
-
-    def _gave_up(self, size: int) -> None:
-        self._failed_total += 1
-        self._room.remove(size)
-
-    def _took_back(self, count: int, size: int) -> None:
-        self._failed_total -= count
-        self._room.add(size, count)
+        send = self._prepare(message, queue, timeout_ms)
+        return self._start(send, is_ordered=not message.is_delayed)
 
     def _prepare(self, message: Message, queue: QueueChoice | None, timeout_ms: int | None) -> PendingSend:
         self._check_target(message.topic, queue)
@@ -447,15 +408,11 @@ class Producer(Lifetime):
         check_topic(topic)
         self._check_running()
         if queue is not None:
-            self._check_queue(topic, queue)
+            check_queue(queue, topic)
 
     def _check_running(self) -> None:
         if not self._is_running:
             raise ClientClosedError("the producer is not started: use `async with Producer(...)`, or start()")
-
-    def _check_queue(self, topic: str, queue: QueueChoice) -> None:
-        if isinstance(queue, MessageQueue) and queue.topic != topic:
-            raise MessageRefusedError(f"queue {queue} is not one of topic {topic}")
 
     def _timeout_s(self, timeout_ms: int | None) -> float:
         return self._send_timeout_s if timeout_ms is None else timeout_ms / 1000

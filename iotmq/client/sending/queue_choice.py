@@ -13,6 +13,12 @@ QueueChoice: TypeAlias = MessageQueue | int | Callable[[tuple[MessageQueue, ...]
 for each message, on the event loop, so it must not block."""
 
 
+def check_queue(choice: QueueChoice, topic: str) -> None:
+    """Raise MessageRefusedError for a queue of another topic."""
+    if isinstance(choice, MessageQueue) and choice.topic != topic:
+        raise MessageRefusedError(f"queue {choice} is not one of topic {topic}")
+
+
 def chosen_queue(choice: QueueChoice, topic: str, queues: tuple[MessageQueue, ...]) -> MessageQueue:
     """Return the queue among those that take messages of the topic; MessageRefusedError when it is none.
 

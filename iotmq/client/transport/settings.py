@@ -93,8 +93,8 @@ class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     tries_max: Annotated[int, Meta(ge=1, le=100)] = 3
     """Times a message is handed to a broker before the send fails."""
     compression: Compression = "zlib"
-    """How bodies are compressed: zlib, lz4 or zstd. Every consumer opens zlib. The others are for consumers
-    of RocketMQ 5 and of iotmq, and need `iotmq[compression]` on both sides; clients of RocketMQ 4 lose
+    """How bodies are compressed: zlib, lz4 or zstd. Every consumer opens zlib. The others need
+    `iotmq[compression]` here and at consumers. Java clients open them from RocketMQ 4.9.4 on; older ones lose
     messages by them."""
     compress_bytes_min: Annotated[int, Meta(ge=0, le=RECORD_BYTES_MAX)] = 4_096
     """Bodies from this size on are compressed when that makes them smaller, and sent alone; 0 never
@@ -243,9 +243,10 @@ class PopConsumerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     """Bytes of these messages; past it no more are fetched. Answers on their way come on top."""
     consume_from: Literal["last", "first"] = "last"
     """Where a group without a stored offset starts."""
-    orderly: bool = False
+    orderly: bool | Literal["key"] = False
     """Get nothing more of a queue while something of it is held by anybody in the group, so that the order of
-    each queue is kept also where messages fail."""
+    each queue is kept also where messages fail. `"key"`: get one message of each key at a time, and the next
+    one when that is done; other keys go on."""
     hold_ms: Annotated[int, Meta(ge=0, le=30_000)] = 15_000
     """Milliseconds a broker may park a pop that finds nothing."""
     pop_timeout_ms: Annotated[int, Meta(ge=100, le=600_000)] = 30_000

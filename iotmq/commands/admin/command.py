@@ -286,6 +286,14 @@ _WORDS: Final = (
         flag("--only-back", "is_only_back", "skip nothing: leave queues that would go forward"),
     ),
     word(
+        "group skip",
+        "groups:skip",
+        "let a group go on at the end of its queues; what it has not consumed is skipped",
+        _GROUP,
+        arg("topics", nargs="*", metavar="TOPIC", help="only in these (all it consumes, and its retries)"),
+        arg("--yes", dest="is_confirmed", action="store_true", help="do it, not only show what is skipped"),
+    ),
+    word(
         "group clone",
         "groups:clone_offsets",
         "let a group begin where another one is",

@@ -121,38 +121,31 @@ async def create(session: Session, options: argparse.Namespace) -> Result:
         "consumeEnable": options.may_consume,
         "consumeBroadcastEnable": options.may_broadcast,
     }
-    return await _set(session, options, {name: value for name, value in wanted.items() if value is not None})
-
-
-async def pause(session: Session, options: argparse.Namespace) -> Result:
-    """Give a group no messages until `resume`."""
-    return await _set(session, options, {"consumeEnable": False}, done="paused")
-
-
-async def resume(session: Session, options: argparse.Namespace) -> Result:
-    """Give a paused group messages again."""
-    return await _set(session, options, {"consumeEnable": True}, done="resumed")
-
-
-async def _set(
-    session: Session, options: argparse.Namespace, wanted: dict[str, object], *, done: str = "set"
-) -> Result:
     known: dict[str, object] = {}
     for groups in (await session.admin.configurations.groups(options.broker_names)).values():
         if options.group in groups:
             known = msgspec.to_builtins(groups[options.group])
-    names = await session.admin.changes.update_group(options.group, {**known, **wanted}, options.broker_names)
-    return Done(
-        f"group {options.group} {done} at {', '.join(names)}", {"group": options.group, "brokers": names}
-    )
+    known |= {name: value for name, value in wanted.items() if value is not None}
+    names = await session.admin.changes.update_group(options.group, known, options.broker_names)
+    return _done(options.group, names, "set")
+
+
+async def pause(session: Session, options: argparse.Namespace) -> Result:
+    """Give a group no messages until `resume`."""
+    names = await session.admin.changes.pause_group(options.group, options.broker_names)
+    return _done(options.group, names, "paused")
+
+
+async def resume(session: Session, options: argparse.Namespace) -> Result:
+    """Give a paused group messages again."""
+    names = await session.admin.changes.resume_group(options.group, options.broker_names)
+    return _done(options.group, names, "resumed")
 
 
 async def delete(session: Session, options: argparse.Namespace) -> Result:
     """Delete a group with its retry and dead letter topics and its offsets."""
     names = await session.admin.changes.delete_group(options.group, with_offsets=not options.keeps_offsets)
-    return Done(
-        f"group {options.group} deleted at {', '.join(names)}", {"group": options.group, "brokers": names}
-    )
+    return _done(options.group, names, "deleted")
 
 
 async def reset_offsets(session: Session, options: argparse.Namespace) -> Result:
@@ -173,6 +166,28 @@ async def reset_offsets(session: Session, options: argparse.Namespace) -> Result
     return Table(rows)
 
 
+async def skip(session: Session, options: argparse.Namespace) -> Result:
+    """Let a group go on at the end of its queues; without --yes show what that skips."""
+    skipped = await session.admin.changes.skip_to_now(
+        options.group, options.topics, only_look=not options.is_confirmed
+    )
+    rows = [
+        {
+            "topic": each.queue.topic,
+            "broker": each.queue.broker_name,
+            "queue": each.queue.queue_id,
+            "from": each.begin,
+            "to": each.end,
+            "messages": each.end - each.begin,
+            "in_flight": each.in_flight,
+        }
+        for each in skipped
+    ]
+    if rows and not options.is_confirmed:
+        session.progress("Nothing is changed. Say it again with --yes to skip this.", is_last=True)
+    return Table(rows, nothing=f"group {options.group} has nothing to skip")
+
+
 async def clone_offsets(session: Session, options: argparse.Namespace) -> Result:
     """Let a group begin where another one is."""
     names = await session.admin.changes.clone_offsets(options.source, options.target, options.topic or "")
@@ -180,6 +195,10 @@ async def clone_offsets(session: Session, options: argparse.Namespace) -> Result
         f"group {options.target} begins where {options.source} is, at {', '.join(names)}",
         {"source": options.source, "target": options.target, "brokers": names},
     )
+
+
+def _done(group: str, names: list[str], done: str) -> Result:
+    return Done(f"group {group} {done} at {', '.join(names)}", {"group": group, "brokers": names})
 
 
 def _clients(members: object, nothing: str) -> Result:

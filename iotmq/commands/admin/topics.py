@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 from iotmq.client.admin.configs import TopicSettings
 from iotmq.client.admin.queue_scaling import DrainProgress, TopicState
-from iotmq.client.transport.routes import PERMISSION_READ
 from iotmq.commands.admin.arguments import permission_text
 from iotmq.commands.admin.output import Done, Nothing, Result, Table
 from iotmq.commands.admin.session import Session
@@ -118,39 +116,6 @@ async def update(session: Session, options: argparse.Namespace) -> Result:
             "is_ordered": topic.order if options.is_ordered is None else options.is_ordered,
         }
 
-    return await _change(session, options, change, done="changed")
-
-
-async def pause(session: Session, options: argparse.Namespace) -> Result:
-    """Let nobody read a topic until `resume`; it still takes messages."""
-    return await _change(
-        session, options, lambda topic: _with_perm(topic, topic.perm & ~PERMISSION_READ), done="paused"
-    )
-
-
-async def resume(session: Session, options: argparse.Namespace) -> Result:
-    """Let a paused topic be read again."""
-    return await _change(
-        session, options, lambda topic: _with_perm(topic, topic.perm | PERMISSION_READ), done="resumed"
-    )
-
-
-def _with_perm(topic: TopicSettings, permissions: int) -> dict[str, Any]:
-    return {
-        "read_queues": topic.read_queue_nums,
-        "write_queues": topic.write_queue_nums,
-        "permissions": permissions,
-        "is_ordered": topic.order,
-    }
-
-
-async def _change(
-    session: Session,
-    options: argparse.Namespace,
-    change: Callable[[TopicSettings], dict[str, Any]],
-    *,
-    done: str,
-) -> Result:
     changed: list[str] = []
     for broker, topics in sorted((await session.admin.configurations.topics(options.broker_names)).items()):
         topic = topics.get(options.topic)
@@ -160,10 +125,19 @@ async def _change(
             )
     if not changed:
         raise ClientError(f"no broker has topic {options.topic}: make it with `topic create`")
-    return Done(
-        f"topic {options.topic} {done} at {', '.join(changed)}",
-        {"topic": options.topic, "brokers": changed},
-    )
+    return _done(options.topic, changed, "changed")
+
+
+async def pause(session: Session, options: argparse.Namespace) -> Result:
+    """Let nobody read a topic until `resume`; it still takes messages."""
+    names = await session.admin.changes.pause_topic(options.topic, options.broker_names)
+    return _done(options.topic, names, "paused")
+
+
+async def resume(session: Session, options: argparse.Namespace) -> Result:
+    """Let a paused topic be read again."""
+    names = await session.admin.changes.resume_topic(options.topic, options.broker_names)
+    return _done(options.topic, names, "resumed")
 
 
 async def delete(session: Session, options: argparse.Namespace) -> Result:
@@ -171,10 +145,7 @@ async def delete(session: Session, options: argparse.Namespace) -> Result:
     configured = await session.admin.configurations.topics()
     if not any(options.topic in topics for topics in configured.values()):
         raise ClientError(f"no broker has topic {options.topic}: `topic list --all` shows what there is")
-    names = await session.admin.changes.delete_topic(options.topic)
-    return Done(
-        f"topic {options.topic} deleted at {', '.join(names)}", {"topic": options.topic, "brokers": names}
-    )
+    return _done(options.topic, await session.admin.changes.delete_topic(options.topic), "deleted")
 
 
 async def clean_unused(session: Session, options: argparse.Namespace) -> Result:
@@ -270,3 +241,7 @@ def _states(states: dict[str, TopicState]) -> Result:
     if not rows:
         return Nothing()
     return Table(rows)
+
+
+def _done(topic: str, names: list[str], done: str) -> Result:
+    return Done(f"topic {topic} {done} at {', '.join(names)}", {"topic": topic, "brokers": names})

@@ -11,7 +11,7 @@ from eventually import until
 from fake_broker import FakeBroker, FakeRegistry
 
 from iotmq.client.transport.settings import ClientSettings
-from iotmq.commands.tail import LAST_MAX, Sample, tail
+from iotmq.commands.tail import LAST_MAX, tail
 from iotmq.message.properties import encode_properties
 from iotmq.remoting.codes import RequestCode
 
@@ -40,7 +40,7 @@ async def settings_of(broker: FakeBroker):
 
 async def tailed(broker: FakeBroker, **options) -> list[bytes]:
     output = io.BytesIO()
-    options = {"sample": Sample(1.0), "output_format": "raw", "topics": ["T"]} | options
+    options = {"output_format": "raw", "topics": ["T"]} | options
     async with settings_of(broker) as settings, asyncio.timeout(30):
         await tail(settings, output=output, **options)
     return output.getvalue().splitlines()
@@ -58,7 +58,7 @@ async def test_what_comes_follows() -> None:
     output = io.BytesIO()
     async with settings_of(broker) as settings:
         running = asyncio.ensure_future(
-            tail(settings, ["T", "later"], output, last=1, sample=Sample(1.0), output_format="raw")
+            tail(settings, ["T", "later"], output, last=1, output_format="raw")
         )
         await until(lambda: output.getvalue() == b"3\n")
         broker.store("T", 0, b"new")
@@ -77,7 +77,7 @@ async def test_nothing_of_the_past_is_shown_where_none_is_asked_for() -> None:
     output = io.BytesIO()
     async with settings_of(broker) as settings:
         running = asyncio.ensure_future(
-            tail(settings, ["T"], output, count_max=1, sample=Sample(1.0), output_format="raw")
+            tail(settings, ["T"], output, count_max=1, output_format="raw")
         )
         # It knows the ends of both queues.
         await until(lambda: len(broker.seen(RequestCode.GET_MAX_OFFSET)) == 2)
@@ -86,12 +86,20 @@ async def test_nothing_of_the_past_is_shown_where_none_is_asked_for() -> None:
     assert output.getvalue() == b"new\n"
 
 
-async def test_tags_select_and_a_sample_is_shown() -> None:
+async def test_tags_select() -> None:
     broker = broker_with(0, 1)
     for number in range(10):
         tags = encode_properties({"TAGS": "odd" if number % 2 else "even"})
         broker.store("T", 0, b"%d" % number, tags)
     assert await tailed(broker, last=10, tags="odd", count_max=5) == [b"1", b"3", b"5", b"7", b"9"]
-    chances = iter([0.1, 0.9, 0.49, 0.5, 0.0, *[0.99] * 5])
-    sample = Sample(0.5, lambda: next(chances))
-    assert await tailed(broker, last=10, sample=sample, count_max=3) == [b"0", b"2", b"4"]
+
+
+async def test_the_brokers_are_asked_for_a_sample() -> None:
+    for tags, expression in (
+        ("*", "SAMPLE(2.5)"),
+        ("it's || a", "SAMPLE(2.5) AND TAGS IN ('a', 'it''s')"),
+    ):
+        broker = broker_with(1, 1)
+        assert await tailed(broker, last=1, tags=tags, percent=2.5, count_max=1) == [b"0"]
+        pull = broker.seen(RequestCode.PULL_MESSAGE)[0]
+        assert (pull.ext["expressionType"], pull.ext["subscription"]) == ("SQL92", expression)

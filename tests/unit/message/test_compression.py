@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import zlib
 
 import lz4.frame
@@ -107,20 +106,3 @@ def test_a_missing_library_is_named(
     finally:
         methods_here.cache_clear()
     assert decompress(zlib.compress(TEXT), "zlib", len(TEXT)) == TEXT
-
-
-def test_threads_do_not_share_what_serves_one_at_a_time() -> None:
-    wrong = []
-
-    def work() -> None:
-        for number in range(100):
-            text = TEXT * (number + 1)
-            if decompress(compress(text, "zstd", 3), "zstd", len(text)) != text:
-                wrong.append(number)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong

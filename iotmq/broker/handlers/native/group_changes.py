@@ -12,6 +12,8 @@ import msgspec
 from iotmq.broker.members.groups import ConsumerGroup, Member
 from iotmq.broker.members.queue_locks import MessageQueue
 from iotmq.broker.parts import BrokerParts
+from iotmq.broker.pop.pops import Pops
+from iotmq.broker.pop.states import Place
 from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.replies.sliced_reply import SlicedReplies, Work
 from iotmq.broker.tables.subscription_groups import SYSTEM_GROUPS, group_of
@@ -31,9 +33,13 @@ _NOW: Final = -1
 
 
 class GroupChangesHandler(RequestProcessor):
-    """Moves committed offsets, by way of the members where there are any: they commit what they hold."""
+    """Moves committed offsets, by way of the members where there are any: they commit what they hold.
 
-    def __init__(self, parts: BrokerParts, sliced_replies: SlicedReplies) -> None:
+    Consumers by message hold no offsets, so those of such a group are moved here.
+    """
+
+    def __init__(self, parts: BrokerParts, pops: Pops, sliced_replies: SlicedReplies) -> None:
+        self._pops = pops
         self._sliced_replies = sliced_replies
         self._store = parts.store
         self._topics = parts.topics
@@ -70,7 +76,10 @@ class GroupChangesHandler(RequestProcessor):
         self, request: Command, topic: str, group_name: str, timestamp_ms: int, *, is_forced: bool
     ) -> Work:
         wanted = yield from self._wanted_offsets(topic, group_name, timestamp_ms, is_forced=is_forced)
+        is_moved = self._move_popped(group_name, topic, wanted)
         group = self._groups.consumer_group(group_name)
+        if group is None and is_moved:
+            return request.reply(ResponseCode.SUCCESS, body=_offset_table(wanted))
         if group is None:
             raise RequestError(
                 ResponseCode.CONSUMER_NOT_ONLINE,
@@ -91,6 +100,22 @@ class GroupChangesHandler(RequestProcessor):
         }
         yield from _tell(group, ext, wanted)
         return request.reply(ResponseCode.SUCCESS, body=_offset_table(wanted))
+
+    def _move_popped(self, group: str, topic: str, wanted: Mapping[MessageQueue, int]) -> bool:
+        """Move a group that consumes by message; False when it does not.
+
+        What is in flight before the new offset counts as done.
+        """
+        places = {Place(group, topic, queue.queue_id): offset for queue, offset in wanted.items()}
+        if not self._pops.is_popped(group, topic) and not any(map(self._pops.find, places)):
+            return False
+        for place, offset in places.items():
+            self._offsets.commit(*place, offset)
+            stored = self._store.find_queue(topic, place.queue_id)
+            if stored is not None and self._pops.find(place) is not None:
+                # Now, or what is in flight may become dead letters before somebody pops again.
+                self._pops.open(place, stored, from_end=False)
+        return True
 
     def _wanted_offsets(
         self, topic: str, group: str, timestamp_ms: int, *, is_forced: bool

@@ -18,7 +18,7 @@ from iotmq.broker.filters.tags import parse_tags
 from iotmq.broker.handlers.native.loaded import answer_loaded
 from iotmq.broker.handlers.native.parked_pulls import ParkedPulls, tick_of
 from iotmq.broker.parts import BrokerParts
-from iotmq.broker.pop.pop_queue import PopQueue
+from iotmq.broker.pop.pop_queue import BY_KEY, BY_QUEUE, NO_ORDER, PopQueue
 from iotmq.broker.pop.pops import Pops
 from iotmq.broker.pop.states import Place
 from iotmq.broker.replies.request_table import Handler
@@ -41,6 +41,8 @@ _ANY_QUEUE: Final = -1
 _COLD_LOADS_MAX: Final = 4
 # Reads of one queue for one pop: a filter may pass over hundreds of messages in each.
 _READS_MAX: Final = 8
+# In the order of keys, messages of keys that somebody has are read and left out.
+_KEYED_READ_RECORDS: Final = 256
 _FROM_END: Final = 1
 
 
@@ -81,7 +83,7 @@ class Pop(msgspec.Struct, eq=False):
     """0: only a question."""
     invisible_ms: int
     tags: frozenset[int] | RecordFilter | None
-    is_ordered: bool
+    order: int
     from_end: bool
     deadline_s: float | None
     """Until when it would wait; None: not at all."""
@@ -213,7 +215,13 @@ class PopHandler:
             ),
             invisible_ms=invisible_ms(request) if is_pop else 0,
             tags=self._filter(request) if is_pop else None,
-            is_ordered=request.boolean("order"),
+            order=(
+                BY_KEY
+                if request.boolean("isKeyOrdered")
+                else BY_QUEUE
+                if request.boolean("order")
+                else NO_ORDER
+            ),
             from_end=request.integer("initMode", 0) == _FROM_END,
             deadline_s=(
                 self._clock.monotonic_s() + min(poll_ms, limits.HOLD_MS_MAX) / 1000 if poll_ms > 0 else None
@@ -334,8 +342,13 @@ class PopHandler:
             place = Place(pop.group, stored.topic, stored.queue_id)
             state = self._pops.open(place, stored, from_end=pop.from_end)
             self._pops.expire_queue(place, state, now_ms)
-            if (state.ready_count or state.next_offset < stored.max_offset) and not (
-                pop.is_ordered and state.is_held
+            if state.may_give(pop.order) and (
+                state.ready_count
+                or (
+                    state.next_offset < stored.max_offset
+                    and state.undone_count < limits.POP_IN_FLIGHT_MAX
+                    and state.may_give_new(pop.order)
+                )
             ):
                 found.append((place, state, stored))
         return found
@@ -359,21 +372,25 @@ class PopHandler:
         """Hold messages of one queue: those that come again first, then new ones."""
         offsets: list[bytes] = []
         for _ in range(_READS_MAX):
-            room = min(pop.records_max - taken.count, limits.POP_IN_FLIGHT_MAX - state.undone_count)
+            left = pop.records_max - taken.count
             bytes_max = limits.PULL_BYTES_DEFAULT_MAX - taken.size_bytes
             run = state.ready_run()
             tags: frozenset[int] | RecordFilter | None
             if run is not None:
                 # They passed the filter when they came first.
                 start, end = run
-                room = min(pop.records_max - taken.count, end - start)
+                room = min(left, end - start)
                 tags, entries_max = None, end - start
-            elif self._pops.has_room:
+            elif self._pops.has_room and state.may_give_new(pop.order):
                 start, end = state.next_offset, stored.max_offset
+                room = min(
+                    _KEYED_READ_RECORDS if pop.order == BY_KEY else left,
+                    limits.POP_IN_FLIGHT_MAX - state.undone_count,
+                )
                 tags, entries_max = pop.tags, 0
             else:
                 break
-            if room <= 0 or bytes_max <= 0 or start >= end:
+            if left <= 0 or room <= 0 or bytes_max <= 0 or start >= end:
                 break
             plan = self._store.plan_read(
                 stored, start, records_max=room, bytes_max=bytes_max, tags=tags, entries_max=entries_max
@@ -388,14 +405,20 @@ class PopHandler:
             next_offset = min(max(read.next_offset, start), end) if run else max(read.next_offset, start)
             if next_offset == start:
                 break
-            views, held = state.hand_out(
-                read.views, start, next_offset, pop_ms=taken.pop_ms, due_ms=taken.due_ms
+            views, held, count = state.hand_out(
+                read.views,
+                start,
+                next_offset,
+                pop_ms=taken.pop_ms,
+                due_ms=taken.due_ms,
+                order=pop.order,
+                count_max=left,
             )
             self._pops.note(place, state)
             taken.views += views
-            taken.count += read.count
-            taken.size_bytes += read.size_bytes
-            if read.count:
+            taken.count += count
+            taken.size_bytes += sum(map(len, views))
+            if count:
                 offsets.append(held)
         else:
             taken.has_more = True

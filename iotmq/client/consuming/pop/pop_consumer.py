@@ -27,8 +27,8 @@ class PopConsumer(Lifetime):
 
     Any number of consumers share the messages of a group, whatever the number of queues. A message is one
     consumer's for `invisible_ms`; then the next one to ask gets it, unless it was acknowledged (`ack`). After
-    the group's retries (16) it is a dead letter. The order of a queue is kept only by consumers that are
-    `orderly`.
+    the group's retries (16) it is a dead letter. Order, of a queue or of each key, is kept only by consumers
+    that are `orderly`.
     """
 
     def __init__(

@@ -193,7 +193,8 @@ class PopFetch:
             "initMode": "1" if settings.consume_from == "last" else "0",
             "expType": self.subscription.expression_type,
             "exp": self.subscription.expression,
-            "order": "true" if settings.orderly else "false",
+            "order": "true" if settings.orderly is True else "false",
+            "isKeyOrdered": "true" if settings.orderly == "key" else "false",
             "bname": self._queue.broker_name,
         }
         address = await broker_address(parts.client, self._queue)

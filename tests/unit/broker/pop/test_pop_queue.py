@@ -29,10 +29,10 @@ def views(*offsets: int) -> list[memoryview]:
 
 def pop(queue: PopQueue, *offsets: int, at_ms: int = T, invisible_ms: int = 1_000) -> list[int]:
     """Hand out new offsets; the times of each."""
-    given, text = queue.hand_out(
+    given, text, count = queue.hand_out(
         views(*offsets), queue.next_offset, offsets[-1] + 1, pop_ms=at_ms, due_ms=at_ms + invisible_ms
     )
-    assert text == b",".join(b"%d" % offset for offset in offsets)
+    assert (text, count) == (b",".join(b"%d" % offset for offset in offsets), len(offsets))
     return [each.reconsume_times for view in given for each in iter_records(view)]
 
 
@@ -42,7 +42,7 @@ def again(queue: PopQueue, *, at_ms: int, attempts_max: int = 100) -> tuple[list
     offsets: list[int] = []
     times: list[int] = []
     while (run := queue.ready_run()) is not None:
-        given, _ = queue.hand_out(
+        given, _, _ = queue.hand_out(
             views(*range(*run)), *run, pop_ms=max(at_ms, queue.pop_floor_ms), due_ms=at_ms + 1_000
         )
         for view in given:

@@ -242,7 +242,8 @@ async def test_a_missing_answer_is_a_timeout_and_no_new_try() -> None:
         with pytest.raises(RequestTimeoutError, match="may be stored"):
             await producer.send(Message("T", b""))
         assert producer.in_flight == 0
-        assert (await producer.send(Message("T", b""))).status is SendStatus.SEND_OK
+        result = await producer.send(Message("T", b""), timeout_ms=30_000)
+        assert result.status is SendStatus.SEND_OK
     assert len(broker.seen(SEND)) == 2
 
 
@@ -483,7 +484,7 @@ async def test_nowait_refuses_past_the_limit_and_send_waits() -> None:
         silent = [producer.send_nowait(Message("T", b"")) for _ in range(2)]
         with pytest.raises(ProducerBusyError, match="await room"):
             producer.send_nowait(Message("T", b""))
-        result = await producer.send(Message("T", b"later"))
+        result = await producer.send(Message("T", b"later"), timeout_ms=30_000)
         assert result.status is SendStatus.SEND_OK
         assert [type(error) for error in await asyncio.gather(*silent, return_exceptions=True)] == [
             RequestTimeoutError
@@ -527,13 +528,15 @@ async def test_a_cancelled_waiter_does_not_keep_the_room_it_was_given() -> None:
     broker = FakeBroker()
     broker.add_topic("T", 1)
     broker.script[SEND].append(SILENT)
-    async with running(broker, in_flight_max=1, send_timeout_ms=60) as producer:
+    async with running(broker, in_flight_max=1) as producer:
         await producer.queues("T")
         silent = producer.send_nowait(Message("T", b""))
         first = asyncio.ensure_future(producer.send(Message("T", b"1")))
         second = asyncio.ensure_future(producer.send(Message("T", b"2")))
+        while not broker.seen(SEND):  # noqa: ASYNC110 - a fake has no event to wait for
+            await asyncio.sleep(0.001)
         silent.add_done_callback(lambda _: first.cancel())
-        await asyncio.wait([silent])
+        silent.cancel()
         assert (await asyncio.wait_for(second, 30)).status is SendStatus.SEND_OK
 
 

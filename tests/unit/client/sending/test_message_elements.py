@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fake_broker import split_batch
 
-from iotmq.client.sending.message_elements import batch_element, encode_element, split_element
+from iotmq.client.sending.message_elements import encode_element, split_element
 from iotmq.client.transport.message import Message
 from iotmq.errors import MessageRefusedError
 from iotmq.limits import PROPERTIES_BYTES_MAX
@@ -60,8 +60,3 @@ def test_a_body_that_can_change_is_copied() -> None:
 def test_what_cannot_be_stored_is_refused(message: Message) -> None:
     with pytest.raises(MessageRefusedError):
         encode_element(message, KEY)
-
-
-def test_a_body_past_the_limit_goes_alone() -> None:
-    assert batch_element(Message("T", b"1234"), KEY, 4) is not None
-    assert batch_element(Message("T", b"12345"), KEY, 4) is None

@@ -9,7 +9,7 @@ import pytest
 from fake_broker import CLOSE, SILENT, FakeBroker, split_batch
 from running_producer import running
 
-from iotmq.client.sending import send_lanes
+from iotmq.client.sending import waiting_sends
 from iotmq.client.sending.producer import Producer
 from iotmq.client.transport.message import Message, SendResult
 from iotmq.client.transport.routes import MessageQueue, queue_of_key
@@ -351,7 +351,7 @@ async def test_names_that_no_broker_takes_are_refused_at_once() -> None:
 
 
 async def test_topics_with_nothing_under_way_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(send_lanes, "_IDLE_TOPICS_MAX", 3)
+    monkeypatch.setattr(waiting_sends, "_IDLE_TOPICS_MAX", 3)
     broker = HoldingBroker()
     for number in range(4):
         broker.add_topic(f"T{number}")
@@ -361,8 +361,8 @@ async def test_topics_with_nothing_under_way_are_forgotten(monkeypatch: pytest.M
         broker.is_holding = False
         for number in range(4):
             await producer.send(Message(f"T{number}", b""))
-            assert len(producer._lanes._topics) <= 3
-        assert "T" in producer._lanes._topics
+            assert len(producer._lanes._intake.topics) <= 3
+        assert "T" in producer._lanes._intake.topics
         broker.release()
         await asyncio.gather(*busy)
 

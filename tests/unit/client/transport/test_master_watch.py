@@ -221,6 +221,7 @@ async def test_a_master_that_is_back_at_its_address_is_tried_at_once() -> None:
         await former.stop()
         await soon(lambda: client.connections.rest_s(former.address) > 5, "the loss")
         registry.tell()
+        await soon(lambda: registry.parked, "the client knows that there is no master")
         send = producer.send_nowait(Message("T", b"second"))
         await former.restart()
         registry.tell(**known)

@@ -276,6 +276,37 @@ async def test_orderly_consumers_get_nothing_behind_what_is_held(client: IotmqCl
     assert bodies == [b"0", b"1", b"2", b"3"]
 
 
+async def test_consumers_by_key_get_one_message_of_each_key_at_a_time(
+    client: IotmqClient, topic: str
+) -> None:
+    async with client.producer() as producer:
+        for number in range(30):
+            await producer.send(Message(topic, b"%d" % number, key="abc"[number % 3]))
+    consumers = [await consumer_of(client, topic, orderly="key", held_max=10) for _ in range(4)]
+    held: set[str] = set()
+    bodies: dict[str, list[int]] = {"a": [], "b": [], "c": []}
+
+    async def consume(consumer: PopConsumer) -> None:
+        async for message in consumer:
+            [key] = message.keys
+            assert key not in held
+            held.add(key)
+            await asyncio.sleep(0)
+            held.remove(key)
+            if message.attempt == 1 and int(message.body) % 7 == 0:
+                await message.nak()
+                continue
+            bodies[key].append(int(message.body))
+            await message.ack()
+
+    tasks = [asyncio.create_task(consume(consumer)) for consumer in consumers]
+    await until(lambda: sum(map(len, bodies.values())) == 30)
+    for consumer in consumers:
+        await consumer.stop()
+    await asyncio.gather(*tasks)
+    assert bodies == {key: list(range(at, 30, 3)) for at, key in enumerate("abc")}
+
+
 async def test_misuse_is_named(client: IotmqClient, topic: str) -> None:
     group = f"G-{topic}"
     with pytest.raises(SubscriptionError, match="no subscription"):
