@@ -24,6 +24,7 @@ from iotmq.client.sending.transactions import Check, TransactionProducer
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.interceptors import Interceptor
 from iotmq.client.transport.lifetime import Ending, Lifetime
+from iotmq.client.transport.measured import Measured
 from iotmq.client.transport.settings import (
     ClientSettings,
     PopConsumerSettings,
@@ -32,8 +33,9 @@ from iotmq.client.transport.settings import (
     PushConsumerSettings,
 )
 from iotmq.clock import Clock
+from iotmq.metrics import Metric
 
-_Part = TypeVar("_Part", bound=Lifetime)
+_Part = TypeVar("_Part", bound=Measured)
 
 
 class IotmqClient(ClientTransport):
@@ -52,8 +54,8 @@ class IotmqClient(ClientTransport):
         interceptors: Iterable[Interceptor] = (),
     ) -> None:
         super().__init__(settings, clock=clock, interceptors=interceptors)
-        # A part that nobody holds has no work: its work would hold it.
-        self._parts: weakref.WeakSet[Lifetime] = weakref.WeakSet()
+        # A part that nobody holds has no work: its work would hold it. Other threads may read it meanwhile.
+        self._parts: weakref.WeakValueDictionary[int, Measured] = weakref.WeakValueDictionary()
         self._ending = Ending()
         self._is_ending = False
 
@@ -78,7 +80,7 @@ class IotmqClient(ClientTransport):
 
     def replier(self, group: str = REPLIER_GROUP) -> Replier:
         """Make a part that replies to requests; it needs no start."""
-        return Replier(self, group)
+        return self._adopt(Replier(self, group))
 
     def push_consumer(
         self,
@@ -125,6 +127,16 @@ class IotmqClient(ClientTransport):
         """Return what lists and cancels scheduled messages."""
         return WaitingMessages(self)
 
+    def metrics(self) -> Iterable[Metric]:
+        """Report the numbers of this client, its interceptors, and all parts that are held."""
+        yield from self.connections.metrics()
+        yield from self.connection_events.metrics()
+        yield from self.interceptors.metrics()
+        # A copy, because parts come and go while another thread asks.
+        for held in self._parts.valuerefs():
+            if (part := held()) is not None:
+                yield from part.metrics()
+
     async def stop(self) -> None:
         """End all parts, then the connections; a second time does nothing.
 
@@ -143,8 +155,8 @@ class IotmqClient(ClientTransport):
         return f"<IotmqClient {self.client_id} of {self.registries.addresses_text}>"
 
     def _adopt(self, part: _Part) -> _Part:
-        """End a part of this client, made by its class, with the client."""
-        self._parts.add(part)
+        """End a part of this client, made by its class, with the client, and report its numbers."""
+        self._parts[id(part)] = part
         return part
 
     async def _end_once(self, end: Callable[[Lifetime], Coroutine[None, None, None]]) -> None:
@@ -155,7 +167,7 @@ class IotmqClient(ClientTransport):
         await self._ending.reached(work)
 
     async def _end(self, end: Callable[[Lifetime], Coroutine[None, None, None]]) -> None:
-        parts = list(self._parts)
+        parts = [part for part in self._parts.values() if isinstance(part, Lifetime)]
         try:
             await _all_of(
                 end(part) for part in parts if isinstance(part, PopConsumer | PushConsumer | PullConsumer)

@@ -109,18 +109,30 @@ class DiskRecorder:
         """Note what has changed. `hidden` (path, at, size) is a piece stored last: once without it."""
         if has_names_changed:
             self._look_at_names()
-        for node, (path, mapping) in self._files.items():
-            content = b"" if mapping is None else mapping[:]
-            before = self._contents.get(node, b"")
-            if content == before:
-                continue
-            if hidden is not None and str(hidden[0]) == path:
-                unfinished = bytearray(content)
-                unfinished[hidden[1] : hidden[1] + hidden[2]] = bytes(hidden[2])
-                self._change(node, before, bytes(unfinished))
-                before = bytes(unfinished)
-            self._change(node, before, content)
-            self._contents[node] = content
+        for node in self._files:
+            self._compare(node, hidden)
+
+    def _look_at(self, node: int, size: int) -> None:
+        """Note what has changed in a file, which has this size."""
+        path, mapping = self._files[node]
+        if len(mapping or b"") != size:
+            # Who writes by `write` makes files longer.
+            self._files[node] = (path, _mapped(path, size))
+        self._compare(node, None)
+
+    def _compare(self, node: int, hidden: tuple[Path, int, int] | None) -> None:
+        path, mapping = self._files[node]
+        content = b"" if mapping is None else mapping[:]
+        before = self._contents.get(node, b"")
+        if content == before:
+            return
+        if hidden is not None and str(hidden[0]) == path:
+            unfinished = bytearray(content)
+            unfinished[hidden[1] : hidden[1] + hidden[2]] = bytes(hidden[2])
+            self._change(node, before, bytes(unfinished))
+            before = bytes(unfinished)
+        self._change(node, before, content)
+        self._contents[node] = content
 
     def _look_at_names(self) -> None:
         found: dict[tuple[int, str], int] = {}
@@ -163,10 +175,14 @@ class DiskRecorder:
 
     def sync_file(self, descriptor: int) -> None:
         """In the place of fsync and fdatasync: what is there when it is called is on the disk afterwards."""
-        # With names: who writes by `write` has made files longer that are not mapped in full yet.
-        self.look()
+        status = os.fstat(descriptor)
+        node = self._nodes.get(status.st_ino)
+        if node in self._files:
+            # Nothing is said of the others.
+            self._look_at(node, status.st_size)
+        else:
+            self.look()
         before = len(self.operations)
-        node = self._nodes.get(os.fstat(descriptor).st_ino)
         if self.is_failing and node in self._files and "/commitlog/" in self._files[node][0]:
             self.is_failing = False
             self.operations.append(FailedSync(node))
@@ -221,15 +237,10 @@ class DiskRecorder:
                     continue
                 known = self._files.get(node)
                 if known is None or known[0] != entry.path or len(known[1] or b"") != status.st_size:
-                    mapping = None
-                    if status.st_size:
-                        try:
-                            with open(entry.path, "rb") as file:
-                                mapping = mmap.mmap(file.fileno(), status.st_size, access=mmap.ACCESS_READ)
-                        except FileNotFoundError:
-                            del found[directory, entry.name]
-                            continue
-                    self._files[node] = (entry.path, mapping)
+                    try:
+                        self._files[node] = (entry.path, _mapped(entry.path, status.st_size))
+                    except FileNotFoundError:
+                        del found[directory, entry.name]
 
     def _change(self, node: int, before: bytes, after: bytes) -> None:
         size = max(len(before), len(after))
@@ -239,6 +250,13 @@ class DiskRecorder:
                 self.operations.append(Write(node, start // PAGE_BYTES, page))
         if len(before) != len(after):
             self.operations.append(Resize(node, len(after)))
+
+
+def _mapped(path: str, size: int) -> mmap.mmap | None:
+    if not size:
+        return None
+    with open(path, "rb") as file:
+        return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 from http_faults import FaultyServer, stream
-from manual_clock import ManualClock
+
+from iotmq.clock import Clock
 
 
 class Entry(NamedTuple):
@@ -24,7 +25,7 @@ class Entry(NamedTuple):
 class FakeEtcdData:
     """What all nodes of a cluster have in common."""
 
-    def __init__(self, clock: ManualClock) -> None:
+    def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.revision = 1
         self.term = 2

@@ -28,11 +28,12 @@ class FaultyServer:
         self._tls = tls
         self._faults: dict[str, deque[str | bytes]] = defaultdict(deque)
         self.requests: Counter[str] = Counter()
+        self.host = "127.0.0.1"
         self.port = 0
 
     @property
     def url(self) -> str:
-        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
+        return f"{'https' if self._tls else 'http'}://{self.host}:{self.port}"
 
     def fail(self, path: str, fault: str | bytes, times: int = 1) -> None:
         self._faults[path].extend([fault] * times)
@@ -46,7 +47,7 @@ class FaultyServer:
         application.router.add_route("*", "/{path:.*}", self._serve)
         self._runner = web.AppRunner(application, shutdown_timeout=0.05, handler_cancellation=True)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port, ssl_context=self._tls)
+        site = web.TCPSite(self._runner, self.host, self.port, ssl_context=self._tls)
         await site.start()
         self.port = self._runner.addresses[0][1]
         return self

@@ -20,3 +20,7 @@ class ManualClock:
         """Move both clocks forward by `seconds`."""
         self._now_ms += round(seconds * 1000)
         self._monotonic_s += seconds
+
+    def step(self, seconds: float) -> None:
+        """Set the wall clock: no time passes."""
+        self._now_ms += round(seconds * 1000)

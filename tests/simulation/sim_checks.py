@@ -6,7 +6,9 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
 from sim_extra_checks import check_extras
+from sim_extras import JOBS_TOPIC
 from sim_load import BAD, GROUP, LATER_TOPIC, REDELIVERIES_MAX, TOPIC
+from sim_members import Members
 from sim_world import BrokenPromiseError
 from store_model import log_records
 
@@ -25,10 +27,12 @@ def check_all(site: Site) -> None:
     if site.world.problems:
         raise BrokenPromiseError(f"unexpected: {site.world.problems[0]}")
     logs = {name: queues_of(broker.store) for name, broker in site.brokers.items()}
+    for node in site.broker_nodes:
+        if node.store is None or (problems := node.store.check()):
+            raise BrokenPromiseError(f"store of {node.name}: {problems[:3] if node.store else 'closed'}")
     for name, broker in site.brokers.items():
-        if problems := broker.store.check():
-            raise BrokenPromiseError(f"store of {name}: {problems[:3]}")
         check_committed(name, broker.role, broker.store)
+    check_replicas(site)
     check_queues(site, logs)
     check_consumed(site, logs)
     check_devices(site)
@@ -46,6 +50,13 @@ def queues_of(store: Store | None) -> dict[tuple[str, int], list[Record]]:
     return queues
 
 
+def check_replicas(site: Site) -> None:
+    """Members of a broker show the same log."""
+    for broker in site.brokers.values():
+        if isinstance(broker, Members):
+            broker.check_replicas()
+
+
 def fail(text: str) -> None:
     raise BrokenPromiseError(text)
 
@@ -58,7 +69,7 @@ def check_queues(site: Site, logs: dict[str, dict[tuple[str, int], list[Record]]
         for (topic, queue_id), records in queues.items():
             if [record.queue_offset for record in records] != list(range(len(records))):
                 fail(f"{name} {topic}/{queue_id}: offsets {[r.queue_offset for r in records][:20]}")
-            if topic not in (TOPIC, LATER_TOPIC):
+            if topic not in (TOPIC, LATER_TOPIC, JOBS_TOPIC):
                 continue
             seen: set[bytes] = set()
             numbers: dict[str, int] = {}
@@ -101,6 +112,7 @@ def check_committed(name: str, broker: Any, store: Store) -> None:
 
 def check_progress(site: Site) -> None:
     """While all goes on: what is below a committed offset was handed to a member of the group."""
+    check_replicas(site)
     seen = {consumed.body for consumed in site.history.consumed}
     for name, broker in site.brokers.items():
         if not broker.is_ready:
@@ -125,9 +137,10 @@ def check_consumed(site: Site, logs: dict[str, dict[tuple[str, int], list[Record
             successes.add(consumed.body)
         if consumed.reconsume_times > REDELIVERIES_MAX:
             fail(f"{consumed.body[:40]!r} came back {consumed.reconsume_times} times")
-        due_s = history.not_before_s.get(consumed.body, 0.0)
-        if consumed.at_s < due_s and not site.has_set_clocks:
-            fail(f"{consumed.body!r} came {due_s - consumed.at_s:.3f} s early")
+        sent_s, delay_ms = history.delayed.get(consumed.body, (consumed.at_s, 0))
+        early_ms = delay_ms - site.longest_ms(sent_s, consumed.at_s)
+        if early_ms > 0:
+            fail(f"{consumed.body!r} came {early_ms} ms early")
         if consumed.body not in history.sent:
             fail(f"{consumed.body[:40]!r} was consumed and never sent")
     dead: Counter[bytes] = Counter()

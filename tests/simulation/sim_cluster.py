@@ -50,6 +50,11 @@ class Node:
         # The role, while its process runs and has made it.
         self.role: Any = None
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is there, and everything that it needs."""
+        return self.is_ready and getattr(self.role, "not_ready_reason", None) is None
+
     def start(self) -> None:
         """Begin a life; a start that fails is tried again, as a service manager does it."""
         assert self.process is None
@@ -89,6 +94,7 @@ class Node:
         """The machine of a power cut runs again."""
         if self.machine.host in self.world.dark_hosts:
             self.world.dark_hosts.discard(self.machine.host)
+            self.machine.clock.boot()
             self.world.network.host_is_back(self.machine.host)
 
     def stop_and(self, then: Any) -> None:
@@ -131,75 +137,102 @@ class RegistryNode(Node):
         return f"{self.machine.host}:{REGISTRY_PORT}"
 
 
-class BrokerNode(Node):
-    """A broker over its store."""
+class BrokerPlan:
+    """What brokers of a name are started with."""
 
-    kind = "broker"
-
-    def __init__(self, world: World, name: str, registry: RegistryNode, *, is_synced: bool) -> None:
-        super().__init__(world, name)
-        self._registry = registry
-        self._is_synced = is_synced
-        self.store: Store | None = None
-        self.is_disk_full = False
+    def __init__(self, name: str, registry: RegistryNode, *, is_synced: bool) -> None:
+        self.name = name
+        self.registry = registry
+        self.is_synced = is_synced
         # Further settings, and groups with how often their messages come again.
         self.settings: dict[str, Any] = {}
         self.groups: dict[str, int] = {}
         self.retention_hours = 0
 
+    def broker_settings(self, host: str) -> BrokerSettings:
+        return BrokerSettings(
+            name=self.name,
+            listen_host=host,
+            listen_port=BROKER_PORT,
+            advertised_host=host,
+            registries=(self.registry.address,),
+            registration_interval_s=2.0,
+            default_topic_queues=2,
+            delay_levels=DELAY_LEVELS,
+            offsets_interval_s=1.0,
+            client_expiry_s=10.0,
+            idle_s=30.0,
+            **self.settings,
+        )
+
+    @property
+    def store_settings(self) -> StoreSettings:
+        return StoreSettings(
+            flush="sync" if self.is_synced else "async",
+            segment_bytes=256 * 1024,
+            allocation_step_bytes=64 * 1024,
+            queue_file_entries=64,
+            index_slots=64,
+            index_entries=512,
+            checkpoint_interval_ms=2_000,
+            retention_interval_ms=1_000,
+            retention_hours=self.retention_hours,
+        )
+
+    def make_groups(self, broker: Broker) -> None:
+        for name, retries_max in self.groups.items():
+            broker.subscription_groups.put(
+                SubscriptionGroupConfig(group_name=name, retry_max_times=retries_max)
+            )
+
+
+class BrokerNode(Node):
+    """A broker over its store."""
+
+    kind = "broker"
+
+    def __init__(self, world: World, name: str, plan: BrokerPlan) -> None:
+        super().__init__(world, name)
+        self.plan = plan
+        self.store: Store | None = None
+        self.is_disk_full = False
+
+    @property
+    def nodes(self) -> list[BrokerNode]:
+        """All brokers of this name."""
+        return [self]
+
+    def watch_disk(self, process: Process) -> dict[str, Any]:
+        """See from now on what is done to the disk; returns what a store is opened with for that."""
+        disk = self.machine.disk
+        disk.stop_watching()
+        return {
+            "clock": process.clock,
+            "sync_file": disk.watch(self._meanwhile),
+            "read_usage": self._read_usage,
+        }
+
     async def serve(self, process: Process) -> None:
         disk, host = self.machine.disk, self.machine.host
-        disk.stop_watching()
-        sync_file = disk.watch(self._meanwhile)
+        options = self.watch_disk(process)
 
         def open_store() -> Store:
             with sim_threads.Turn(process):
                 return Store.open(
                     disk.directory,
-                    StoreSettings(
-                        flush="sync" if self._is_synced else "async",
-                        segment_bytes=256 * 1024,
-                        allocation_step_bytes=64 * 1024,
-                        queue_file_entries=64,
-                        index_slots=64,
-                        index_entries=512,
-                        checkpoint_interval_ms=2_000,
-                        retention_interval_ms=1_000,
-                        retention_hours=self.retention_hours,
-                    ),
+                    self.plan.store_settings,
                     store_host=encode_host(host, BROKER_PORT),
-                    clock=process.clock,
-                    sync_file=sync_file,
-                    read_usage=self._read_usage,
+                    **options,
                 )
 
         store = await asyncio.to_thread(open_store)
         self.store = store
         process.on_killed.append(lambda: let_go(store))
         broker = self.role = Broker(
-            BrokerSettings(
-                name=self.name,
-                listen_host=host,
-                listen_port=BROKER_PORT,
-                advertised_host=host,
-                registries=(self._registry.address,),
-                registration_interval_s=2.0,
-                default_topic_queues=2,
-                delay_levels=DELAY_LEVELS,
-                offsets_interval_s=1.0,
-                client_expiry_s=10.0,
-                idle_s=30.0,
-                **self.settings,
-            ),
-            store,
-            directory=disk.directory,
-            clock=process.clock,
+            self.plan.broker_settings(host), store, directory=disk.directory, clock=process.clock
         )
         try:
-            for name, retries_max in self.groups.items():
-                broker.subscription_groups.put(
-                    SubscriptionGroupConfig(group_name=name, retry_max_times=retries_max)
-                )
+            self.plan.make_groups(broker)
             await broker.start()
         except BaseException:
             store.close()

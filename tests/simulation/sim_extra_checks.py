@@ -18,7 +18,7 @@ from sim_extras import (
     Popper,
     Trader,
 )
-from sim_world import EPOCH_MS, BrokenPromiseError
+from sim_world import BrokenPromiseError
 
 from iotmq.message.bodies import inflate_body
 from iotmq.message.records.record import Record
@@ -106,22 +106,22 @@ def check_pops(site: Site, poppers: list[Popper], logs: Logs) -> None:
         for each in popper.acknowledged:
             place = each[:3]
             done[place] = min(done.get(place, each.at_s), each.at_s)
-    last: dict[tuple[str, int, int], Popped] = {}
+    last: dict[tuple[str, int, int], tuple[float, Popped]] = {}
     pops = [each for popper in poppers for each in popper.popped]
-    for pop in sorted(pops, key=lambda each: each.popped_ms):
+    for popped_s, pop in sorted(
+        (moment_s, each) for each in pops if (moment_s := site.popped_s(each)) is not None
+    ):
         place = (pop.broker, pop.queue_id, pop.offset)
-        former = last.get(place)
-        last[place] = pop
+        former_s, former = last.get(place, (0.0, None))
+        last[place] = (popped_s, pop)
         if pop.times > POP_RETRIES_MAX:
             fail(f"{pop.body!r} was popped {pop.times + 1} times")
-        if site.has_set_clocks:
-            continue
-        if former is not None and pop.popped_ms - former.popped_ms < INVISIBLE_MS:
-            fail(f"{pop.body!r} was popped {pop.popped_ms - former.popped_ms} ms after another pop")
+        if former is not None and (passed_ms := site.longest_ms(former_s, popped_s)) < INVISIBLE_MS - 1:
+            fail(f"{pop.body!r} was popped {passed_ms} ms after another pop")
         if former is not None and pop.times <= former.times:
             fail(f"{pop.body!r} has {pop.times} retries after {former.times}")
         done_s = done.get(place)
-        if done_s is not None and pop.popped_ms > EPOCH_MS + round(done_s * 1000) + 1:
+        if done_s is not None and popped_s > done_s + 0.001:
             fail(f"{pop.body!r} was popped after it was acknowledged")
     for body, count in dead.items():
         if count > jobs[body]:

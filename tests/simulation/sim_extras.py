@@ -6,10 +6,9 @@ import asyncio
 from typing import Any, Final, NamedTuple
 
 from sim_cluster import MQTT_PORT, FrontNode, RegistryNode
-from sim_load import BAD, Devices, History, ServiceNode
+from sim_load import BAD, Devices, History, Sender, ServiceNode
 from sim_world import Process, World
 
-from iotmq.client.sending.producer import Producer
 from iotmq.client.sending.transactions import TransactionProducer, TransactionState
 from iotmq.client.transport.calls import ask
 from iotmq.client.transport.message import Message, ReceivedMessage
@@ -28,7 +27,7 @@ SHARES: Final = "shares"
 TRANSACTIONS: Final = "transactions"
 POPS: Final = "pops"
 WILLS: Final = "wills"
-KINDS: Final = (SHARES, TRANSACTIONS, POPS, WILLS)
+EXTRAS: Final = (SHARES, TRANSACTIONS, POPS, WILLS)
 
 TRADES_TOPIC: Final = "trades"
 # Bodies of transactions say how those end.
@@ -147,29 +146,14 @@ class Trader(ServiceNode):
             await asyncio.sleep(draw.expovariate(5))
 
 
-class JobSender(ServiceNode):
+class JobSender(Sender):
     """Sends the messages that are popped."""
 
-    async def serve(self, process: Process) -> None:
-        client = self.client(process)
-        await client.start()
-        producer = Producer(client, "employers", ProducerSettings(send_timeout_ms=4_000))
-        await producer.start()
-        process.run(self._send(process, producer))
+    group = "employers"
 
-    async def _send(self, process: Process, producer: Producer) -> None:
-        draw = self.world.random
-        number = 0
-        while not self.history.is_over:
-            number += 1
-            kind = BAD + b" " if draw.random() < 0.1 else b""
-            body = kind + f"job {process.name} {number}".encode()
-            self.history.sent[body] = JOBS_TOPIC
-            try:
-                await producer.send(Message(JOBS_TOPIC, body))
-            except IotmqError as error:
-                self.world.note("job not sent", body, type(error).__name__)
-            await asyncio.sleep(draw.expovariate(8))
+    def message(self, sender: str, number: int) -> Message:
+        kind = BAD + b" " if self.world.random.random() < 0.1 else b""
+        return Message(JOBS_TOPIC, kind + f"job {sender} {number}".encode())
 
 
 class Popped(NamedTuple):
@@ -182,6 +166,7 @@ class Popped(NamedTuple):
     times: int
     # By the clock of its broker.
     popped_ms: int
+    asked_s: float
     at_s: float
 
 
@@ -242,6 +227,7 @@ class Popper(ServiceNode):
             "exp": "*",
             "order": "false",
         }
+        asked_s = self.world.now_s
         answer = await client.request(address, Command.request(RequestCode.POP_MESSAGE, ext), timeout_s=4.0)
         if answer.code != ResponseCode.SUCCESS:
             return
@@ -260,6 +246,7 @@ class Popper(ServiceNode):
                     record.queue_offset,
                     record.reconsume_times,
                     int(answer.ext["popTime"]),
+                    asked_s,
                     self.world.now_s,
                 )
             )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sim_cluster import BrokerNode
 from sim_load import Devices, ServiceNode
+from sim_members import MemberNode
 
 if TYPE_CHECKING:
     from sim_run import Site
@@ -15,6 +17,8 @@ KINDS: Final = (
     *("kill", "kill", "power", "restart", "partition", "one way", "slow", "resets", "half open"),
     *("pause", "clock", "sync error", "full disk"),
 )
+# Of a replicated broker.
+HAND_OVERS: Final = ("hand over", "hand over")
 
 
 class Fault(NamedTuple):
@@ -31,12 +35,14 @@ class Fault(NamedTuple):
         return f"{self.at_s:.2f} {self.kind} {self.node} {self.other} {self.lasts_s:.2f} {self.share:.2f}"
 
 
-def draw_faults(seed: object, nodes: list[str], *, until_s: float, has_power_cuts: bool) -> list[Fault]:
+def draw_faults(
+    seed: object, nodes: Sequence[str], kinds: Sequence[str], *, until_s: float, has_power_cuts: bool
+) -> list[Fault]:
     """What happens until then."""
     source = random.Random(f"faults {seed}")
-    kinds = [kind for kind in KINDS if has_power_cuts or kind not in ("power", "sync error")]
+    kinds = [kind for kind in kinds if has_power_cuts or kind not in ("power", "sync error")]
     mean_s = source.choice((0.5, 1.5, 4.0))
-    faults, at_s = [], 3.0
+    faults, at_s = [], 1.0
     while (at_s := at_s + source.expovariate(1 / mean_s)) < until_s:
         faults.append(
             Fault(
@@ -54,7 +60,7 @@ def draw_faults(seed: object, nodes: list[str], *, until_s: float, has_power_cut
 def begin(site: Site, fault: Fault) -> None:
     """Have it happen now; what it needs to be over is done later."""
     world, network = site.world, site.world.network
-    node, other = site.nodes[fault.node], site.nodes[fault.other]
+    node, other = site.node(fault.node), site.node(fault.other)
     world.note("fault", str(fault))
     host, other_host = node.machine.host, other.machine.host
     is_device = isinstance(node, Devices)
@@ -86,9 +92,10 @@ def begin(site: Site, fault: Fault) -> None:
                 connection.reset(connection.ends[world.random.random() < 0.5], later_s)
     elif fault.kind == "pause" and node.process is not None:
         node.process.paused_until_s = world.now_s + fault.lasts_s
-    elif fault.kind == "clock" and isinstance(node, BrokerNode):
-        site.has_set_clocks = True
-        node.machine.clock.offset_ms += round((fault.share - 0.5) * 20_000)
+    elif fault.kind == "clock":
+        node.machine.clock.step(round((fault.share - 0.5) * site.clock_step_ms_max * 2))
+    elif fault.kind == "hand over" and isinstance(node, MemberNode) and node.process is not None:
+        node.process.soon(lambda: node.run.driver.hand_over() if node.epoch else None)
     elif fault.kind == "sync error" and isinstance(node, BrokerNode):
         node.fail_next_sync()
 

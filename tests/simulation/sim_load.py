@@ -62,8 +62,10 @@ class History:
         self.sent: dict[bytes, str] = {}
         # Body -> where it is stored, by the broker's word; in the order of the words.
         self.acknowledged: dict[bytes, tuple[str, int, int] | None] = {}
-        # Body -> the earliest time it may be delivered, while no clock is set.
-        self.not_before_s: dict[bytes, float] = {}
+        # Whether some messages are delayed.
+        self.has_delays = True
+        # Body -> when it was sent, and the milliseconds it is to wait.
+        self.delayed: dict[bytes, tuple[float, int]] = {}
         self.consumed: list[Consumed] = []
         # (broker, queue id) -> (offset, body) as those saw it who read queues.
         self.pulled: dict[tuple[str, int], list[tuple[int, bytes]]] = defaultdict(list)
@@ -105,6 +107,8 @@ class ServiceNode(Node):
 class Sender(ServiceNode):
     """Sends one message after the other, each when the one before is acknowledged or has failed."""
 
+    group = "senders"
+
     def __init__(self, *arguments: Any, pause_s: float) -> None:
         super().__init__(*arguments)
         self._pause_s = pause_s
@@ -112,37 +116,42 @@ class Sender(ServiceNode):
     async def serve(self, process: Process) -> None:
         client = self.client(process)
         await client.start()
-        producer = Producer(client, "senders", ProducerSettings(send_timeout_ms=4_000))
+        producer = Producer(client, self.group, ProducerSettings(send_timeout_ms=4_000))
         await producer.start()
         process.run(self._send(process, producer))
 
     async def _send(self, process: Process, producer: Producer) -> None:
-        draw, history = self.world.random, self.history
+        history = self.history
         number = 0
         while not history.is_over:
             number += 1
-            name = f"{process.name} {number}"
-            kind = draw.random()
-            if kind < 0.1:
-                message = Message(LATER_TOPIC, f"later {name}".encode(), delay_ms=draw.randint(1, 8_000))
-                history.not_before_s[message.body] = self.world.now_s + message.delay_ms / 1000
-            elif kind < 0.15:
-                message = Message(TOPIC, BAD + f" {name}".encode())
-            else:
-                message = Message(TOPIC, name.encode() + bytes(draw.choice((0, 50, 3_000))), key=process.name)
+            message = self.message(process.name, number)
             history.sent[message.body] = message.topic
             try:
                 result = await producer.send(message)
             except IotmqError as error:
-                self.world.note("send failed", name, type(error).__name__)
+                self.world.note("send failed", message.body, type(error).__name__)
             else:
-                self.world.note("acknowledged", name, result.queue.queue_id, result.queue_offset)
+                self.world.note("acknowledged", message.body, result.queue.queue_id, result.queue_offset)
                 queue = result.queue
                 is_later = message.topic == LATER_TOPIC
                 history.acknowledged[message.body] = (
                     None if is_later else (queue.broker_name, queue.queue_id, result.queue_offset)
                 )
-            await asyncio.sleep(draw.expovariate(1 / self._pause_s))
+            await asyncio.sleep(self.world.random.expovariate(1 / self._pause_s))
+
+    def message(self, sender: str, number: int) -> Message:
+        """The next message of a life."""
+        draw = self.world.random
+        name = f"{sender} {number}"
+        kind = draw.random()
+        if kind < 0.1 and self.history.has_delays:
+            message = Message(LATER_TOPIC, f"later {name}".encode(), delay_ms=draw.randint(1, 5_000))
+            self.history.delayed[message.body] = (self.world.now_s, message.delay_ms)
+            return message
+        if kind < 0.15:
+            return Message(TOPIC, BAD + f" {name}".encode())
+        return Message(TOPIC, name.encode() + bytes(draw.choice((0, 50, 3_000))), key=sender)
 
 
 class Worker(ServiceNode):

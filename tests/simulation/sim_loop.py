@@ -7,15 +7,21 @@ to do.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import math
 import socket
 import threading
 from asyncio import events
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 if TYPE_CHECKING:
     from sim_world import Process
+
+
+# Of a second: floats of this grain lose nothing when whole seconds are added.
+_PARTS: Final = 1 << 24
+
+_unended: list[Any] = []
 
 
 class ProcessLoop(asyncio.BaseEventLoop):
@@ -29,7 +35,11 @@ class ProcessLoop(asyncio.BaseEventLoop):
         self._thread_id = threading.get_ident()
 
     def time(self) -> float:
-        return self.process.world.now_s
+        return self.process.world.now_s + self.process.ahead_s
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+        """At a time that is the same number of seconds since the boot and since the world began."""
+        return super().call_at(math.ceil(when * _PARTS) / _PARTS, callback, *args, context=context)
 
     def turn(self) -> None:
         """Run what is ready and due."""
@@ -77,23 +87,35 @@ class ProcessLoop(asyncio.BaseEventLoop):
         return self.process.world.network.listen(self.process, protocol_factory, host, port)
 
     async def create_connection(  # type: ignore[override]
-        self, protocol_factory: Callable[[], Any], host: str | None = None, port: int = 0, **_: Any
+        self,
+        protocol_factory: Callable[[], Any],
+        host: str | None = None,
+        port: int = 0,
+        sock: Any = None,
+        **_: Any,
     ) -> Any:
+        if sock is not None:
+            # What `start_connection` has given.
+            host, port = sock
         assert host is not None
         return await self.process.world.network.connect(self.process, protocol_factory, host, port)
 
     def bury(self) -> None:
-        """End what a killed process had under way, when nobody can see it any more."""
+        """Have what a killed process had under way never go on."""
         for task in asyncio.all_tasks(self):
             cast(Any, task)._log_destroy_pending = False
-            coroutine = task.get_coro()
-            if coroutine is not None:
-                with contextlib.suppress(BaseException):
-                    coroutine.close()
+            # Who forgot it would have it do what it does at its end.
+            _unended.append(task)
         cast(Any, self)._ready.clear()
         cast(Any, self)._scheduled.clear()
         self._thread_id = None
         self.close()
+
+
+async def start_connection(addr_infos: Any, **_: Any) -> tuple[str, int]:
+    """In the place of what connects sockets for a client of HTTP: tells the loop whom to connect to."""
+    address: tuple[str, int] = addr_infos[0][4][:2]
+    return address
 
 
 class _NothingToWaitFor:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sim_checks import check_all, check_progress
-from sim_cluster import BrokerNode, FrontNode, Node, RegistryNode
+from sim_cluster import BrokerNode, BrokerPlan, FrontNode, Node, RegistryNode
 from sim_extras import (
-    KINDS,
+    EXTRAS,
     POP_GROUP,
     POP_RETRIES_MAX,
     POPS,
@@ -19,14 +19,16 @@ from sim_extras import (
     GroupDevices,
     JobSender,
     Mortal,
+    Popped,
     Popper,
     Trader,
 )
-from sim_faults import Fault, begin, draw_faults
+from sim_faults import HAND_OVERS, KINDS, Fault, begin, draw_faults
 from sim_load import Devices, History, Reader, Sender, Worker
+from sim_members import EtcdNode, Members, watched_disks
 from sim_world import BrokenPromiseError, World, open_world
 
-WORK_S = 15.0
+WORK_S = 12.0
 # After all faults are over, everything has to be consumed within this time.
 CALM_S = 120.0
 _LOOK_S = 2.0
@@ -40,13 +42,22 @@ class Site:
         source = random.Random(f"plan {seed}")
         self.world = world
         self.history = History()
+        self.history.has_delays = seed % 4 != 1
         self.is_synced = source.random() < 0.7
         registry = RegistryNode(world, "registry")
-        broker_count = source.choice((1, 1, 2))
-        self.brokers = {
-            name: BrokerNode(world, name, registry, is_synced=self.is_synced)
-            for name in [f"broker-{number}" for number in range(broker_count)]
-        }
+        self.is_replicated = seed % 5 == 4
+        servers: list[Node] = [registry]
+        self.brokers: dict[str, BrokerNode | Members] = {}
+        if self.is_replicated:
+            etcd = EtcdNode(world, "etcd")
+            servers.append(etcd)
+            plan = BrokerPlan("broker-0", registry, is_synced=self.is_synced)
+            self.brokers[plan.name] = Members(world, plan, etcd, source.choice((2, 3)))
+        else:
+            for number in range(source.choice((1, 1, 2))):
+                plan = BrokerPlan(f"broker-{number}", registry, is_synced=self.is_synced)
+                self.brokers[plan.name] = BrokerNode(world, plan.name, plan)
+        self.broker_nodes = [node for broker in self.brokers.values() for node in broker.nodes]
         self.fronts = [
             FrontNode(world, f"front-{number}", registry) for number in range(source.choice((1, 2)))
         ]
@@ -63,19 +74,21 @@ class Site:
         self.trace = ""
         self.devices = Devices(world, "devices", self.fronts, self.history)
         self.nodes: dict[str, Node] = {
-            node.name: node
-            for node in (registry, *self.brokers.values(), *self.fronts, *services, self.devices)
+            node.name: node for node in (*servers, *self.broker_nodes, *self.fronts, *services, self.devices)
         }
+        # Each is there before the next is started: who subscribes reaches all brokers.
+        self.stages = (servers, self.broker_nodes, self.fronts, [*services, self.devices])
         # What a new device is told at the end.
         self.retained: dict[str, list[bytes]] = {}
-        self.has_set_clocks = False
+        # Within the time that a run is given at its end, or further: then no message waits for a wall time.
+        self.clock_step_ms_max = 10_000 if self.history.has_delays else 600_000
         # What happens in this run.
         self.faults: Sequence[Fault] = ()
 
     def _extras(self, world: World, seed: int, registry: RegistryNode) -> list[Node]:
         """Every third seed has more work; the others stay the runs they were."""
         source = random.Random(f"extras {seed}")
-        kinds = source.sample(KINDS, source.randint(1, len(KINDS))) if seed % 3 == 2 else ()
+        kinds = source.sample(EXTRAS, source.randint(1, len(EXTRAS))) if seed % 3 == 2 else ()
         nodes: list[Node] = []
         if SHARES in kinds:
             seen = History()
@@ -88,30 +101,25 @@ class Site:
         if TRANSACTIONS in kinds:
             nodes.append(Trader(world, "trader", registry, self.history))
             for broker in self.brokers.values():
-                broker.settings |= {"transaction_timeout_s": 2.0, "transaction_check_interval_s": 2.0}
-                broker.settings |= {"transaction_checks_max": 100}
+                plan = broker.plan
+                plan.settings |= {"transaction_timeout_s": 2.0, "transaction_check_interval_s": 2.0}
+                plan.settings |= {"transaction_checks_max": 100}
                 # No transaction is open for longer.
-                broker.retention_hours = 1
+                plan.retention_hours = 1
         if POPS in kinds:
-            nodes.append(JobSender(world, "employer", registry, self.history))
+            nodes.append(JobSender(world, "employer", registry, self.history, pause_s=0.12))
             nodes += [Popper(world, f"popper-{number}", registry, self.history) for number in range(2)]
             for broker in self.brokers.values():
-                broker.groups[POP_GROUP] = POP_RETRIES_MAX
+                broker.plan.groups[POP_GROUP] = POP_RETRIES_MAX
         return nodes
 
     def start(self) -> None:
-        """Start everything, each when what it needs is there: who subscribes reaches all brokers."""
-        brokers, fronts = list(self.brokers.values()), self.fronts
-        first: list[Node] = [self.nodes["registry"], *brokers, *fronts]
-        others = [node for node in self.nodes.values() if node not in first]
-        for nodes in ([self.nodes["registry"]], brokers, fronts, others):
+        """Start everything."""
+        for nodes in self.stages:
             for node in nodes:
                 node.start()
             is_up = self.world.run_until(
-                self.world.now_s + 30.0,
-                lambda nodes=nodes: all(
-                    node.is_ready and getattr(node.role, "not_ready_reason", None) is None for node in nodes
-                ),
+                self.world.now_s + 30.0, lambda nodes=nodes: all(node.is_whole for node in nodes)
             )
             assert is_up, "the cluster does not start"
 
@@ -139,10 +147,29 @@ class Site:
             assert node.process is not None
             node.process.paused_until_s = 0.0
 
+    def node(self, name: str) -> Node:
+        """A node by its name, or by that of a replicated broker the one that is master now."""
+        broker = self.brokers.get(name)
+        return broker.master if isinstance(broker, Members) else self.nodes[name]
+
+    def longest_ms(self, first_s: float, last_s: float) -> int:
+        """The most milliseconds between two moments, by the clocks of brokers."""
+        shown = [node.machine.clock.shown_ms(first_s, last_s) for node in self.broker_nodes]
+        return max(latest for _, latest in shown) - min(earliest for earliest, _ in shown)
+
+    def popped_s(self, pop: Popped) -> float | None:
+        """The moment of a pop; None where a clock that was set has shown its time twice."""
+        moments = {
+            moment_s
+            for node in self.brokers[pop.broker].nodes
+            for moment_s in node.machine.clock.moments_s(pop.popped_ms, pop.asked_s, pop.at_s)
+        }
+        return moments.pop() if len(moments) == 1 else None
+
     @property
     def missing(self) -> list[str]:
         """Servers that are not there, or not whole."""
-        return [name for name, broker in self.brokers.items() if not broker.is_ready] + [
+        return [node.name for node in self.broker_nodes if not node.is_whole] + [
             front.name for front in self.fronts if not front.has_all(len(self.brokers))
         ]
 
@@ -162,14 +189,14 @@ def simulate(
     seed: int, directory: Path, *, faults: Sequence[Fault] | None = None, is_verbose: bool = False
 ) -> Site:
     """Run one gateway through the faults of its seed, or through others; raises BrokenPromiseError."""
-    with open_world(seed, directory, is_verbose=is_verbose) as world:
+    with open_world(seed, directory, is_verbose=is_verbose) as world, watched_disks():
         site = Site(world, seed)
         if faults is None:
             faults = faults_of(seed, site)
         site.faults = faults
-        for broker in site.brokers.values():
+        for broker in site.broker_nodes:
             broker.machine.disk.may_lose_power = any(
-                fault.kind == "power" and fault.node == broker.name for fault in faults
+                fault.kind == "power" and fault.node in (broker.name, broker.plan.name) for fault in faults
             )
         site.start()
         started_s = world.now_s
@@ -179,7 +206,7 @@ def simulate(
             world.run_until(min(world.now_s + _PROGRESS_S, started_s + WORK_S))
             check_progress(site)
         site.mend()
-        world.run_until(world.now_s + 5.0)
+        world.run_until(world.now_s + 3.0)
         site.history.is_over = True
         end_s = world.now_s + CALM_S
         while world.now_s < end_s and not site.is_done:
@@ -194,7 +221,7 @@ def simulate(
         site.devices.process.run(site.devices.ask_retained(site.retained))
         if not world.run_until(world.now_s + CALM_S, lambda: site.devices.is_told):
             raise BrokenPromiseError("a new device cannot subscribe")
-        world.run_until(world.now_s + 3.0)
+        world.run_until(world.now_s + 1.5)
         site.trace = world.trace
         check_all(site)
         return site
@@ -207,4 +234,12 @@ def planned_faults(seed: int, directory: Path) -> list[Fault]:
 
 
 def faults_of(seed: int, site: Site) -> list[Fault]:
-    return draw_faults(seed, list(site.nodes), until_s=WORK_S, has_power_cuts=site.is_synced)
+    masters = [name for name, broker in site.brokers.items() if isinstance(broker, Members)]
+    return draw_faults(
+        seed,
+        # Masters are where it hurts.
+        [*site.nodes, *masters * 4],
+        KINDS + HAND_OVERS * len(masters),
+        until_s=WORK_S,
+        has_power_cuts=site.is_synced,
+    )

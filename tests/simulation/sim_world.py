@@ -9,6 +9,7 @@ import hashlib
 import heapq
 import itertools
 import logging
+import math
 import os
 import random
 import shutil
@@ -16,14 +17,16 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
+import aiohappyeyeballs
 import sim_threads
 from crash_model import DiskRecorder, watching
 from sim_disk import Disk
-from sim_loop import ProcessLoop
+from sim_loop import ProcessLoop, start_connection
 from sim_network import Network, VirtualListeningSocket, VirtualSockets
 
 import iotmq.client.transport.client as client_module
@@ -40,17 +43,53 @@ class BrokenPromiseError(AssertionError):
 
 
 class Clock:
-    """The clock of a machine: its wall time may be set."""
+    """The clock of a machine: its wall time may be set, and each boot counts its seconds from another one."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self.offset_ms = 0
+        # Since when the wall time is so many milliseconds ahead of the world's.
+        self._steps = [(0.0, 0)]
+        # What the time since the boot is ahead of the world's.
+        self.ahead_s = 0.0
 
     def now_ms(self) -> int:
-        return EPOCH_MS + round(self._world.now_s * 1000) + self.offset_ms
+        return wall_ms(self._world.now_s) + self._steps[-1][1]
 
     def monotonic_s(self) -> float:
-        return self._world.now_s
+        return self._world.now_s + self.ahead_s
+
+    def step(self, by_ms: int) -> None:
+        """Set the wall time."""
+        self._steps.append((self._world.now_s, self._steps[-1][1] + by_ms))
+
+    def boot(self) -> None:
+        """Count seconds anew."""
+        self.ahead_s = float(self._world.random.randint(1, 100) - int(self._world.now_s))
+
+    def shown_ms(self, first_s: float, last_s: float) -> tuple[int, int]:
+        """The earliest and the latest wall time between two moments of the world."""
+        shown = [
+            wall_ms(moment_s) + ahead_ms
+            for (since_s, ahead_ms), (until_s, _) in pairwise([*self._steps, (math.inf, 0)])
+            if since_s <= last_s and until_s > first_s
+            for moment_s in (max(since_s, first_s), min(until_s, last_s))
+        ]
+        return min(shown), max(shown)
+
+    def moments_s(self, shown_ms: int, first_s: float, last_s: float) -> list[float]:
+        """When it has shown a wall time between two moments, to the millisecond."""
+        return [
+            moment_s
+            for (since_s, ahead_ms), (until_s, _) in pairwise([*self._steps, (math.inf, 0)])
+            if max(since_s, first_s) - 0.001
+            <= (moment_s := (shown_ms - ahead_ms - EPOCH_MS) / 1000)
+            <= min(until_s, last_s)
+        ]
+
+
+def wall_ms(now_s: float) -> int:
+    """What a clock shows that nobody has set."""
+    return EPOCH_MS + math.floor(now_s * 1000)
 
 
 class World:
@@ -106,7 +145,17 @@ class World:
             next_s = self._events[0][0] if self._events else when_s + 1
             now_s, due = self.now_s, []
             for process in self.processes:
-                process_s = process.next_s(now_s)
+                loop: Any = process.loop
+                if loop._ready:
+                    process_s = now_s
+                elif loop._scheduled:
+                    process_s = loop._scheduled[0]._when - process.ahead_s
+                    if process_s < now_s:
+                        process_s = now_s
+                else:
+                    continue
+                if process_s < process.paused_until_s:
+                    process_s = process.paused_until_s
                 if process_s < next_s:
                     next_s, due = process_s, [process]
                 elif process_s == next_s:
@@ -139,6 +188,7 @@ class Machine:
         self.name = name
         self.host = f"127.1.0.{number}"
         self.clock = Clock(world)
+        self.clock.boot()
         self.disk = Disk(world.directory / name, world.random, world.recorders)
         # Lives of processes started here so far.
         self.lives = 0
@@ -154,6 +204,8 @@ class Process:
         self.name = f"{kind}@{machine.name}#{machine.lives}"
         self.host = machine.host
         self.clock = machine.clock
+        # Its time is that of the machine since its boot.
+        self.ahead_s = machine.clock.ahead_s
         self.loop = ProcessLoop(self)
         self.loop.set_exception_handler(self._asyncio_error)
         self.is_alive = True
@@ -161,6 +213,8 @@ class Process:
         self.paused_until_s = 0.0
         # What has to be let go of when it is killed, because the test's process goes on.
         self.on_killed: list[Callable[[], None]] = []
+        # With what stores are opened here that are not opened by the test.
+        self.store_options: dict[str, Any] = {}
         self.world.processes.append(self)
         self.world.note("start", self.name)
 
@@ -170,26 +224,13 @@ class Process:
         task.add_done_callback(self._task_ended)
         return task
 
-    def next_s(self, now_s: float) -> float:
-        """When it has something to do: now, or later."""
-        loop: Any = self.loop
-        if loop._ready:
-            found_s = now_s
-        elif loop._scheduled:
-            found_s = loop._scheduled[0]._when
-        else:
-            return float("inf")
-        if found_s < self.paused_until_s:
-            found_s = self.paused_until_s
-        return found_s if found_s > now_s else now_s
-
     def turn(self) -> None:
         with sim_threads.Turn(self):
             self.loop.turn()
 
     def at(self, when_s: float, action: Callable[[], None]) -> Any:
         if self.is_alive:
-            return self.loop.call_at(when_s, action)
+            return self.loop.call_at(when_s + self.ahead_s, action)
         return None
 
     def later(self, delay_s: float, action: Callable[[], None]) -> Any:
@@ -233,12 +274,16 @@ def open_world(seed: object, directory: Path, *, is_verbose: bool = False) -> It
     saved = random.getstate()
     random.seed(f"module {seed}")
 
+    nobodys = Clock(world)
+
+    def clock() -> Clock:
+        return sim_threads.running_process().clock if sim_threads._running else nobodys
+
     def now_s() -> float:
-        return world.now_s
+        return clock().monotonic_s()
 
     def wall_ns() -> int:
-        clock = sim_threads.running_process().clock if sim_threads._running else Clock(world)
-        return clock.now_ms() * 1_000_000
+        return clock().now_ms() * 1_000_000
 
     def note_failure(self: Failures, name: str) -> None:
         if sim_threads.running_process().is_alive:
@@ -250,7 +295,7 @@ def open_world(seed: object, directory: Path, *, is_verbose: bool = False) -> It
             ("monotonic", now_s),
             ("perf_counter", now_s),
             ("thread_time", lambda: 0.0),
-            ("monotonic_ns", lambda: round(world.now_s * 1e9)),
+            ("monotonic_ns", lambda: round(now_s() * 1e9)),
             ("time", lambda: wall_ns() / 1e9),
             ("time_ns", wall_ns),
         ):
@@ -261,6 +306,7 @@ def open_world(seed: object, directory: Path, *, is_verbose: bool = False) -> It
         # Names of clients have their number in the process.
         stack.enter_context(mock.patch.object(client_module, "_instances", itertools.count(1)))
         stack.enter_context(mock.patch.object(Failures, "note", note_failure))
+        stack.enter_context(mock.patch.object(aiohappyeyeballs, "start_connection", start_connection))
         stack.enter_context(mock.patch.object(listeners_module, "Sockets", VirtualSockets))
         stack.enter_context(
             mock.patch.object(

@@ -204,6 +204,19 @@ cdef class PopQueue:
             self.make_ready(block, over)
             self.look_for_due(block)
 
+    @property
+    def newest_pop_ms(self):
+        """Return when the last of what is held was popped; 0 for nothing."""
+        cdef Block block
+        cdef uint64_t left
+        cdef int64_t newest_ms = 0
+        for block in self.blocks.values():
+            left = block.held()
+            while left:
+                newest_ms = max(newest_ms, block.popped_ms[lowest(left)])
+                left &= left - 1
+        return newest_ms
+
     def ready_run(self):
         """Return the first offsets in a row that are ready, as (first, end); None when none is."""
         cdef Block block

@@ -23,6 +23,7 @@ from iotmq.broker.pop.states import ALL_QUEUES, POP_MODE, Place, PopStates, enco
 from iotmq.broker.tables.topics import POP_TOPIC
 from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
+from iotmq.clock import SteadyClock
 from iotmq.errors import RefusedError
 from iotmq.event_loop import DeadlineTimer, LoopSlice, NextTurn
 from iotmq.metrics import Metric, samples
@@ -48,7 +49,8 @@ class Pops:
     def __init__(self, parts: BrokerParts, states: PopStates) -> None:
         self._store = parts.store
         self._writer = parts.writer
-        self._clock = parts.clock
+        # Or what is popped would be held for longer by as much as the machine's clock is set back.
+        self.clock = SteadyClock(parts.clock)
         self._offsets = parts.offsets
         self._topics = parts.topics
         self._groups = parts.subscription_groups
@@ -67,7 +69,7 @@ class Pops:
         # When each queue has something due, and a heap of these times.
         self._due_ms: dict[Place, int] = {}
         self._due_heap: list[tuple[int, Place]] = []
-        self._timer = DeadlineTimer(parts.clock, self.expire)
+        self._timer = DeadlineTimer(self.clock, self.expire)
         self._listeners: list[Callable[[Place, PopQueue], None]] = []
         parts.topics.add_listener(self._topic_changed)
         parts.subscription_groups.add_listener(self._group_changed)
@@ -99,6 +101,7 @@ class Pops:
             else:
                 # The file of offsets is written now and then; the log knows better.
                 self._offsets.commit(*place, queue.low_offset)
+            self.clock.raise_to(queue.newest_pop_ms)
             queue.committed_offset = queue.low_offset
             if queue.committed_offset != committed:
                 self._offsets.commit(*place, queue.committed_offset)
@@ -262,7 +265,7 @@ class Pops:
         born: tuple[int, bytes] | None = None,
     ) -> None:
         """Append records with changes; `born` is the time and host of their maker, by default this broker."""
-        born_ms, born_host = born or (self._clock.now_ms(), self._host)
+        born_ms, born_host = born or (self.clock.now_ms(), self._host)
         self._states.begin_append()
         self._writer.append(
             topic,
@@ -286,7 +289,7 @@ class Pops:
 
     def expire(self) -> None:
         """Look for what is due: of very many queues over several turns."""
-        now_ms = self._clock.now_ms()
+        now_ms = self.clock.now_ms()
         turn = LoopSlice()
         while self._due_heap and self._due_heap[0][0] <= now_ms and turn.take():
             due_ms, place = heapq.heappop(self._due_heap)
@@ -341,11 +344,11 @@ class Pops:
         if len(self._due_heap) > 2 * len(self._due_ms) + _OLD_TIMES_KEPT:
             self._due_heap = sorted((due_ms, place) for place, due_ms in self._due_ms.items())
         if self._due_heap[0] == (due_ms, place):
-            self._arm(self._clock.now_ms())
+            self._arm(self.clock.now_ms())
 
     def _arm(self, now_ms: int) -> None:
         if self._due_heap:
-            self._timer.arm(self._clock.monotonic_s() + max(0, self._due_heap[0][0] - now_ms) / 1000)
+            self._timer.arm(self.clock.monotonic_s() + max(0, self._due_heap[0][0] - now_ms) / 1000)
 
     def _forget(self, place: Place) -> None:
         self._queues.pop(place, None)

@@ -30,12 +30,12 @@ from iotmq.client.transport.lifetime import Lifetime
 from iotmq.client.transport.message import StoredMessage
 
 # A blocking client has these of the layer below the client.
-OF_TRANSPORT: Final = ("is_running", "start")
+OF_TRANSPORT: Final = ("is_running", "on_connection", "start")
 # An argument with one of these in its annotation calls the application.
 _APPLICATION_TYPE: Final = re.compile(
-    r"\b(Listener|ColumnsListener|Check|Execute|RebalanceListener|ListenerError)\b"
+    r"\b(Listener|ColumnsListener|Check|Execute|RebalanceListener|ListenerError|ConnectionListener)\b"
 )
-_TOLD: Final = frozenset({"RebalanceListener", "ListenerError"})
+_TOLD: Final = frozenset({"RebalanceListener", "ListenerError", "ConnectionListener"})
 """Those that say what has happened, and have no part in the work."""
 _SEVERAL: Final = re.compile(r"(?:Iterable|Collection|Sequence|list)\[(\w+)\]")
 _OVER: Final = object()
@@ -262,8 +262,7 @@ def _calling(_name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Blocking, /, *args: Any, **kwargs: Any) -> Any:
         if isinstance(self, BlockingClient) and made in _forms:
             part = _forms[made](self, *args, **kwargs)
-            if isinstance(part, BlockingLifetime):
-                self._thread.call(self.asynchronous._adopt, part.asynchronous)
+            self._thread.call(self.asynchronous._adopt, part.asynchronous)
             return part
         bound = inspect.signature(function).bind(self.asynchronous, *args, **kwargs)
         there = functools.partial(function, *_converted(self, function, bound), **bound.kwargs)

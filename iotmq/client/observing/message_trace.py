@@ -37,7 +37,7 @@ _LOG_PAUSE_S: Final = 1.0
 
 
 class MessageTrace(Interceptor):
-    """Traces all messages of one client that are sent singly or in batches, or given to listeners.
+    """Traces all messages of one client that are sent singly or in batches, or consumed.
 
     mqadmin's queryMsgTraceById shows the trace of a message. Traces are written after `linger_ms`, many at a
     time, and nobody waits for them: what cannot be written is dropped and counted.
@@ -97,7 +97,7 @@ class MessageTrace(Interceptor):
             self._add(sent_entries(sending, cost_ms=cost_ms, now_ms=self._clock.now_ms()))
 
     def before_consume(self, consuming: Consuming) -> None:
-        """Note what a listener gets."""
+        """Note what a listener, or a program that asks, gets."""
         if not is_of_topic(consuming.messages, self.topic):
             call = consuming.notes[self] = call_id()
             self._add(taken_entries(consuming, call, now_ms=self._clock.now_ms()))

@@ -16,6 +16,7 @@ from iotmq.client.sending.send_lanes import SendLanes
 from iotmq.client.sending.send_numbers import check_room_for_mark
 from iotmq.client.sending.send_room import SendRoom
 from iotmq.client.sending.send_tries import SendTries
+from iotmq.client.transport.calls import asking
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.lifetime import Ending, Lifetime
 from iotmq.client.transport.message import Message, SendResult, check_group, check_topic
@@ -80,6 +81,7 @@ class Producer(Lifetime):
             alone=self._send_alone,
         )
         self._interceptors = client.interceptors.for_producer(group)
+        self._encoded_interceptors = client.interceptors.for_encoded(group)
         self._send = self._lanes.send if self._interceptors is None else self._send_seen
         self._is_running = False
         self._ending = Ending()
@@ -95,7 +97,14 @@ class Producer(Lifetime):
             self._is_running = True
 
     async def stop(self) -> None:
+<<<<<<< HEAD
         """Wait for the sends in flight (each ends by its own timeout), then leave."""
+=======
+        """Wait for the sends in flight (each ends by its own timeout), then leave.
+
+        It goes on when nobody waits for it any more, and all who call it wait for the same end.
+        """
+>>>>>>> a923545133511120483f51241f524b5b4374c0f6
         work = None
         if self._is_running:
             self._is_running = False
@@ -160,13 +169,7 @@ class Producer(Lifetime):
         if self._interceptors is None:
             await self._send_oneway(message, queue)
             return
-        sending = self._interceptors.begin((message,))
-        try:
-            message_id = await self._send_oneway(sending.messages[0], queue)
-        except BaseException as error:
-            self._interceptors.end(sending, error=error)
-            raise
-        self._interceptors.end(sending, message_ids=(message_id,))
+        await self._interceptors.send_unanswered(message, lambda sent: self._send_oneway(sent, queue))
 
     async def _send_oneway(self, message: Message, queue: QueueChoice | None) -> str:
         """Return the message id."""
@@ -177,7 +180,8 @@ class Producer(Lifetime):
         address = route.master(chosen.broker_name)
         if address is None:
             raise RouteNotFoundError(f"broker {chosen.broker_name} of topic {send.topic} has no master now")
-        connection = await self._client.connections.get(address)
+        with asking(f"sending to topic {send.topic} at broker {chosen.broker_name}"):
+            connection = await self._client.connections.get(address)
         if send.is_timed:
             await self._client.check_timers(chosen.broker_name, address)
         connection.send_oneway(self._tries.command(send, chosen, oneway=True))
@@ -265,7 +269,7 @@ class Producer(Lifetime):
         """
         send = self._encoded(topic, queue, elements, count, "")
         await self.room()
-        return await self._start(send)
+        return await self._start_encoded(send)
 
     def send_encoded_batch_nowait(
         self,
@@ -289,7 +293,7 @@ class Producer(Lifetime):
         send.has_packet_ids = has_packet_ids
         send.sys_flag = sys_flag
         self._room.refuse_when_full()
-        return self._start(send)
+        return self._start_encoded(send)
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """List the queues that take messages of `topic` (for a new topic: those it will have), sorted."""
@@ -316,7 +320,6 @@ class Producer(Lifetime):
 
     def metrics(self) -> Iterable[Metric]:
         """Report the counters of this producer."""
-        labels = (("group", self.group),)
         yield from samples(
             ("iotmq_client_sent_total", "Messages stored", self._sent_total),
             (
@@ -326,7 +329,7 @@ class Producer(Lifetime):
             ),
             ("iotmq_client_send_retried_total", "Tries after the first", self._tries.retried_total),
             ("iotmq_client_sends_in_flight", "Unanswered sends", self._room.count),
-            labels=labels,
+            labels=(("group", self.group),),
         )
 
     # --- one send -----------------------------------------------------------------------------------
@@ -432,6 +435,13 @@ class Producer(Lifetime):
         else:
             self._tries.begin(send)
         return send.future
+
+    def _start_encoded(self, send: PendingSend) -> asyncio.Future[SendResult]:
+        calls = self._encoded_interceptors
+        if calls is None:
+            return self._start(send)
+        assert not isinstance(send.body, list)
+        return calls.send(send.topic, send.body, send.count, lambda: self._start(send))
 
     def _watch(self, send: PendingSend) -> None:
         """Count a send of one call, and start its timeout."""

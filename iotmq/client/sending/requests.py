@@ -10,7 +10,7 @@ import asyncio
 import copy
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Final
 
@@ -21,6 +21,7 @@ from iotmq.client.sending.queue_choice import QueueChoice
 from iotmq.client.transport.calls import ask, broker_address
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.lifetime import Lifetime
+from iotmq.client.transport.measured import Measured
 from iotmq.client.transport.message import Message, ReceivedMessage
 from iotmq.client.transport.routes import MASTER_ID, MessageQueue
 from iotmq.client.transport.settings import ProducerSettings
@@ -36,6 +37,7 @@ from iotmq.message.hosts import encode_host
 from iotmq.message.message_ids import UniqueKeys
 from iotmq.message.properties import CLUSTER, CORRELATION_ID, MSG_TYPE, REPLY_TO_CLIENT, REPLY_TTL, REPLY_TYPE
 from iotmq.message.records.record import decode_record, encode_record, property_value
+from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
@@ -66,6 +68,8 @@ class Requester(Lifetime):
         self._meeting: dict[str, tuple[asyncio.Task[None], float]] = {}
         """Address -> the task that connects to the broker there, and until when requests wait for it."""
         self._is_running = False
+        self._asked_total = 0
+        self._replied_total = 0
 
     async def start(self) -> None:
         """Take replies from now on; the client must be started."""
@@ -115,12 +119,15 @@ class Requester(Lifetime):
             REPLY_TTL: str(timeout_ms),
         }
         future: asyncio.Future[ReceivedMessage] = asyncio.get_running_loop().create_future()
+        self._asked_total += 1
         self._waiting[correlation_id] = future
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await self._introduce(message.topic)
                 await self._producer.send(asking, queue=queue, timeout_ms=timeout_ms)
-                return await future
+                reply = await future
+                self._replied_total += 1
+                return reply
         except TimeoutError:
             raise RequestTimeoutError(
                 f"no reply to a request on topic {message.topic} within {timeout_ms} ms; it may have been "
@@ -146,6 +153,16 @@ class Requester(Lifetime):
         """
         message = device_message(mqtt_topic, payload, topic=topic, qos=qos, expiry_s=timeout_ms / 1000)
         return await self.request(message, timeout_ms=timeout_ms)
+
+    def metrics(self) -> Iterable[Metric]:
+        """Report the counters of this requester, and of the producer of its requests."""
+        yield from self._producer.metrics()
+        yield from samples(
+            ("iotmq_client_requests_total", "Requests begun", self._asked_total),
+            ("iotmq_client_requests_replied_total", "Requests that were replied to", self._replied_total),
+            ("iotmq_client_requests_waiting", "Requests whose reply has not come", len(self._waiting)),
+            labels=(("group", self._producer.group),),
+        )
 
     async def _introduce(self, topic: str) -> None:
         """Connect to every broker of the topic: each of them may pass the reply on. A request does not wait
@@ -196,13 +213,16 @@ class Requester(Lifetime):
         return command.reply(ResponseCode.SUCCESS)
 
 
-class Replier:
+class Replier(Measured):
     """Replies to requests that a consumer has received."""
 
     def __init__(self, client: ClientTransport, group: str = REPLIER_GROUP) -> None:
         self._client = client
         self._group = group
         self._ids = UniqueKeys(clock=client.clock)
+        self._interceptors = client.interceptors.for_producer(group)
+        self._replied_total = 0
+        self._failed_total = 0
 
     async def reply(
         self,
@@ -234,6 +254,29 @@ class Replier:
                 REPLY_TTL: asked.get(REPLY_TTL, ""),
             },
         )
+        try:
+            if self._interceptors is None:
+                await self._send(message, request, timeout_ms)
+            else:
+                await self._interceptors.send_unanswered(
+                    message, lambda reply: self._send(reply, request, timeout_ms)
+                )
+        except BaseException:
+            self._failed_total += 1
+            raise
+        self._replied_total += 1
+
+    def metrics(self) -> Iterable[Metric]:
+        """Report the counters of this replier."""
+        yield from samples(
+            ("iotmq_client_replies_total", "Replies that requesters have", self._replied_total),
+            ("iotmq_client_replies_failed_total", "Replies that failed", self._failed_total),
+            labels=(("group", self._group),),
+        )
+
+    async def _send(self, message: Message, request: ReceivedMessage, timeout_ms: int | None) -> str:
+        """Return the message id."""
+        message_id = self._ids.next()
         # Who asked is connected to the broker that took the request.
         address = await broker_address(self._client, request.queue)
         await ask(
@@ -249,16 +292,17 @@ class Replier:
                 "f": "0",
                 "g": str(self._client.clock.now_ms()),
                 "h": "0",
-                "i": message.encoded_properties(self._ids.next()).decode(),
+                "i": message.encoded_properties(message_id).decode(),
                 "j": "0",
                 "k": "false",
                 "m": "false",
                 "n": request.queue.broker_name,
             },
-            body,
-            doing=f"reply to {asked[REPLY_TO_CLIENT]}",
+            message.body,
+            doing=f"reply to {request.properties[REPLY_TO_CLIENT]}",
             timeout_s=None if timeout_ms is None else timeout_ms / 1000,
         )
+        return message_id
 
 
 def is_request(message: ReceivedMessage) -> bool:

@@ -126,8 +126,8 @@ def parse_route(topic: str, body: bytes) -> TopicRoute:
         raise BrokerError(1, f"the registry's route of topic {topic} cannot be read: {error}") from error
     count = sum(max(0, each.read_queue_nums) + max(0, each.write_queue_nums) for each in data.queue_datas)
     if count > limits.ROUTE_QUEUES_MAX:
-        most = limits.ROUTE_QUEUES_MAX
-        raise BrokerError(1, f"the registry's route of topic {topic} has {count} queues, more than {most}")
+        maximum = limits.ROUTE_QUEUES_MAX
+        raise BrokerError(1, f"the registry's route of topic {topic} has {count} queues, more than {maximum}")
     readable: list[MessageQueue] = []
     writable: list[MessageQueue] = []
     away: list[MessageQueue] = []

@@ -75,6 +75,17 @@ async def test_sends_and_calls_of_listeners_are_written_and_those_of_traces_are_
     }
 
 
+async def test_what_pull_consumers_return_is_written(broker: FakeBroker, settings: ClientSettings) -> None:
+    trace = MessageTrace(linger_ms=1)
+    broker.store("T", 0, b"body", b"UNIQ_KEY\x01ID\x02")
+    async with IotmqClient(settings, interceptors=[trace]) as client:
+        async with client.pull_consumer("cg") as consumer:
+            await consumer.assign(await consumer.queues("T"))
+            assert len(await consumer.getmany()) == 1
+        await until(lambda: trace.written_total == 2)
+    assert sorted(entry[0] for entry in entries(broker)) == ["SubAfter", "SubBefore"]
+
+
 async def test_many_are_written_together_and_the_rest_at_the_end(
     broker: FakeBroker, settings: ClientSettings
 ) -> None:
