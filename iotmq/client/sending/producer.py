@@ -97,14 +97,10 @@ class Producer(Lifetime):
             self._is_running = True
 
     async def stop(self) -> None:
-<<<<<<< HEAD
-        """Wait for the sends in flight (each ends by its own timeout), then leave."""
-=======
         """Wait for the sends in flight (each ends by its own timeout), then leave.
 
         It goes on when nobody waits for it any more, and all who call it wait for the same end.
         """
->>>>>>> a923545133511120483f51241f524b5b4374c0f6
         work = None
         if self._is_running:
             self._is_running = False

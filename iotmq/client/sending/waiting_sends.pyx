@@ -302,13 +302,8 @@ cdef class SendIntake:
             return self._alone(message, choice, timeout_ms)
         if self._is_numbered:
             check_room_for_mark(len(split_element(element)[1]))
-<<<<<<< HEAD
-        topic = message.topic
-        key = message.key
-=======
         topic = topic_of(message)
         key = key_of(message)
->>>>>>> a923545133511120483f51241f524b5b4374c0f6
         if choice is not None:
             check_queue(choice, topic)
         lanes = self._lanes(topic)
