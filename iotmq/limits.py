@@ -89,6 +89,9 @@ POP_ACK_BITS_BYTES_MAX: Final = 8_192
 # All of one request: they keep the event loop for some milliseconds.
 POP_ACKED_MAX: Final = 32_768
 POP_RECEIPT_BYTES_MAX: Final = 1_024
+# Attempts to pop that may be made again, each with up to 32 offsets.
+POP_ATTEMPTS_MAX: Final = 10_000
+POP_ATTEMPT_ID_BYTES_MAX: Final = 255
 COLD_READS_MAX: Final = 4_096
 # Transactions without an end take memory, and so do the last ends, which make a repeated one harmless.
 TRANSACTIONS_PENDING_MAX: Final = 100_000
@@ -99,11 +102,15 @@ REPLIES_IN_FLIGHT_MAX: Final = 4_096
 # with how often they failed. In a cluster of containers the address of a broker changes with each start.
 ROUTES_KNOWN_MAX: Final = 10_000
 ADDRESSES_KNOWN_MAX: Final = 4_096
+# Queues to read and to write that a registry may give one topic on all its brokers.
+ROUTE_QUEUES_MAX: Final = 262_144
 # Questions about transactions that one producer of ours looks into at a time; the broker asks again.
 TRANSACTION_CHECKS_IN_FLIGHT_MAX: Final = 1_024
 # What a client of ours says of messages and has not written to the trace topic yet: entries, and their bytes.
 TRACE_ENTRIES_MAX: Final = 16_384
 TRACE_BYTES_MAX: Final = 4 * 1024 * 1024
+# Events of its connections that a client of ours has not told the application yet.
+CONNECTION_EVENTS_MAX: Final = 1_024
 # Topics, queues and groups that statistics are kept for, in each of six tables; about 1 KiB each after a day.
 STATISTICS_KEYS_MAX: Final = 16_384
 # Messages that wait for a time; how many of them one answer lists, and the text that takes one back.

@@ -99,6 +99,7 @@ class Broker:
             self._files,
             when_told=self._when_told,
             when_copied=lambda call: self.table_copies.when_copied(call),
+            find_queues=lambda topic, found: self._registration.find_queues(topic, found),
         )
         self._files.add([parts.offsets, self.native.filters])
         if not self._role.is_slave:

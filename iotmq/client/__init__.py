@@ -43,8 +43,16 @@ if TYPE_CHECKING:
     from iotmq.client.sending.producer import Producer
     from iotmq.client.sending.requests import Replier, Requester
     from iotmq.client.sending.transactions import Transaction, TransactionProducer, TransactionState
-    from iotmq.client.transport.interceptors import Consuming, Interceptor, Sending
-    from iotmq.client.transport.message import Message, ReceivedMessage, SendResult, SendStatus
+    from iotmq.client.transport.connection_events import ConnectionEvent
+    from iotmq.client.transport.interceptors import (
+        Consuming,
+        ConsumingColumns,
+        Interceptor,
+        Sending,
+        SendingEncoded,
+    )
+    from iotmq.client.transport.measured import Collector
+    from iotmq.client.transport.message import Message, ReceivedMessage, SendResult, SendStatus, StoredMessage
     from iotmq.client.transport.routes import MessageQueue, TopicRoute, queue_of_key
     from iotmq.client.transport.settings import (
         ClientSettings,
@@ -59,9 +67,12 @@ if TYPE_CHECKING:
 _MODULES = {
     "Admin": ".admin.admin",
     "ClientSettings": ".transport.settings",
+    "Collector": ".transport.measured",
     "Columns": "iotmq.message.records.columns",
     "ConnectOptions": ".connecting",
+    "ConnectionEvent": ".transport.connection_events",
     "Consuming": ".transport.interceptors",
+    "ConsumingColumns": ".transport.interceptors",
     "Interceptor": ".transport.interceptors",
     "IotmqClient": ".client",
     "Message": ".transport.message",
@@ -85,6 +96,8 @@ _MODULES = {
     "SendResult": ".transport.message",
     "SendStatus": ".transport.message",
     "Sending": ".transport.interceptors",
+    "SendingEncoded": ".transport.interceptors",
+    "StoredMessage": ".transport.message",
     "SyncAdmin": ".blocking.classes",
     "SyncClient": ".blocking.classes",
     "SyncPopConsumer": ".blocking.classes",
@@ -115,9 +128,12 @@ _MODULES = {
 __all__ = [
     "Admin",
     "ClientSettings",
+    "Collector",
     "Columns",
     "ConnectOptions",
+    "ConnectionEvent",
     "Consuming",
+    "ConsumingColumns",
     "Interceptor",
     "IotmqClient",
     "Message",
@@ -141,6 +157,8 @@ __all__ = [
     "SendResult",
     "SendStatus",
     "Sending",
+    "SendingEncoded",
+    "StoredMessage",
     "SyncAdmin",
     "SyncClient",
     "SyncPopConsumer",

@@ -23,7 +23,8 @@ from iotmq.client.sending.requests import REPLIER_GROUP, REQUESTER_GROUP, Replie
 from iotmq.client.sending.transactions import Check, TransactionProducer
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.interceptors import Interceptor
-from iotmq.client.transport.lifetime import Lifetime
+from iotmq.client.transport.lifetime import Ending, Lifetime
+from iotmq.client.transport.measured import Measured
 from iotmq.client.transport.settings import (
     ClientSettings,
     PopConsumerSettings,
@@ -32,8 +33,9 @@ from iotmq.client.transport.settings import (
     PushConsumerSettings,
 )
 from iotmq.clock import Clock
+from iotmq.metrics import Metric
 
-_Part = TypeVar("_Part", bound=Lifetime)
+_Part = TypeVar("_Part", bound=Measured)
 
 
 class IotmqClient(ClientTransport):
@@ -52,8 +54,10 @@ class IotmqClient(ClientTransport):
         interceptors: Iterable[Interceptor] = (),
     ) -> None:
         super().__init__(settings, clock=clock, interceptors=interceptors)
-        # A part that nobody holds has no work: its work would hold it.
-        self._parts: weakref.WeakSet[Lifetime] = weakref.WeakSet()
+        # A part that nobody holds has no work: its work would hold it. Other threads may read it meanwhile.
+        self._parts: weakref.WeakValueDictionary[int, Measured] = weakref.WeakValueDictionary()
+        self._ending = Ending()
+        self._is_ending = False
 
     def producer(self, group: str = PRODUCER_GROUP, settings: ProducerSettings | None = None) -> Producer:
         """Make a producer for any topic."""
@@ -76,7 +80,7 @@ class IotmqClient(ClientTransport):
 
     def replier(self, group: str = REPLIER_GROUP) -> Replier:
         """Make a part that replies to requests; it needs no start."""
-        return Replier(self, group)
+        return self._adopt(Replier(self, group))
 
     def push_consumer(
         self,
@@ -123,30 +127,47 @@ class IotmqClient(ClientTransport):
         """Return what lists and cancels scheduled messages."""
         return WaitingMessages(self)
 
+    def metrics(self) -> Iterable[Metric]:
+        """Report the numbers of this client, its interceptors, and all parts that are held."""
+        yield from self.connections.metrics()
+        yield from self.connection_events.metrics()
+        yield from self.interceptors.metrics()
+        # A copy, because parts come and go while another thread asks.
+        for held in self._parts.valuerefs():
+            if (part := held()) is not None:
+                yield from part.metrics()
+
     async def stop(self) -> None:
         """End all parts, then the connections; a second time does nothing.
 
         Consumers first: they take nothing more, finish what their listeners are at, and commit. Then
         requesters and producers, which wait for the sends in flight. The first error is raised at the end.
         """
-        await self._end(lambda part: part.stop())
+        await self._end_once(lambda part: part.stop())
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # As if every part had a block of its own.
-        await self._end(lambda part: part.__aexit__(kind, error, trace))
+        await self._end_once(lambda part: part.__aexit__(kind, error, trace))
 
     def __repr__(self) -> str:
         return f"<IotmqClient {self.client_id} of {self.registries.addresses_text}>"
 
     def _adopt(self, part: _Part) -> _Part:
-        """End a part of this client, made by its class, with the client."""
-        self._parts.add(part)
+        """End a part of this client, made by its class, with the client, and report its numbers."""
+        self._parts[id(part)] = part
         return part
 
+    async def _end_once(self, end: Callable[[Lifetime], Coroutine[None, None, None]]) -> None:
+        work = None
+        if self._is_running and not self._is_ending:
+            self._is_ending = True
+            work = self._end(end)
+        await self._ending.reached(work)
+
     async def _end(self, end: Callable[[Lifetime], Coroutine[None, None, None]]) -> None:
-        parts = list(self._parts)
+        parts = [part for part in self._parts.values() if isinstance(part, Lifetime)]
         try:
             await _all_of(
                 end(part) for part in parts if isinstance(part, PopConsumer | PushConsumer | PullConsumer)

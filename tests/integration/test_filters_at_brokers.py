@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 import itertools
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -29,8 +30,22 @@ DEVICES = 240
 QUEUES = 8
 # What one source publishes is enough for a load, and leaves the processor to the brokers.
 PAUSE_S = 0.005
-# Front ends look for changes of the queues every 10 s, and clients for those of the route every 30 s.
-MOVED_WITHIN_S = 120.0
+MOVED_WITHIN_S = 60.0
+# Front ends look for changes of the queues every 10 s, and their clients for those of the route every 30 s:
+# here several times a second.
+FRONT_END = """
+import sys
+
+import msgspec
+from iotmq import assembly
+from iotmq.commands.cli import main
+from iotmq.front_port import gateway
+
+gateway._REFRESH_S = 0.3
+settings_of = assembly._client_settings
+assembly._client_settings = lambda mqtt: msgspec.structs.replace(settings_of(mqtt), route_refresh_ms=300)
+sys.exit(main())
+"""
 
 
 class Cluster:
@@ -50,6 +65,7 @@ class Cluster:
                     f"mqtt.name={name}",
                     "mqtt.retry_interval_s=0.1",
                     role="mqtt",
+                    program=(sys.executable, "-c", FRONT_END),
                 )
             )
             for name in ("one", "two")

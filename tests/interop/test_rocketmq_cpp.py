@@ -13,7 +13,6 @@ from eventually import eventually
 from gateway_process import GatewayProcess
 from log_reader import StoredMessage, read_topic
 from piped_client import ClientFailedError, PipedClient
-from shared_group import share_a_group
 
 from iotmq.client import Admin, ClientSettings, Message, SyncClient, SyncProducer
 from iotmq.remoting.blocking import BlockingConnection
@@ -326,10 +325,6 @@ def test_a_group_shares_its_queues_and_goes_on_where_it_stopped(
         send_natively(gateway, "CppGroup", ("last", "t"))
         third.wait_for("message", 1, body="last")
         assert "first" not in bodies(third.said("message"))
-
-
-def test_it_shares_a_group_with_the_native_client(gateway: GatewayProcess, cpp: PipedClient) -> None:
-    share_a_group(gateway.registry, cpp, topic="CppBeside", group="cpp-beside", leaves="cpp-beside")
 
 
 def test_the_half_of_a_transaction_waits_until_it_is_ended(gateway: GatewayProcess, cpp: PipedClient) -> None:

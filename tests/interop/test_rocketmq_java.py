@@ -20,7 +20,6 @@ from iotmq.client import (
     ReceivedMessage,
     SyncAdmin,
     SyncClient,
-    SyncProducer,
     SyncPushConsumer,
     SyncReplier,
     SyncRequester,
@@ -192,39 +191,3 @@ def test_java_asks_and_the_native_client_replies_and_the_other_way_round(
     with SyncClient(settings) as client, SyncRequester(client) as requester:
         answer = requester.request(Message("JavaAnswers", b"hi", tags="t"), timeout_ms=20_000)
         assert answer.body == b"re: hi"
-
-
-def test_java_and_the_native_client_share_a_group_in_order(
-    java: PipedClient, gateway: GatewayProcess
-) -> None:
-    """Each has the lock of one queue; what the native one leaves goes to the Java one at once."""
-    topic, group = "JavaOrdered", "java-ordered"
-    make_topic(gateway, topic)
-    settings = ClientSettings(registries=(gateway.registry,), reconnect_ms_max=100)
-    own: list[tuple[int, str]] = []
-
-    def listen(messages: list[ReceivedMessage]) -> None:
-        own.extend((message.queue.queue_id, message.body.decode()) for message in messages)
-
-    with SyncClient(settings) as client, SyncProducer(client) as producer:
-        queues = producer.queues(topic)
-
-        def send(first: int, end: int) -> None:
-            for number in range(first, end):
-                producer.send(Message(topic, b"%04d" % number), queue=queues[number % 2])
-
-        java.call("push", group=group, topic=topic, orderly=True)
-        consumer = SyncPushConsumer(
-            client, group, listen, settings=PushConsumerSettings(consume_from="first", orderly=True)
-        )
-        consumer.subscribe(topic)
-        with consumer:
-            eventually(lambda: len(consumer.assigned) == 1, "the queues are divided")
-            send(0, 40)
-            eventually(lambda: len(own) == 20, "the native client has its half")
-            assert {queue for queue, _ in own} == {queue.queue_id for queue in consumer.assigned}
-        send(40, 60)
-        other = [(line["queue_id"], line["body"]) for line in java.wait_for("message", 40, topic=topic)]
-    for queue in (0, 1):
-        bodies = [body for got in (own, other) for where, body in got if where == queue]
-        assert bodies == [f"{number:04}" for number in range(queue, 60, 2)]

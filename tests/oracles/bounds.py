@@ -171,6 +171,12 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "::test_a_pop_that_has_no_room_to_wait_is_told_so",
     ),
     Bound(
+        "broker.pop.attempts: attempts to pop that may be made again",
+        "POP_ATTEMPTS_MAX",
+        "items x (POP_ATTEMPT_ID_BYTES_MAX + TOPIC_BYTES_MAX + GROUP_BYTES_MAX and 32 offsets)",
+        "tests/unit/broker/pop/test_attempts.py::test_so_many_attempts_are_remembered_the_last_ones",
+    ),
+    Bound(
         "broker.handlers.native.pop_acks: acknowledgements of one request",
         "POP_ACKS_MAX, POP_ACKED_MAX of all",
         "items x POP_ACK_BITS_BYTES_MAX",

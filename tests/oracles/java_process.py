@@ -65,7 +65,7 @@ def compiled(script: str, libraries: Path) -> Path:
     """The directory of a script's classes: `java FILE.java` would compile again with each start."""
     sources = [SCRIPTS / f"{script}.java", SCRIPTS / "Pipe.java"]
     state = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
-    made = CLASSES / f"{script}-{state}"
+    made = CLASSES / f"{script}-{libraries.name}-{state}"
     if not made.exists():
         CLASSES.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=CLASSES) as directory:
@@ -105,6 +105,8 @@ class JavaProcesses:
             f"-Drocketmq.home.dir={home}",
             f"-Djava.io.tmpdir={home}",
             "-Drocketmq.client.logUseSlf4j=true",
+            # Who was not told of a change, or found a queue locked, looks again; by default after 20 s.
+            "-Drocketmq.client.rebalance.waitInterval=1000",
         ]
         classes = f"{compiled(script, self._libraries)}:{self._libraries}/*"
         return self._stack.enter_context(

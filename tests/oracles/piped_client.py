@@ -59,6 +59,11 @@ class PipedClient:
         self._reader.join()
         self._log.close()
 
+    def kill(self) -> None:
+        """kill -9."""
+        self._process.kill()
+        self._process.wait()
+
     def call(self, do: str, *, within_s: float = 30, **words: Any) -> Any:
         """Have the script do something; returns its value, raises ClientFailedError with its error."""
         assert self._process.stdin is not None

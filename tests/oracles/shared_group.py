@@ -1,91 +1,177 @@
-"""A consumer of others and one of ours in one group: each has queues, and takes over the other's."""
+"""A group whose members are clients of several kinds, each behind a pipe: they share its queues."""
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections import Counter
+from collections.abc import Collection
+from typing import Any
 
 from eventually import eventually
 from piped_client import PipedClient
 
-from iotmq.client import (
-    ClientSettings,
-    Message,
-    MessageQueue,
-    PushConsumerSettings,
-    ReceivedMessage,
-    SyncClient,
-    SyncProducer,
-    SyncPushConsumer,
-)
+from iotmq.client import Message, SyncClient, SyncProducer
+from iotmq.errors import IotmqError
 
-QUEUES = 4
+QUEUES = 8
+# The name of the one that is not asked.
+CPP = "cpp"
 
 
 class SharedGroup:
-    """The group's messages, as both have consumed them."""
+    """Sends to each queue of a topic, and compares it with what the members have consumed."""
 
-    def __init__(self, producer: SyncProducer, foreign: PipedClient, topic: str) -> None:
+    def __init__(
+        self, client: SyncClient, producer: SyncProducer, group: str, topic: str, *, is_orderly: bool
+    ) -> None:
+        client.admin.create_topic(topic, queues=QUEUES)
+        self._admin = client.admin
         self._producer = producer
-        self._foreign = foreign
+        self._group = group
         self._topic = topic
-        self._queues: tuple[MessageQueue, ...] = producer.queues(topic)
-        self._number = 0
-        self.own: list[str] = []
+        self._is_orderly = is_orderly
+        self._sent = 0
+        self._members: dict[str, PipedClient] = {}
+        self._said: dict[str, PipedClient] = {}
+        """Also of those that have left or were killed."""
 
-    def listen(self, messages: list[ReceivedMessage]) -> None:
-        self.own.extend(message.body.decode() for message in messages)
+    def join(self, name: str, member: PipedClient) -> None:
+        """`name` is what its client id ends with; returns when each member has its part of the queues."""
+        self.wait_committed()
+        words = {"group": self._group, "topic": self._topic, "orderly": self._is_orderly}
+        member.call("push", instance=name, **words)
+        self._members[name] = self._said[name] = member
+        self._settle()
 
-    @property
-    def others(self) -> list[str]:
-        return [line["body"] for line in self._foreign.said("message", topic=self._topic)]
+    def leave(self, name: str) -> set[str]:
+        """Have it leave; returns what it has consumed and committed with its last breath."""
+        self.wait_committed()
+        queue_ids = self.parts()[name]
+        sent = self.send(5, queue_ids)
+        # It says what it consumes before it counts it as consumed: these may come twice, not those before.
+        self.send(1, queue_ids)
+        self._members.pop(name).call("shutdown", name=name)
+        self._settle()
+        return sent
 
-    def send(self, rounds: int) -> set[str]:
-        """Send so many to each queue; returns them when all are consumed."""
-        names = {f"{self._number + at:04}" for at in range(rounds * QUEUES)}
-        for name in sorted(names):
-            queue = self._queues[int(name) % QUEUES]
-            self._producer.send(Message(self._topic, name.encode(), tags="t"), queue=queue)
-        self._number += len(names)
-        eventually(lambda: names <= {*self.own, *self.others}, "all is consumed", within_s=60)
+    def kill(self, name: str) -> None:
+        """kill -9, once all that was consumed is committed."""
+        self.wait_committed()
+        self._members.pop(name).kill()
+
+    def wait_committed(self) -> None:
+        """Wait until all that was consumed is committed: who gets a queue asks for its offset at once.
+
+        Not in order: there the former owner commits before it gives back the lock of a queue.
+        """
+        if self._is_orderly or not self._members:
+            return
+        for name, member in self._members.items():
+            if name.startswith("java"):
+                member.call("commit", name=name)
+        eventually(self._is_committed, "all is committed")
+
+    def send(self, rounds: int, queue_ids: Collection[int] = range(QUEUES)) -> set[str]:
+        """Send so many messages to each of these queues; returns their bodies when all are consumed."""
+        names = set()
+        for queue in self._producer.queues(self._topic) * rounds:
+            if queue.queue_id in queue_ids:
+                name = f"{self._sent:05}"
+                self._producer.send(Message(self._topic, name.encode()), queue=queue)
+                names.add(name)
+                self._sent += 1
+        eventually(lambda: names <= self._counts().keys(), "all is consumed", within_s=60)
         return names
 
-    def settle(self) -> None:
-        """Send until each queue has one reader, and each consumer half of them."""
-        for _ in range(200):
-            names = self.send(1)
-            if len(names & {*self.own}) == len(names & {*self.others}) == QUEUES // 2:
-                return
-        raise AssertionError("they do not share the queues")
+    def parts(self) -> dict[str, list[int]]:
+        """The queues of each member as it says itself, asked by its broker.
+
+        The C++ client may fall silent for ever when it is asked while it looks at its queues anew: what is
+        left by the others counts as its own.
+        """
+        groups = self._admin.groups
+        connections = groups.connections(self._group)
+        parts: dict[str, list[int]] = {}
+        left = list(range(QUEUES))
+        for member in connections.connection_set if connections is not None else ():
+            name = member.client_id.rpartition("@")[2]
+            if name == CPP:
+                parts[name] = left
+                continue
+            info = groups.running_info(self._group, member.client_id)
+            queues = [json.loads(queue) for queue in info.mq_table]
+            parts[name] = sorted(queue["queueId"] for queue in queues if queue["topic"] == self._topic)
+            left[:] = [queue_id for queue_id in left if queue_id not in parts[name]]
+        return parts
+
+    def _settle(self) -> None:
+        """Wait until each queue has one owner, and each member its part by the same allocation."""
+        try:
+            eventually(self._is_shared, "the members share the queues")
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {self.parts()}") from None
+        if CPP in self._members:
+            part = {*self.parts()[CPP]}
+            assert any(self._are_read_by_cpp(part) for _ in range(200)), "it does not read what is left"
+
+    def _are_read_by_cpp(self, part: set[int]) -> bool:
+        """Whether messages of these queues, and no other ones, come to the C++ client, and all come once."""
+        names = self.send(2)
+        # What came to two members has come to both by then.
+        self.send(2)
+        counts = self._counts()
+        return {line["queue_id"] for line in self._lines(CPP) if line["body"] in names} == part and all(
+            counts[name] == 1 for name in names
+        )
+
+    def _is_shared(self) -> bool:
+        try:
+            parts = self.parts()
+        except IotmqError:
+            # A member that has just gone.
+            return False
+        least, more = divmod(QUEUES, len(self._members))
+        in_a_row = sorted(parts.values())
+        return (
+            parts.keys() == self._members.keys()
+            and list(itertools.chain.from_iterable(in_a_row)) == list(range(QUEUES))
+            and [len(part) for part in in_a_row] == [least + (at < more) for at in range(len(parts))]
+        )
 
     def check_once(self, names: set[str]) -> None:
-        counts = Counter(self.own) + Counter(self.others)
-        assert {name: counts[name] for name in names} == dict.fromkeys(names, 1)
+        """Each was consumed once, by whom ever."""
+        counts = self._counts()
+        twice = {
+            name: [member for member in self._said for line in self._lines(member) if line["body"] == name]
+            for name in sorted(names)
+            if counts[name] != 1
+        }
+        assert twice == {}, twice
 
+    def check_owners(self, names: set[str]) -> None:
+        """Who has a queue consumed what was sent to it."""
+        for name, queue_ids in self.parts().items():
+            consumed = [line for line in self._lines(name) if line["body"] in names]
+            assert {line["queue_id"] for line in consumed} == {*queue_ids}
+            assert len(consumed) == len(names) * len(queue_ids) // QUEUES
 
-def share_a_group(registry: str, foreign: PipedClient, *, topic: str, group: str, leaves: str) -> None:
-    """`foreign` joins first; `leaves` is the name that its consumer has for its command "shutdown"."""
-    settings = ClientSettings(registries=(registry,), reconnect_ms_max=100)
-    with SyncClient(settings) as client, client.producer() as producer:
-        client.admin.create_topic(topic, queues=QUEUES)
-        shared = SharedGroup(producer, foreign, topic)
-        foreign.call("push", group=group, topic=topic)
-        shared.send(1)
+    def check_order(self) -> None:
+        """Each queue was consumed in order, by one member after the other."""
+        for queue_id in range(QUEUES):
+            parts = [
+                [line["body"] for line in self._lines(name) if line["queue_id"] == queue_id]
+                for name in self._said
+            ]
+            assert all(bodies == sorted(bodies) for bodies in parts), (queue_id, parts)
 
-        def member() -> SyncPushConsumer:
-            consumer = client.push_consumer(group, shared.listen, settings=PushConsumerSettings(commit_ms=20))
-            consumer.subscribe(topic)
-            return consumer
+    def _lines(self, name: str) -> list[dict[str, Any]]:
+        return self._said[name].said("message", topic=self._topic, consumer=name)
 
-        with member():
-            shared.settle()
-            once = shared.send(10)
-            assert len(once & {*shared.own}) == len(once & {*shared.others}) == 20
-        # It has left, and what it consumed is committed: nothing of that comes to the other one.
-        once |= shared.send(5)
-        shared.check_once(once)
-        with member():
-            shared.settle()
-            foreign.call("shutdown", name=leaves)
-            rest = shared.send(5)
-            assert rest <= {*shared.own}
-            shared.check_once(rest)
+    def _counts(self) -> Counter[str]:
+        return Counter(line["body"] for name in self._said for line in self._lines(name))
+
+    def _is_committed(self) -> bool:
+        ends = {queue: offsets.end for queue, offsets in self._admin.offsets(self._topic).items()}
+        committed = self._admin.group_offsets(self._group, self._topic)
+        return all((committed[queue] or 0) == end for queue, end in ends.items())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from iotmq import limits
 from iotmq.broker.filters.consumer_filters import ConsumerFilters, FilterData
@@ -27,6 +27,7 @@ from iotmq.broker.pop.pops import Pops
 from iotmq.broker.pop.states import PopStates
 from iotmq.broker.questions.device_replies import DeviceReplies
 from iotmq.broker.questions.replies import ReplyHandler
+from iotmq.broker.registration.registration import QueuesFound
 from iotmq.broker.replies.reply_after_registration import WhenCopied, WhenTold
 from iotmq.broker.replies.request_table import RequestProcessor
 from iotmq.broker.scheduled.scheduling import DelayDelivery, DelayOffsetTable
@@ -41,7 +42,13 @@ class NativeProcessors:
     """`processors` are for the request table."""
 
     def __init__(
-        self, parts: BrokerParts, files: TableFiles, *, when_told: WhenTold, when_copied: WhenCopied
+        self,
+        parts: BrokerParts,
+        files: TableFiles,
+        *,
+        when_told: WhenTold,
+        when_copied: WhenCopied,
+        find_queues: Callable[[str, QueuesFound], None],
     ) -> None:
         self.cold_reads = parts.cold_reads
         self.delays = DelayDelivery(parts)
@@ -86,7 +93,7 @@ class NativeProcessors:
             self.pulls,
             self._pop_requests,
             PopAckHandler(self._pops, self._pop_requests.wake_after),
-            RequestModeHandler(parts, self._pops),
+            RequestModeHandler(parts, self._pops, find_queues=find_queues, tell=self._clients.tell),
             self._clients,
             LockHandler(self.locks, parts.topics, when_copied=when_copied, is_current=parts.role.is_current),
         ]

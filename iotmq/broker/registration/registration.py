@@ -21,7 +21,8 @@ from iotmq.broker.registration.body import RegistrationBody, encode_registration
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.tables.config_files import DataVersion
 from iotmq.broker.tables.topics import TopicConfig
-from iotmq.errors import BrokerError, IotmqError
+from iotmq.client.transport.routes import parse_route
+from iotmq.errors import BrokerError, ConnectionClosedError, IotmqError, RequestError
 from iotmq.event_loop import happens_within
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode
@@ -37,6 +38,12 @@ _UNREGISTER_S = 0.5
 _TOPICS_ON_LOOP_MAX: Final = 1_000
 # So long the answer to a request that changed a topic waits for registries at most.
 _TOLD_S = 1.0
+
+QueueName = tuple[str, int]
+"""A broker and a queue id."""
+
+QueuesFound = Callable[[list[QueueName] | RequestError], None]
+"""Told the queues of a topic at all brokers, or why they are not known."""
 
 
 class RegistryLink:
@@ -91,6 +98,19 @@ class RegistryLink:
         """Forget a caller that waits for the registry."""
         if telling in self._awaiting:
             self._awaiting.remove(telling)
+
+    async def find_queues(self, topic: str) -> list[QueueName]:
+        """Ask the registry for the queues of a topic that consumers may read, at all brokers."""
+        if self._connection is None:
+            raise ConnectionClosedError(f"no connection to registry {self.address}")
+        request = Command.request(RequestCode.GET_ROUTE_INFO_BY_TOPIC, {"topic": topic})
+        response = await self._connection.request(request, timeout_s=self._timeout_s)
+        if response.code == ResponseCode.TOPIC_NOT_EXIST:
+            return []
+        if response.code != ResponseCode.SUCCESS:
+            raise BrokerError(response.code, response.remark or "the registry gave no reason")
+        route = parse_route(topic, response.body_bytes())
+        return [(queue.broker_name, queue.queue_id) for queue in route.readable]
 
     async def stop(self) -> None:
         """Say goodbye, for at most half a second."""
@@ -254,6 +274,7 @@ class Registration:
         self._telling: Telling | None = None
         # Set once a registry has taken a registration.
         self._first = asyncio.Event()
+        self._asking: set[asyncio.Task[None]] = set()
         tls = settings.registry_tls()
         self.links = [
             RegistryLink(
@@ -289,6 +310,28 @@ class Registration:
             self._telling = Telling(links)
         self._telling.add(call)
 
+    def find_queues(self, topic: str, found: QueuesFound) -> None:
+        """Ask the registries for the queues of a topic at all brokers; none without registries."""
+        if not self.links:
+            found([])
+            return
+        task = asyncio.ensure_future(self._find_queues(topic, found))
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+
+    async def _find_queues(self, topic: str, found: QueuesFound) -> None:
+        errors = []
+        for link in self.links:
+            try:
+                queues = await link.find_queues(topic)
+            except (IotmqError, OSError) as error:
+                errors.append(f"{link.address}: {error}")
+            else:
+                found(queues)
+                return
+        remark = f"no registry has said which brokers have topic {topic}: {'; '.join(errors)}"
+        found(RequestError(ResponseCode.SYSTEM_ERROR, remark))
+
     async def wait_registered(self, timeout_s: float) -> None:
         """Return once a registry knows this broker; TimeoutError when none does in time."""
         if self.links:
@@ -303,6 +346,7 @@ class Registration:
         return f"not registered with any registry ({', '.join(link.address for link in self.links)})"
 
     async def stop(self) -> None:
+        await end(self._asking)
         await asyncio.gather(*(link.stop() for link in self.links))
 
     def metrics(self) -> Iterable[Metric]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from iotmq.addresses import address_text
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.registration.advertised_address import AdvertisedAddress
-from iotmq.broker.registration.registration import Registration, ToldTopics
+from iotmq.broker.registration.registration import QueuesFound, Registration, ToldTopics
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.tables.topics import PERMISSION_READ, PERMISSION_WRITE
 from iotmq.metrics import Metric
@@ -103,6 +103,13 @@ class RegistrationService:
             call()
         else:
             self._registration.when_told(call)
+
+    def find_queues(self, topic: str, found: QueuesFound) -> None:
+        """Tell the queues of a topic at all brokers, as the registries know them."""
+        if self._registration is None:
+            found([])
+        else:
+            self._registration.find_queues(topic, found)
 
     def _settings_changed(self) -> None:
         before, self._permissions = self._permissions, self._permission_settings

@@ -42,7 +42,6 @@ class TransactionChecks:
         self._timeout_s = parts.settings.transaction_timeout_s
         self._interval_s = parts.settings.transaction_check_interval_s
         self._checks_max = parts.settings.transaction_checks_max
-        self._age_max_s = parts.store.settings.retention_hours * 3600
         self._timer = DeadlineTimer(parts.clock, self.check)
         self._turn_timer = DeadlineTimer(parts.clock, self._see_to_some)
         # The first offsets of those whose halves are being read.
@@ -99,6 +98,15 @@ class TransactionChecks:
                 self.lost_count,
             ),
         )
+
+    @property
+    def _age_max_s(self) -> float:
+        """Return the age at which a transaction is given up: that of the log, or what its questions take.
+
+        A half that the log would lose before is written again.
+        """
+        asked_s = self._timeout_s + self._checks_max * self._interval_s
+        return max(self._store.settings.retention_hours * 3600, asked_s)
 
     def _see_to_some(self) -> None:
         due = self._due

@@ -4,6 +4,8 @@ import concurrent.futures
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from prometheus_client import Metric as PrometheusMetric
+
 from iotmq.client.admin.access import AccessAdmin, AccountsVersion
 from iotmq.client.admin.admin import Admin, QueueOffsets
 from iotmq.client.admin.brokers import BrokerProgress, BrokerViews, QueueContent, Statistics
@@ -43,6 +45,7 @@ from iotmq.client.sending.transactions import (
     TransactionProducer,
     TransactionState,
 )
+from iotmq.client.transport.connection_events import ConnectionListener
 from iotmq.client.transport.interceptors import Interceptor
 from iotmq.client.transport.message import Message, ReceivedMessage, SendResult
 from iotmq.client.transport.routes import MessageQueue, TopicRoute
@@ -82,10 +85,20 @@ class SyncProducer(BlockingLifetime):
     def __init__(
         self, client: SyncClient, group: str = "DEFAULT_PRODUCER", settings: ProducerSettings | None = None
     ) -> None: ...
+    def metrics(self) -> Iterable[Metric]:
+        """Report the counters of this producer."""
+    def collect(self) -> list[PrometheusMetric]:
+        """Return the numbers as prometheus_client has them, for its registries.
+
+        ClientError when the package prometheus-client is not installed.
+        """
     def start(self) -> None:
         """Take part in the client's heartbeats; the client must be started."""
     def stop(self) -> None:
-        """Wait for the sends in flight (each ends by its own timeout), then leave."""
+        """Wait for the sends in flight (each ends by its own timeout), then leave.
+
+        It goes on when nobody waits for it any more, and all who call it wait for the same end.
+        """
     group: str
     """The name of its group."""
     settings: ProducerSettings
@@ -174,8 +187,6 @@ class SyncProducer(BlockingLifetime):
     @property
     def in_flight(self) -> int:
         """Return the number of sends without a result yet."""
-    def metrics(self) -> Iterable[Metric]:
-        """Report the counters of this producer."""
     asynchronous: Producer
     """The object itself, for coroutines that `SyncClient.run` runs."""
 
@@ -191,16 +202,14 @@ class SyncTransactionProducer(SyncProducer):
         topics: Iterable[str] = (),
         threads: int = 4,
     ) -> None: ...
+    def metrics(self) -> Iterable[Metric]:
+        """Report the counters of this producer."""
     def start(self) -> None:
         """Take part in the client's heartbeats, so that brokers can ask; the client must be started."""
-    def stop(self) -> None:
-        """Wait for the sends in flight, answer no more questions, then leave."""
     group: str
     """The name of its group."""
     settings: ProducerSettings
     """The settings it was made with."""
-    def metrics(self) -> Iterable[Metric]:
-        """Counters of this producer."""
     def begin(
         self,
         message: Message,
@@ -237,6 +246,13 @@ class SyncRequester(BlockingLifetime):
     def __init__(
         self, client: SyncClient, group: str = "DEFAULT_REQUESTER", settings: ProducerSettings | None = None
     ) -> None: ...
+    def metrics(self) -> Iterable[Metric]:
+        """Report the counters of this requester, and of the producer of its requests."""
+    def collect(self) -> list[PrometheusMetric]:
+        """Return the numbers as prometheus_client has them, for its registries.
+
+        ClientError when the package prometheus-client is not installed.
+        """
     def start(self) -> None:
         """Take replies from now on; the client must be started."""
     def stop(self) -> None:
@@ -270,6 +286,13 @@ class SyncRequester(BlockingLifetime):
 class SyncReplier(Blocking):
     """The blocking form of `Replier`, for any thread."""
     def __init__(self, client: SyncClient, group: str = "DEFAULT_REPLIER") -> None: ...
+    def metrics(self) -> Iterable[Metric]:
+        """Report the counters of this replier."""
+    def collect(self) -> list[PrometheusMetric]:
+        """Return the numbers as prometheus_client has them, for its registries.
+
+        ClientError when the package prometheus-client is not installed.
+        """
     def reply(
         self,
         request: ReceivedMessage,
@@ -352,6 +375,13 @@ class SyncPopConsumer(BlockingLifetime):
     def __init__(
         self, client: SyncClient, group: str, settings: PopConsumerSettings | None = None
     ) -> None: ...
+    def metrics(self) -> Iterable[Metric]:
+        """Report the counters of this consumer."""
+    def collect(self) -> list[PrometheusMetric]:
+        """Return the numbers as prometheus_client has them, for its registries.
+
+        ClientError when the package prometheus-client is not installed.
+        """
     def start(self) -> None:
         """Begin to fetch; the client must be started. Topics that do not exist yet are waited for."""
     def stop(self) -> None:
@@ -388,8 +418,6 @@ class SyncPopConsumer(BlockingLifetime):
     @property
     def held_count(self) -> int:
         """Return how many messages it holds, fetched or returned, and neither settled nor expired."""
-    def metrics(self) -> Iterable[Metric]:
-        """Report the counters of this consumer."""
     asynchronous: PopConsumer
     """The object itself, for coroutines that `SyncClient.run` runs."""
 
@@ -406,13 +434,23 @@ class SyncPushConsumer(BlockingLifetime):
         allocate: Allocation = ...,
         threads: int = 4,
     ) -> None: ...
+    def metrics(self) -> Iterable[Metric]:
+        """Report the counters of this consumer."""
+    def collect(self) -> list[PrometheusMetric]:
+        """Return the numbers as prometheus_client has them, for its registries.
+
+        ClientError when the package prometheus-client is not installed.
+        """
     def start(self) -> None:
         """Join the group and begin consuming; returns when the first division of queues is done.
 
         Topics that do not exist yet are waited for in the background.
         """
     def stop(self) -> None:
-        """Let running listener calls end (`stop_timeout_ms`), commit, and leave the group."""
+        """Let running listener calls end (`stop_timeout_ms`), commit, and leave the group.
+
+        Calls that take longer are cancelled, and those that go on are left behind after the same time again.
+        """
     settings: PushConsumerSettings
     """The settings it was made with."""
     @property
@@ -444,8 +482,6 @@ class SyncPushConsumer(BlockingLifetime):
         """Return the queues assigned to this member now, sorted; without those of the retry topic."""
     def move(self, offsets: Mapping[MessageQueue, int]) -> None:
         """Continue at these offsets in this member's queues; fetched messages of them are dropped."""
-    def metrics(self) -> Iterable[Metric]:
-        """Report the counters of this consumer."""
     asynchronous: PushConsumer
     """The object itself, for coroutines that `SyncClient.run` runs."""
 
@@ -459,6 +495,13 @@ class SyncPullConsumer(BlockingLifetime):
         *,
         allocate: Allocation = ...,
     ) -> None: ...
+    def metrics(self) -> Iterable[Metric]:
+        """Report the counters of this consumer."""
+    def collect(self) -> list[PrometheusMetric]:
+        """Return the numbers as prometheus_client has them, for its registries.
+
+        ClientError when the package prometheus-client is not installed.
+        """
     def start(self) -> None:
         """Join the group when topics are subscribed; the client must be started.
 
@@ -575,8 +618,6 @@ class SyncPullConsumer(BlockingLifetime):
         """Commit offsets of the group: the given ones, else all of `positions()`."""
     def committed(self, queue: MessageQueue) -> int | None:
         """Ask for the offset that the group committed; None when it never did."""
-    def metrics(self) -> Iterable[Metric]:
-        """Report the counters of this consumer."""
     asynchronous: PullConsumer
     """The object itself, for coroutines that `SyncClient.run` runs."""
 
@@ -965,6 +1006,13 @@ class SyncClient(BlockingClient):
     def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine on the client's thread and wait for it: for what `asynchronous` is needed for."""
 
+    def metrics(self) -> Iterable[Metric]:
+        """Report the numbers of this client, its interceptors, and all parts that are held."""
+    def collect(self) -> list[PrometheusMetric]:
+        """Return the numbers as prometheus_client has them, for its registries.
+
+        ClientError when the package prometheus-client is not installed.
+        """
     def start(self) -> None:
         """Begin background work; connections are made when they are needed."""
     def stop(self) -> None:
@@ -976,6 +1024,11 @@ class SyncClient(BlockingClient):
     @property
     def is_running(self) -> bool:
         """True between `start` and `stop`."""
+    def on_connection(self, call: ConnectionListener) -> None:
+        """Call a plain or a coroutine function about each event of the connections, one after the other.
+
+        What it raises is counted and logged. While it is at work 1,024 events wait, the latest ones.
+        """
     def producer(
         self, group: str = "DEFAULT_PRODUCER", settings: ProducerSettings | None = None
     ) -> SyncProducer:

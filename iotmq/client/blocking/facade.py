@@ -30,13 +30,14 @@ from iotmq.client.transport.lifetime import Lifetime
 from iotmq.client.transport.message import StoredMessage
 
 # A blocking client has these of the layer below the client.
-OF_TRANSPORT: Final = ("is_running", "start")
+OF_TRANSPORT: Final = ("is_running", "on_connection", "start")
 # An argument with one of these in its annotation calls the application.
 _APPLICATION_TYPE: Final = re.compile(
-    r"\b(Listener|ColumnsListener|Check|Execute|RebalanceListener|ListenerError)\b"
+    r"\b(Listener|ColumnsListener|Check|Execute|RebalanceListener|ListenerError|ConnectionListener)\b"
 )
-_TOLD: Final = frozenset({"RebalanceListener", "ListenerError"})
+_TOLD: Final = frozenset({"RebalanceListener", "ListenerError", "ConnectionListener"})
 """Those that say what has happened, and have no part in the work."""
+_SEVERAL: Final = re.compile(r"(?:Iterable|Collection|Sequence|list)\[(\w+)\]")
 _OVER: Final = object()
 
 _forms: dict[str, type[Blocking]] = {}
@@ -104,7 +105,8 @@ class BlockingClient(Blocking):
         self._thread = LoopThread()
         self._application = ApplicationThreads(self._thread, "iotmq-client", None)
         self.asynchronous = self._of(*args, **kwargs)
-        self._lifetime = threading.Lock()
+        # A handler of signals may stop the client while its thread does.
+        self._lifetime = threading.RLock()
 
     @property
     def client_id(self) -> Any:
@@ -260,8 +262,7 @@ def _calling(_name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Blocking, /, *args: Any, **kwargs: Any) -> Any:
         if isinstance(self, BlockingClient) and made in _forms:
             part = _forms[made](self, *args, **kwargs)
-            if isinstance(part, BlockingLifetime):
-                self._thread.call(self.asynchronous._adopt, part.asynchronous)
+            self._thread.call(self.asynchronous._adopt, part.asynchronous)
             return part
         bound = inspect.signature(function).bind(self.asynchronous, *args, **kwargs)
         there = functools.partial(function, *_converted(self, function, bound), **bound.kwargs)
@@ -291,6 +292,16 @@ def _application_names(function: Callable[..., Any]) -> dict[str, str]:
     return {name: match[1] for name, match in found.items() if match}
 
 
+@functools.cache
+def _names_of_several(function: Callable[..., Any]) -> frozenset[str]:
+    """Return the parameters of a function that take several objects of a class that has a blocking form."""
+    found = {
+        name: _SEVERAL.fullmatch(str(parameter.annotation))
+        for name, parameter in inspect.signature(function).parameters.items()
+    }
+    return frozenset(name for name, match in found.items() if match and match[1] in _forms)
+
+
 def _converted(
     form: Blocking, function: Callable[..., Any], bound: inspect.BoundArguments
 ) -> tuple[Any, ...]:
@@ -301,11 +312,14 @@ def _converted(
             if kind in _TOLD and threads.told is not None:
                 threads = threads.told
             bound.arguments[name] = threads.on_worker(bound.arguments[name])
+    several = _names_of_several(function)
     for name, value in bound.arguments.items():
         if isinstance(value, Blocking):
             bound.arguments[name] = value.asynchronous
-        elif isinstance(value, list) and value and isinstance(value[0], Blocking):
-            bound.arguments[name] = [each.asynchronous for each in value]
+        elif name in several:
+            bound.arguments[name] = [
+                each.asynchronous if isinstance(each, Blocking) else each for each in value
+            ]
     return bound.args
 
 

@@ -35,7 +35,8 @@ class LoopThread:
         self._thread: threading.Thread | None = None
         self._process_id = 0
         """The process that started the thread."""
-        self._submitting = threading.Lock()
+        # Its holder may be interrupted by a handler of signals or the end of a generator, which call, too.
+        self._submitting = threading.RLock()
         """Held while work is given to the loop, so that nothing comes behind its end."""
         self._workers: weakref.WeakSet[concurrent.futures.ThreadPoolExecutor] = weakref.WeakSet()
 

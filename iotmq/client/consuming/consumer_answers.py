@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from iotmq.client.consuming.consumption import Consumption
+from iotmq.client.transport.application_calls import end_calls
 from iotmq.client.transport.client import ANSWERED_LATER, ClientTransport, RequestHandler
 from iotmq.client.transport.message import ReceivedMessage
 from iotmq.client.transport.routes import MessageQueue
@@ -23,11 +24,11 @@ from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import RequestCode, ResponseCode, Version
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
-from iotmq.supervised import end
 
 _MIB: Final = 1024 * 1024
 # Messages given to us to consume at one time; operators try one, not thousands.
 _DIRECT_MAX: Final = 16
+_DIRECT_END_S: Final = 5.0
 
 
 class QueueState(NamedTuple):
@@ -86,7 +87,8 @@ class ConsumerAnswers:
     async def stop(self) -> None:
         for code, handler in self._handlers.items():
             self._client.remove_request_handler(code, handler)
-        await end(self._directs)
+        what = f"the listener of group {self._status().group}"
+        await end_calls(self._directs, within_s=_DIRECT_END_S, what=what)
 
     def _tell_offsets(self, connection: ClientConnection, request: Command) -> Command | None:
         status = self._status()

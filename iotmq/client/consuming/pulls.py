@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from iotmq.backoff import Backoff
-from iotmq.client.transport.calls import broker_address
+from iotmq.client.transport.calls import asking, broker_address
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.routes import MASTER_ID, MessageQueue
 from iotmq.client.transport.settings import PullConsumerSettings, PushConsumerSettings
@@ -85,7 +85,7 @@ def pull_command(
 
 
 def read_pulled(response: Command, queue: MessageQueue) -> Pulled:
-    """Read the answer to a pull; BrokerError when the broker refused it or a field is missing."""
+    """Read the answer to a pull; BrokerError when the broker refused it or a field is missing or wrong."""
     status = _STATUSES.get(response.code)
     if status is None:
         raise BrokerError(
@@ -94,14 +94,15 @@ def read_pulled(response: Command, queue: MessageQueue) -> Pulled:
             f"{response.remark or 'no reason given'}",
         )
     body = response.body
-    return Pulled(
-        status=status,
-        next_offset=response.integer("nextBeginOffset"),
-        min_offset=response.integer("minOffset", 0),
-        max_offset=response.integer("maxOffset", 0),
-        preferred_broker_id=response.integer("suggestWhichBrokerId", 0),
-        records=b"".join(body) if isinstance(body, list) else body,
-    )
+    with asking(f"pull from {queue}"):
+        return Pulled(
+            status=status,
+            next_offset=response.integer("nextBeginOffset"),
+            min_offset=response.integer("minOffset", 0),
+            max_offset=response.integer("maxOffset", 0),
+            preferred_broker_id=response.integer("suggestWhichBrokerId", 0),
+            records=b"".join(body) if isinstance(body, list) else body,
+        )
 
 
 class PollBackoff:
@@ -150,7 +151,7 @@ class QueuePulls:
         """When the broker was last asked; 0 for never."""
         self.broker_id = MASTER_ID
         """The broker to pull from, as the last answer told."""
-        self._group = group
+        self.group = group
         self._settings = settings
         self._master: str | None = None
         """The address of the queue's master when the broker was last asked."""
@@ -172,7 +173,7 @@ class QueuePulls:
         address = await broker_address(self.client, self.queue, self.broker_id)
         self._master = self._present_master()
         command = pull_command(
-            self._group,
+            self.group,
             self.queue,
             offset,
             records_max=settings.pull_records_max,

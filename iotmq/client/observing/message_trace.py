@@ -37,7 +37,7 @@ _LOG_PAUSE_S: Final = 1.0
 
 
 class MessageTrace(Interceptor):
-    """Traces all messages of one client that are sent singly or in batches, or given to listeners.
+    """Traces all messages of one client that are sent singly or in batches, or consumed.
 
     mqadmin's queryMsgTraceById shows the trace of a message. Traces are written after `linger_ms`, many at a
     time, and nobody waits for them: what cannot be written is dropped and counted.
@@ -75,6 +75,8 @@ class MessageTrace(Interceptor):
         if self._producer is not None or not isinstance(client, ClientTransport):
             raise ClientError("a MessageTrace belongs to one client: make another one for another client")
         self._clock = client.clock
+        # The loop may be another one than that of a client before.
+        self._has_entries = asyncio.Event()
         self._producer = Producer(client, UNSEEN_GROUP, _SETTINGS)
         await self._producer.start()
         self._tasks = [supervise("message trace", self._write_forever)]
@@ -95,7 +97,7 @@ class MessageTrace(Interceptor):
             self._add(sent_entries(sending, cost_ms=cost_ms, now_ms=self._clock.now_ms()))
 
     def before_consume(self, consuming: Consuming) -> None:
-        """Note what a listener gets."""
+        """Note what a listener, or a program that asks, gets."""
         if not is_of_topic(consuming.messages, self.topic):
             call = consuming.notes[self] = call_id()
             self._add(taken_entries(consuming, call, now_ms=self._clock.now_ms()))
@@ -140,7 +142,8 @@ class MessageTrace(Interceptor):
             self._write_one(producer, message, count)
             for message, count in trace_messages(entries, self.topic)
         ]
-        await asyncio.gather(*sends)
+        # They go on when the writing ends: the end of the producer waits for them.
+        await asyncio.shield(asyncio.gather(*sends))
 
     async def _write_one(self, producer: Producer, message: Message, count: int) -> None:
         try:

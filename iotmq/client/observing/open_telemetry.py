@@ -6,8 +6,15 @@ from collections.abc import Mapping
 from contextvars import Token
 from typing import TYPE_CHECKING, NamedTuple
 
-from iotmq.client.transport.interceptors import Consuming, Interceptor, Sending
-from iotmq.client.transport.message import ReceivedMessage
+from iotmq.client.transport.interceptors import (
+    Consuming,
+    ConsumingColumns,
+    Interceptor,
+    Sending,
+    SendingEncoded,
+)
+from iotmq.client.transport.message import StoredMessage
+from iotmq.client.transport.routes import MessageQueue
 from iotmq.errors import ClientError
 
 if TYPE_CHECKING:
@@ -17,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class _Consumed(NamedTuple):
-    """The span of a listener's call, and what makes the former one current again."""
+    """The span of messages, and what makes the former one current again where a listener gets them."""
 
     span: Span
-    token: Token[Context]
+    token: Token[Context] | None
 
 
 class OpenTelemetry(Interceptor):
@@ -66,6 +73,22 @@ class OpenTelemetry(Interceptor):
             span.set_attribute("messaging.message.id", sending.message_ids[0])
         self._end(span, sending.error, "")
 
+    def before_send_encoded(self, sending: SendingEncoded) -> None:
+        """Begin a span. Its context is not passed on: the messages are encoded."""
+        sending.notes[self] = self._tracer.start_span(
+            f"send {sending.topic}",
+            kind=self._trace.SpanKind.PRODUCER,
+            attributes=_attributes(
+                "send", sending.topic, sending.count, {"messaging.rocketmq.producer_group": sending.group}
+            ),
+        )
+
+    def after_send_encoded(self, sending: SendingEncoded) -> None:
+        """End the span."""
+        span: Span | None = sending.notes.get(self)
+        if span is not None:
+            self._end(span, sending.error, "")
+
     def before_consume(self, consuming: Consuming) -> None:
         """Begin a span: a child of that of the send for one message, with links to the sends of several."""
         parents = [self._extracted(message) for message in consuming.messages]
@@ -77,10 +100,7 @@ class OpenTelemetry(Interceptor):
             and (context := self._trace.get_current_span(each).get_span_context()).is_valid
         ]
         topic = consuming.messages[0].topic if consuming.messages else consuming.queue.topic
-        details = {
-            "messaging.consumer.group.name": consuming.group,
-            "messaging.destination.partition.id": str(consuming.queue.queue_id),
-        }
+        details = _of_queue(consuming.group, consuming.queue)
         if len(consuming.messages) == 1:
             details["messaging.message.id"] = consuming.messages[0].message_id
         span = self._tracer.start_span(
@@ -90,19 +110,48 @@ class OpenTelemetry(Interceptor):
             attributes=_attributes("process", topic, len(consuming.messages), details),
             links=links,
         )
-        token = self._context.attach(self._trace.set_span_in_context(span, parent))
-        consuming.notes[self] = _Consumed(span, token)
+        self._begin_consumed(consuming, span, parent)
 
     def after_consume(self, consuming: Consuming) -> None:
         """End the span."""
         consumed: _Consumed | None = consuming.notes.get(self)
         if consumed is None:
             return
-        self._context.detach(consumed.token)
         count = len(consuming.failed)
-        self._end(consumed.span, consuming.error, f"{count} messages have failed" if count else "")
+        self._end_consumed(consumed, consuming.error, f"{count} messages have failed" if count else "")
 
-    def _extracted(self, message: ReceivedMessage) -> Context:
+    def before_consume_columns(self, consuming: ConsumingColumns) -> None:
+        """Begin a span."""
+        topic = consuming.queue.topic
+        details = _of_queue(consuming.group, consuming.queue)
+        span = self._tracer.start_span(
+            f"process {topic}",
+            kind=self._trace.SpanKind.CONSUMER,
+            attributes=_attributes("process", topic, len(consuming.columns), details),
+        )
+        self._begin_consumed(consuming, span, None)
+
+    def after_consume_columns(self, consuming: ConsumingColumns) -> None:
+        """End the span."""
+        consumed: _Consumed | None = consuming.notes.get(self)
+        if consumed is not None:
+            self._end_consumed(consumed, consuming.error, "")
+
+    def _begin_consumed(
+        self, consuming: Consuming | ConsumingColumns, span: Span, parent: Context | None
+    ) -> None:
+        token = None
+        if not consuming.is_asked:
+            # Who has asked goes on in a context of its own.
+            token = self._context.attach(self._trace.set_span_in_context(span, parent))
+        consuming.notes[self] = _Consumed(span, token)
+
+    def _end_consumed(self, consumed: _Consumed, error: BaseException | None, description: str) -> None:
+        if consumed.token is not None:
+            self._context.detach(consumed.token)
+        self._end(consumed.span, error, description)
+
+    def _extracted(self, message: StoredMessage) -> Context:
         return self._propagate.extract(message.properties)
 
     def _end(self, span: Span, error: BaseException | None, description: str) -> None:
@@ -112,6 +161,13 @@ class OpenTelemetry(Interceptor):
         if description:
             span.set_status(self._trace.StatusCode.ERROR, description)
         span.end()
+
+
+def _of_queue(group: str, queue: MessageQueue) -> dict[str, str]:
+    return {
+        "messaging.consumer.group.name": group,
+        "messaging.destination.partition.id": str(queue.queue_id),
+    }
 
 
 def _attributes(operation: str, topic: str, count: int, details: Mapping[str, str]) -> Attributes:

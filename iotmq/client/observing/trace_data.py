@@ -16,7 +16,7 @@ import msgspec
 
 from iotmq.addresses import address_text
 from iotmq.client.transport.interceptors import Consuming, Sending
-from iotmq.client.transport.message import Message, ReceivedMessage, SendResult, SendStatus
+from iotmq.client.transport.message import Message, SendResult, SendStatus, StoredMessage
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.message_ids import parse_offset_message_id
 from iotmq.message.properties import TRANSACTION_PREPARED
@@ -187,6 +187,6 @@ def _word(value: bool) -> str:
     return "true" if value else "false"
 
 
-def is_of_topic(messages: Sequence[Message] | Sequence[ReceivedMessage], topic: str) -> bool:
+def is_of_topic(messages: Sequence[Message] | Sequence[StoredMessage], topic: str) -> bool:
     """Return whether a call is about messages of a topic."""
     return bool(messages) and messages[0].topic == topic

@@ -13,10 +13,12 @@ from iotmq.client.sending.recall import recall_message
 from iotmq.client.sending.send_batches import batch_bodies, by_topic
 from iotmq.client.sending.send_deadlines import SendDeadlines
 from iotmq.client.sending.send_lanes import SendLanes
+from iotmq.client.sending.send_numbers import check_room_for_mark
 from iotmq.client.sending.send_room import SendRoom
 from iotmq.client.sending.send_tries import SendTries
+from iotmq.client.transport.calls import asking
 from iotmq.client.transport.client import ClientTransport
-from iotmq.client.transport.lifetime import Lifetime
+from iotmq.client.transport.lifetime import Ending, Lifetime
 from iotmq.client.transport.message import Message, SendResult, check_group, check_topic
 from iotmq.client.transport.routes import MessageQueue, TopicRoute, queue_of_key
 from iotmq.client.transport.settings import ProducerSettings
@@ -79,24 +81,34 @@ class Producer(Lifetime):
             alone=self._send_alone,
         )
         self._interceptors = client.interceptors.for_producer(group)
+        self._encoded_interceptors = client.interceptors.for_encoded(group)
         self._send = self._lanes.send if self._interceptors is None else self._send_seen
         self._is_running = False
+        self._ending = Ending()
         self._sent_total = 0
         self._failed_total = 0
 
     async def start(self) -> None:
         """Take part in the client's heartbeats; the client must be started."""
+        await self._ending.over()
         if not self._is_running:
             self._client.add_producer(self.group)
             self._lanes.begin()
             self._is_running = True
 
     async def stop(self) -> None:
-        """Wait for the sends in flight (each ends by its own timeout), then leave."""
-        if not self._is_running:
-            return
-        self._is_running = False
-        self._lanes.close()
+        """Wait for the sends in flight (each ends by its own timeout), then leave.
+
+        It goes on when nobody waits for it any more, and all who call it wait for the same end.
+        """
+        work = None
+        if self._is_running:
+            self._is_running = False
+            self._lanes.close()
+            work = self._finish()
+        await self._ending.reached(work)
+
+    async def _finish(self) -> None:
         await self.drain()
         self._lanes.stop()
         self._tries.stop()
@@ -153,13 +165,7 @@ class Producer(Lifetime):
         if self._interceptors is None:
             await self._send_oneway(message, queue)
             return
-        sending = self._interceptors.begin((message,))
-        try:
-            message_id = await self._send_oneway(sending.messages[0], queue)
-        except BaseException as error:
-            self._interceptors.end(sending, error=error)
-            raise
-        self._interceptors.end(sending, message_ids=(message_id,))
+        await self._interceptors.send_unanswered(message, lambda sent: self._send_oneway(sent, queue))
 
     async def _send_oneway(self, message: Message, queue: QueueChoice | None) -> str:
         """Return the message id."""
@@ -170,7 +176,8 @@ class Producer(Lifetime):
         address = route.master(chosen.broker_name)
         if address is None:
             raise RouteNotFoundError(f"broker {chosen.broker_name} of topic {send.topic} has no master now")
-        connection = await self._client.connections.get(address)
+        with asking(f"sending to topic {send.topic} at broker {chosen.broker_name}"):
+            connection = await self._client.connections.get(address)
         if send.is_timed:
             await self._client.check_timers(chosen.broker_name, address)
         connection.send_oneway(self._tries.command(send, chosen, oneway=True))
@@ -221,23 +228,22 @@ class Producer(Lifetime):
         sent: list[tuple[Message, str]] | None = None,
     ) -> list[SendResult]:
         """Add the messages and their unique keys to `sent`, in the order in which they are sent."""
-        sends: list[PendingSend] = []
+        sends: list[tuple[PendingSend, bool]] = []
         for topic, of_topic in by_topic(messages).items():
             route = await self._tries.route(topic)
             for target, of_queue in self._by_queue(of_topic, route, queue).items():
                 unique_keys = self._unique_keys.next_batch(len(of_queue))
                 if sent is not None:
                     sent += zip(of_queue, unique_keys, strict=True)
-                sends += [
-                    self._encoded(topic, target, *part, timeout_ms=timeout_ms)
-                    for part in batch_bodies(
-                        of_queue, unique_keys, body_bytes_max=self.settings.body_bytes_max
-                    )
-                ]
+                bodies = batch_bodies(of_queue, unique_keys, body_bytes_max=self.settings.body_bytes_max)
+                parts = [self._encoded(topic, target, *body, timeout_ms=timeout_ms) for body in bodies]
+                # Those of one queue keep their order over all tries.
+                sends += [(part, len(parts) > 1) for part in parts]
         futures = []
-        for send in sends:
+        for send, is_ordered in sends:
             await self.room()
-            futures.append(self._start(send))
+            futures.append(self._start(send, is_ordered=is_ordered))
+        self._lanes.flush()
         results = await asyncio.gather(*futures, return_exceptions=True)
         stored = [result for result in results if isinstance(result, SendResult)]
         for failure in results:
@@ -259,7 +265,7 @@ class Producer(Lifetime):
         """
         send = self._encoded(topic, queue, elements, count, "")
         await self.room()
-        return await self._start(send)
+        return await self._start_encoded(send)
 
     def send_encoded_batch_nowait(
         self,
@@ -283,7 +289,7 @@ class Producer(Lifetime):
         send.has_packet_ids = has_packet_ids
         send.sys_flag = sys_flag
         self._room.refuse_when_full()
-        return self._start(send)
+        return self._start_encoded(send)
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """List the queues that take messages of `topic` (for a new topic: those it will have), sorted."""
@@ -298,8 +304,10 @@ class Producer(Lifetime):
 
     async def drain(self) -> None:
         """Wait until nothing is in flight; messages that linger go at once."""
-        self._lanes.flush()
-        await self._room.drain()
+        while self._room.count:
+            # Once more when messages of a refused request have come back meanwhile.
+            self._lanes.flush()
+            await self._room.drain()
 
     @property
     def in_flight(self) -> int:
@@ -308,7 +316,6 @@ class Producer(Lifetime):
 
     def metrics(self) -> Iterable[Metric]:
         """Report the counters of this producer."""
-        labels = (("group", self.group),)
         yield from samples(
             ("iotmq_client_sent_total", "Messages stored", self._sent_total),
             (
@@ -318,7 +325,7 @@ class Producer(Lifetime):
             ),
             ("iotmq_client_send_retried_total", "Tries after the first", self._tries.retried_total),
             ("iotmq_client_sends_in_flight", "Unanswered sends", self._room.count),
-            labels=labels,
+            labels=(("group", self.group),),
         )
 
     # --- one send -----------------------------------------------------------------------------------
@@ -348,6 +355,9 @@ class Producer(Lifetime):
             settings = self.settings
             body, sys_flag = compress_body(body, settings.compression, level=settings.compress_level)
         unique_key = self._unique_keys.next()
+        properties = message.encoded_properties(unique_key)
+        if self.settings.idempotent:
+            check_room_for_mark(len(properties))
         return PendingSend(
             topic=message.topic,
             code=RequestCode.SEND_MESSAGE_V2,
@@ -355,7 +365,7 @@ class Producer(Lifetime):
             size=len(body),
             key=message.key,
             fixed_queue=queue,
-            properties=message.encoded_properties(unique_key).decode(),
+            properties=properties.decode(),
             sys_flag=sys_flag,
             user_flag=message.flag,
             message_id=unique_key,
@@ -421,6 +431,13 @@ class Producer(Lifetime):
         else:
             self._tries.begin(send)
         return send.future
+
+    def _start_encoded(self, send: PendingSend) -> asyncio.Future[SendResult]:
+        calls = self._encoded_interceptors
+        if calls is None:
+            return self._start(send)
+        assert not isinstance(send.body, list)
+        return calls.send(send.topic, send.body, send.count, lambda: self._start(send))
 
     def _watch(self, send: PendingSend) -> None:
         """Count a send of one call, and start its timeout."""

@@ -10,7 +10,8 @@ import asyncio
 import copy
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Final
 
 from iotmq.addresses import parse_address
@@ -20,23 +21,35 @@ from iotmq.client.sending.queue_choice import QueueChoice
 from iotmq.client.transport.calls import ask, broker_address
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.lifetime import Lifetime
+from iotmq.client.transport.measured import Measured
 from iotmq.client.transport.message import Message, ReceivedMessage
 from iotmq.client.transport.routes import MASTER_ID, MessageQueue
 from iotmq.client.transport.settings import ProducerSettings
-from iotmq.errors import ClientError, ConnectionClosedError, ProducerBusyError, RequestTimeoutError
+from iotmq.errors import (
+    ClientClosedError,
+    ClientError,
+    ConnectionClosedError,
+    ProducerBusyError,
+    RequestTimeoutError,
+)
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.hosts import encode_host
 from iotmq.message.message_ids import UniqueKeys
 from iotmq.message.properties import CLUSTER, CORRELATION_ID, MSG_TYPE, REPLY_TO_CLIENT, REPLY_TTL, REPLY_TYPE
 from iotmq.message.records.record import decode_record, encode_record, property_value
+from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
+from iotmq.supervised import end
 
 _log = logging.getLogger(__name__)
 
 REQUESTER_GROUP: Final = "DEFAULT_REQUESTER"
 REPLIER_GROUP: Final = "DEFAULT_REPLIER"
+
+# A request waits so long for connections to brokers that it may not need.
+_MEET_S: Final = 0.2
 
 
 class Requester(Lifetime):
@@ -52,7 +65,11 @@ class Requester(Lifetime):
         self._producer = Producer(client, group, settings)
         self._waiting: dict[str, asyncio.Future[ReceivedMessage]] = {}
         """Correlation id -> the request whose reply has not come."""
+        self._meeting: dict[str, tuple[asyncio.Task[None], float]] = {}
+        """Address -> the task that connects to the broker there, and until when requests wait for it."""
         self._is_running = False
+        self._asked_total = 0
+        self._replied_total = 0
 
     async def start(self) -> None:
         """Take replies from now on; the client must be started."""
@@ -70,13 +87,13 @@ class Requester(Lifetime):
 
     async def stop(self) -> None:
         """Leave; requests that wait for a reply fail with ConnectionClosedError."""
-        if not self._is_running:
-            return
-        self._is_running = False
-        self._client.remove_request_handler(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self._replied)
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(ConnectionClosedError("the requester was stopped"))
+        if self._is_running:
+            self._is_running = False
+            self._client.remove_request_handler(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self._replied)
+            for future in self._waiting.values():
+                if not future.done():
+                    future.set_exception(ConnectionClosedError("the requester was stopped"))
+            await end(task for task, _ in self._meeting.values())
         await self._producer.stop()
 
     async def request(
@@ -102,12 +119,15 @@ class Requester(Lifetime):
             REPLY_TTL: str(timeout_ms),
         }
         future: asyncio.Future[ReceivedMessage] = asyncio.get_running_loop().create_future()
+        self._asked_total += 1
         self._waiting[correlation_id] = future
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await self._introduce(message.topic)
                 await self._producer.send(asking, queue=queue, timeout_ms=timeout_ms)
-                return await future
+                reply = await future
+                self._replied_total += 1
+                return reply
         except TimeoutError:
             raise RequestTimeoutError(
                 f"no reply to a request on topic {message.topic} within {timeout_ms} ms; it may have been "
@@ -134,20 +154,48 @@ class Requester(Lifetime):
         message = device_message(mqtt_topic, payload, topic=topic, qos=qos, expiry_s=timeout_ms / 1000)
         return await self.request(message, timeout_ms=timeout_ms)
 
+    def metrics(self) -> Iterable[Metric]:
+        """Report the counters of this requester, and of the producer of its requests."""
+        yield from self._producer.metrics()
+        yield from samples(
+            ("iotmq_client_requests_total", "Requests begun", self._asked_total),
+            ("iotmq_client_requests_replied_total", "Requests that were replied to", self._replied_total),
+            ("iotmq_client_requests_waiting", "Requests whose reply has not come", len(self._waiting)),
+            labels=(("group", self._producer.group),),
+        )
+
     async def _introduce(self, topic: str) -> None:
-        """Connect to every broker of the topic: each of them may pass the reply on."""
+        """Connect to every broker of the topic: each of them may pass the reply on. A request does not wait
+        for those that are not reached soon: it may not need them."""
+        connections = self._client.connections
         route = self._client.routes.known(topic)
         if route is None:
             await self._producer.queues(topic)
             route = self._client.routes.known(topic)
+        now_s = asyncio.get_running_loop().time()
+        meetings = []
         for by_id in () if route is None else route.addresses.values():
             address = by_id.get(MASTER_ID)
-            if address is None or self._client.connections.ready(address) is not None:
+            if address is None or connections.ready(address) is not None:
                 continue
-            try:
-                await self._client.connections.get(address)
-            except ConnectionClosedError as error:
-                _log.debug("no reply can come from %s now: %s", address, error)
+            if address not in self._meeting and not connections.rest_s(address):
+                task = asyncio.ensure_future(self._meet(address))
+                task.add_done_callback(partial(self._met, address))
+                self._meeting[address] = task, now_s + _MEET_S
+            if address in self._meeting:
+                meetings.append(self._meeting[address])
+        until_s = max((until_s for _, until_s in meetings), default=now_s)
+        if until_s > now_s:
+            await asyncio.wait([task for task, _ in meetings], timeout=until_s - now_s)
+
+    async def _meet(self, address: str) -> None:
+        try:
+            await self._client.connections.get(address)
+        except (ConnectionClosedError, ClientClosedError) as error:
+            _log.debug("no reply can come from %s now: %s", address, error)
+
+    def _met(self, address: str, _: asyncio.Task[None]) -> None:
+        del self._meeting[address]
 
     def _replied(self, _connection: ClientConnection, command: Command) -> Command | None:
         properties = command.ext.get("properties", "").encode()
@@ -165,13 +213,16 @@ class Requester(Lifetime):
         return command.reply(ResponseCode.SUCCESS)
 
 
-class Replier:
+class Replier(Measured):
     """Replies to requests that a consumer has received."""
 
     def __init__(self, client: ClientTransport, group: str = REPLIER_GROUP) -> None:
         self._client = client
         self._group = group
         self._ids = UniqueKeys(clock=client.clock)
+        self._interceptors = client.interceptors.for_producer(group)
+        self._replied_total = 0
+        self._failed_total = 0
 
     async def reply(
         self,
@@ -203,6 +254,29 @@ class Replier:
                 REPLY_TTL: asked.get(REPLY_TTL, ""),
             },
         )
+        try:
+            if self._interceptors is None:
+                await self._send(message, request, timeout_ms)
+            else:
+                await self._interceptors.send_unanswered(
+                    message, lambda reply: self._send(reply, request, timeout_ms)
+                )
+        except BaseException:
+            self._failed_total += 1
+            raise
+        self._replied_total += 1
+
+    def metrics(self) -> Iterable[Metric]:
+        """Report the counters of this replier."""
+        yield from samples(
+            ("iotmq_client_replies_total", "Replies that requesters have", self._replied_total),
+            ("iotmq_client_replies_failed_total", "Replies that failed", self._failed_total),
+            labels=(("group", self._group),),
+        )
+
+    async def _send(self, message: Message, request: ReceivedMessage, timeout_ms: int | None) -> str:
+        """Return the message id."""
+        message_id = self._ids.next()
         # Who asked is connected to the broker that took the request.
         address = await broker_address(self._client, request.queue)
         await ask(
@@ -218,16 +292,17 @@ class Replier:
                 "f": "0",
                 "g": str(self._client.clock.now_ms()),
                 "h": "0",
-                "i": message.encoded_properties(self._ids.next()).decode(),
+                "i": message.encoded_properties(message_id).decode(),
                 "j": "0",
                 "k": "false",
                 "m": "false",
                 "n": request.queue.broker_name,
             },
-            body,
-            doing=f"reply to {asked[REPLY_TO_CLIENT]}",
+            message.body,
+            doing=f"reply to {request.properties[REPLY_TO_CLIENT]}",
             timeout_s=None if timeout_ms is None else timeout_ms / 1000,
         )
+        return message_id
 
 
 def is_request(message: ReceivedMessage) -> bool:

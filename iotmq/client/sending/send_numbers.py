@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from typing import Final
 
+from iotmq.errors import MessageRefusedError
+from iotmq.limits import PROPERTIES_BYTES_MAX
 from iotmq.message.properties import BATCH_NUMBER, NAME_END, PROPERTY_END
 from iotmq.message.records.record import encode_batch
 
 NUMBER_MAX: Final = (1 << 27) - 1
 _BODY_AT: Final = 20
+# The name, two separators, a producer of two numbers, and four more.
+_MARK_BYTES_MAX: Final = 128
 
 
 class SendNumbers:
@@ -48,6 +52,16 @@ class SendNumbers:
         """Begin a new batch of numbers: nobody knows whether the last request is stored."""
         self._batch += 1
         self._number = 0
+
+
+def check_room_for_mark(properties_size: int) -> None:
+    """Raise MessageRefusedError for properties that have no room for a mark behind them."""
+    room = PROPERTIES_BYTES_MAX - _MARK_BYTES_MAX
+    if properties_size > room:
+        raise MessageRefusedError(
+            f"properties, keys and tags take {properties_size} bytes, and those of an idempotent producer "
+            f"may take {room}: put large values in the body"
+        )
 
 
 def marked_properties(properties: str, mark: str) -> str:

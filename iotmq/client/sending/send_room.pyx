@@ -67,6 +67,11 @@ cdef class SendRoom:
         """Return whether senders have to wait."""
         return self.has_none()
 
+    @property
+    def waiting_count(self):
+        """Return the number of senders that wait for room."""
+        return len(self._waiting)
+
     cdef bint has_none(self) noexcept:
         return self.count >= self._count_max or self._bytes >= self._bytes_max
 

@@ -18,7 +18,7 @@ from iotmq.addresses import address_text
 from iotmq.client.sending.pending_send import PREPARED_FLAG
 from iotmq.client.sending.producer import Producer
 from iotmq.client.sending.queue_choice import QueueChoice
-from iotmq.client.transport.application_calls import call_application
+from iotmq.client.transport.application_calls import call_application, end_calls
 from iotmq.client.transport.calls import ask
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import Message, ReceivedMessage, SendResult, SendStatus
@@ -47,6 +47,8 @@ _log = logging.getLogger(__name__)
 
 # The end of a transaction is said again after so long, and at once where a registry tells of another master.
 _END_REST_S = 0.5
+# The time for the end of a check that was cancelled.
+_CHECK_END_S = 5.0
 
 T = TypeVar("T")
 
@@ -134,6 +136,7 @@ class TransactionProducer(Producer):
 
     async def start(self) -> None:
         """Take part in the client's heartbeats, so that brokers can ask; the client must be started."""
+        await self._ending.over()
         if self._is_running:
             return
         await super().start()
@@ -147,13 +150,11 @@ class TransactionProducer(Producer):
             await self.stop()
             raise
 
-    async def stop(self) -> None:
-        """Wait for the sends in flight, answer no more questions, then leave."""
-        if not self._is_running:
-            return
+    async def _finish(self) -> None:
         self._client.remove_request_handler(RequestCode.CHECK_TRANSACTION_STATE, self._asked)
-        await end([*self._checks, *self._meetings])
-        await super().stop()
+        await end(self._meetings)
+        await end_calls(self._checks, within_s=_CHECK_END_S, what=f"the check of group {self.group}")
+        await super()._finish()
 
     async def begin(
         self,
@@ -216,9 +217,8 @@ class TransactionProducer(Producer):
         return transaction
 
     def metrics(self) -> Iterable[Metric]:
-        """Counters of this producer."""
+        """Report the counters of this producer."""
         yield from super().metrics()
-        labels = (("group", self.group),)
         prefix = "iotmq_client_transaction_checks"
         yield from samples(
             (f"{prefix}_total", "Times a broker asked about a transaction", self._checks_total),
@@ -232,7 +232,7 @@ class TransactionProducer(Producer):
                 "Questions about transactions dropped because too many waited",
                 self._checks_dropped_total,
             ),
-            labels=labels,
+            labels=(("group", self.group),),
         )
 
     async def _meet_repeatedly(self) -> None:
@@ -307,7 +307,7 @@ class TransactionProducer(Producer):
     async def _ask_to_end(self, queue: MessageQueue, address: str | None, ext: dict[str, str]) -> None:
         if address is None:
             raise RouteNotFoundError(f"broker {queue.broker_name} of topic {queue.topic} has no master now")
-        doing = f"end of transaction {ext['msgId']}"
+        doing = f"end of transaction {ext['msgId']} in topic {queue.topic} at broker {queue.broker_name}"
         await ask(self._client, address, RequestCode.END_TRANSACTION, ext, doing=doing)
 
     def _end_fields(

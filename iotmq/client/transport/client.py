@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final, Protocol, TypeAlias
 
 from iotmq.addresses import parse_address
+from iotmq.client.transport.connection_events import ConnectionEvents, ConnectionListener
 from iotmq.client.transport.connections import ConnectionCallbacks, Connections
 from iotmq.client.transport.interceptors import Interceptor, Interceptors
 from iotmq.client.transport.lifetime import Lifetime
@@ -92,7 +93,14 @@ class ClientTransport(Lifetime):
         self.interceptors = Interceptors(interceptors)
         """The interceptors of the application; producers and consumers ask for them when they are made."""
         self.request_timeout_s = self.settings.request_timeout_ms / 1000
-        callbacks = ConnectionCallbacks(requested=self._requested, connected=self._connected, lost=self._lost)
+        self.connection_events = ConnectionEvents(self._broker_at)
+        """Tells the application what becomes of connections."""
+        callbacks = ConnectionCallbacks(
+            requested=self._requested,
+            connected=self._connected,
+            lost=self._lost,
+            events=self.connection_events,
+        )
         self.connections = Connections(self.settings, callbacks, clock=self.clock)
         """The connections, one per address."""
         self.registries = Registries(
@@ -144,11 +152,20 @@ class ClientTransport(Lifetime):
         if self.connections.is_closed:
             raise ClientClosedError("the client was stopped: make another one")
         self._is_running = True
+        self.connection_events.start()
         self.routes.start()
         self.masters.start()
         self._heartbeater = supervise("heartbeats", self._heartbeat_forever)
-        for interceptor in self.interceptors.all:
-            await interceptor.start(self)
+        started: list[Interceptor] = []
+        try:
+            for interceptor in self.interceptors.all:
+                await interceptor.start(self)
+                started.append(interceptor)
+        except BaseException:
+            for interceptor in started:
+                await interceptor.stop()
+            await ClientTransport.stop(self)
+            raise
 
     async def stop(self) -> None:
         """End background work and close the connections. Stop producers and consumers first."""
@@ -162,6 +179,14 @@ class ClientTransport(Lifetime):
         await self.routes.stop()
         await self.masters.stop()
         await self.connections.close()
+        await self.connection_events.stop()
+
+    def on_connection(self, call: ConnectionListener) -> None:
+        """Call a plain or a coroutine function about each event of the connections, one after the other.
+
+        What it raises is counted and logged. While it is at work 1,024 events wait, the latest ones.
+        """
+        self.connection_events.listen(call)
 
     async def request(self, address: str, command: Command, *, timeout_s: float | None = None) -> Command:
         """Ask the broker at HOST:PORT; returns its answer, whatever the response code.
@@ -272,6 +297,13 @@ class ClientTransport(Lifetime):
             if broker_id == MASTER_ID or not masters_only
         }
 
+    def _broker_at(self, address: str) -> str:
+        for route in self.routes.all_known():
+            for name, by_id in route.addresses.items():
+                if address in by_id.values():
+                    return name
+        return ""
+
     def _heartbeat_addresses(self) -> set[str]:
         # A producer needs no connection to a broker it does not send to.
         if self._consumers:
@@ -374,6 +406,7 @@ class ClientTransport(Lifetime):
 
     def _master_moved(self, name: str, former: str, address: str) -> None:
         """Send everything that is for a broker to its present master, also what the former did not answer."""
+        self.connection_events.note_master(name, former, address)
         topics = self.routes.move_master(name, address)
         self._introduce_where_new()
         if former not in self._broker_addresses():

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import msgspec
 
 from iotmq.addresses import parse_address
 from iotmq.backoff import Backoff
+from iotmq.client.transport.connection_events import ConnectionEvents
 from iotmq.client.transport.settings import ClientSettings
 from iotmq.clock import Clock
 from iotmq.errors import ClientClosedError, ConnectionClosedError
 from iotmq.limits import ADDRESSES_KNOWN_MAX
+from iotmq.metrics import Metric, samples
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
+from iotmq.remoting.traffic import Traffic
 
 # A connection that ends sooner than this counts as a failed try, so that a peer that accepts and
 # closes at once is not asked again and again without a pause.
@@ -57,6 +60,8 @@ class ConnectionCallbacks(msgspec.Struct, frozen=True, kw_only=True):
     """Told of a new connection to an address before anybody else can use it, so what it sends comes first."""
     lost: Callable[[str], None]
     """Told that the connection to an address ended."""
+    events: ConnectionEvents
+    """Told what the application may want to know."""
 
 
 class Connections:
@@ -81,6 +86,13 @@ class Connections:
         """At most `addresses_max`, beside those with a connection."""
         self.is_closed = False
         """True after `close`, for good."""
+        self.opened_total = 0
+        self.lost_total = 0
+        """Connections that have ended before `close`."""
+        self.failed_total = 0
+        """Tries to connect that failed."""
+        self.traffic = Traffic()
+        """The counters that all connections share."""
 
     def ready(self, address: str) -> ClientConnection | None:
         """Return the open connection to HOST:PORT, if there is one now."""
@@ -137,6 +149,9 @@ class Connections:
         connection, known.connection = known.connection, None
         if connection is not None:
             connection.abort("dropped")
+            reason = "given up here: it is silent, or not master any more"
+            self._callbacks.events.note("disconnected", address, reason)
+            self.lost_total += 1
         self.hasten(address)
 
     def hasten(self, address: str) -> None:
@@ -155,6 +170,19 @@ class Connections:
         """List the addresses with an open connection."""
         return [address for address in self._addresses if self.ready(address) is not None]
 
+    def metrics(self) -> Iterable[Metric]:
+        """Report the counters."""
+        open_count = sum(self.ready(address) is not None for address in tuple(self._addresses))
+        yield from samples(
+            ("connections", "Open connections to registries and brokers", open_count),
+            ("connections_opened_total", "Connections made", self.opened_total),
+            ("connections_lost_total", "Connections that ended while the client ran", self.lost_total),
+            ("connections_failed_total", "Tries to connect that failed", self.failed_total),
+            ("sent_bytes_total", "Bytes sent to registries and brokers", self.traffic.bytes_sent),
+            ("received_bytes_total", "Bytes received from them", self.traffic.bytes_received),
+            prefix="iotmq_client_",
+        )
+
     async def close(self) -> None:
         """Close all connections; further `get` calls fail."""
         self.is_closed = True
@@ -172,6 +200,8 @@ class Connections:
             self._addresses.pop(next(idle, ""), None)
 
     async def _connect(self, address: str, known: _Address) -> ClientConnection:
+        if known.last_error:
+            self._callbacks.events.note("reconnecting", address, known.last_error)
         try:
             host, port = parse_address(address)
             connection = await ClientConnection.connect(
@@ -180,10 +210,12 @@ class Connections:
                 on_request=self._callbacks.requested,
                 on_lost=lambda connection, *_: self._lost(address, known, connection),
                 timeout_s=self._settings.connect_timeout_ms / 1000,
+                traffic=self.traffic,
                 credentials=self._settings.credentials,
                 tls=self._tls,
             )
         except (ConnectionClosedError, ValueError) as error:
+            self.failed_total += 1
             known.last_error = str(error)
             known.not_before_s = self._clock.monotonic_s() + known.backoff.next_s()
             raise ConnectionClosedError(known.last_error) from error
@@ -191,9 +223,11 @@ class Connections:
             # After a drop it is another try's.
             if known.connecting is asyncio.current_task():
                 known.connecting = None
+        self.opened_total += 1
         known.connection = connection
         known.connected_s = self._clock.monotonic_s()
         known.not_before_s = 0.0
+        self._callbacks.events.note("connected", address)
         self._callbacks.connected(address, connection)
         return connection
 
@@ -207,6 +241,9 @@ class Connections:
         known.last_error = f"the connection to {address} was lost"
         known.not_before_s = now_s + known.backoff.next_s()
         if not self.is_closed:
+            self.lost_total += 1
+            reason = connection.close_reason or "ended by the other side, or by the network"
+            self._callbacks.events.note("disconnected", address, reason)
             self._callbacks.lost(address)
 
 

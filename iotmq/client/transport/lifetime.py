@@ -8,8 +8,10 @@ from collections.abc import Coroutine, Generator
 from types import TracebackType
 from typing import Any, Self
 
+from iotmq.client.transport.measured import Measured
 
-class Lifetime(ABC):
+
+class Lifetime(Measured, ABC):
     """A part of a client that `async with` starts and stops. `await` starts it, too, and returns it."""
 
     @abstractmethod

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from iotmq import limits
 from iotmq.errors import BrokerError, RequestError
 from iotmq.remoting import lenient_json
 
@@ -123,6 +124,10 @@ def parse_route(topic: str, body: bytes) -> TopicRoute:
         }
     except (RequestError, ValueError) as error:
         raise BrokerError(1, f"the registry's route of topic {topic} cannot be read: {error}") from error
+    count = sum(max(0, each.read_queue_nums) + max(0, each.write_queue_nums) for each in data.queue_datas)
+    if count > limits.ROUTE_QUEUES_MAX:
+        maximum = limits.ROUTE_QUEUES_MAX
+        raise BrokerError(1, f"the registry's route of topic {topic} has {count} queues, more than {maximum}")
     readable: list[MessageQueue] = []
     writable: list[MessageQueue] = []
     away: list[MessageQueue] = []

@@ -61,6 +61,13 @@ public class JavaClient {
                 return request(words);
             case "push":
                 return push(words);
+            case "commit":
+                // What it does every five seconds.
+                consumers.get(words.getString("name")).getDefaultMQPushConsumerImpl().persistConsumerOffset();
+                return null;
+            case "shutdown":
+                consumers.remove(words.getString("name")).shutdown();
+                return null;
             default:
                 throw new IllegalArgumentException(words.getString("do"));
         }
@@ -129,14 +136,15 @@ public class JavaClient {
         return null;
     }
 
-    /** Each of "messages" has a "body" and may have "properties". */
+    /** Each of "messages" has a "body" and may have "tags", "keys", a "delay_level" and "properties". */
     private Object send(JSONObject words) throws Exception {
         List<String> results = new ArrayList<>();
         JSONArray messages = words.getJSONArray("messages");
         for (int at = 0; at < messages.size(); at++) {
             JSONObject each = messages.getJSONObject(at);
-            byte[] text = each.getString("body").getBytes(StandardCharsets.UTF_8);
-            Message message = new Message(words.getString("topic"), text);
+            each.put("topic", words.getString("topic"));
+            Message message = message(each);
+            message.setDelayTimeLevel(each.getIntValue("delay_level"));
             JSONObject properties = each.getJSONObject("properties");
             if (properties != null) {
                 for (String name : properties.keySet()) {
@@ -159,16 +167,18 @@ public class JavaClient {
 
     /**
      * Messages follow as lines of kind "message"; with "replies_by" each is replied to by that producer. May have
-     * "sql", an "account", "tls", "orderly", and "pull_again_ms" for the time after a pull that has failed.
+     * "sql" or an "expression" of tags, an "account", "tls", "orderly", "pull_again_ms" for the time after a pull
+     * that has failed, and an "instance": its name for "commit" and "shutdown".
      */
     private Object push(JSONObject words) throws Exception {
         String group = words.getString("group");
+        String instance = words.containsKey("instance") ? words.getString("instance") : group;
         DefaultMQProducer replier =
             words.containsKey("replies_by") ? producers.get(words.getString("replies_by")) : null;
         DefaultMQPushConsumer consumer =
             new DefaultMQPushConsumer(group, signing(words), new AllocateMessageQueueAveragely());
         consumer.setNamesrvAddr(registry);
-        consumer.setInstanceName(group);
+        consumer.setInstanceName(instance);
         consumer.setUseTLS(words.getBooleanValue("tls"));
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setPullTimeDelayMillsWhenException(
@@ -176,22 +186,22 @@ public class JavaClient {
         if (words.containsKey("sql")) {
             consumer.subscribe(words.getString("topic"), MessageSelector.bySql(words.getString("sql")));
         } else {
-            consumer.subscribe(words.getString("topic"), "*");
+            consumer.subscribe(words.getString("topic"), words.getOrDefault("expression", "*").toString());
         }
         if (words.getBooleanValue("orderly")) {
             consumer.registerMessageListener((MessageListenerOrderly) (messages, context) -> {
                 for (MessageExt message : messages) {
-                    Pipe.say("message", received(group, message));
+                    Pipe.say("message", received(group, instance, message));
                 }
                 return ConsumeOrderlyStatus.SUCCESS;
             });
             consumer.start();
-            consumers.put(group, consumer);
+            consumers.put(instance, consumer);
             return null;
         }
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
             for (MessageExt message : messages) {
-                Pipe.say("message", received(group, message));
+                Pipe.say("message", received(group, instance, message));
                 if (replier == null) {
                     continue;
                 }
@@ -207,7 +217,7 @@ public class JavaClient {
             return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
         });
         consumer.start();
-        consumers.put(group, consumer);
+        consumers.put(instance, consumer);
         return null;
     }
 
@@ -228,12 +238,14 @@ public class JavaClient {
         line.put("keys", message.getKeys());
         line.put("id", message.getMsgId());
         line.put("queue_id", message.getQueueId());
+        line.put("colour", message.getUserProperty("colour"));
         return line;
     }
 
-    private static JSONObject received(String group, MessageExt message) {
+    private static JSONObject received(String group, String instance, MessageExt message) {
         JSONObject line = seen(message);
         line.put("group", group);
+        line.put("consumer", instance);
         line.put("prepared_position", message.getPreparedTransactionOffset());
         line.put("sys_flag", message.getSysFlag());
         line.put("transaction_id", message.getTransactionId());

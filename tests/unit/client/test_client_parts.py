@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 from fake_broker import SILENT, FakeBroker, FakeRegistry
 
 import iotmq
 from iotmq.client import (
+    Interceptor,
     Message,
     ProducerSettings,
     PushConsumerSettings,
@@ -20,6 +21,8 @@ from iotmq.client import (
 )
 from iotmq.errors import ClientClosedError, ClientError, RequestTimeoutError
 from iotmq.remoting.codes import RequestCode
+from iotmq.remoting.command import Command
+from iotmq.remoting.server import ServerConnection
 
 
 @pytest.fixture
@@ -132,3 +135,76 @@ async def test_parts_that_are_over_are_not_kept(broker: FakeBroker) -> None:
         del producer
         gc.collect()
         assert len(client._parts) == 0
+
+
+async def test_who_stops_while_another_does_waits_for_the_same_end(broker: FakeBroker) -> None:
+    """The connections stay until every part has ended, whoever ends it."""
+    held: list[Callable[[], None]] = []
+    has_held = asyncio.Event()
+
+    def hold(connection: ServerConnection, request: Command) -> Command | None:
+        answer = FakeBroker.answer(broker, connection, request)
+        if answer is None or request.code != RequestCode.SEND_MESSAGE_V2:
+            return answer
+        held.append(lambda: connection.reply(answer))
+        has_held.set()
+        return None
+
+    broker.answer = hold  # type: ignore[method-assign]
+    for ends_part_first in (False, True):
+        client = await client_of(broker)
+        producer = await client.producer()
+        sent = producer.send_nowait(Message("T", b"1"))
+        await has_held.wait()
+        has_held.clear()
+        # Who does not wait any more does not end the end.
+        first = asyncio.ensure_future(producer.stop() if ends_part_first else client.stop())
+        await asyncio.sleep(0)
+        first.cancel()
+        others = [asyncio.ensure_future(client.stop()) for _ in range(2)]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        held.pop()()
+        assert (await sent).queue_offset == int(ends_part_first)
+        await asyncio.gather(*others)
+        assert not client.is_running
+        assert not client._producers
+
+
+async def test_interceptors_start_and_stop_once(broker: FakeBroker) -> None:
+    calls: list[str] = []
+
+    class Noting(Interceptor):
+        async def start(self, client: object) -> None:
+            calls.append("start")
+
+        async def stop(self) -> None:
+            calls.append("stop")
+
+    client = iotmq.connect(broker.url, interceptors=[Noting()])  # type: ignore[attr-defined]
+    await client.stop()
+    async with client:
+        await client.stop()
+    assert calls == ["start", "stop"]
+
+
+async def test_a_client_whose_interceptor_does_not_start_leaves_nothing_behind(broker: FakeBroker) -> None:
+    calls: list[str] = []
+
+    class First(Interceptor):
+        async def stop(self) -> None:
+            calls.append("stop")
+
+    class Failing(Interceptor):
+        async def start(self, client: object) -> None:
+            raise ClientError("not this one")
+
+        async def stop(self) -> None:
+            raise AssertionError("it was not started")
+
+    tasks = asyncio.all_tasks()
+    client = iotmq.connect(broker.url, interceptors=[First(), Failing()])  # type: ignore[attr-defined]
+    with pytest.raises(ClientError, match="not this one"):
+        async with client:
+            pass
+    assert (calls, client.is_running, asyncio.all_tasks()) == (["stop"], False, tasks)

@@ -88,6 +88,25 @@ async def test_another_run_goes_on_behind_the_files_and_bodies_may_be_plain(tmp_
     assert (tmp_path / "T" / names(tmp_path)[1]).read_bytes() == b"3\n"
 
 
+async def test_an_archive_of_what_comes_misses_nothing_when_it_is_killed_before_its_first_file(
+    tmp_path: Path,
+) -> None:
+    broker = broker_with(2)
+    async with settings_of(broker) as client:
+        settings = ArchiveSettings(directory=tmp_path)
+        running = asyncio.ensure_future(
+            archive(client, ["T"], "archive", settings, begin="last", report=lambda line: None)
+        )
+        await until(lambda: broker.offsets.get(("archive", "T", 0)) == 2)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        # What comes between is of the next run.
+        broker.store("T", 0, b"2", store_timestamp_ms=1_700_000_000_002)
+        await archive(client, ["T"], "archive", settings, begin="last", is_once=True, report=print)
+    assert offsets_in(tmp_path) == [2]
+
+
 async def test_a_large_file_is_followed_by_another(tmp_path: Path) -> None:
     broker = broker_with(3_000)
     async with settings_of(broker) as client:

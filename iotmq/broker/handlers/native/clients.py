@@ -120,6 +120,11 @@ class ClientHandler:
         if group.retry_queue_nums > 0 and len(name.encode()) <= limits.TOPIC_BYTES_MAX:
             self._topics.ensure(name, queues=group.retry_queue_nums)
 
+    def tell(self, group: str) -> None:
+        """Have a group's members look again for what they are to consume."""
+        if self._groups.consumer_group(group) is not None:
+            self._notify([group])
+
     def _notify(self, changed: Iterable[str]) -> None:
         """Tell members of groups that members or subscriptions changed: very many over several turns."""
         is_under_way = bool(self._changed or self._untold)

@@ -18,6 +18,7 @@ from iotmq.broker.filters.tags import parse_tags
 from iotmq.broker.handlers.native.loaded import answer_loaded
 from iotmq.broker.handlers.native.parked_pulls import ParkedPulls, tick_of
 from iotmq.broker.parts import BrokerParts
+from iotmq.broker.pop.attempts import Attempt, PopAttempts
 from iotmq.broker.pop.pop_queue import BY_KEY, BY_QUEUE, NO_ORDER, PopQueue
 from iotmq.broker.pop.pops import Pops
 from iotmq.broker.pop.states import Place
@@ -87,6 +88,10 @@ class Pop(msgspec.Struct, eq=False):
     from_end: bool
     deadline_s: float | None
     """Until when it would wait; None: not at all."""
+    attempt: Attempt | None
+    """Set when it may be made again."""
+    again: set[Place] = set()
+    """Queues that this attempt was given messages of before."""
 
     @property
     def group(self) -> str:
@@ -129,6 +134,7 @@ class PopHandler:
         self._cold_reads = parts.cold_reads
         self._pops = pops
         self._filters = filters
+        self._attempts = PopAttempts(pops)
         self._parked: ParkedPulls[Pop] = ParkedPulls(lambda: parts.settings.held_pulls_max)
         self._waits: dict[tuple[str, str, int], PopWait] = {}
         # Those of a topic, to be woken.
@@ -158,6 +164,7 @@ class PopHandler:
     def stop(self) -> None:
         self._timer.cancel()
         self._woken.clear()
+        self._attempts.clear()
         if self._store.is_replicated:
             # Another member will be master, and its clients are not to wait for these.
             for parked in self._parked.take_all():
@@ -226,16 +233,25 @@ class PopHandler:
             deadline_s=(
                 self._clock.monotonic_s() + min(poll_ms, limits.HOLD_MS_MAX) / 1000 if poll_ms > 0 else None
             ),
+            attempt=_attempt_of(request, group, topic.topic_name, queue_id) if is_pop else None,
         )
+        if pop.attempt is not None:
+            pop.again = self._attempts.take_back(pop.attempt)
         return self._look(pop, loads_left=_COLD_LOADS_MAX)
 
     def _peek(self, connection: ServerConnection, request: Command) -> Command | None:
         """Answer with what would be popped next, and hold nothing."""
+        return self._look_only(connection, request, loads_left=_COLD_LOADS_MAX)
+
+    def _look_only(
+        self, connection: ServerConnection, request: Command, *, loads_left: int
+    ) -> Command | None:
         group = request.text("consumerGroup")
         queue_id = request.integer("queueId", minimum=_ANY_QUEUE)
         topic = self._check(group, request.text("topic"), queue_id)
         left = min(request.integer("maxMsgNums", minimum=1), limits.PULL_RECORDS_DEFAULT_MAX)
         views: list[memoryview] = []
+        bytes_left = limits.PULL_BYTES_DEFAULT_MAX
         rest = 0
         for stored in self._wait_of(group, topic, queue_id).queues:
             place = Place(group, topic.topic_name, stored.queue_id)
@@ -245,19 +261,26 @@ class PopHandler:
             offset = min(max(stored.min_offset, offset or 0), stored.max_offset)
             rest += stored.max_offset - offset
             for start, count in ((run[0], run[1] - run[0]) if run else (0, 0), (offset, left)):
-                if min(count, left) <= 0 or start >= stored.max_offset:
+                count = min(count, left)
+                if count <= 0 or bytes_left <= 0 or start >= stored.max_offset:
                     continue
-                count, bytes_max = min(count, left), limits.PULL_BYTES_DEFAULT_MAX
-                if self._store.plan_read(stored, start, records_max=count, bytes_max=bytes_max) is None:
-                    read = self._store.read(stored, start, records_max=count, bytes_max=bytes_max)
-                    left -= read.count
-                    views += read.views
-        ext = {
-            "popTime": str(self._clock.now_ms()),
-            "invisibleTime": "0",
-            "reviveQid": "0",
-            "restNum": str(rest),
-        }
+                plan = self._store.plan_read(stored, start, records_max=count, bytes_max=bytes_left)
+                if plan is not None and loads_left:
+                    self._cold_reads.start(
+                        plan,
+                        lambda error: answer_loaded(
+                            connection,
+                            request,
+                            error,
+                            lambda: self._look_only(connection, request, loads_left=loads_left - 1),
+                        ),
+                    )
+                    return None
+                read = self._store.read(stored, start, records_max=count, bytes_max=bytes_left)
+                left -= read.count
+                bytes_left -= read.size_bytes
+                views += read.views
+        ext = self._ext(self._clock.now_ms(), 0, rest)
         if not views:
             return request.reply(ResponseCode.PULL_NOT_FOUND, remark="nothing to pop", ext=ext)
         return request.reply(ResponseCode.SUCCESS, ext=ext, body=cast("list[bytes | memoryview]", views))
@@ -351,6 +374,8 @@ class PopHandler:
                 )
             ):
                 found.append((place, state, stored))
+        if pop.again:
+            found.sort(key=lambda each: each[0] not in pop.again)
         return found
 
     def _take(self, pop: Pop, *, may_load: bool) -> _Taken:
@@ -453,6 +478,8 @@ class PopHandler:
                 pop.connection.reply(request.reply(refusal.code, remark=refusal.remark))
                 return
             self.popped_total += taken.count
+            if pop.attempt is not None:
+                self._attempts.note(pop.attempt, taken.states, pop_ms=taken.pop_ms, due_ms=taken.due_ms)
             topic, queue_id = pop.queue.key[1], taken.states[0][0].queue_id
             self._statistics.counters.count_get(
                 topic,
@@ -560,6 +587,18 @@ class PopHandler:
             for parked in self._parked.waiting_for(wait):
                 self._parked.remove(parked)
                 parked.connection.reply(self._nothing(parked))
+
+
+def _attempt_of(request: Command, group: str, topic: str, queue_id: int) -> Attempt | None:
+    attempt_id = request.ext.get("attemptId")
+    if not attempt_id:
+        return None
+    if len(attempt_id.encode()) > limits.POP_ATTEMPT_ID_BYTES_MAX:
+        raise RequestError(
+            ResponseCode.INVALID_PARAMETER,
+            f"the field attemptId has more than {limits.POP_ATTEMPT_ID_BYTES_MAX} bytes",
+        )
+    return Attempt(group, topic, queue_id, attempt_id)
 
 
 def invisible_ms(request: Command, *, minimum: int = 1) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final, Literal
+from collections.abc import Callable, Mapping
+from typing import Final, Literal, TypeVar
 
 import msgspec
 
@@ -11,6 +11,7 @@ from iotmq.broker.members.groups import BROADCASTING
 from iotmq.broker.members.queue_locks import MessageQueue
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.pop.pops import Pops
+from iotmq.broker.registration.registration import QueueName, QueuesFound
 from iotmq.broker.replies.deferred_reply import DeferredReply
 from iotmq.broker.replies.reply_body import reply_json
 from iotmq.broker.replies.request_table import Handler, RequestProcessor
@@ -28,6 +29,8 @@ _AVERAGE: Final = "AVG"
 _CIRCLE: Final = "AVG_BY_CIRCLE"
 
 Mode = Literal["PULL", "POP"]
+
+Shared = TypeVar("Shared")
 
 
 class _ModeRequest(msgspec.Struct, kw_only=True, rename="camel"):
@@ -56,7 +59,17 @@ class _Assignments(msgspec.Struct, kw_only=True, rename="camel"):
 class RequestModeHandler(RequestProcessor):
     """Says what the consumers of a group are to do that leave it to the broker."""
 
-    def __init__(self, parts: BrokerParts, pops: Pops) -> None:
+    def __init__(
+        self,
+        parts: BrokerParts,
+        pops: Pops,
+        *,
+        find_queues: Callable[[str, QueuesFound], None],
+        tell: Callable[[str], None],
+    ) -> None:
+        """`find_queues` tells the queues of a topic at all brokers, `tell` a group's members to ask again."""
+        self._find_queues = find_queues
+        self._tell = tell
         self._parts = parts
         self._topics = parts.topics
         self._subscription_groups = parts.subscription_groups
@@ -81,6 +94,7 @@ class RequestModeHandler(RequestProcessor):
 
         def stored_or_not(refusal: RefusedBatch | None) -> None:
             if refusal is None:
+                self._tell(body.consumer_group)
                 answer.succeed()
             else:
                 answer.refuse(RequestError(refusal.code, refusal.remark))
@@ -88,32 +102,50 @@ class RequestModeHandler(RequestProcessor):
         self._pops.set_mode(body.consumer_group, body.topic, stored_or_not, is_popped=body.mode == "POP")
         return answer.now_or_later()
 
-    def _assign(self, connection: ServerConnection, request: Command) -> Command:
+    def _assign(self, connection: ServerConnection, request: Command) -> Command | None:
+        """Answer with queues of all brokers: who asks does so at one of them, whichever it is."""
         body = lenient_json.decode_request(request.body, _AssignmentRequest)
-        topic = known_topic(self._topics, body.topic)
-        is_popped = self._pops.is_popped(body.consumer_group, body.topic)
-        if is_popped and body.message_model != BROADCASTING:
-            queue_ids = [_ANY_QUEUE]
-        else:
-            queue_ids = list(range(topic.read_queue_nums))
-            is_popped = False
-            if body.message_model != BROADCASTING:
+        known_topic(self._topics, body.topic)
+        answer = DeferredReply(connection, request)
+
+        def found(queues: list[QueueName] | RequestError) -> None:
+            if isinstance(queues, RequestError):
+                answer.refuse(queues)
+                return
+            try:
+                answer.answer(reply_json(request, self._assignments(body, queues)))
+            except RequestError as refusal:
+                answer.refuse(refusal)
+
+        self._find_queues(body.topic, found)
+        return answer.now_or_later()
+
+    def _assignments(self, body: _AssignmentRequest, known: list[QueueName]) -> _Assignments:
+        own = self._parts.settings.name
+        # What registries know of this broker may be late.
+        count = known_topic(self._topics, body.topic).read_queue_nums
+        queues = sorted([each for each in known if each[0] != own] + [(own, each) for each in range(count)])
+        mode: Mode = "PULL"
+        if body.message_model != BROADCASTING:
+            if self._pops.is_popped(body.consumer_group, body.topic):
+                mode = "POP"
+                queues = [(name, _ANY_QUEUE) for name in sorted({name for name, _ in queues})]
+            else:
                 group = self._groups.consumer_group(body.consumer_group)
                 members = [] if group is None else sorted(group.members)
-                queue_ids = share_of(queue_ids, members, body.client_id, body.strategy_name)
-        assignments = [
-            _Assignment(
-                message_queue=MessageQueue(
-                    broker_name=self._parts.settings.name, queue_id=queue_id, topic=body.topic
-                ),
-                mode="POP" if is_popped else "PULL",
-            )
-            for queue_id in queue_ids
-        ]
-        return reply_json(request, _Assignments(message_queue_assignments=assignments))
+                queues = share_of(queues, members, body.client_id, body.strategy_name)
+        return _Assignments(
+            message_queue_assignments=[
+                _Assignment(
+                    message_queue=MessageQueue(broker_name=name, queue_id=queue_id, topic=body.topic),
+                    mode=mode,
+                )
+                for name, queue_id in queues
+            ]
+        )
 
 
-def share_of(queue_ids: list[int], members: list[str], client_id: str, strategy: str) -> list[int]:
+def share_of(queues: list[Shared], members: list[str], client_id: str, strategy: str) -> list[Shared]:
     """Return the queues of one member, as clients share them. RequestError (29) for another strategy."""
     if strategy not in (_AVERAGE, _CIRCLE):
         raise RequestError(
@@ -125,7 +157,7 @@ def share_of(queue_ids: list[int], members: list[str], client_id: str, strategy:
         return []
     index = members.index(client_id)
     if strategy == _CIRCLE:
-        return queue_ids[index :: len(members)]
-    count, more = divmod(len(queue_ids), len(members))
+        return queues[index :: len(members)]
+    count, more = divmod(len(queues), len(members))
     start = index * count + min(index, more)
-    return queue_ids[start : start + count + (index < more)]
+    return queues[start : start + count + (index < more)]

@@ -30,8 +30,9 @@ class GroupOffsets:
         self._settings = settings
         self.are_shared = settings.model == "clustering"
         """True when other members of the group may commit, too."""
-        self._are_committed = not isinstance(settings, PullConsumerSettings) or settings.auto_commit
-        """False when only the application commits."""
+        is_manual = isinstance(settings, PullConsumerSettings) and not settings.auto_commit
+        self._is_start_committed = not is_manual or settings.consume_from != "first"
+        """False when only the application commits, and nobody who takes over can begin behind this one."""
         self._own: dict[MessageQueue, int] = {}
         """Broadcasting: how far each queue is consumed."""
         if settings.offsets_file and self.are_shared:
@@ -74,7 +75,7 @@ class GroupOffsets:
         if stored is not None:
             return stored
         first = await self._first(queue)
-        if self._are_committed:
+        if self._is_start_committed:
             # Now, or who takes over before the first commit begins behind what has come meanwhile.
             await self.commit(queue, first)
             await self.save()

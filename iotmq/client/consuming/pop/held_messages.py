@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from iotmq.client.consuming.pop.popped_calls import PoppedCalls
 from iotmq.client.consuming.pop.popped_message import PoppedMessage
 
 
@@ -22,8 +23,10 @@ class HeldMessages:
         bytes_max: int,
         invisible_s: float,
         is_unread: Callable[[PoppedMessage], bool],
+        calls: PoppedCalls | None,
     ) -> None:
-        """`is_unread` says of a message whose time is over whether the application has not got it."""
+        """`is_unread` says of a message whose time is over whether the application has not got it; `calls`
+        are told what becomes of those that it has got."""
         self._count_max = count_max
         self._bytes_max = bytes_max
         self._invisible_s = invisible_s
@@ -35,6 +38,7 @@ class HeldMessages:
         self.expired_total = 0
         """Messages whose time was over before they were settled."""
         self._is_unread = is_unread
+        self._calls = calls
         self._is_resting = False
         self._has_room = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -78,8 +82,10 @@ class HeldMessages:
         if self._timer is None:
             self._timer = loop.call_at(message.due_s, self._expire)
 
-    def release(self, message: PoppedMessage) -> None:
-        """Count a message no more."""
+    def release(self, message: PoppedMessage, *, is_consumed: bool = False) -> None:
+        """Count a message no more: it is consumed, or has failed."""
+        if self._calls is not None:
+            self._calls.ended(message, is_consumed=is_consumed)
         size = self._held.pop(message, None)
         if size is not None:
             self.bytes -= size
@@ -87,6 +93,8 @@ class HeldMessages:
 
     def clear(self) -> None:
         """Count nothing any more."""
+        if self._calls is not None:
+            self._calls.stopped()
         self._held.clear()
         self.bytes = 0
         if self._timer is not None:

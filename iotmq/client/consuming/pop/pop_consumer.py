@@ -11,7 +11,7 @@ from iotmq.client.consuming.pop.pop_fetches import PopFetches
 from iotmq.client.consuming.pop.pop_member import PopMember
 from iotmq.client.consuming.pop.popped_message import PoppedMessage
 from iotmq.client.transport.client import ClientTransport
-from iotmq.client.transport.lifetime import Lifetime
+from iotmq.client.transport.lifetime import Ending, Lifetime
 from iotmq.client.transport.message import RETRY_PREFIX, check_group, check_topic
 from iotmq.client.transport.settings import PopConsumerSettings
 from iotmq.client.transport.subscriptions import parse_subscription
@@ -44,6 +44,7 @@ class PopConsumer(Lifetime):
         self._subscriptions = self._fetches.subscriptions
         self._member: PopMember | None = None
         """Set while it runs."""
+        self._ending = Ending()
 
     async def subscribe(self, topic: str, tags: str = "*", *, sql: str | None = None) -> None:
         """Consume `topic`: all of it, the tags of an expression such as `TagA || TagB`, or the messages whose
@@ -76,6 +77,7 @@ class PopConsumer(Lifetime):
 
     async def start(self) -> None:
         """Begin to fetch; the client must be started. Topics that do not exist yet are waited for."""
+        await self._ending.over()
         if self._member is not None:
             return
         if not self._subscriptions:
@@ -103,8 +105,9 @@ class PopConsumer(Lifetime):
         Returned messages may be settled as long as the client lives.
         """
         member, self._member = self._member, None
-        if member is None:
-            return
+        await self._ending.reached(None if member is None else self._leave(member))
+
+    async def _leave(self, member: PopMember) -> None:
         for topic in self._subscriptions:
             self._client.routes.unwant(topic)
         await self._fetches.close()

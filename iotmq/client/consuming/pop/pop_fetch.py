@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from typing import Final, Protocol
 
 import msgspec
@@ -12,7 +13,7 @@ from iotmq.client.consuming.pop.held_messages import HeldMessages
 from iotmq.client.consuming.pop.popped_message import PoppedMessage, Receipt
 from iotmq.client.consuming.pop.settling import Settling
 from iotmq.client.consuming.pulls import PollBackoff, reconnect_backoff
-from iotmq.client.transport.calls import broker_address
+from iotmq.client.transport.calls import asking, broker_address
 from iotmq.client.transport.client import ClientTransport, expect_success
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import PopConsumerSettings
@@ -93,6 +94,7 @@ class PopFetch:
         self._owner = owner
         self._empty = PollBackoff(shortest_s=_BACKOFF_S_MIN, longest_s=_BACKOFF_S_MAX)
         self._failures = reconnect_backoff(parts.client)
+        self._attempt_id = uuid.uuid4().hex
         self._task = supervise("pops", self._fetch_forever)
 
     def cancel(self) -> asyncio.Task[None]:
@@ -171,7 +173,11 @@ class PopFetch:
             # The broker does not know, and holds for us what it gives.
             self._owner.in_background(asyncio.ensure_future(self._give_back(asked)))
             raise
-        return self._read(asked.result())
+        response = asked.result()
+        # One without an answer is made again under the same name, and gets what was given to it.
+        self._attempt_id = uuid.uuid4().hex
+        with asking(self._doing()):
+            return self._read(response)
 
     async def _give_back(self, asked: asyncio.Task[Command]) -> None:
         try:
@@ -196,6 +202,7 @@ class PopFetch:
             "order": "true" if settings.orderly is True else "false",
             "isKeyOrdered": "true" if settings.orderly == "key" else "false",
             "bname": self._queue.broker_name,
+            "attemptId": self._attempt_id,
         }
         address = await broker_address(parts.client, self._queue)
         return await parts.client.request(

@@ -7,6 +7,7 @@ from collections import deque
 
 from iotmq.client.consuming.pop.held_messages import HeldMessages
 from iotmq.client.consuming.pop.pop_fetch import PopFetch, PopParts
+from iotmq.client.consuming.pop.popped_calls import PoppedCalls
 from iotmq.client.consuming.pop.popped_message import PoppedMessage
 from iotmq.client.consuming.pop.settling import Settling
 from iotmq.client.transport.client import ClientTransport
@@ -22,11 +23,14 @@ class PopFetches:
     def __init__(self, client: ClientTransport, group: str, settings: PopConsumerSettings) -> None:
         self.subscriptions: dict[str, Subscription] = {}
         """The subscriptions by topic, that of the group's retry topic included."""
+        calls = client.interceptors.for_consumer(group)
+        self._calls = None if calls is None else PoppedCalls(calls)
         self.held = HeldMessages(
             count_max=settings.held_max,
             bytes_max=settings.held_bytes_max,
             invisible_s=settings.invisible_ms / 1000,
             is_unread=self._was_not_returned,
+            calls=self._calls,
         )
         self.settling = Settling(client, group, self.held)
         self.has_arrived = asyncio.Event()
@@ -56,6 +60,8 @@ class PopFetches:
         messages = [self._arrived.popleft() for _ in range(min(count_max, len(self._arrived)))]
         if not self._arrived:
             self.has_arrived.clear()
+        if messages and self._calls is not None:
+            self._calls.returned(messages)
         return messages
 
     def open(self) -> None:

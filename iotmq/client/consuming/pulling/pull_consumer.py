@@ -98,6 +98,7 @@ class PullConsumer(Lifetime):
     ) -> None:
         if kind is None:
             self._queues.finish_returned()
+        self._queues.calls.finish(error)
         await self.stop()
 
     # --- as a member of the group -------------------------------------------------------------------
@@ -237,6 +238,7 @@ class PullConsumer(Lifetime):
             if messages:
                 self._count(fetch.queue, len(messages))
                 self._queues.returned(fetch)
+                self._queues.calls.returned(fetch.queue, messages)
                 return messages
 
     async def getmany_columns(
@@ -258,6 +260,7 @@ class PullConsumer(Lifetime):
             self._queues.still_ready(fetch)
         self._count(fetch.queue, len(result))
         self._queues.returned(fetch)
+        self._queues.calls.returned_columns(fetch.queue, result)
         return fetch.queue, result
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
@@ -276,6 +279,7 @@ class PullConsumer(Lifetime):
             while fetch.decoded and queues.may_return(fetch):
                 message = fetch.pop()
                 queues.returned(fetch)
+                queues.calls.returned(fetch.queue, (message,))
                 yield message
                 queues.finish_returned()
 

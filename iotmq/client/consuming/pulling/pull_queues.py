@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Final
 
+from iotmq.client.consuming.asked_calls import AskedCalls
 from iotmq.client.consuming.cache_room import CacheRoom
 from iotmq.client.consuming.members.held_locks import HeldLocks
 from iotmq.client.consuming.offsets.group_offsets import GroupOffsets
@@ -18,7 +19,7 @@ from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import PullConsumerSettings
 from iotmq.client.transport.subscriptions import Subscription
-from iotmq.errors import ClientError, IotmqError
+from iotmq.errors import ClientClosedError, ClientError, IotmqError
 from iotmq.event_loop import happens_within
 
 _log = logging.getLogger(__name__)
@@ -43,6 +44,8 @@ class PullQueues:
         """Set for an orderly consumer."""
         if self.locks is not None:
             self.locks.on_renewed = self._list_again
+        self.calls = AskedCalls(client.interceptors, group)
+        """Told of what is returned, and when it is consumed."""
         self._client = client
         self._group = group
         self._offsets = offsets
@@ -63,6 +66,7 @@ class PullQueues:
         """End all fetches and what waits for one."""
         self._is_closed = True
         self._has_ready.set()
+        self.calls.finish(ClientClosedError("the consumer was stopped before it was asked for more"))
         await asyncio.gather(*(fetch.stop() for fetch in self.fetches.values()))
         if self.locks is not None:
             await asyncio.gather(*(self.locks.release(queue) for queue in self.fetches))
@@ -161,6 +165,7 @@ class PullQueues:
         self._was_asked.set()
         if fetch is not None:
             fetch.consumed = fetch.position
+            self.calls.finish()
 
     def _list_again(self) -> None:
         """List what could not be returned for a while, and has something."""

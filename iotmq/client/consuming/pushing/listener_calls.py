@@ -62,6 +62,7 @@ class ListenerCalls:
         first_s = settings.local_retry_ms / 1000
         self._probing = Probing(client.clock, rest_s_min=first_s, rest_s_max=settings.probe_ms_max / 1000)
         self._interceptors = client.interceptors.for_consumer(group)
+        self._columns_interceptors = client.interceptors.for_columns(group)
         self._last_failure_log_s = 0.0
         self.on_failure: Callable[[ListenerError], Awaitable[None] | None] | None = None
         """Told about each failed call."""
@@ -71,6 +72,8 @@ class ListenerCalls:
         self.failed_total = 0
         self.given_back_total = 0
         self.dropped_total = 0
+        self.left_total = 0
+        """Calls that went on after their cancellation, and were left behind."""
 
     @property
     def wants_columns(self) -> bool:
@@ -168,11 +171,23 @@ class ListenerCalls:
         """Consume a message that an operator sent here; offsets do not change."""
         assert self._listener is not None
         delivery = Delivery([message], self._settings.listener_timeout_ms / 1000)
-        async with delivery:
-            outcome = await call_application(self._listener, [message])
-        failed = [] if outcome is None else _failed_of(outcome, [message])
-        settlement = delivery.settled.get(message)
-        return not failed if settlement is None else settlement.kind == "ack"
+        interceptors = self._interceptors
+        consuming = None if interceptors is None else interceptors.begin(message.queue, [message])
+        is_consumed = False
+        cause: BaseException | None = None
+        try:
+            async with delivery:
+                outcome = await call_application(self._listener, [message])
+            failed = [] if outcome is None else _failed_of(outcome, [message])
+            settlement = delivery.settled.get(message)
+            is_consumed = not failed if settlement is None else settlement.kind == "ack"
+        except BaseException as error:
+            cause = error
+            raise
+        finally:
+            if interceptors is not None and consuming is not None:
+                interceptors.end(consuming, () if is_consumed else [message], cause)
+        return is_consumed
 
     async def _handle_columns(self, queue: MessageQueue, columns: Columns) -> None:
         assert self._columns_listener is not None
@@ -181,12 +196,18 @@ class ListenerCalls:
         while tries < self._settings.columns_tries_max:
             begun_s = time.perf_counter()
             delivery = Delivery([], self._settings.listener_timeout_ms / 1000)
+            interceptors = self._columns_interceptors
+            consuming = None if interceptors is None else interceptors.begin(queue, columns)
+            cause: BaseException | None = None
             try:
                 async with delivery:
                     outcome: object = await call_application(self._columns_listener, queue, columns)
                 if outcome is not None:
                     raise _ForeignResultError(f"it returned {type(outcome).__name__} instead of None")
-            except Exception as error:
+            except BaseException as error:
+                cause = error
+                if not isinstance(error, Exception):
+                    raise
                 tries += 1
                 self._count_columns(queue, failed=len(columns), begun_s=begun_s)
                 self.failed_total += len(columns)
@@ -195,6 +216,9 @@ class ListenerCalls:
                 self._count_columns(queue, consumed=len(columns), begun_s=begun_s)
                 self.consumed_total += len(columns)
                 return
+            finally:
+                if interceptors is not None and consuming is not None:
+                    interceptors.end(consuming, cause)
             await asyncio.sleep(rest.next_s())
         if not self._is_clustering:
             _log.error(

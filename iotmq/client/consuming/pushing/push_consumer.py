@@ -144,7 +144,10 @@ class PushConsumer(Lifetime):
             self._commits.append(supervise("locks of queues", self._queues.locks.renew_forever))
 
     async def stop(self) -> None:
-        """Let running listener calls end (`stop_timeout_ms`), commit, and leave the group."""
+        """Let running listener calls end (`stop_timeout_ms`), commit, and leave the group.
+
+        Calls that take longer are cancelled, and those that go on are left behind after the same time again.
+        """
         if self._queues.are_worked_by(asyncio.current_task()):
             raise ClientError(STOPPED_INSIDE)
         work = None
@@ -173,17 +176,18 @@ class PushConsumer(Lifetime):
 
     def metrics(self) -> Iterable[Metric]:
         """Report the counters of this consumer."""
-        labels = (("group", self.group),)
-        cached = sum(reader.cached_records for reader in self._queues.readers.values())
+        # A copy, because queues come and go while another thread asks.
+        cached = sum(reader.cached_records for reader in tuple(self._queues.readers.values()))
         yield from samples(
             ("iotmq_client_consumed_total", "Messages consumed", self._calls.consumed_total),
             ("iotmq_client_consume_failed_total", "Messages a listener failed", self._calls.failed_total),
             ("iotmq_client_given_back_total", "Failed messages given back", self._calls.given_back_total),
             ("iotmq_client_dropped_total", "Failed broadcasts given up", self._calls.dropped_total),
+            ("iotmq_client_left_calls_total", "Cancelled calls that went on", self._calls.left_total),
             ("iotmq_client_cached_records", "Messages fetched, not consumed", cached),
             ("iotmq_client_cached_bytes", "Bytes fetched, not consumed", self._queues.room.bytes),
             ("iotmq_client_queues", "Queues of this member", len(self._queues.readers)),
-            labels=labels,
+            labels=(("group", self.group),),
         )
 
     def _status(self) -> Status:

@@ -55,7 +55,8 @@ class PushQueues:
 
     async def close(self) -> None:
         """End all readers and commit what they have done."""
-        await asyncio.gather(*(reader.close() for reader in self.readers.values()), *self._closing.values())
+        closing = (self._close(reader) for reader in self.readers.values())
+        await asyncio.gather(*closing, *self._closing.values())
         # Not of queues that the broker has moved meanwhile: their offsets are set by what closes them.
         await self.commit(tuple(self.readers.values()))
         if self.locks is not None:
@@ -96,7 +97,7 @@ class PushQueues:
 
     def _lost(self, queue: MessageQueue) -> None:
         if queue in self.readers:
-            self._give_up(queue, self.readers.pop(queue).close())
+            self._give_up(queue, self._close(self.readers.pop(queue)))
 
     def pause(self, queues: Collection[MessageQueue], *, is_paused: bool) -> None:
         """Hand over nothing of these queues, or messages again."""
@@ -132,6 +133,9 @@ class PushQueues:
 
         task.add_done_callback(closed)
 
+    async def _close(self, reader: QueueReader) -> None:
+        self._calls.left_total += await reader.close()
+
     async def _close_reader(self, reader: QueueReader) -> None:
         await self._finish_reader(reader)
         if self.locks is not None:
@@ -140,7 +144,7 @@ class PushQueues:
     async def _finish_reader(self, reader: QueueReader) -> None:
         # At once, because the new owner asks for the offset now.
         await self.commit([reader])
-        await reader.close()
+        await self._close(reader)
         if reader.committable == reader.committed or not self._offsets.are_shared:
             await self.commit([reader])
             return
@@ -152,7 +156,7 @@ class PushQueues:
             _log.info("the last offset of %s is not committed: %s", reader.queue, error)
 
     async def _move_reader(self, reader: QueueReader, offset: int) -> None:
-        await reader.close()
+        await self._close(reader)
         try:
             await self._offsets.commit(reader.queue, offset)
             _log.info("group %s goes on at offset %d of %s", self._calls.group, offset, reader.queue)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -14,6 +14,7 @@ from iotmq.client.consuming.cache_room import COLUMN_BYTES_MAX, CacheRoom
 from iotmq.client.consuming.consumer_answers import QueueState
 from iotmq.client.consuming.pulls import Pulled, PullStatus, QueuePulls, reconnect_backoff
 from iotmq.client.consuming.pushing.progress import QueueProgress
+from iotmq.client.transport.application_calls import end_calls
 from iotmq.client.transport.message import ReceivedMessage
 from iotmq.client.transport.routes import MASTER_ID, MessageQueue
 from iotmq.client.transport.settings import PushConsumerSettings
@@ -25,6 +26,9 @@ from iotmq.remoting.codes import ResponseCode
 from iotmq.supervised import supervise, surviving
 
 _log = logging.getLogger(__name__)
+
+# The time for the end of a call that was cancelled, when there was none to end before.
+_CANCELLED_S_MIN: Final = 0.1
 
 Payload: TypeAlias = list[ReceivedMessage] | Columns
 
@@ -111,18 +115,22 @@ class QueueReader:
         self._is_paused = is_paused
         self._has_waiting.set()
 
-    async def close(self) -> None:
-        """Stop fetching, drop what waits, and give running calls `stop_timeout_ms` to end."""
+    async def close(self) -> int:
+        """Stop fetching, drop what waits, and give running calls `stop_timeout_ms` to end.
+
+        Then they are cancelled, and after the same time again they are left behind; returns how many were.
+        """
         self._is_closing = True
         self._puller.cancel()
         while self._waiting:
             self._forget(self._waiting.popleft())
         self._has_waiting.set()
         tasks = [self._puller, *self.workers]
-        _, late = await asyncio.wait(tasks, timeout=self._settings.stop_timeout_ms / 1000)
-        for task in late:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        timeout_s = self._settings.stop_timeout_ms / 1000
+        ended, late = await asyncio.wait(tasks, timeout=timeout_s)
+        await asyncio.gather(*ended, return_exceptions=True)
+        what = f"the listener of group {self._pulls.group} for {self.queue}"
+        return await end_calls(late, within_s=max(timeout_s, _CANCELLED_S_MIN), what=what)
 
     # --- fetching -----------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pop_bench import Bench, Popped
+from pop_bench import Bench, Popped, popped
 
 from iotmq import limits
 from iotmq.broker.pop.states import Place
@@ -149,6 +149,26 @@ async def test_who_holds_a_message_no_more_cannot_have_it_dead(bench: Bench) -> 
     code = RequestCode.CHANGE_MESSAGE_INVISIBLE_TIME
     assert (await bench.ask(code, bench.held(former, isDead="true"))).code == ResponseCode.NO_MESSAGE
     assert await bench.ack(present) == [0]
+
+
+async def test_what_is_given_back_unseen_comes_again_at_once_and_was_no_attempt(bench: Bench) -> None:
+    bench.group(retry_max_times=0)
+    bench.put(*bodies(0, 1, 2))
+    zero, one, two = await bench.pop()
+    code, unseen = RequestCode.CHANGE_MESSAGE_INVISIBLE_TIME, {"isUnseen": "true", "invisibleTime": "0"}
+    waiting = bench.wait()
+    assert (await bench.ask(code, bench.held(one, **unseen))).code == 0
+    await bench.settle()
+    [again] = popped(waiting.replies[0])
+    assert (again.body, again.record.reconsume_times) == (b"1", 0)
+    assert (await bench.ask(code, bench.held(one, **unseen))).code == ResponseCode.NO_MESSAGE
+    await bench.ack(again, zero)
+    assert (await bench.ask(code, bench.held(two, **unseen))).code == 0
+    await bench.restart(is_killed=True)
+    [again] = await bench.pop()
+    assert (again.body, again.record.reconsume_times) == (b"2", 0)
+    assert (await bench.ask(code, bench.held(zero, **unseen))).code == ResponseCode.NO_MESSAGE
+    assert bench.dead_letters() == []
 
 
 async def test_a_restart_in_the_middle_changes_nothing_for_holders(bench: Bench) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from eventually import soon
 from transaction_bench import (
@@ -520,6 +521,22 @@ async def test_what_is_older_than_the_log_keeps_messages_is_given_up(bench: Benc
     bench.check(after_s=1)
     assert len(bench.records(TRANSACTION_CHECKS_MAX_TOPIC, 0)) == 1
     assert bench.asked("p1") == []
+
+
+async def test_a_log_that_keeps_nothing_ends_no_transaction_unasked(bench: Bench) -> None:
+    bench.store_settings = msgspec.structs.replace(bench.store_settings, retention_hours=0)
+    bench.settings["transaction_checks_max"] = 2
+    await bench.restart()
+    bench.add_producer("p1")
+    bench.prepare(b"open")
+    prepared = bench.prepare(b"ended", key="K2")
+    for _ in range(2):
+        bench.check()
+        assert [question.ext["msgId"] for question in bench.asked("p1")] == ["K1", "K2"]
+    assert (await bench.end_later(prepared, COMMIT)).code == 0
+    bench.check()
+    assert len(bench.records(TRANSACTION_CHECKS_MAX_TOPIC, 0)) == 1
+    assert bench.bodies() == [b"ended"]
 
 
 async def test_a_given_up_half_can_be_taken_up_again(bench: Bench) -> None:

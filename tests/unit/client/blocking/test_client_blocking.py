@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
+from typing import Any
 
 import pytest
 from eventually import STOP_S, until
@@ -22,18 +23,21 @@ from iotmq.client import (
     ClientSettings,
     Message,
     MessageQueue,
+    PoppedMessage,
     ProducerSettings,
     PullConsumerSettings,
     PushConsumerSettings,
     ReceivedMessage,
     SyncAdmin,
     SyncClient,
+    SyncPoppedMessage,
     SyncProducer,
     SyncPullConsumer,
     SyncPushConsumer,
     SyncTransactionProducer,
     TransactionState,
 )
+from iotmq.client.blocking import loop_thread
 from iotmq.client.transport.client import ClientTransport
 from iotmq.errors import (
     ClientClosedError,
@@ -345,6 +349,67 @@ def test_stopping_twice_and_starting_twice_is_harmless(broker: FakeBroker) -> No
     client.start()
     client.stop()
     client.stop()
+
+
+def test_several_objects_may_come_in_any_form(client: SyncClient) -> None:
+    consumer = client.pop_consumer("pops")
+    messages = [object.__new__(PoppedMessage) for _ in range(2)]
+    forms = [SyncPoppedMessage._around(consumer, message) for message in messages]
+    taken: list[tuple[PoppedMessage, ...]] = []
+
+    async def ack(*messages: PoppedMessage) -> None:
+        taken.append(messages)
+
+    consumer.asynchronous._fetches.settling.ack = ack
+    for given in (forms, tuple(forms), (form for form in forms), []):
+        consumer.ack(given)
+    assert taken == [tuple(messages)] * 3 + [()]
+
+
+def test_a_call_may_come_inside_another_one_of_its_thread(
+    broker: FakeBroker, client: SyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from a handler of signals, or where an iterator that nobody has any more ends."""
+    with client.pull_consumer() as consumer:
+        broker.store("T", 0, b"1")
+        consumer.assign(consumer.queues("T"))
+        iterators = [iter(consumer)]
+        assert next(iterators[0]).body == b"1"
+        submit = asyncio.run_coroutine_threadsafe
+
+        def interrupted(*args: Any) -> Any:
+            if iterators:
+                iterators.pop()
+            return submit(*args)
+
+        monkeypatch.setattr(loop_thread.asyncio, "run_coroutine_threadsafe", interrupted)
+        calling = threading.Thread(target=client.admin.topics, daemon=True)
+        calling.start()
+        calling.join(STOP_S)
+        assert not calling.is_alive()
+
+
+def test_a_stop_inside_a_stop_of_the_same_thread_ends(client: SyncClient) -> None:
+    run, is_inside = client._thread.run, []
+
+    def interrupted(coroutine: Any) -> Any:
+        if not is_inside:
+            is_inside.append(True)
+            client.stop()
+        return run(coroutine)
+
+    client._thread.run = interrupted  # type: ignore[method-assign]
+
+    def stop() -> None:
+        # What is left for it to do is over.
+        with pytest.raises(ClientClosedError):
+            client.stop()
+
+    stopping = threading.Thread(target=stop, daemon=True)
+    stopping.start()
+    stopping.join(STOP_S)
+    assert not stopping.is_alive()
+    assert not client.is_running
 
 
 def test_a_call_that_waits_when_the_client_stops_ends(client: SyncClient) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 
@@ -14,6 +15,7 @@ from iotmq.client import ClientSettings, IotmqClient, Message, MessageTrace, Pus
 from iotmq.client.transport.interceptors import Sending
 from iotmq.errors import ClientError
 from iotmq.remoting.codes import RequestCode
+from iotmq.supervised import FAILURES
 
 TRACES = "RMQ_SYS_TRACE_TOPIC"
 
@@ -73,6 +75,17 @@ async def test_sends_and_calls_of_listeners_are_written_and_those_of_traces_are_
     }
 
 
+async def test_what_pull_consumers_return_is_written(broker: FakeBroker, settings: ClientSettings) -> None:
+    trace = MessageTrace(linger_ms=1)
+    broker.store("T", 0, b"body", b"UNIQ_KEY\x01ID\x02")
+    async with IotmqClient(settings, interceptors=[trace]) as client:
+        async with client.pull_consumer("cg") as consumer:
+            await consumer.assign(await consumer.queues("T"))
+            assert len(await consumer.getmany()) == 1
+        await until(lambda: trace.written_total == 2)
+    assert sorted(entry[0] for entry in entries(broker)) == ["SubAfter", "SubBefore"]
+
+
 async def test_many_are_written_together_and_the_rest_at_the_end(
     broker: FakeBroker, settings: ClientSettings
 ) -> None:
@@ -124,3 +137,42 @@ async def test_a_trace_belongs_to_one_client(settings: ClientSettings) -> None:
     async with IotmqClient(settings, interceptors=[trace]):
         with pytest.raises(ClientError, match="belongs to one client"):
             await IotmqClient(settings, interceptors=[trace]).start()
+
+
+async def test_what_is_being_written_at_the_end_is_written_and_counted(
+    broker: FakeBroker, settings: ClientSettings
+) -> None:
+    broker.script[RequestCode.SEND_MESSAGE_V2] += [0, 1, 0]
+    trace = MessageTrace(linger_ms=0)
+    async with IotmqClient(settings, interceptors=[trace]) as client:
+        producer = await client.producer("pg")
+        await producer.send(Message("T", b"body"))
+        # Its first try is refused, so the second one comes while the client ends.
+        await until(lambda: len(broker.seen(RequestCode.SEND_MESSAGE_V2)) == 2)
+    assert (trace.written_total, trace.dropped_total) == (1, 0)
+    assert len(broker.seen(RequestCode.SEND_MESSAGE_V2)) == 3
+
+
+def test_it_may_be_used_again_in_another_event_loop() -> None:
+    trace = MessageTrace(linger_ms=0)
+
+    async def use() -> None:
+        broker = FakeBroker()
+        broker.add_topic(TRACES, 1)
+        registry = FakeRegistry(broker)
+        for role in (broker, registry):
+            await role.start()
+        settings = ClientSettings(registries=(registry.address,))
+        async with IotmqClient(settings, interceptors=[trace]) as client:
+            # So that it waits for something to write.
+            await asyncio.sleep(0)
+            producer = await client.producer("pg")
+            await producer.send(Message("T", b"body"))
+            await until(lambda: len(broker.stored_bodies(TRACES)) == 1)
+        for role in (broker, registry):
+            await role.stop()
+
+    failures = FAILURES.count("message trace")
+    asyncio.run(use())
+    asyncio.run(use())
+    assert (trace.written_total, FAILURES.count("message trace") - failures) == (2, 0)

@@ -15,11 +15,14 @@ from opentelemetry.trace import SpanContext, SpanKind, StatusCode, TraceFlags
 
 from iotmq.client import (
     ClientSettings,
+    Columns,
     IotmqClient,
     Message,
+    MessageQueue,
     OpenTelemetry,
     PushConsumerSettings,
     ReceivedMessage,
+    encode_batch,
 )
 from iotmq.client.blocking.application_threads import ApplicationThreads
 from iotmq.client.blocking.loop_thread import LoopThread
@@ -217,3 +220,37 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.raises(ClientError, match="opentelemetry-api"):
         OpenTelemetry()
+
+
+async def test_wholes_have_one_span_and_what_was_asked_for_is_not_current(
+    client: IotmqClient, broker: FakeBroker, provider: Provider
+) -> None:
+    current: list[int] = []
+
+    def listen(queue: MessageQueue, columns: Columns) -> None:
+        current.append(trace.get_current_span().get_span_context().span_id)
+
+    producer = await client.producer("pg")
+    await producer.send_encoded_batch("T", None, encode_batch([(b"x", b"", 0)] * 3), 3)
+    sent = provider.spans[0]
+    assert (sent.name, sent.kind, sent.ended_count) == ("send T", SpanKind.PRODUCER, 1)
+    assert sent.attributes["messaging.batch.message_count"] == 3
+
+    settings = PushConsumerSettings(consume_from="first")
+    consumer = client.push_consumer("cg", columns_listener=listen, settings=settings)
+    await consumer.subscribe("T")
+    async with consumer:
+        await until(lambda: len(provider.process_spans) == 1 and provider.process_spans[0].ended_count)
+    assert current == [2]
+    assert provider.process_spans[0].attributes["messaging.batch.message_count"] == 3
+
+    async with client.pull_consumer("asking") as asking:
+        await asking.assign(await asking.queues("T"))
+        assert len(await asking.getmany(records_max=2)) == 2
+        assert not trace.get_current_span().get_span_context().is_valid
+        assert await asking.getmany_columns() is not None
+        assert not trace.get_current_span().get_span_context().is_valid
+    assert [span.ended_count for span in provider.process_spans] == [1, 1, 1]
+    assert {span.attributes["messaging.consumer.group.name"] for span in provider.process_spans[1:]} == {
+        "asking"
+    }

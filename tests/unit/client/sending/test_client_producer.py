@@ -354,6 +354,17 @@ async def test_a_batch_past_the_size_is_split() -> None:
     assert all(len(request.body) <= 1000 for request in broker.seen(BATCH))
 
 
+async def test_the_parts_of_a_split_batch_keep_the_order_of_keys_over_all_tries() -> None:
+    broker = FakeBroker()
+    broker.add_topic("T", 1)
+    bodies = [b"%03d" % number for number in range(6)]
+    async with running(broker, body_bytes_max=100, linger_ms=5_000) as producer:
+        broker.script[RequestCode.SEND_BATCH_MESSAGE].append(1)
+        await producer.send_batch([Message("T", body, key="k") for body in bodies])
+    assert broker.stored_bodies("T") == bodies
+    assert len(broker.seen(RequestCode.SEND_BATCH_MESSAGE)) > 2
+
+
 async def test_a_failed_part_of_a_batch_raises_and_says_what_is_stored() -> None:
     broker = FakeBroker()
     broker.add_topic("T", 1)

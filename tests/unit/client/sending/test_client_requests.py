@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from eventually import until
 from fake_broker import FakeBroker, FakeRegistry
 from running_producer import running
 
@@ -121,10 +122,49 @@ async def test_a_request_to_a_device_expires_when_nobody_waits_for_its_answer() 
     broker.add_topic("commands", 1)
     async with running(broker) as producer, Requester(producer._client) as requester:
         with pytest.raises(RequestTimeoutError, match="no reply"):
-            await requester.ask_device("dev/7/ask/{reply}", b"how warm?", qos=2, timeout_ms=50)
+            await requester.ask_device("dev/7/ask/{reply}", b"how warm?", qos=2, timeout_ms=500)
     record = decode_record(broker.topics["commands"][0][0])
     properties = decode_properties(record.properties)
     assert record.body == b"how warm?"
     assert (properties["MQTT_TOPIC"], properties["MQTT_QOS"]) == ("dev/7/ask/{reply}", "2")
-    assert (properties["TTL"], properties["MSG_TTL_MS"]) == ("50", "50")
+    assert (properties["TTL"], properties["MSG_TTL_MS"]) == ("500", "500")
     assert properties["CORRELATION_ID"]
+
+
+async def test_a_broker_that_answers_no_connection_holds_up_no_request_to_another_one() -> None:
+    """Whose host is gone without a word, and whose route is still there."""
+
+    class Gone(FakeBroker):
+        address = "127.0.0.1:1"
+
+    broker, gone = FakeBroker("broker-a"), Gone("broker-b")
+    for each in (broker, gone):
+        each.add_topic("T", 1)
+    registry = FakeRegistry(broker, gone)
+    for role in (broker, registry):
+        await role.start()
+    async with IotmqClient(ClientSettings(registries=(registry.address,))) as client:
+        requester = await client.requester()
+        queue = (await requester._producer.queues("T"))[0]
+        connect = client.connections.get
+        tried = []
+
+        async def get(address: str) -> Any:
+            if address != Gone.address:
+                return await connect(address)
+            tried.append(address)
+            return await asyncio.Event().wait()
+
+        client.connections.get = get  # type: ignore[method-assign]
+        for _ in range(2):
+            asking = asyncio.ensure_future(requester.request(Message("T", b"ask"), queue=queue))
+            await until(lambda: bool(requester._waiting))
+            correlation_id = next(iter(requester._waiting))
+            reply = push(properties=f"CORRELATION_ID\x01{correlation_id}\x02")
+            assert requester._replied(None, reply).code == 0  # type: ignore[arg-type, union-attr]
+            assert (await asking).body == b"body"
+        # The second one did not even ask again.
+        assert tried == [Gone.address]
+    assert broker.stored_bodies("T") == [b"ask", b"ask"]
+    for role in (broker, registry):
+        await role.stop()

@@ -365,3 +365,32 @@ async def test_topics_with_nothing_under_way_are_forgotten(monkeypatch: pytest.M
         assert "T" in producer._lanes._intake.topics
         broker.release()
         await asyncio.gather(*busy)
+
+
+async def test_the_end_waits_for_the_messages_of_a_refused_request_which_go_once_more() -> None:
+    broker = FakeBroker()
+    broker.add_topic("T", 1)
+    async with running(broker) as producer:
+        await producer.queues("T")
+        broker.script[BATCH].append(13)
+        futures = send_all(producer, [b"1", b"2", b"3"], key="k")
+        await producer.drain()
+        assert [future.result().queue_offset for future in futures] == [0, 1, 2]
+
+
+async def test_an_answer_that_is_nonsense_is_an_error_that_names_the_queue() -> None:
+    class Garbling(FakeBroker):
+        def answer(self, connection: ServerConnection, request: Command) -> Command | None:
+            answer = super().answer(connection, request)
+            if answer is not None and request.code in (SEND, BATCH):
+                answer.ext["queueOffset"] = "ninth"
+            return answer
+
+    broker = Garbling()
+    broker.add_topic("T", 1)
+    async with running(broker) as producer:
+        alone = producer.send_nowait(Message("T", b"1"), timeout_ms=5_000)
+        for future in (*send_all(producer, [b"2", b"3"]), alone):
+            with pytest.raises(BrokerError, match=r"broker-a.*queue_id=0.*nonsense.*ninth"):
+                await future
+    assert broker.stored_bodies("T") == [b"1", b"2", b"3"]

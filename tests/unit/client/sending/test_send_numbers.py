@@ -5,53 +5,19 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from fake_broker import CLOSE_AFTER, SILENT, FakeBroker, split_batch
+from fake_broker import CLOSE_AFTER, SILENT, FakeBroker
+from numbering_broker import NumberingBroker
 from running_producer import running
 
 from iotmq.client.sending import send_numbers
 from iotmq.client.sending.send_numbers import SendNumbers, marked_batch, marked_properties
 from iotmq.client.transport.message import Message
-from iotmq.errors import BrokerError, RequestTimeoutError
-from iotmq.message.properties import decode_properties
+from iotmq.errors import BrokerError, MessageRefusedError, RequestTimeoutError
 from iotmq.message.records.record import encode_batch
-from iotmq.remoting.codes import RequestCode, ResponseCode
-from iotmq.remoting.command import Command
-from iotmq.remoting.server import ServerConnection
+from iotmq.remoting.codes import RequestCode
 
 SEND = RequestCode.SEND_MESSAGE_V2
 BATCH = RequestCode.SEND_BATCH_MESSAGE
-
-
-class NumberingBroker(FakeBroker):
-    """Remembers the last number of each producer, in the slow and obvious way."""
-
-    def __init__(self, *, queues: int = 1) -> None:
-        super().__init__()
-        self.add_topic("T", queues)
-        self.last: dict[str, tuple[int, int]] = {}
-        self.found = 0
-
-    def answer(self, connection: ServerConnection, request: Command) -> Command | None:
-        if request.code == RequestCode.LAST_BATCH_NUMBER:
-            return request.reply(0)
-        if request.code not in (SEND, BATCH) or "isNumbered" not in request.ext:
-            return super().answer(connection, request)
-        properties = request.ext["i"].encode()
-        count = 1
-        if request.code == BATCH:
-            elements = split_batch(bytes(request.body))
-            properties, count = elements[0][1], len(elements)
-        producer, batch, number, skipped, said_count = decode_properties(properties)["BATCH_NUMBER"].split()
-        assert (int(skipped), int(said_count)) == (0, count)
-        wanted = int(batch), int(number)
-        last = self.last.get(producer)
-        if last is not None and wanted <= last:
-            self.found += 1
-            return request.reply(0, ext={"msgId": "", "queueId": "0", "queueOffset": "0"})
-        if wanted[1] and (last is None or wanted != (last[0], last[1] + 1)):
-            return request.reply(ResponseCode.BATCH_OUT_OF_ORDER, remark="not the next")
-        self.last[producer] = wanted
-        return super().answer(connection, request)
 
 
 def bodies_of(broker: FakeBroker) -> list[bytes]:
@@ -96,7 +62,8 @@ async def test_every_kind_of_send_is_numbered_but_transactions() -> None:
 
 async def test_a_broker_that_has_forgotten_gets_a_new_batch_of_numbers() -> None:
     broker = NumberingBroker()
-    async with running(broker, idempotent=True) as producer:
+    # That it has forgotten costs no try.
+    async with running(broker, idempotent=True, tries_max=1) as producer:
         for number in range(3):
             await producer.send(Message("T", b"%d" % number))
         broker.last.clear()
@@ -156,3 +123,27 @@ def test_a_mark_stands_behind_the_other_properties(properties: bytes, marked: by
     elements = encode_batch([(b"body", properties, -3), (b"next", b"x\x01y\x02", 4)])
     joined = b"".join(marked_batch(elements, "M"))
     assert joined == encode_batch([(b"body", marked, -3), (b"next", b"x\x01y\x02", 4)])
+
+
+async def test_properties_without_room_for_the_number_are_refused_and_fail_no_other_message() -> None:
+    broker = NumberingBroker()
+    body = b"x" * 5_000
+    room = send_numbers.PROPERTIES_BYTES_MAX - 128
+
+    async with running(broker, idempotent=True, compress_bytes_min=4_096) as producer:
+        await producer.queues("T")
+        around = len(Message("T", b"", key="k", properties={"A": ""}).encoded_properties("U" * 32))
+        # At the limit, with the longest mark there is.
+        longest = SendNumbers("0" * 32 + "-" + "9" * 10)
+        longest._batch, longest._number = 10**20, send_numbers.NUMBER_MAX
+        assert len(longest.mark(32_768)) <= 128
+        largest, larger = ({"A": "v" * (room - around + more)} for more in (0, 1))
+        bodies = (b"1", b"2", body)
+        futures = [
+            producer.send_nowait(Message("T", each, key="k", properties=largest)) for each in bodies
+        ]
+        for each in (b"3", body):
+            with pytest.raises(MessageRefusedError, match=f"may take {room}"):
+                producer.send_nowait(Message("T", each, key="k", properties=larger))
+        await asyncio.gather(*futures)
+    assert len(broker.stored_bodies("T")) == 3

@@ -15,6 +15,7 @@ from manual_clock import ManualClock
 from iotmq.client.client import IotmqClient
 from iotmq.client.consuming.pushing.push_consumer import PushConsumer
 from iotmq.client.sending.producer import Producer
+from iotmq.client.transport.connection_events import ConnectionEvents
 from iotmq.client.transport.connections import ConnectionCallbacks, Connections
 from iotmq.client.transport.settings import ClientSettings, PushConsumerSettings
 from iotmq.errors import BrokerError, ClientClosedError, ConnectionClosedError, RouteNotFoundError
@@ -40,6 +41,7 @@ class Events:
                 requested=lambda connection, request: None,
                 connected=lambda address, connection: self.connected.append(address),
                 lost=self.lost.append,
+                events=ConnectionEvents(lambda address: ""),
             ),
             clock=self.clock,
             chance=lambda: 1.0,

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from iotmq import limits
 from iotmq.client.transport.routes import (
     MessageQueue,
     parse_cluster,
@@ -109,6 +110,16 @@ def test_old_and_unknown_fields_are_ignored() -> None:
 def test_a_broken_answer_is_an_error_of_the_registry(body: bytes) -> None:
     with pytest.raises(BrokerError, match="topic T cannot be read"):
         parse_route("T", body)
+
+
+def test_a_route_with_too_many_queues_is_an_error_of_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "ROUTE_QUEUES_MAX", 8)
+    brokers = {"a": {"0": "h:1"}, "b": {"0": "h:2"}}
+    route = parse_route("T", route_json(queue_data("a"), queue_data("b"), brokers=brokers))
+    assert len(route.readable) + len(route.writable) == 8
+    for read in (3, 2**62):
+        with pytest.raises(BrokerError, match="more than 8"):
+            parse_route("T", route_json(queue_data("a", read=read), queue_data("b"), brokers=brokers))
 
 
 def test_a_new_topic_takes_the_templates_first_queues() -> None:

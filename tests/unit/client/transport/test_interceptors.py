@@ -14,19 +14,27 @@ from fake_broker import FakeBroker, FakeRegistry
 
 from iotmq.client import (
     ClientSettings,
+    Columns,
     Consuming,
+    ConsumingColumns,
     Interceptor,
     IotmqClient,
     Message,
+    MessageQueue,
+    PullConsumer,
     PushConsumerSettings,
     ReceivedMessage,
     Sending,
+    SendingEncoded,
     SyncClient,
     TransactionState,
+    encode_batch,
 )
+from iotmq.client.consuming.consumption import Consumption
+from iotmq.client.consuming.pushing.listener_calls import ListenerCalls
 from iotmq.client.transport.interceptors import UNSEEN_GROUP, Interceptors
 from iotmq.client.transport.lifetime import Lifetime
-from iotmq.errors import MessageRefusedError
+from iotmq.errors import BrokerError, ClientClosedError, MessageRefusedError
 from iotmq.message.properties import decode_properties
 from iotmq.remoting.codes import RequestCode
 
@@ -63,6 +71,28 @@ class Noting(Interceptor):
     def after_consume(self, consuming: Consuming) -> None:
         assert consuming.notes[self] == len(consuming.messages)
         self.consumed.append(consuming)
+
+
+class NotingWholes(Noting):
+    """Looks at encoded batches and columns, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoded: list[SendingEncoded] = []
+        self.columns: list[ConsumingColumns] = []
+        self.begun = 0
+
+    def before_send_encoded(self, sending: SendingEncoded) -> None:
+        self.begun += 1
+
+    def after_send_encoded(self, sending: SendingEncoded) -> None:
+        self.encoded.append(sending)
+
+    def before_consume_columns(self, consuming: ConsumingColumns) -> None:
+        self.begun += 1
+
+    def after_consume_columns(self, consuming: ConsumingColumns) -> None:
+        self.columns.append(consuming)
 
 
 class Broken(Interceptor):
@@ -189,6 +219,155 @@ async def test_listeners_are_seen_with_what_failed_and_in_their_context(broker: 
     assert set(seen) == {"cg"}
 
 
+async def test_encoded_batches_are_seen_as_a_whole(broker: FakeBroker) -> None:
+    noting = NotingWholes()
+    elements = encode_batch([(b"one", b"", 0), (b"two", b"", 0)])
+    async with running(broker, noting) as client:
+        producer = await client.producer("pg")
+        result = await producer.send_encoded_batch("T", None, elements, 2)
+        later = producer.send_encoded_batch_nowait("T", None, elements, 2)
+        assert noting.begun == 2
+        await later
+        broker.script[RequestCode.SEND_BATCH_MESSAGE].append(2)
+        with pytest.raises(BrokerError):
+            await producer.send_encoded_batch("T", None, elements, 2)
+    assert [(each.group, each.topic, each.elements, each.count) for each in noting.encoded] == [
+        ("pg", "T", elements, 2)
+    ] * 3
+    assert noting.encoded[0].result is result
+    assert noting.encoded[2].result is None
+    assert [type(each.error) for each in noting.encoded] == [type(None), type(None), BrokerError]
+    assert noting.sent == []
+
+
+async def test_listeners_of_columns_are_seen_at_each_try(broker: FakeBroker) -> None:
+    noting = NotingWholes()
+    tries: list[int] = []
+
+    def listen(queue: MessageQueue, columns: Columns) -> None:
+        tries.append(len(columns))
+        if len(tries) == 1:
+            raise ValueError("of the listener")
+
+    settings = PushConsumerSettings(consume_from="first", local_retry_ms=1)
+    async with running(broker, noting) as client:
+        consumer = client.push_consumer("cg", columns_listener=listen, settings=settings)
+        await consumer.subscribe("T")
+        broker.store("T", 0, b"x")
+        async with consumer:
+            await until(lambda: len(noting.columns) == 2)
+    assert [type(each.error) for each in noting.columns] == [ValueError, type(None)]
+    assert {(each.group, each.queue.topic, len(each.columns), each.is_asked) for each in noting.columns} == {
+        ("cg", "T", 1, False)
+    }
+    assert noting.consumed == []
+
+
+async def test_what_a_pull_consumer_returns_is_consumed_when_more_is_asked_for(broker: FakeBroker) -> None:
+    noting = NotingWholes()
+    for body in (b"one", b"two", b"three", b"four", b"five"):
+        broker.store("T", 0, body)
+
+    def bodies() -> list[list[bytes]]:
+        return [[message.body for message in each.messages] for each in noting.consumed]
+
+    @asynccontextmanager
+    async def reading(client: IotmqClient) -> AsyncIterator[PullConsumer]:
+        async with client.pull_consumer("cg") as consumer:
+            await consumer.assign(await consumer.queues("T"))
+            yield consumer
+
+    async def fail(client: IotmqClient) -> None:
+        async with reading(client) as consumer:
+            await consumer.getmany(records_max=1)
+            raise ValueError("of the program")
+
+    async with running(broker, noting) as client:
+        async with reading(client) as consumer:
+            await consumer.getmany(records_max=2)
+            assert noting.consumed == []
+            async for message in consumer:
+                assert bodies() == [[b"one", b"two"]]
+                assert message.body == b"three"
+                break
+            columns = await consumer.getmany_columns()
+            assert columns is not None
+            assert bodies() == [[b"one", b"two"], [b"three"]]
+            assert noting.columns == []
+            assert await consumer.getmany(timeout_ms=1) == []
+            assert [each.columns for each in noting.columns] == [columns[1]]
+        assert all(each.is_asked and each.error is None and not each.failed for each in noting.consumed)
+
+        async with reading(client) as consumer:
+            await consumer.getmany(records_max=1)
+        assert bodies()[2:] == [[b"one"]]
+        with pytest.raises(ValueError, match="of the program"):
+            await fail(client)
+        consumer = await client.pull_consumer("cg")
+        await consumer.assign(await consumer.queues("T"))
+        await consumer.getmany(records_max=1)
+        await consumer.stop()
+    ends = noting.consumed[3:]
+    assert [type(each.error) for each in ends] == [ValueError, ClientClosedError]
+    assert [[message.body for message in each.failed] for each in ends] == [[b"one"], [b"one"]]
+
+
+async def test_what_an_operator_sends_to_a_listener_is_seen(broker: FakeBroker) -> None:
+    noting = Noting()
+    for body in (b"good", b"nak", b"raise"):
+        broker.store("T", 0, body)
+
+    def listen(messages: list[ReceivedMessage]) -> None:
+        if messages[0].body == b"raise":
+            raise ValueError("of the listener")
+        if messages[0].body == b"nak":
+            messages[0].nak()
+
+    async with running(broker, noting) as client:
+        async with client.pull_consumer("other") as consumer:
+            await consumer.assign(await consumer.queues("T"))
+            messages = await consumer.getmany()
+        noting.consumed.clear()
+        calls = ListenerCalls(
+            client,
+            "cg",
+            Consumption(client.clock),
+            listener=listen,
+            columns_listener=None,
+            settings=PushConsumerSettings(),
+        )
+        assert [await calls.consume_one(message) for message in messages[:2]] == [True, False]
+        with pytest.raises(ValueError, match="of the listener"):
+            await calls.consume_one(messages[2])
+    assert [[message.body for message in each.failed] for each in noting.consumed] == [
+        [],
+        [b"nak"],
+        [b"raise"],
+    ]
+    assert [type(each.error) for each in noting.consumed] == [type(None), type(None), ValueError]
+
+
+async def test_replies_are_seen(broker: FakeBroker) -> None:
+    noting = Noting()
+    asked = b"CLUSTER\x01c\x02CORRELATION_ID\x017\x02REPLY_TO_CLIENT\x01me\x02"
+    broker.store("T", 0, b"how warm?", asked)
+    broker.script[RequestCode.SEND_REPLY_MESSAGE_V2] += [0, 1]
+    async with running(broker, noting) as client:
+        async with client.pull_consumer() as consumer:
+            await consumer.assign(await consumer.queues("T"))
+            [request] = await consumer.getmany()
+        replier = client.replier("rg")
+        await replier.reply(request, b"21.5")
+        with pytest.raises(BrokerError):
+            await replier.reply(request, b"21.5")
+    assert [(each.group, each.messages[0].body, type(each.error)) for each in noting.sent] == [
+        ("rg", b"21.5", type(None)),
+        ("rg", b"21.5", BrokerError),
+    ]
+    properties = decode_properties(broker.seen(RequestCode.SEND_REPLY_MESSAGE_V2)[0].ext["i"].encode())
+    assert (properties["seen"], [properties["UNIQ_KEY"]]) == ("yes", list(noting.sent[0].message_ids))
+
+
 async def test_a_listener_that_is_cancelled_is_seen(broker: FakeBroker) -> None:
     noting = Noting()
     begun = asyncio.Event()
@@ -251,6 +430,8 @@ def test_nothing_is_made_where_nobody_looks() -> None:
     assert only.for_producer("pg") is not None
     assert only.for_consumer("cg") is None
     assert only.for_producer(UNSEEN_GROUP) is None
+    assert only.for_encoded("pg") is None
+    assert only.for_columns("cg") is None
 
 
 def test_a_blocking_client_has_them_too() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator, Callable
@@ -163,6 +164,36 @@ async def test_who_peeks_sees_what_is_next_and_holds_nothing(bench: Bench) -> No
         assert [record.body for view in answer.body for record in iter_records(view)] == [b"0", b"1"]
     assert len(await bench.pop()) == 3
     assert (await bench.ask(RequestCode.PEEK_MESSAGE, ext)).code == ResponseCode.PULL_NOT_FOUND
+
+
+async def test_who_peeks_waits_for_what_is_on_the_disk_alone(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.put(b"0", b"1")
+    bench.put(b"2", queue_id=1)
+    loaded: list[Callable[[OSError | None], None]] = []
+    peeks = bench.broker.native._pop_requests
+    monkeypatch.setattr(bench.store, "plan_read", lambda *_, **__: object())
+    monkeypatch.setattr(peeks, "_cold_reads", SimpleNamespace(start=lambda _, done: loaded.append(done)))
+    ext = {"consumerGroup": "G", "topic": "T", "queueId": "-1", "maxMsgNums": "3"}
+    asked = [asyncio.ensure_future(bench.ask(RequestCode.PEEK_MESSAGE, ext)) for _ in range(2)]
+    await bench.settle()
+    # Four times, and then the disk is read here.
+    for number in range(4):
+        assert len(loaded) == 2
+        (good, bad), loaded[:] = loaded, []
+        good(None)
+        if number == 0:
+            bad(OSError("broken"))
+            refused = await asked[1]
+            assert (refused.code, "broken" in (refused.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
+            loaded.append(lambda _: None)
+        else:
+            bad(None)
+            loaded.append(lambda _: None)
+    answer = await asked[0]
+    assert isinstance(answer.body, list)
+    assert [record.body for view in answer.body for record in iter_records(view)] == [b"0", b"1", b"2"]
 
 
 @pytest.mark.parametrize(

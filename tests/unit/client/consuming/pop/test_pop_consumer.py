@@ -9,8 +9,26 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from eventually import until
 
-from iotmq.client import IotmqClient, Message, PopConsumer, PopConsumerSettings, PoppedMessage
-from iotmq.errors import ClientClosedError, ClientError, ReceiptExpiredError, SubscriptionError
+import iotmq
+from iotmq.client import (
+    Consuming,
+    Interceptor,
+    IotmqClient,
+    Message,
+    PopConsumer,
+    PopConsumerSettings,
+    PoppedMessage,
+)
+from iotmq.client.consuming.pop.pop_fetch import PopFetch
+from iotmq.errors import (
+    ClientClosedError,
+    ClientError,
+    ConnectionClosedError,
+    ReceiptExpiredError,
+    SubscriptionError,
+)
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
 from iotmq.testing import Gateway, gateway
 
 _numbers = itertools.count()
@@ -221,7 +239,8 @@ async def test_what_was_not_returned_is_given_back_at_the_end(client: IotmqClien
     await until(lambda: first.held_count == 10)
     await first.stop()
     second = await consumer_of(client, topic)
-    assert len(await got(second, 9)) == 9
+    # Nobody has seen them.
+    assert [message.attempt for message in await got(second, 9)] == [1] * 9
     # It may be settled still.
     await held.ack()
     with pytest.raises(ClientClosedError):
@@ -307,6 +326,27 @@ async def test_consumers_by_key_get_one_message_of_each_key_at_a_time(
     assert bodies == {key: list(range(at, 30, 3)) for at, key in enumerate("abc")}
 
 
+async def test_what_an_answer_had_that_was_lost_comes_at_once_and_not_with_its_time(
+    client: IotmqClient, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await send(client, topic, 3, key="one queue")
+    request, lost = PopFetch._request, list[Command]()
+
+    async def lose(self: PopFetch, code: int, *, count: int = 0, poll_ms: int) -> Command:
+        response = await request(self, code, count=count, poll_ms=poll_ms)
+        if not lost and code == RequestCode.POP_MESSAGE and response.code == ResponseCode.SUCCESS:
+            lost.append(response)
+            raise ConnectionClosedError("no answer came")
+        return response
+
+    monkeypatch.setattr(PopFetch, "_request", lose)
+    consumer = await consumer_of(client, topic)
+    messages = await got(consumer, 3)
+    assert len(lost) == 1
+    assert [(message.body, message.attempt) for message in messages] == [(b"0", 1), (b"1", 1), (b"2", 1)]
+    await consumer.ack(messages)
+
+
 async def test_misuse_is_named(client: IotmqClient, topic: str) -> None:
     group = f"G-{topic}"
     with pytest.raises(SubscriptionError, match="no subscription"):
@@ -349,3 +389,47 @@ def test_blocking_consumers_have_the_same_calls(server: Gateway) -> None:
             messages = consumer.getmany(timeout_ms=30_000)
             assert [message.attempt for message in messages] == [2]
             consumer.ack(messages)
+
+
+async def test_interceptors_see_what_becomes_of_messages(server: Gateway, topic: str) -> None:
+    """A call ends with the last of its messages: settled, expired, or left by the end of the consumer."""
+    ended: list[Consuming] = []
+    begun: list[int] = []
+
+    class Noting(Interceptor):
+        def before_consume(self, consuming: Consuming) -> None:
+            assert consuming.is_asked
+            begun.append(len(consuming.messages))
+
+        def after_consume(self, consuming: Consuming) -> None:
+            ended.append(consuming)
+
+    def failed() -> list[set[bytes]]:
+        return [{message.body for message in consuming.failed} for consuming in ended]
+
+    async with iotmq.connect(server.url, interceptors=[Noting()]) as client:
+        async with client.producer() as producer:
+            for number in range(5):
+                await producer.send(Message(topic, b"%d" % number, key="one queue"))
+        consumer = await consumer_of(client, topic, held_max=3)
+        await until(lambda: consumer.held_count == 3)
+        first, second, third = await consumer.getmany(records_max=3)
+        await first.ack()
+        await second.nak(delay_ms=LONG_MS)
+        assert ended == []
+        await third.ack()
+        await third.ack()
+        assert (failed(), ended[0].error) == ([{second.body}], None)
+        await until(lambda: consumer.held_count == 2)
+        await consumer.ack(await consumer.getmany(records_max=1))
+        await consumer.getmany(records_max=1)
+        await consumer.stop()
+        assert (failed()[1:], type(ended[2].error)) == ([set(), {b"4"}], ClientClosedError)
+        assert begun == [3, 1, 1]
+        assert len(ended) == 3
+
+        consumer = await consumer_of(client, topic, "expiring", invisible_ms=300)
+        expired = (await got(consumer, 1))[0]
+        await until(lambda: len(ended) == 4)
+        assert failed()[3] == {expired.body}
+        await consumer.stop()

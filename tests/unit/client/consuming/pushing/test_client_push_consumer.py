@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
@@ -675,6 +676,42 @@ async def test_stopping_does_not_wait_forever() -> None:
         await began.wait()
         await asyncio.wait_for(consumer.stop(), STOP_S)
     assert broker.offsets.get(("cg", "T", 0), 0) == 0
+
+
+@pytest.mark.parametrize("outcome", ["consumed", "failed", "raised"])
+@pytest.mark.parametrize("orderly", [False, True])
+async def test_a_listener_that_swallows_its_cancellation_is_left_behind(
+    outcome: str, orderly: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = broker_with(2)
+    began, may_end, has_ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def listen(batch):
+        began.set()
+        while not may_end.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await may_end.wait()
+        has_ended.set()
+        if outcome == "raised":
+            raise ValueError("boom")
+        return batch if outcome == "failed" else None
+
+    async with running(broker) as cluster:
+        consumer = await cluster.consumer(listen, stop_timeout_ms=20, orderly=orderly)
+        await began.wait()
+        (worker,) = consumer._queues.readers[MessageQueue("T", "broker-a", 0)].workers
+        await asyncio.wait_for(consumer.stop(), STOP_S)
+        assert "the listener of group cg for MessageQueue(topic='T', broker_name='broker-a', queue_id=0)" in (
+            caplog.text
+        )
+        assert {m.name: m.value for m in consumer.metrics()}["iotmq_client_left_calls_total"] == 1
+        may_end.set()
+        await has_ended.wait()
+        await asyncio.wait([worker])
+        # Neither is the batch handed over again, nor is anything done with it.
+        assert worker.cancelled()
+    assert broker.offsets.get(("cg", "T", 0), 0) == 0
+    assert not broker.given_back
 
 
 async def test_one_client_is_one_member_of_a_group() -> None:
