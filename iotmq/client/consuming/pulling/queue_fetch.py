@@ -146,7 +146,7 @@ class QueueFetch:
         except MessageFormatError as error:
             # What came before the broken record is returned first; the next call starts at it.
             if not at:
-                raise MessageFormatError(f"{self.queue}: {error}", error.at) from error
+                raise type(error)(f"{self.queue}: {error}", error.at) from error
         self._decoded_end = (at, position)
         self.records_total += len(self.decoded)
         if not self.decoded:
@@ -188,7 +188,7 @@ class QueueFetch:
                 view, columns=columns, keys=keys, bad_bodies="null", bytes_max=COLUMN_BYTES_MAX
             )
         except MessageFormatError as error:
-            raise MessageFormatError(f"{self.queue}: {error}", error.at) from error
+            raise type(error)(f"{self.queue}: {error}", error.at) from error
         self.records_total += len(result)
         self._cut(result.end, self._offset_at(view, result.end))
         return result
