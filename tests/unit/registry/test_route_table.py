@@ -290,8 +290,8 @@ def test_a_full_table_refuses_one_more_topic_and_changes_nothing() -> None:
 @pytest.mark.slow
 def test_brokers_of_very_many_topics_come_and_go_in_no_time() -> None:
     many = {f"topic-{number}": TopicQueues(4, 4, 6, number % 2) for number in range(limits.TOPICS_MAX)}
-    # What else the machine does takes some of the processor's caches: the quickest of three lives counts.
-    assert any(max(turns_of_a_life(many)) < turn_s_max() for _ in range(3))
+    # What else the machine does takes some of the processor's caches: the quickest of some lives counts.
+    assert any(max(turns_of_a_life(many)) < turn_s_max() for _ in range(5))
 
 
 def turns_of_a_life(many: dict[str, TopicQueues]) -> list[float]:

@@ -146,7 +146,7 @@ class QueueFetch:
         except MessageFormatError as error:
             # What came before the broken record is returned first; the next call starts at it.
             if not at:
-                raise MessageFormatError(f"{self.queue}: {error}", error.at) from error
+                raise type(error)(f"{self.queue}: {error}", error.at) from error
         self._decoded_end = (at, position)
         self.records_total += len(self.decoded)
         if not self.decoded:
