@@ -24,7 +24,6 @@ from iotmq.errors import (
     ConnectionClosedError,
     IotmqError,
     NotMasterError,
-    RequestError,
     RequestTimeoutError,
     RouteNotFoundError,
     SendFailedError,
@@ -301,25 +300,18 @@ class SendTries:
         status = _STORED.get(response.code)
         if status is not None:
             ids = response.ext.get("msgId", "")
-            try:
-                queue_id = response.integer("queueId", queue.queue_id)
-                queue_offset = response.integer("queueOffset", -1)
-            except RequestError as unreadable:
-                # It may be stored: nothing that another try would be right after.
-                text = (
-                    f"broker {queue.broker_name} took a message for topic {send.topic}, but its answer "
-                    f"cannot be read: {unreadable}"
-                )
-                send.future.set_exception(BrokerError(ResponseCode.SYSTEM_ERROR, text))
-                return None
             # Of a numbered request that was stored before only that is told.
             is_found = bool(send.mark) and not ids
             self._health.answered(queue.broker_name, took_s=now_s - send.sent_s, now_s=now_s)
             send.future.set_result(
                 SendResult(
                     status,
-                    queue if is_found else MessageQueue(send.topic, queue.broker_name, queue_id),
-                    queue_offset=-1 if is_found else queue_offset,
+                    queue
+                    if is_found
+                    else MessageQueue(
+                        send.topic, queue.broker_name, int(response.ext.get("queueId", queue.queue_id))
+                    ),
+                    queue_offset=-1 if is_found else int(response.ext.get("queueOffset", -1)),
                     count=send.count,
                     message_id=send.message_id,
                     joined_message_ids=ids,
