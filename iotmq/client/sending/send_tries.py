@@ -24,6 +24,7 @@ from iotmq.errors import (
     ConnectionClosedError,
     IotmqError,
     NotMasterError,
+    RequestError,
     RequestTimeoutError,
     RouteNotFoundError,
     SendFailedError,
@@ -173,6 +174,8 @@ class SendTries:
 
     def requests_max(self, route: TopicRoute) -> int:
         """Return how many shared requests by turn may be under way to the queues of a topic."""
+        if len(route.addresses) == 1:
+            return len(route.writable)
         return sum(self._parts(route).values())
 
     def _parts(self, route: TopicRoute) -> Counter[str]:
@@ -273,14 +276,7 @@ class SendTries:
         send.reply = None
         if send.future.done():
             return
-        try:
-            failure = self._judge(send, reply)
-        except ValueError as error:
-            # It may be stored, so it is not tried again.
-            assert send.queue is not None
-            text = f"broker {send.queue.broker_name} answered the send to {send.queue} with nonsense: {error}"
-            send.future.set_exception(BrokerError(ResponseCode.SYSTEM_ERROR, text))
-            return
+        failure = self._judge(send, reply)
         if failure is not None:
             self._start_retries(send, failure)
 
@@ -300,18 +296,25 @@ class SendTries:
         status = _STORED.get(response.code)
         if status is not None:
             ids = response.ext.get("msgId", "")
+            try:
+                queue_id = response.integer("queueId", queue.queue_id)
+                queue_offset = response.integer("queueOffset", -1)
+            except RequestError as unreadable:
+                # It may be stored: nothing that another try would be right after.
+                text = (
+                    f"broker {queue.broker_name} took a message for {queue}, but its answer cannot be read: "
+                    f"{unreadable}"
+                )
+                send.future.set_exception(BrokerError(ResponseCode.SYSTEM_ERROR, text))
+                return None
             # Of a numbered request that was stored before only that is told.
             is_found = bool(send.mark) and not ids
             self._health.answered(queue.broker_name, took_s=now_s - send.sent_s, now_s=now_s)
             send.future.set_result(
                 SendResult(
                     status,
-                    queue
-                    if is_found
-                    else MessageQueue(
-                        send.topic, queue.broker_name, int(response.ext.get("queueId", queue.queue_id))
-                    ),
-                    queue_offset=-1 if is_found else int(response.ext.get("queueOffset", -1)),
+                    queue if is_found else MessageQueue(send.topic, queue.broker_name, queue_id),
+                    queue_offset=-1 if is_found else queue_offset,
                     count=send.count,
                     message_id=send.message_id,
                     joined_message_ids=ids,
