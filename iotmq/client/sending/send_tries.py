@@ -274,14 +274,7 @@ class SendTries:
         send.reply = None
         if send.future.done():
             return
-        try:
-            failure = self._judge(send, reply)
-        except ValueError as error:
-            # It may be stored, so it is not tried again.
-            assert send.queue is not None
-            text = f"broker {send.queue.broker_name} answered the send to {send.queue} with nonsense: {error}"
-            send.future.set_exception(BrokerError(ResponseCode.SYSTEM_ERROR, text))
-            return
+        failure = self._judge(send, reply)
         if failure is not None:
             self._start_retries(send, failure)
 
