@@ -394,3 +394,14 @@ async def test_an_answer_that_is_nonsense_is_an_error_that_names_broker_and_topi
             with pytest.raises(BrokerError, match=r"broker-a .*topic T.*cannot be read.*ninth"):
                 await future
     assert broker.stored_bodies("T") == [b"1", b"2", b"3"]
+
+
+async def test_a_stop_waits_for_the_messages_of_an_illegal_request() -> None:
+    broker = FakeBroker()
+    broker.add_topic("T", 1)
+    broker.script[BATCH].append(13)
+    async with running(broker) as producer:
+        await producer.queues("T")
+        futures = send_all(producer, [b"1", b"2"], "k")
+        await producer.stop()
+        assert [future.result().queue_offset for future in futures] == [0, 1]
