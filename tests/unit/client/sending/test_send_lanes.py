@@ -378,7 +378,7 @@ async def test_the_end_waits_for_the_messages_of_a_refused_request_which_go_once
         assert [future.result().queue_offset for future in futures] == [0, 1, 2]
 
 
-async def test_an_answer_that_is_nonsense_is_an_error_that_names_broker_and_topic() -> None:
+async def test_an_answer_that_is_nonsense_is_an_error_that_names_the_queue() -> None:
     class Garbling(FakeBroker):
         def answer(self, connection: ServerConnection, request: Command) -> Command | None:
             answer = super().answer(connection, request)
