@@ -55,6 +55,7 @@ from iotmq.client.transport.settings import (
     ProducerSettings,
     PullConsumerSettings,
     PushConsumerSettings,
+    checked_settings,
 )
 from iotmq.errors import ListenerError
 from iotmq.message.records.columns import Columns
@@ -101,7 +102,7 @@ class SyncProducer(BlockingLifetime):
         """
     group: str
     """The name of its group."""
-    settings: ProducerSettings
+    settings: checked_settings
     """The settings it was made with."""
     def send(
         self, message: Message, *, queue: QueueChoice | None = None, timeout_ms: int | None = None
@@ -208,7 +209,7 @@ class SyncTransactionProducer(SyncProducer):
         """Take part in the client's heartbeats, so that brokers can ask; the client must be started."""
     group: str
     """The name of its group."""
-    settings: ProducerSettings
+    settings: checked_settings
     """The settings it was made with."""
     def begin(
         self,
@@ -391,7 +392,7 @@ class SyncPopConsumer(BlockingLifetime):
         """
     group: str
     """The name of its group."""
-    settings: PopConsumerSettings
+    settings: checked_settings
     """The settings it was made with."""
     def subscribe(self, topic: str, tags: str = "*", *, sql: str | None = None) -> None:
         """Consume `topic`: all of it, the tags of an expression such as `TagA || TagB`, or the messages whose
@@ -451,7 +452,7 @@ class SyncPushConsumer(BlockingLifetime):
 
         Calls that take longer are cancelled, and those that go on are left behind after the same time again.
         """
-    settings: PushConsumerSettings
+    settings: checked_settings
     """The settings it was made with."""
     @property
     def group(self) -> str:
@@ -515,7 +516,7 @@ class SyncPullConsumer(BlockingLifetime):
         """
     group: str
     """The name of its group."""
-    settings: PullConsumerSettings
+    settings: checked_settings
     """The settings it was made with."""
     def subscribe(self, topic: str, tags: str = "*", *, sql: str | None = None) -> None:
         """Take part in consuming `topic`: all of it, the tags of an expression such as `TagA || TagB`, or the

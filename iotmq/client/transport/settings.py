@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ssl
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
+from iotmq.errors import ConfigError
 from iotmq.limits import (
     BATCH_RECORDS_MAX,
     POP_INVISIBLE_MS_MAX,
@@ -23,6 +24,20 @@ from iotmq.setting_types import AccountKey, AccountSecret, FileName
 
 ConsumeFrom = Literal["last", "first", "timestamp"]
 MessageModel = Literal["clustering", "broadcasting"]
+_Settings = TypeVar("_Settings", bound=msgspec.Struct)
+
+
+def checked_settings(settings: _Settings | None, kind: type[_Settings]) -> _Settings:
+    """Return the settings, or those by default; ConfigError names a value of a wrong type or out of range."""
+    if settings is None:
+        return kind()
+    if not isinstance(settings, kind):
+        raise ConfigError(f"the settings are {type(settings).__name__}: {kind.__name__} is wanted")
+    try:
+        msgspec.convert({name: getattr(settings, name) for name in kind.__struct_fields__}, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{kind.__name__}: {str(error).replace('$.', '')}") from None
+    return settings
 
 
 class ClientSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
