@@ -55,7 +55,6 @@ from iotmq.client.transport.settings import (
     ProducerSettings,
     PullConsumerSettings,
     PushConsumerSettings,
-    checked_settings,
 )
 from iotmq.errors import ListenerError
 from iotmq.message.records.columns import Columns
@@ -102,7 +101,7 @@ class SyncProducer(BlockingLifetime):
         """
     group: str
     """The name of its group."""
-    settings: checked_settings
+    settings: ProducerSettings
     """The settings it was made with."""
     def send(
         self, message: Message, *, queue: QueueChoice | None = None, timeout_ms: int | None = None
@@ -209,7 +208,7 @@ class SyncTransactionProducer(SyncProducer):
         """Take part in the client's heartbeats, so that brokers can ask; the client must be started."""
     group: str
     """The name of its group."""
-    settings: checked_settings
+    settings: ProducerSettings
     """The settings it was made with."""
     def begin(
         self,
@@ -392,7 +391,7 @@ class SyncPopConsumer(BlockingLifetime):
         """
     group: str
     """The name of its group."""
-    settings: checked_settings
+    settings: PopConsumerSettings
     """The settings it was made with."""
     def subscribe(self, topic: str, tags: str = "*", *, sql: str | None = None) -> None:
         """Consume `topic`: all of it, the tags of an expression such as `TagA || TagB`, or the messages whose
@@ -452,7 +451,7 @@ class SyncPushConsumer(BlockingLifetime):
 
         Calls that take longer are cancelled, and those that go on are left behind after the same time again.
         """
-    settings: checked_settings
+    settings: PushConsumerSettings
     """The settings it was made with."""
     @property
     def group(self) -> str:
@@ -516,7 +515,7 @@ class SyncPullConsumer(BlockingLifetime):
         """
     group: str
     """The name of its group."""
-    settings: checked_settings
+    settings: PullConsumerSettings
     """The settings it was made with."""
     def subscribe(self, topic: str, tags: str = "*", *, sql: str | None = None) -> None:
         """Take part in consuming `topic`: all of it, the tags of an expression such as `TagA || TagB`, or the

@@ -21,7 +21,7 @@ from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.lifetime import Ending, Lifetime
 from iotmq.client.transport.message import Message, SendResult, check_group, check_topic
 from iotmq.client.transport.routes import MessageQueue, TopicRoute, queue_of_key
-from iotmq.client.transport.settings import ProducerSettings, checked_settings
+from iotmq.client.transport.settings import ProducerSettings, check_settings
 from iotmq.errors import (
     ClientClosedError,
     ConfigError,
@@ -55,7 +55,8 @@ class Producer(Lifetime):
         check_group(group)
         self._client = client
         self.group = group
-        self.settings = checked_settings(settings, ProducerSettings)
+        check_settings(settings, ProducerSettings)
+        self.settings = settings or ProducerSettings()
         if self.settings.linger_ms >= self.settings.send_timeout_ms:
             raise ConfigError(
                 f"linger_ms is {self.settings.linger_ms}: it must be less than send_timeout_ms "

@@ -57,7 +57,8 @@ cdef class SendRoom:
 
     async def drain(self):
         """Wait until nothing is in flight."""
-        if self.count:
+        # What a refused request had comes back in the same turn.
+        while self.count:
             future = asyncio.get_running_loop().create_future()
             self._waiting_for_drain.append(future)
             await future

@@ -174,6 +174,8 @@ class SendTries:
 
     def requests_max(self, route: TopicRoute) -> int:
         """Return how many shared requests by turn may be under way to the queues of a topic."""
+        if len(route.addresses) == 1:
+            return len(route.writable)
         return sum(self._parts(route).values())
 
     def _parts(self, route: TopicRoute) -> Counter[str]:
@@ -274,14 +276,7 @@ class SendTries:
         send.reply = None
         if send.future.done():
             return
-        try:
-            failure = self._judge(send, reply)
-        except ValueError as error:
-            # It may be stored, so it is not tried again.
-            assert send.queue is not None
-            text = f"broker {send.queue.broker_name} answered the send to {send.queue} with nonsense: {error}"
-            send.future.set_exception(BrokerError(ResponseCode.SYSTEM_ERROR, text))
-            return
+        failure = self._judge(send, reply)
         if failure is not None:
             self._start_retries(send, failure)
 
@@ -307,8 +302,8 @@ class SendTries:
             except RequestError as unreadable:
                 # It may be stored: nothing that another try would be right after.
                 text = (
-                    f"broker {queue.broker_name} took a message for topic {send.topic}, but its answer "
-                    f"cannot be read: {unreadable}"
+                    f"broker {queue.broker_name} took a message for {queue}, but its answer cannot be read: "
+                    f"{unreadable}"
                 )
                 send.future.set_exception(BrokerError(ResponseCode.SYSTEM_ERROR, text))
                 return None

@@ -11,7 +11,9 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.string cimport memcpy
 
-from iotmq.client.sending.message_elements cimport UNIQUE_KEY_BYTES, batch_element, unique_key_text
+from iotmq.client.sending.message_elements cimport (
+    UNIQUE_KEY_BYTES, batch_element, check_message, key_of, topic_of, unique_key_text,
+)
 from iotmq.client.sending.send_room cimport SendRoom
 
 from iotmq.client.sending.message_elements import split_element
@@ -291,6 +293,7 @@ cdef class SendIntake:
         cdef WaitingSend send
         if timeout_ms is not None or PyThread_get_thread_ident() != self._thread:
             return self._alone(message, choice, timeout_ms)
+        check_message(message)
         if self._next_number == self._end_number:
             self._make_keys()
         _put_number(self._unique_key + UNIQUE_KEY_BYTES - NUMBER_DIGITS, self._next_number)
@@ -299,8 +302,8 @@ cdef class SendIntake:
             return self._alone(message, choice, timeout_ms)
         if self._is_numbered:
             check_room_for_mark(len(split_element(element)[1]))
-        topic = message.topic
-        key = message.key
+        topic = topic_of(message)
+        key = key_of(message)
         if choice is not None:
             check_queue(choice, topic)
         lanes = self._lanes(topic)

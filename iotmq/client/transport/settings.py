@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -24,20 +24,18 @@ from iotmq.setting_types import AccountKey, AccountSecret, FileName
 
 ConsumeFrom = Literal["last", "first", "timestamp"]
 MessageModel = Literal["clustering", "broadcasting"]
-_Settings = TypeVar("_Settings", bound=msgspec.Struct)
 
 
-def checked_settings(settings: _Settings | None, kind: type[_Settings]) -> _Settings:
-    """Return the settings, or those by default; ConfigError names a value of a wrong type or out of range."""
+def check_settings(settings: msgspec.Struct | None, kind: type[msgspec.Struct]) -> None:
+    """Raise ConfigError for settings of another kind, or with a value of a wrong type or out of range."""
     if settings is None:
-        return kind()
+        return
     if not isinstance(settings, kind):
         raise ConfigError(f"the settings are {type(settings).__name__}: {kind.__name__} is wanted")
     try:
         msgspec.convert({name: getattr(settings, name) for name in kind.__struct_fields__}, kind)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{kind.__name__}: {str(error).replace('$.', '')}") from None
-    return settings
 
 
 class ClientSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

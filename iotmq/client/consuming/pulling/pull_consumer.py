@@ -19,7 +19,7 @@ from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.lifetime import Ending, Lifetime
 from iotmq.client.transport.message import ReceivedMessage
 from iotmq.client.transport.routes import MessageQueue
-from iotmq.client.transport.settings import PullConsumerSettings, checked_settings
+from iotmq.client.transport.settings import PullConsumerSettings, check_settings
 from iotmq.client.transport.subscriptions import parse_subscription
 from iotmq.errors import ClientClosedError, ClientError
 from iotmq.message.records.columns import COLUMNS, Columns
@@ -53,7 +53,8 @@ class PullConsumer(Lifetime):
     ) -> None:
         self._client = client
         self.group = group
-        self.settings = checked_settings(settings, PullConsumerSettings)
+        check_settings(settings, PullConsumerSettings)
+        self.settings = settings or PullConsumerSettings()
         if self.settings.orderly and self.settings.model != "clustering":
             raise ClientError("an orderly consumer is clustering: in broadcasting nobody shares its queues")
         self._offsets = GroupOffsets(client, group, self.settings)

@@ -16,7 +16,7 @@ from iotmq.client.transport.application_calls import STOPPED_INSIDE
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.lifetime import Ending, Lifetime
 from iotmq.client.transport.routes import MessageQueue
-from iotmq.client.transport.settings import PushConsumerSettings, checked_settings
+from iotmq.client.transport.settings import PushConsumerSettings, check_settings
 from iotmq.errors import ClientError, ListenerError
 from iotmq.metrics import Metric, samples
 from iotmq.supervised import end, supervise
@@ -50,7 +50,8 @@ class PushConsumer(Lifetime):
         if not callable(listener or columns_listener):
             raise ClientError(f"a listener is a function, not {type(listener or columns_listener).__name__}")
         self._client = client
-        self.settings = checked_settings(settings, PushConsumerSettings)
+        check_settings(settings, PushConsumerSettings)
+        self.settings = settings or PushConsumerSettings()
         if self.settings.orderly and (
             self.settings.parallel_batches > 1 or self.settings.model != "clustering"
         ):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_connection import FakeConnection
 from pop_bench import Bench, Popped, popped
 
 from iotmq import limits
@@ -15,6 +17,7 @@ from iotmq.broker.pop.states import Place
 from iotmq.broker.tables.topics import POP_TOPIC
 from iotmq.broker.writing.message_writer import RefusedBatch
 from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
 
 
 def bodies(*numbers: int) -> list[bytes]:
@@ -262,6 +265,20 @@ async def test_consumers_are_told_their_mode_and_it_survives_a_restart(bench: Be
     await bench.set_mode("PULL")
     await bench.restart()
     assert await bench.assigned(messageModel="BROADCASTING") == [(0, "PULL"), (1, "PULL")]
+
+
+async def test_members_hear_at_once_that_their_group_has_another_mode(bench: Bench) -> None:
+    member = FakeConnection()
+    consumer = {"groupName": "G", "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING"}
+    body = {"clientID": "c1", "producerDataSet": [], "consumerDataSet": [consumer]}
+    heartbeat = Command.request(RequestCode.HEART_BEAT, {}, json.dumps(body).encode())
+    bench.broker.requests.handle(member, heartbeat)  # type: ignore[arg-type]
+    for mode in ("POP", "PULL"):
+        member.said.clear()
+        assert await bench.set_mode(mode) == 0
+        assert [(said.code, said.ext) for said in member.said] == [
+            (RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "G"})
+        ]
 
 
 async def test_what_cannot_be_stored_is_not_handed_out(bench: Bench) -> None:

@@ -62,3 +62,17 @@ async def test_waiting_senders_that_have_given_up_are_forgotten() -> None:
     room.remove(1)
     await asyncio.wait_for(room.wait(), 30)
     await room.drain()
+
+
+async def test_what_comes_back_from_a_refused_request_is_waited_for() -> None:
+    room = SendRoom(count_max=2, bytes_max=10)
+    room.add(1, 2)
+    draining = asyncio.ensure_future(room.drain())
+    await asyncio.sleep(0)
+    room.remove(1, 2)
+    room.add(1, 1)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not draining.done()
+    room.remove(1, 1)
+    await draining
