@@ -21,7 +21,7 @@ from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.lifetime import Ending, Lifetime
 from iotmq.client.transport.message import Message, SendResult, check_group, check_topic
 from iotmq.client.transport.routes import MessageQueue, TopicRoute, queue_of_key
-from iotmq.client.transport.settings import ProducerSettings
+from iotmq.client.transport.settings import ProducerSettings, check_settings
 from iotmq.errors import (
     ClientClosedError,
     ConfigError,
@@ -55,6 +55,7 @@ class Producer(Lifetime):
         check_group(group)
         self._client = client
         self.group = group
+        check_settings(settings, ProducerSettings)
         self.settings = settings or ProducerSettings()
         if self.settings.linger_ms >= self.settings.send_timeout_ms:
             raise ConfigError(
@@ -411,7 +412,9 @@ class Producer(Lifetime):
 
     def _check_running(self) -> None:
         if not self._is_running:
-            raise ClientClosedError("the producer is not started: use `async with Producer(...)`, or start()")
+            raise ClientClosedError(
+                "the producer is not started, or was stopped: use `async with client.producer(...)`"
+            )
 
     def _timeout_s(self, timeout_ms: int | None) -> float:
         return self._send_timeout_s if timeout_ms is None else timeout_ms / 1000
