@@ -312,6 +312,16 @@ ROWS: Final = (
         "{:,.0f}/s",
     ),
     Row(
+        "native client, single sends with a linger of 5 ms, one process: acknowledged",
+        "400,000/s, 2x",
+        "native_sends",
+        ("*", "records_per_s", "sends"),
+        "{:,.0f}/s",
+        ("*", "records_per_s", "confluent-kafka"),
+        "confluent-kafka",
+        is_optional=True,
+    ),
+    Row(
         "10,000 parked pulls, idle: share of a core",
         "1 %",
         "broker_holds",

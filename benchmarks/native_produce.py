@@ -8,39 +8,32 @@ offsets, and one case reads them back:
 
 encoded batches   batches of 100 x 100 bytes encoded beforehand, `--window` requests in flight (the mark)
 batch of messages send_batch with 100 Message objects: properties, ids and encoding included
-awaited sends     `await producer.send(Message(...))` in 2,000 tasks
-sends with futures  `send_nowait` and its future, 10,000 in flight
 read as columns   PullConsumer.getmany_columns over what "encoded batches" stored
 read as messages  PullConsumer.getmany of the same
 iterated          `async for` of a PullConsumer in a group with automatic commits, over the same
 pushed            PushConsumer with a listener that counts, over the same
 
-confluent-kafka   a program of its library to Kafka 4.1.1, with a call back per message; where that library is
-                  installed (`pip install confluent-kafka`) and the peer is there (`python -m benchmarks.peers
-                  kafka`). Kafka has the first core, its client the last.
-
-The marks are 500,000 records/s for encoded batches, and 400,000/s and twice confluent-kafka for the sends.
+The mark is 500,000 records/s for encoded batches. Single sends are measured by `native_sends`.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib.util
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import uvloop
 
-from benchmarks import machine, peers
-from benchmarks.peers.native import KAFKA
+from benchmarks import machine
 from iotmq.client import (
     Admin,
     ClientSettings,
@@ -58,17 +51,12 @@ from iotmq.client import (
 from iotmq.message.records.record import encode_batch
 
 MARK_RECORDS_PER_S: Final = 500_000
-SENDS_MARK_PER_S: Final = 400_000
-KAFKA_CASE: Final = "confluent-kafka"
 QUEUES: Final = 4
 BATCH_RECORDS: Final = 100
-SENDERS: Final = 2_000
 BODY: Final = b"x" * 100
 CASES: Final = (
     "encoded batches",
     "batch of messages",
-    "awaited sends",
-    "sends with futures",
     "read as columns",
     "read as messages",
     "iterated",
@@ -92,30 +80,9 @@ def main(words: Sequence[str] | None = None) -> int:
         return 0
     records, rounds = (200_000, 3) if options.quick else (options.records, options.rounds)
     about = machine.description()
-    machine.RESULTS.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="data-native-produce-", dir=machine.RESULTS) as directory:
-        server = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.native_produce", "--serve", directory],
-            cwd=machine.ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            assert server.stdin is not None
-            assert server.stdout is not None
-            address = server.stdout.readline().strip()
-            if not address:
-                print("the broker did not start", file=sys.stderr)
-                return 1
-            os.sched_setaffinity(0, {load_core})
-            rates = uvloop.run(measure(address, records, rounds, options.window))
-            server.stdin.close()
-            server.wait(10)
-        finally:
-            server.kill()
-            server.wait()
-    rates.update(measure_kafka(records // 2, rounds, server_core))
+    with served("data-native-produce-") as registry:
+        os.sched_setaffinity(0, {load_core})
+        rates = uvloop.run(measure(registry, records, rounds, options.window))
     results = {name: machine.spread(values) for name, values in rates.items()}
     rows = [
         [name, f"{found['median']:,.0f}", f"{found['min']:,.0f}", f"{found['max']:,.0f}"]
@@ -128,13 +95,32 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     reached = results[CASES[0]]["median"] >= MARK_RECORDS_PER_S
     print(f"mark of {MARK_RECORDS_PER_S:,} records/s: {'reached' if reached else 'missed'}")
-    for case in CASES[1:4]:
-        rate = results[case]["median"]
-        beside = (
-            f", {rate / results[KAFKA_CASE]['median']:.1f} x {KAFKA_CASE}" if KAFKA_CASE in results else ""
-        )
-        print(f"{case}: {rate / SENDS_MARK_PER_S:.0%} of the mark of {SENDS_MARK_PER_S:,}/s{beside}")
     return 0 if reached or options.quick else 1
+
+
+@contextmanager
+def served(prefix: str) -> Iterator[str]:
+    """The address of a registry and a broker in a process of their own, on the first core."""
+    machine.RESULTS.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=machine.RESULTS) as directory:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.native_produce", "--serve", directory],
+            cwd=machine.ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert server.stdin is not None
+            assert server.stdout is not None
+            address = server.stdout.readline().strip()
+            assert address, "the broker did not start"
+            yield address
+            server.stdin.close()
+            server.wait(10)
+        finally:
+            server.kill()
+            server.wait()
 
 
 async def measure(registry: str, records: int, rounds: int, window: int) -> dict[str, list[float]]:
@@ -149,74 +135,19 @@ async def measure(registry: str, records: int, rounds: int, window: int) -> dict
             queues = (await admin.create_topic(f"encoded-{number}", queues=QUEUES)).writable
             seconds[CASES[0]] = await timed(produce_encoded(producer, queues, records, window))
             await check_stored(admin, queues[0].topic, seconds[CASES[0]][0])
-            seconds[CASES[4]] = await timed(read_columns(client, queues, seconds[CASES[0]][0]))
-            seconds[CASES[5]] = await timed(read_messages(client, queues, seconds[CASES[0]][0]))
-            seconds[CASES[6]] = await timed(iterate(client, queues[0].topic, seconds[CASES[0]][0]))
-            seconds[CASES[7]] = await timed(push(client, queues[0].topic, seconds[CASES[0]][0]))
-            # Far slower cases get fewer records, so that a round does not last minutes.
-            for case, share, produce in (
-                (1, 2, produce_messages),
-                (2, 2, produce_awaiting),
-                (3, 2, produce_singly),
-            ):
-                topic = f"messages-{case}-{number}"
-                await admin.create_topic(topic, queues=QUEUES)
-                seconds[CASES[case]] = await timed(produce(producer, topic, records // share))
-                await check_stored(admin, topic, seconds[CASES[case]][0])
+            seconds[CASES[2]] = await timed(read_columns(client, queues, seconds[CASES[0]][0]))
+            seconds[CASES[3]] = await timed(read_messages(client, queues, seconds[CASES[0]][0]))
+            seconds[CASES[4]] = await timed(iterate(client, queues[0].topic, seconds[CASES[0]][0]))
+            seconds[CASES[5]] = await timed(push(client, queues[0].topic, seconds[CASES[0]][0]))
+            topic = f"messages-{number}"
+            await admin.create_topic(topic, queues=QUEUES)
+            # Far slower than encoded batches, so fewer records.
+            seconds[CASES[1]] = await timed(produce_messages(producer, topic, records // 2))
+            await check_stored(admin, topic, seconds[CASES[1]][0])
             if number:  # the first round warms up
                 for name, (count, took_s) in seconds.items():
                     rates[name].append(count / took_s)
     return rates
-
-
-def measure_kafka(records: int, rounds: int, server_core: int) -> dict[str, list[float]]:
-    """Records per second of confluent-kafka; empty where it, or Kafka, is not there."""
-    if importlib.util.find_spec("confluent_kafka") is None:
-        print(f"{KAFKA_CASE}: SKIPPED: pip install confluent-kafka", file=sys.stderr)
-        return {}
-    for peer in peers.those_there([KAFKA]):
-        with peers.started(peer, core=server_core) as server:
-            return {KAFKA_CASE: kafka_rates(f"127.0.0.1:{server.port}", records, rounds)}
-    return {}
-
-
-def kafka_rates(address: str, records: int, rounds: int) -> list[float]:
-    """Records per second of each round, after one round of warm-up."""
-    producer = importlib.import_module("confluent_kafka").Producer(
-        {
-            "bootstrap.servers": address,
-            "acks": 1,
-            "linger.ms": 5,
-            "batch.size": 256 * 1024,
-            "queue.buffering.max.messages": 100_000,
-        }
-    )
-    rates: list[float] = []
-    for _ in range(rounds + 1):
-        started_s = time.perf_counter()
-        produce_to_kafka(producer, records)
-        rates.append(records / (time.perf_counter() - started_s))
-    return rates[1:]
-
-
-def produce_to_kafka(producer: Any, records: int) -> None:
-    """Every message by itself, and every acknowledgement heard."""
-    acknowledged = 0
-
-    def heard(error: object, message: object) -> None:
-        nonlocal acknowledged
-        assert error is None, error
-        acknowledged += 1
-
-    for _ in range(records):
-        while True:
-            try:
-                producer.produce("T", BODY, on_delivery=heard)
-                break
-            except BufferError:
-                producer.poll(0.01)
-    producer.flush()
-    assert acknowledged == records, f"{acknowledged} of {records} records are acknowledged"
 
 
 async def timed(work: Awaitable[int]) -> tuple[int, float]:
@@ -266,29 +197,6 @@ async def produce_messages(producer: Producer, topic: str, records: int) -> int:
 
     await asyncio.gather(*(one() for _ in range(tasks)))
     return tasks * batches * BATCH_RECORDS
-
-
-async def produce_awaiting(producer: Producer, topic: str, records: int) -> int:
-    """Tasks that each await the send of one message after the other."""
-    share = records // SENDERS
-
-    async def one() -> None:
-        for _ in range(share):
-            await producer.send(Message(topic, BODY))
-
-    await asyncio.gather(*(one() for _ in range(SENDERS)))
-    return share * SENDERS
-
-
-async def produce_singly(producer: Producer, topic: str, records: int) -> int:
-    """A future per message, never waiting for one before the next."""
-    pending: deque[asyncio.Future[SendResult]] = deque()
-    for _ in range(records):
-        if len(pending) == 10_000:
-            await pending.popleft()
-        pending.append(producer.send_nowait(Message(topic, BODY)))
-    await asyncio.gather(*pending)
-    return records
 
 
 async def read_columns(client: IotmqClient, queues: Sequence[MessageQueue], records: int) -> int:

@@ -21,7 +21,7 @@ from iotmq.addresses import address_text, parse_address
 from iotmq.broker.settings import BrokerSettings
 from iotmq.clock import Clock, SystemClock
 from iotmq.config.config import Config
-from iotmq.cycles import short_collections
+from iotmq.cycles import rare_collections, short_collections
 from iotmq.errors import IotmqError, StoreError
 from iotmq.metrics import Metric, MetricSource, SourceReader
 from iotmq.mqtt_front.settings.listeners import TCP_NAME
@@ -467,7 +467,8 @@ async def run_process(
     starting = asyncio.ensure_future(process.start())
     asking = asyncio.ensure_future(stop_asked.wait())
     try:
-        await asyncio.wait((starting, asking), return_when=asyncio.FIRST_COMPLETED)
+        with rare_collections():
+            await asyncio.wait((starting, asking), return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
             on_stop()
             starting.cancel()

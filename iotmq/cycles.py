@@ -16,6 +16,21 @@ from typing import Any, Final
 _MIDDLE_COLLECTIONS: Final = 4
 
 
+# New containers until the first collection of a start; a start makes some 400,000, nearly all for good.
+_START_CONTAINERS: Final = 100_000
+
+
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """In here hardly anything is looked at: what a start imports and makes is no garbage."""
+    before = gc.get_threshold()
+    gc.set_threshold(_START_CONTAINERS, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
 @contextmanager
 def short_collections() -> Iterator[None]:
     """In here a full collection looks at what was made since the last one and still lives.

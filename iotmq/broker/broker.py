@@ -172,6 +172,7 @@ class Broker:
                 record=self._audit.record,
             )
             handle_run = guard.handle_run
+            self.native.transaction_checks.may_be_asked = self.access.may_be_asked
         if self._role.make_server is not None:
             return self._role.make_server(handler, handle_run)
         return RemotingServer(

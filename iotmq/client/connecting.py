@@ -81,6 +81,8 @@ def client_settings(url: str, options: ConnectOptions, environment: Mapping[str,
     where = "the URL"
     if not url and "registries" not in options:
         url, where = environment.get("IOTMQ_URL", ""), "IOTMQ_URL"
+    if url is not None and not isinstance(url, str):
+        raise ConfigError(f"the URL is {type(url).__name__}, and has to be a text: the form is {_FORM}")
     fields: dict[str, Any] = {}
     if url:
         fields = _checked(_read_url(url, where), where, is_text=True)

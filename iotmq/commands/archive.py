@@ -281,8 +281,11 @@ async def archive(
     report: Callable[[str], None],
 ) -> int:
     """Write the topics' messages into files until the task is cancelled, as a member of the group."""
-    make_directory(settings.directory)
-    lock = (settings.directory / ".lock").open("wb")
+    try:
+        make_directory(settings.directory)
+        lock = (settings.directory / ".lock").open("wb")
+    except OSError as error:
+        raise ClientError(f"--directory {settings.directory}: {error.strerror}") from error
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import iotmq
 from iotmq.commands.command_parser import CommandParser, Commands
 from iotmq.commands.connection_options import add_connection_options, client_settings
+from iotmq.cycles import rare_collections
 from iotmq.errors import ConfigError, IotmqError, StoreError
 
 if TYPE_CHECKING:
@@ -285,15 +287,18 @@ def _load(options: argparse.Namespace) -> Config:
 
 
 def _run_role(options: argparse.Namespace) -> int:
-    config = _load(options)
-    # Only now: what a server needs takes a moment to import, and help or a wrong setting should not.
-    import uvloop
+    with rare_collections():
+        config = _load(options)
+        # Only now: what a server needs takes a moment to import, and help or a wrong setting should not.
+        import uvloop
 
-    from iotmq.assembly import run
-    from iotmq.log_format import set_up_logging
+        from iotmq.assembly import run
+        from iotmq.log_format import set_up_logging
 
     set_up_logging(config.log)
     uvloop.run(run(config, cast("RoleName", options.role)))
+    # Nobody looks for garbage among what the system takes back at once.
+    gc.freeze()
     return EXIT_OK
 
 

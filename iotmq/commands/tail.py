@@ -110,7 +110,7 @@ def add_tail_options(command: argparse.ArgumentParser, *, run: Callable[[argpars
 
 
 def _last(text: str) -> int:
-    number = int(text)
+    number = int(text) if text.isdecimal() else -1
     if not 0 <= number <= LAST_MAX:
         raise argparse.ArgumentTypeError(f"{text}: a number from 0 to {LAST_MAX:,}")
     return number

@@ -78,7 +78,9 @@ class ClientConnection(Channel):
         except ssl.SSLError as error:
             raise ConnectionClosedError(f"no connection by TLS to {address}: {error}") from error
         except (OSError, UnicodeError) as error:  # UnicodeError: no host can have such a name
-            raise ConnectionClosedError(f"no connection to {address}: {error}") from error
+            # A server without TLS ends the handshake, and the error has no text.
+            reason = str(error) or ("it ended the TLS handshake" if tls is not None else type(error).__name__)
+            raise ConnectionClosedError(f"no connection to {address}: {reason}") from error
         return connection
 
     async def close(self) -> None:

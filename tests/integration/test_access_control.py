@@ -359,3 +359,34 @@ async def test_everything_over_tls(tmp_path: Path) -> None:
             await send(site, **PRODUCER)
     finally:
         await site.stop()
+
+
+async def test_an_account_is_asked_only_about_transactions_of_topics_it_may_send_to(tmp_path: Path) -> None:
+    """The question has the prepared message, and every account may name itself a producer of any group."""
+    site = Site(tmp_path, transaction_timeout_s=0.0, transaction_check_interval_s=0.05)
+    await site.start()
+    asked: dict[str, list[bytes]] = {"consumer": [], "producer": []}
+
+    def noting(account: str) -> Any:
+        def check(message: ReceivedMessage) -> TransactionState:
+            asked[account].append(message.body)
+            return TransactionState.UNKNOWN
+
+        return check
+
+    try:
+        async with (
+            IotmqClient(site.settings_with(**CONSUMER)) as other,
+            IotmqClient(site.settings_with(**PRODUCER)) as client,
+            TransactionProducer(other, "payments", noting("consumer"), topics=("T",)),
+            TransactionProducer(client, "payments", noting("producer")) as producer,
+        ):
+            groups = site.broker.parts.groups
+            await soon(lambda: len(groups.producers("payments")) == 1, "the first one is known")
+            await producer.begin(Message("T", b"secret"))
+            assert len(groups.producers("payments")) == 2
+            # Those that are asked take turns.
+            await soon(lambda: len(asked["producer"]) >= 3, "the question came several times")
+    finally:
+        await site.stop()
+    assert asked["consumer"] == []

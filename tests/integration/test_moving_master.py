@@ -34,8 +34,8 @@ from iotmq.remoting.codes import RequestCode
 pytestmark = pytest.mark.uvloop
 
 WAIT_S = 30.0
-# What a move may take here at most, on a machine that is busy; timeouts and polls are much longer.
-FOLLOW_S_MAX = 1.5
+# What a move may take here at most, on a machine that is very busy: every timeout and poll is longer.
+FOLLOW_S_MAX = 8.0
 
 silently = pytest.mark.parametrize("is_silent", [True, False], ids=["silent", "cut"])
 

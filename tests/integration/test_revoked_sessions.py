@@ -229,6 +229,7 @@ async def left_will(site: MqttSite, client_id: str = "d") -> None:
     wills = site.fronts["one"].mqtt.parts.sessions.left_wills
     assert wills is not None
     await soon(lambda: len(wills) == 1, "it has been left")
+    await soon(lambda: site.bench.broker.sessions.owners.wills._waiting, "the broker has it")
 
 
 async def published_wills(site: MqttSite) -> list[bytes]:

@@ -25,7 +25,7 @@ def run(*words: str | Path) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built as `pip wheel .` builds it, but for the modules that the tree has compiled already.
+    """Built as `pip wheel .` builds it, but not packed, and without the modules that the tree has compiled.
 
     They are where the build is to put them, and newer than what they are made from.
     """
@@ -40,7 +40,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         sys.executable, "setup.py",
         "egg_info", "--egg-base", directory,
         "build", "--build-lib", built, "--build-temp", directory / "objects",
-        "bdist_wheel", "--bdist-dir", directory / "tree", "--dist-dir", directory,
+        "bdist_wheel", "--compression", "stored", "--bdist-dir", directory / "tree", "--dist-dir", directory,
     )  # fmt: skip
     assert "building '" not in said, "a module was compiled once more"
     (made,) = directory.glob("*.whl")
@@ -53,7 +53,8 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("environment")
     venv.create(directory, with_pip=False, symlinks=True)
     pip = (sys.executable, "-m", "pip", "--python", directory / "bin" / "python")
-    run(*pip, "install", "--disable-pip-version-check", "--quiet", "--no-index", "--no-deps", wheel)
+    options = ("--disable-pip-version-check", "--quiet", "--no-index", "--no-deps", "--no-compile")
+    run(*pip, "install", *options, wheel)
     (packages,) = (directory / "lib").glob("python*/site-packages")
     # A path alone: what makes the tree itself importable there is not read.
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")

@@ -153,8 +153,9 @@ class MovingMaster:
         return tuple(f"127.0.0.1:{registry.port}" for registry in self.registries)
 
     def client_settings(self, **more: Any) -> ClientSettings:
-        """The usual ones: nobody polls within a test."""
-        return ClientSettings(**{"registries": self.addresses, **more})
+        """Those of a client that does nothing by a poll or a timeout within a test."""
+        patient = {"connect_timeout_ms": 60_000, "request_timeout_ms": 60_000}
+        return ClientSettings(**{"registries": self.addresses, **patient, **more})
 
     async def __aenter__(self) -> MovingMaster:
         for registry in self.registries:

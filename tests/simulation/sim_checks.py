@@ -193,10 +193,14 @@ def check_devices(site: Site) -> None:
 
 
 def check_retained(site: Site) -> None:
-    """The last message of each topic is what a new subscriber gets, and no other."""
+    """The last message of each topic is what a new subscriber gets, and no other.
+
+    Of several brokers' messages it is the last one by the clocks of the front ends that took them.
+    """
     history = site.history
+    is_exact = len(site.brokers) == 1 or all(front.machine.clock.is_right for front in site.fronts)
     for topic, payloads in history.retained.items():
         count = history.retained_acknowledged[topic]
         found = site.retained.get(topic, [])
-        if count and (len(found) != 1 or found[0] not in payloads[count - 1 :]):
+        if count and (len(found) != 1 or found[0] not in payloads[count - 1 if is_exact else 0 :]):
             fail(f"retained {topic} is {found}, the last one acknowledged was {payloads[count - 1]!r}")

@@ -62,6 +62,11 @@ class Clock:
         """Set the wall time."""
         self._steps.append((self._world.now_s, self._steps[-1][1] + by_ms))
 
+    @property
+    def is_right(self) -> bool:
+        """Whether nobody has set it."""
+        return len(self._steps) == 1
+
     def boot(self) -> None:
         """Count seconds anew."""
         self.ahead_s = float(self._world.random.randint(1, 100) - int(self._world.now_s))

@@ -24,10 +24,10 @@ from iotmq.store.log.flush import Flusher
 SEED = int(os.environ.get("IOTMQ_SIMULATION_SEED", "0"))
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "8"))
 BLOCK = 50
-# Each has found a fault: of a topic at two brokers the older retained message was sent; a message was a dead
-# letter after two tries of three; a front end that started while a broker was away used packet ids anew; one
-# that stopped was told to connect again. The modules' tests have them, too: other changes make other runs.
-ONCE_FAILED = (48, 58, 69, 100, 1120, 5024)
+# Each shows a fault that was mended when the mend is taken back: of a topic at two brokers the older retained
+# message was sent; brokers that nobody knew at its start did not ask a producer of transactions. The modules'
+# tests have them, too: other changes make other runs.
+ONCE_FAILED = (48, 20786)
 MAIN = Path(__file__).with_name("sim_main.py")
 # What counts as synced is the model's business.
 FAST = Path("/dev/shm")

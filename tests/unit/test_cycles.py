@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from iotmq.cycles import short_collections
+from iotmq.cycles import rare_collections, short_collections
 
 
 @pytest.fixture
@@ -49,6 +49,23 @@ def test_a_new_cycle_is_collected(looked: list[int]) -> None:
     del one, other
     gc.collect()
     assert gone() is None
+
+
+def test_a_start_is_hardly_looked_at() -> None:
+    collections: list[int] = []
+
+    def note(phase: str, info: dict[str, Any]) -> None:
+        collections.append(info["generation"])
+
+    before = gc.get_threshold()
+    with rare_collections():
+        gc.collect()
+        gc.callbacks.append(note)
+        kept = [[number] for number in range(90_000)]
+        gc.callbacks.remove(note)
+    assert collections == []
+    assert len(kept) == 90_000
+    assert gc.get_threshold() == before
 
 
 def test_afterwards_all_is_as_before() -> None:

@@ -37,7 +37,7 @@ from iotmq.files import is_open_to_others
 from iotmq.message.properties import MQTT_TOPIC
 from iotmq.message.records.record import decode_record, property_value
 from iotmq.metrics import Metric, samples, samples_by
-from iotmq.remoting.codes import ResponseCode
+from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.frames.frame import Run
 from iotmq.remoting.frames.send_frames import SendRun
@@ -115,6 +115,8 @@ class AccessControl:
             ) from None
         except (OSError, AclFileError) as error:
             raise ConfigError(f"the accounts in {path} cannot be used: {error}") from error
+        # The account that signed the last heartbeat of a connection, where its address alone is not enough.
+        self._account_of: dict[ServerConnection, str] = {}
         self._warn_when_open()
         self.refused = dict.fromkeys(_REASONS, 0)
         self.reloads_count = 0
@@ -170,6 +172,32 @@ class AccessControl:
         # To speak to devices needs a look at the properties.
         return _DEVICE_HINT not in request.content and self._is_permitted(
             account, topic_need(request.topic, PUB)
+        )
+
+    def note_heartbeat(self, connection: ServerConnection, account: Account | None) -> None:
+        """Note who a client is that names its groups; None where its address alone is enough."""
+        self.forget(connection)
+        if account is not None:
+            self._account_of[connection] = account.access_key
+
+    def forget(self, connection: ServerConnection) -> None:
+        """Note the end of a connection."""
+        self._account_of.pop(connection, None)
+
+    def may_be_asked(self, connection: ServerConnection, topic: str, properties: bytes) -> bool:
+        """Return whether a producer may see a prepared message: any client may call itself one of any group.
+
+        So it is when it could have prepared that.
+        """
+        access_key = self._account_of.get(connection)
+        if access_key is None:
+            return True
+        account = self._accounts.by_key.get(access_key)
+        own = device_topic(properties)
+        return (
+            account is not None
+            and self._is_permitted(account, topic_need(topic, PUB))
+            and (own is None or self._is_permitted(account, Need(own, False, PUB, is_device=True)))
         )
 
     def use(self, accounts: Accounts) -> None:
@@ -288,6 +316,8 @@ class Guard:
 
     def _handle(self, connection: ServerConnection, request: Command) -> Command | None:
         account = self._access.authenticated(request, connection.peer[0])
+        if request.code == RequestCode.HEART_BEAT:
+            self._access.note_heartbeat(connection, account)
         if account is None:
             return self._handler.handle(connection, request)
         record_field = rule_of(request.code).record_field
@@ -333,4 +363,5 @@ class Guard:
         return at
 
     def connection_lost(self, connection: ServerConnection) -> None:
+        self._access.forget(connection)
         self._handler.connection_lost(connection)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from iotmq.broker.members.groups import Member
 from iotmq.broker.parts import BrokerParts
@@ -23,6 +23,7 @@ from iotmq.message.records.record import Record, decode_record, encode_record, p
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
+from iotmq.remoting.server import ServerConnection
 from iotmq.store.queues.cold_steps import Steps
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,8 @@ class TransactionChecks:
         # The first offsets of those whose halves are being read.
         self._reading: set[int] = set()
         self._is_stopped = False
+        self.may_be_asked: Callable[[ServerConnection, str, bytes], bool] = lambda *_: True
+        """Says whether a producer may see a prepared message to a topic, with these properties."""
         # When the next round is due.
         self._next_s = float("inf")
         # What this round has still to see to.
@@ -179,8 +182,12 @@ class TransactionChecks:
         """Write the half again and ask a producer, unless none of them reads what it is sent."""
         half = read_half(record)
         assert half is not None
-        members = self._groups.producers(half.group)
-        live = [member for member in members if not member.connection.is_closed]
+        live = [
+            member
+            for member in self._groups.producers(half.group)
+            if not member.connection.is_closed
+            and self.may_be_asked(member.connection, half.topic, record.properties)
+        ]
         reading = [member for member in live if not member.connection.is_congested]
         if live and not reading:
             # Asking on would only fill memory, and count checks that nobody could answer.

@@ -15,14 +15,13 @@ from iotmq.client.admin.groups import GroupViews
 from iotmq.client.admin.messages import MessageViews
 from iotmq.client.admin.queue_scaling import QueueScaling
 from iotmq.client.consuming.offsets import offsets
-from iotmq.client.transport.calls import master_addresses
-from iotmq.client.transport.client import ClientTransport, expect_success
+from iotmq.client.transport.calls import ask, master_addresses
+from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import check_group, check_topic
 from iotmq.client.transport.routes import PERMISSION_READ, PERMISSION_WRITE, MessageQueue, TopicRoute
 from iotmq.errors import ClientError, RequestTimeoutError
 from iotmq.limits import QUEUES_PER_TOPIC_MAX
 from iotmq.remoting.codes import RequestCode
-from iotmq.remoting.command import Command
 
 # How often a change is looked for at the registry, until it shows.
 _LOOK_AGAIN_S: Final = 0.05
@@ -96,10 +95,8 @@ class Admin:
             "order": "false",
         }
         for name, address in masters.items():
-            response = await self._client.request(
-                address, Command.request(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
-            )
-            expect_success(response, f"creating topic {topic} at broker {name}")
+            doing = f"creating topic {topic} at broker {name}"
+            await ask(self._client, address, RequestCode.UPDATE_AND_CREATE_TOPIC, ext, doing=doing)
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
         while True:

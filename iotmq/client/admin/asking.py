@@ -44,7 +44,10 @@ class Asking:
         answers = await ask_masters(
             self._client, code, ext, doing=doing, broker_names=broker_names, none_codes=none_codes
         )
-        return {name: decode_answer(answer.body, shape) for name, answer in answers.items()}
+        return {
+            name: decode_answer(answer.body, shape, doing=f"{doing} at broker {name}")
+            for name, answer in answers.items()
+        }
 
     async def _of_master(
         self,
@@ -59,12 +62,12 @@ class Asking:
         """Ask the master of a broker name."""
         address = (await master_addresses(self._client, (broker_name,)))[broker_name]
         answer = await ask(self._client, address, code, ext, doing=doing, timeout_s=timeout_s)
-        return decode_answer(answer.body, shape)
+        return decode_answer(answer.body, shape, doing=doing)
 
     async def _of_registry(self, shape: type[T], code: int, ext: dict[str, str], *, doing: str) -> T:
         """Ask the registries, one after the other until one answers."""
         answer = expect_success(await self._client.registries.request(code, ext), doing)
-        return decode_answer(answer.body, shape)
+        return decode_answer(answer.body, shape, doing=doing)
 
     async def _pages(
         self, shape: type[P], address: str, code: int, ext: Mapping[str, str], *, count: int, doing: str
@@ -74,6 +77,6 @@ class Asking:
         while after is not None:
             wanted = {**ext, "after": after, "maxNums": str(count)}
             answer = await ask(self._client, address, code, wanted, doing=doing)
-            page = decode_answer(answer.body, shape)
+            page = decode_answer(answer.body, shape, doing=doing)
             yield page
             after = page.next_after

@@ -13,7 +13,7 @@ from iotmq.client.admin.configs import Configurations
 from iotmq.client.admin.groups import GroupViews
 from iotmq.client.consuming.offsets import offsets
 from iotmq.client.consuming.offsets.offset_reset import read_offsets
-from iotmq.client.transport.calls import ask, master_addresses
+from iotmq.client.transport.calls import ask, asking, master_addresses
 from iotmq.client.transport.client import ClientTransport, expect_success
 from iotmq.client.transport.message import DEAD_LETTER_PREFIX, RETRY_PREFIX, check_group, check_topic
 from iotmq.client.transport.routes import PERMISSION_READ, MessageQueue
@@ -200,9 +200,10 @@ class AdminChanges:
             address = route.master(name)
             if address is None:
                 raise RouteNotFoundError(f"broker {name} of topic {topic} has no master now")
-            response = await self._client.request(
-                address, Command.request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext)
-            )
+            with asking(f"moving group {group} at broker {name}"):
+                response = await self._client.request(
+                    address, Command.request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext)
+                )
             if response.code == ResponseCode.CONSUMER_NOT_ONLINE:
                 queues = [queue for queue in route.readable if queue.broker_name == name]
                 moved.update(await self._reset_offline(group, queues, timestamp_ms, is_forced=is_forced))

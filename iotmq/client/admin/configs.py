@@ -95,7 +95,10 @@ class Configurations(Asking):
                 f"{self._client.registries.addresses_text}?"
             )
         answer = expect_success(response, f"route of topic {topic}")
-        return sorted(decode_answer(answer.body, _Route).queue_datas, key=lambda queues: queues.broker_name)
+        return sorted(
+            decode_answer(answer.body, _Route, doing=f"route of topic {topic}").queue_datas,
+            key=lambda queues: queues.broker_name,
+        )
 
     async def topics(self, broker_names: Collection[str] = ()) -> dict[str, dict[str, TopicSettings]]:
         """Return the topics of each broker with their settings: broker name -> topic -> settings."""

@@ -17,7 +17,7 @@ import msgspec
 from iotmq.client.consuming.offsets import offsets
 from iotmq.client.consuming.pulls import PullStatus, pull_command, read_pulled
 from iotmq.client.sending.producer import Producer
-from iotmq.client.transport.calls import broker_address
+from iotmq.client.transport.calls import asking, broker_address
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import DEAD_LETTER_PREFIX, Message, ReceivedMessage, check_group
 from iotmq.client.transport.routes import MessageQueue
@@ -200,7 +200,9 @@ class DeadLetters:
                 subscription=subscription,
             )
             address = await broker_address(self._client, queue)
-            pulled = read_pulled(await self._client.request(address, command), queue)
+            with asking(f"reading dead letters of {queue}"):
+                answer = await self._client.request(address, command)
+            pulled = read_pulled(answer, queue)
             if pulled.status is PullStatus.FOUND:
                 for record in iter_records(pulled.records):
                     if record.queue_offset < end:

@@ -280,12 +280,9 @@ class GroupViews(Asking):
             "clientId": client_id,
             "jstackEnable": "true" if with_stack else "false",
         }
-        answer = await self._first_of(
-            RequestCode.GET_CONSUMER_RUNNING_INFO,
-            ext,
-            doing=f"asking {client_id} of {group} for its running info",
-        )
-        return decode_answer(answer, RunningInfo)
+        doing = f"asking {client_id} of {group} for its running info"
+        answer = await self._first_of(RequestCode.GET_CONSUMER_RUNNING_INFO, ext, doing=doing)
+        return decode_answer(answer, RunningInfo, doing=doing)
 
     async def consume_directly(
         self, group: str, client_id: str, message_id: str, *, broker_name: str
@@ -310,10 +307,9 @@ class GroupViews(Asking):
         ext = {"topic": topic, "group": group}
         if client_id:
             ext["clientAddr"] = client_id
-        answer = await self._first_of(
-            RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, ext, doing=f"asking the clients of {group}"
-        )
-        table = decode_answer(answer, _StatusAnswer).consumer_table
+        doing = f"asking the clients of {group}"
+        answer = await self._first_of(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, ext, doing=doing)
+        table = decode_answer(answer, _StatusAnswer, doing=doing).consumer_table
         return {client: by_queue(rows) for client, rows in sorted(table.items())}
 
     async def _first_of(self, code: int, ext: dict[str, str], *, doing: str) -> bytes:

@@ -11,7 +11,7 @@ import msgspec
 from iotmq.addresses import address_text
 from iotmq.client.admin.groups import ConsumerConnections, GroupViews, SubscriptionInfo
 from iotmq.client.consuming.pulls import PullStatus, pull_command, read_pulled
-from iotmq.client.transport.calls import ask, broker_address
+from iotmq.client.transport.calls import ask, asking, broker_address
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import ReceivedMessage, check_topic
 from iotmq.client.transport.queue_tables import decode_answer
@@ -149,7 +149,9 @@ class MessageViews:
             hold_ms=0,
             subscription=parse_subscription(queue.topic, "*", self._client.clock.now_ms()),
         )
-        pulled = read_pulled(await self._client.request(address, command), queue)
+        with asking(f"reading a message of {queue}"):
+            answer = await self._client.request(address, command)
+        pulled = read_pulled(answer, queue)
         if pulled.status is not PullStatus.FOUND:
             return [], pulled.next_offset
         messages = [ReceivedMessage(queue, record) for record in iter_records(pulled.records)]
@@ -174,7 +176,7 @@ class MessageViews:
             ext,
             doing=f"reading the entries of {queue}",
         )
-        return decode_answer(answer.body, QueueEntries)
+        return decode_answer(answer.body, QueueEntries, doing=f"reading the entries of {queue}")
 
     async def track(self, message: ReceivedMessage) -> list[Track]:
         """Track a message in every group that consumes its topic."""
@@ -210,14 +212,13 @@ class MessageViews:
             "_UNIQUE_KEY_QUERY": "true" if is_unique else "false",
         }
         names = [name for name, by_id in route.addresses.items() if MASTER_ID in by_id]
-        answers = await asyncio.gather(
-            *(
-                self._client.request(
-                    route.addresses[name][MASTER_ID], Command.request(RequestCode.QUERY_MESSAGE, ext)
-                )
-                for name in names
-            )
-        )
+
+        async def one(name: str) -> Command:
+            with asking(f"looking for {key} at broker {name}"):
+                command = Command.request(RequestCode.QUERY_MESSAGE, ext)
+                return await self._client.request(route.addresses[name][MASTER_ID], command)
+
+        answers = await asyncio.gather(*map(one, names))
         found: list[ReceivedMessage] = []
         for name, answer in zip(names, answers, strict=True):
             if answer.code == ResponseCode.QUERY_NOT_FOUND:

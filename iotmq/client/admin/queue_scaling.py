@@ -9,12 +9,11 @@ from typing import Final, Literal
 import msgspec
 
 from iotmq.client.admin.asking import Asking
-from iotmq.client.transport.client import expect_success
+from iotmq.client.transport.calls import ask
 from iotmq.client.transport.queue_tables import decode_answer
 from iotmq.client.transport.routes import TopicRoute
 from iotmq.errors import ClientError, RouteNotFoundError
 from iotmq.remoting.codes import RequestCode
-from iotmq.remoting.command import Command
 
 # How long a change may take to show at the registry, and how often it is looked for.
 _SHOWN_S: Final = 3.0
@@ -155,9 +154,9 @@ class QueueScaling(Asking):
                 continue
             if address is None:
                 raise RouteNotFoundError(f"broker {name} of topic {topic} has no master now")
-            response = await self._client.request(address, Command.request(code, {"topic": topic, **ext}))
-            answer = expect_success(response, f"queues of topic {topic} at broker {name}")
-            states[name] = decode_answer(answer.body, TopicState)
+            doing = f"queues of topic {topic} at broker {name}"
+            answer = await ask(self._client, address, code, {"topic": topic, **ext}, doing=doing)
+            states[name] = decode_answer(answer.body, TopicState, doing=doing)
         return states
 
 

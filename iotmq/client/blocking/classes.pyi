@@ -95,7 +95,10 @@ class SyncProducer(BlockingLifetime):
     def start(self) -> None:
         """Take part in the client's heartbeats; the client must be started."""
     def stop(self) -> None:
-        """Wait for the sends in flight (each ends by its own timeout), then leave."""
+        """Wait for the sends in flight (each ends by its own timeout), then leave.
+
+        It goes on when nobody waits for it any more, and all who call it wait for the same end.
+        """
     group: str
     """The name of its group."""
     settings: ProducerSettings

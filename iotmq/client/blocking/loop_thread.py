@@ -18,7 +18,9 @@ from iotmq.supervised import end
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_NOT_STARTED: Final = "the client is not started: use `with iotmq.connect_sync(...) as client`, or start()"
+_NOT_STARTED: Final = (
+    "the client is not started, or was stopped: use `with iotmq.connect_sync(...) as client`, or start()"
+)
 _STOPPED: Final = "the client was stopped meanwhile"
 _FORKED: Final = (
     "the client belongs to the process that started it, and its thread does not live in one that was forked: "

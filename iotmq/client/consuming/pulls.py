@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from iotmq.backoff import Backoff
-from iotmq.client.transport.calls import broker_address
+from iotmq.client.transport.calls import asking, broker_address
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.routes import MASTER_ID, MessageQueue
 from iotmq.client.transport.settings import PullConsumerSettings, PushConsumerSettings
@@ -85,7 +85,7 @@ def pull_command(
 
 
 def read_pulled(response: Command, queue: MessageQueue) -> Pulled:
-    """Read the answer to a pull; BrokerError when the broker refused it or a field is missing."""
+    """Read the answer to a pull; BrokerError when the broker refused it or a field is missing or wrong."""
     status = _STATUSES.get(response.code)
     if status is None:
         raise BrokerError(
@@ -94,14 +94,15 @@ def read_pulled(response: Command, queue: MessageQueue) -> Pulled:
             f"{response.remark or 'no reason given'}",
         )
     body = response.body
-    return Pulled(
-        status=status,
-        next_offset=response.integer("nextBeginOffset"),
-        min_offset=response.integer("minOffset", 0),
-        max_offset=response.integer("maxOffset", 0),
-        preferred_broker_id=response.integer("suggestWhichBrokerId", 0),
-        records=b"".join(body) if isinstance(body, list) else body,
-    )
+    with asking(f"pull from {queue}"):
+        return Pulled(
+            status=status,
+            next_offset=response.integer("nextBeginOffset"),
+            min_offset=response.integer("minOffset", 0),
+            max_offset=response.integer("maxOffset", 0),
+            preferred_broker_id=response.integer("suggestWhichBrokerId", 0),
+            records=b"".join(body) if isinstance(body, list) else body,
+        )
 
 
 class PollBackoff:

@@ -1,6 +1,9 @@
 """Encode messages as batch elements, in compiled code: once per message that is sent."""
 
+from types import MemberDescriptorType
+
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.object cimport PyObject
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize, PyUnicode_DecodeASCII
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t
 from libc.string cimport memcpy, memset
@@ -9,6 +12,7 @@ from iotmq.message.records.layout cimport (
     ELEMENT_FIXED_BYTES, NAME_END, PROPERTY_END, put_u16, put_u32,
 )
 
+from iotmq.client.transport.message import Message
 from iotmq.errors import MessageRefusedError
 from iotmq.limits import PROPERTIES_BYTES_MAX
 from iotmq.message.properties import (
@@ -21,6 +25,40 @@ cdef frozenset _ALONE = frozenset((
     BATCH_NUMBER, DELAY, MQTT_PACKET_ID, REPLY_TO_CLIENT, TIMER_CANCELS, TIMER_DELAY_MS, TIMER_DELAY_S,
     TIMER_DELIVER_MS, TRANSACTION_PREPARED, WAIT,
 ))
+
+cdef extern from "structmember.h":
+    ctypedef struct PyMemberDef:
+        pass
+    object PyMember_GetOne(const char* at, PyMemberDef* member)
+
+cdef extern from "Python.h":
+    ctypedef struct PyMemberDescrObject:
+        PyMemberDef* d_member
+
+# The fields of a message, read where they stand: looked up by name, a dozen of them cost more than the encoding.
+cdef PyMemberDef* _TOPIC = _member("topic")
+cdef PyMemberDef* _BODY = _member("body")
+cdef PyMemberDef* _KEY = _member("key")
+cdef PyMemberDef* _TAGS = _member("tags")
+cdef PyMemberDef* _KEYS = _member("keys")
+cdef PyMemberDef* _PROPERTIES = _member("properties")
+cdef PyMemberDef* _DELAY_LEVEL = _member("delay_level")
+cdef PyMemberDef* _DELAY_MS = _member("delay_ms")
+cdef PyMemberDef* _DELIVER_AT_MS = _member("deliver_at_ms")
+cdef PyMemberDef* _TTL_MS = _member("ttl_ms")
+cdef PyMemberDef* _FLAG = _member("flag")
+cdef PyMemberDef* _WAIT_STORED = _member("wait_stored")
+
+
+cdef PyMemberDef* _member(str name) except NULL:
+    field = getattr(Message, name)
+    assert isinstance(field, MemberDescriptorType), f"{name} is no field of messages"
+    return (<PyMemberDescrObject*> field).d_member
+
+
+cdef inline object _field(message, PyMemberDef* member):
+    return PyMember_GetOne(<const char*> <PyObject*> message, member)
+
 
 cdef Py_ssize_t _PROPERTIES_MAX = PROPERTIES_BYTES_MAX
 # What precedes the body in an element, and what stands around the values of KEYS, TAGS and UNIQ_KEY.
@@ -36,24 +74,42 @@ cdef bytes batch_element(message, const char* unique_key, Py_ssize_t body_bytes_
     alone.
 
     So do those with a body larger than `body_bytes_max`, those that wait for a time, those that do not wait for
-    the disk, and those with a property that brokers look for in front of a request only.
+    the disk, and those with a property that brokers look for in front of a request only. The message is checked
+    by `check_message`.
     """
-    cdef object body = message.body
-    if len(body) > body_bytes_max or not message.wait_stored:
+    cdef object body = _field(message, _BODY)
+    cdef object properties = _field(message, _PROPERTIES)
+    if len(body) > body_bytes_max or not _field(message, _WAIT_STORED):
         return None
-    if message.delay_level or message.delay_ms or message.deliver_at_ms:
+    if _field(message, _DELAY_LEVEL) or _field(message, _DELAY_MS) or _field(message, _DELIVER_AT_MS):
         return None
-    cdef object properties = message.properties
     if properties and not _ALONE.isdisjoint(properties):
         return None
     return _element(message, _bytes_of(body), not properties, unique_key, UNIQUE_KEY_BYTES)
 
 
+cdef int check_message(message) except -1:
+    """Raise TypeError unless it is one, whose fields are where they are read."""
+    if type(message) is not Message and not isinstance(message, Message):
+        raise TypeError(f"a Message is sent, not {message!r}")
+    return 0
+
+
+cdef str topic_of(message):
+    return _field(message, _TOPIC)
+
+
+cdef str key_of(message):
+    return _field(message, _KEY)
+
+
 def encode_element(message, str unique_key not None):
     """Encode a message as an element of a batch. MessageRefusedError for what cannot be stored."""
+    check_message(message)
     cdef Py_ssize_t size
     cdef const char* at = PyUnicode_AsUTF8AndSize(unique_key, &size)
-    return _element(message, _bytes_of(message.body), not message.properties and message.wait_stored, at, size)
+    cdef bint is_plain = not _field(message, _PROPERTIES) and _field(message, _WAIT_STORED)
+    return _element(message, _bytes_of(_field(message, _BODY)), is_plain, at, size)
 
 
 def split_element(bytes element not None):
@@ -70,14 +126,14 @@ cdef str unique_key_text(const char* unique_key):
 cdef bytes _element(message, bytes body, bint is_plain, const char* unique_at, Py_ssize_t unique_size):
     cdef bytes encoded
     cdef bytes element
-    cdef str key = message.key
-    cdef str tags = message.tags
+    cdef str key = _field(message, _KEY)
+    cdef str tags = _field(message, _TAGS)
     cdef Py_ssize_t key_size, tags_size, size
     cdef const char* key_at
     cdef const char* tags_at
     cdef uint8_t* at
-    cdef uint32_t flag = _flag_of(message.flag)
-    is_plain = is_plain and not (message.keys or message.ttl_ms)
+    cdef uint32_t flag = _flag_of(_field(message, _FLAG))
+    is_plain = is_plain and not (_field(message, _KEYS) or _field(message, _TTL_MS))
     if is_plain and (not key or key.isprintable()) and (not tags or tags.isprintable()):
         key_at = PyUnicode_AsUTF8AndSize(key, &key_size)
         tags_at = PyUnicode_AsUTF8AndSize(tags, &tags_size)

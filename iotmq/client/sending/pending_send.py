@@ -35,6 +35,8 @@ class PendingSend(msgspec.Struct, eq=False, kw_only=True):
     message_id: str
     timeout_s: float
     future: asyncio.Future[SendResult]
+    is_movable: bool = False
+    """True when its messages may go to another queue, once theirs is gone for good."""
     numbers: SendNumbers | None = None
     """Set when it starts: the numbers of its queue."""
     mark: str = ""
@@ -50,6 +52,8 @@ class PendingSend(msgspec.Struct, eq=False, kw_only=True):
     tries: int = 0
     queue: MessageQueue | None = None
     """The queue of the last try."""
+    broker_by_turn: str = ""
+    """The broker that a turn has given it to, until it is done."""
     address: str = ""
     """HOST:PORT that the last try went to."""
     sent_s: float = 0.0

@@ -16,11 +16,12 @@ from iotmq.client.sending.send_lanes import SendLanes
 from iotmq.client.sending.send_numbers import check_room_for_mark
 from iotmq.client.sending.send_room import SendRoom
 from iotmq.client.sending.send_tries import SendTries
+from iotmq.client.transport.calls import asking
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.lifetime import Ending, Lifetime
 from iotmq.client.transport.message import Message, SendResult, check_group, check_topic
 from iotmq.client.transport.routes import MessageQueue, TopicRoute, queue_of_key
-from iotmq.client.transport.settings import ProducerSettings
+from iotmq.client.transport.settings import ProducerSettings, check_settings
 from iotmq.errors import (
     ClientClosedError,
     ConfigError,
@@ -54,6 +55,7 @@ class Producer(Lifetime):
         check_group(group)
         self._client = client
         self.group = group
+        check_settings(settings, ProducerSettings)
         self.settings = settings or ProducerSettings()
         if self.settings.linger_ms >= self.settings.send_timeout_ms:
             raise ConfigError(
@@ -96,15 +98,18 @@ class Producer(Lifetime):
             self._is_running = True
 
     async def stop(self) -> None:
-        """Wait for the sends in flight (each ends by its own timeout), then leave."""
+        """Wait for the sends in flight (each ends by its own timeout), then leave.
+
+        It goes on when nobody waits for it any more, and all who call it wait for the same end.
+        """
         work = None
         if self._is_running:
             self._is_running = False
+            self._lanes.close()
             work = self._finish()
         await self._ending.reached(work)
 
     async def _finish(self) -> None:
-        self._lanes.close()
         await self.drain()
         self._lanes.stop()
         self._tries.stop()
@@ -172,7 +177,8 @@ class Producer(Lifetime):
         address = route.master(chosen.broker_name)
         if address is None:
             raise RouteNotFoundError(f"broker {chosen.broker_name} of topic {send.topic} has no master now")
-        connection = await self._client.connections.get(address)
+        with asking(f"sending to topic {send.topic} at broker {chosen.broker_name}"):
+            connection = await self._client.connections.get(address)
         if send.is_timed:
             await self._client.check_timers(chosen.broker_name, address)
         connection.send_oneway(self._tries.command(send, chosen, oneway=True))
@@ -406,7 +412,9 @@ class Producer(Lifetime):
 
     def _check_running(self) -> None:
         if not self._is_running:
-            raise ClientClosedError("the producer is not started: use `async with Producer(...)`, or start()")
+            raise ClientClosedError(
+                "the producer is not started, or was stopped: use `async with client.producer(...)`"
+            )
 
     def _timeout_s(self, timeout_ms: int | None) -> float:
         return self._send_timeout_s if timeout_ms is None else timeout_ms / 1000

@@ -35,7 +35,15 @@ from iotmq.errors import (
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.hosts import encode_host
 from iotmq.message.message_ids import UniqueKeys
-from iotmq.message.properties import CLUSTER, CORRELATION_ID, MSG_TYPE, REPLY_TO_CLIENT, REPLY_TTL, REPLY_TYPE
+from iotmq.message.properties import (
+    CLUSTER,
+    CORRELATION_ID,
+    MQTT_TOPIC,
+    MSG_TYPE,
+    REPLY_TO_CLIENT,
+    REPLY_TTL,
+    REPLY_TYPE,
+)
 from iotmq.message.records.record import decode_record, encode_record, property_value
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode
@@ -129,9 +137,15 @@ class Requester(Lifetime):
                 self._replied_total += 1
                 return reply
         except TimeoutError:
+            device_topic = (message.properties or {}).get(MQTT_TOPIC)
             raise RequestTimeoutError(
                 f"no reply to a request on topic {message.topic} within {timeout_ms} ms; it may have been "
-                "carried out. Is there a consumer that replies?"
+                "carried out. Is there a "
+                + (
+                    f"device that subscribes {device_topic} and answers?"
+                    if device_topic
+                    else "consumer that replies?"
+                )
             ) from None
         finally:
             del self._waiting[correlation_id]

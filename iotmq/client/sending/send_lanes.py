@@ -22,7 +22,7 @@ from iotmq.client.sending.pending_send import PREPARED_FLAG, PendingSend
 from iotmq.client.sending.queue_choice import QueueChoice, chosen_queue
 from iotmq.client.sending.send_numbers import SendNumbers
 from iotmq.client.sending.send_room import SendRoom
-from iotmq.client.sending.send_tries import SendTries
+from iotmq.client.sending.send_tries import QueueGoneError, SendTries
 from iotmq.client.sending.waiting_sends import (
     Lane,
     SendIntake,
@@ -196,7 +196,7 @@ class SendLanes:
         in_flight_max = 1
         if lane.queue is None:
             route = self._tries.known_route(topic)
-            in_flight_max = 1 if route is None else len(route.writable)
+            in_flight_max = 1 if route is None else self._tries.requests_max(route)
         while lane.waiting and lane.in_flight < in_flight_max:
             is_whole = len(lane.waiting) >= self._count_max or lane.size >= self._bytes_max
             if not lane.is_due and not is_whole:
@@ -225,7 +225,7 @@ class SendLanes:
         lane.in_flight += 1
         # In this order: whoever awaits a message finds it counted.
         self._start(send, waiting[0].since_s)
-        send.future.add_done_callback(partial(self._tell, lane, waiting))
+        send.future.add_done_callback(partial(self._tell, topic, lane, waiting))
         send.future.add_done_callback(partial(self._ended, topic, lane, send))
         if len(waiting) == 1:
             waiting[0].future.add_done_callback(partial(_cancel_with, send.future))
@@ -257,12 +257,15 @@ class SendLanes:
             count=len(waiting),
             sends=len(waiting),
             fixed_queue=lane.queue,
+            is_movable=any(send.choice is None for send in waiting),
             message_id=first.unique_key,
             timeout_s=self._timeout_s,
             future=future,
         )
 
-    def _tell(self, lane: Lane, waiting: list[WaitingSend], shared: asyncio.Future[SendResult]) -> None:
+    def _tell(
+        self, topic: str, lane: Lane, waiting: list[WaitingSend], shared: asyncio.Future[SendResult]
+    ) -> None:
         """End the futures of the messages of a request as that has ended."""
         if shared.cancelled():
             return
@@ -274,10 +277,21 @@ class SendLanes:
                 waiting[0].future.set_result(shared.result())
         elif len(waiting) > 1 and isinstance(error, BrokerError) and error.code == _ILLEGAL:
             # Nothing is stored, and it may be one of them, or only that together they are too large.
-            self._room.add(lane.put_back(waiting), len(waiting))
-            self.failed_total -= len(waiting)
+            self._took_back(waiting)
+            lane.put_back(waiting)
+        elif isinstance(error, QueueGoneError):
+            self._took_back(waiting)
+            lanes = self._intake.topics[topic]
+            # With all that wait behind them, so that they stay in order.
+            lanes.put_back(waiting + lane.take_all())
+            self._flush_topic(lanes)
         else:
             tell_failed(waiting, error)
+
+    def _took_back(self, waiting: list[WaitingSend]) -> None:
+        """Count messages whose request has failed as waiting again."""
+        self._room.add(sum(len(send.element) for send in waiting), len(waiting))
+        self.failed_total -= len(waiting)
 
     def _ended(self, topic: str, lane: Lane, send: PendingSend, future: asyncio.Future[SendResult]) -> None:
         lane.in_flight -= 1

@@ -57,7 +57,8 @@ cdef class SendRoom:
 
     async def drain(self):
         """Wait until nothing is in flight."""
-        if self.count:
+        # What a refused request had comes back in the same turn.
+        while self.count:
             future = asyncio.get_running_loop().create_future()
             self._waiting_for_drain.append(future)
             await future
@@ -66,6 +67,11 @@ cdef class SendRoom:
     def is_full(self):
         """Return whether senders have to wait."""
         return self.has_none()
+
+    @property
+    def waiting_count(self):
+        """Return the number of senders that wait for room."""
+        return len(self._waiting)
 
     cdef bint has_none(self) noexcept:
         return self.count >= self._count_max or self._bytes >= self._bytes_max

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections import Counter
 from typing import Final
 
 from iotmq.backoff import Backoff
@@ -19,9 +20,11 @@ from iotmq.client.transport.settings import ProducerSettings
 from iotmq.errors import (
     BrokerError,
     ClientClosedError,
+    ClientError,
     ConnectionClosedError,
     IotmqError,
     NotMasterError,
+    RequestError,
     RequestTimeoutError,
     RouteNotFoundError,
     SendFailedError,
@@ -62,6 +65,10 @@ _REST_S_MAX: Final = 1.0
 _NOT_MASTER_S: Final = 0.5
 
 
+class QueueGoneError(ClientError):
+    """The queue of a request is not one of the topic's any more, and its messages may go to another one."""
+
+
 class SendTries:
     """Carries out the sends of one producer; the future of each ends with its result or failure."""
 
@@ -72,7 +79,15 @@ class SendTries:
         self._health = BrokerHealth(
             slow_s=settings.slow_answer_ms / 1000, avoided_s_max=settings.avoid_failed_ms_max / 1000
         )
+        self._slow_s = settings.slow_answer_ms / 1000
+        # Of as many bytes and messages as shared requests have at most.
+        self._requests_max = min(
+            settings.in_flight_max // settings.batch_records_max,
+            settings.in_flight_bytes_max // settings.batch_bytes_max,
+        )
         self._turn = itertools.count()
+        self._by_turn: dict[str, dict[PendingSend, float]] = {}
+        """Broker -> the requests that turns have given it -> since when, the oldest first."""
         self._retries: set[asyncio.Task[None]] = set()
         self._knowing: set[str] = set()
         """Brokers that know numbered batches."""
@@ -81,6 +96,7 @@ class SendTries:
 
     def begin(self, send: PendingSend) -> None:
         """Try a send for the first time."""
+        send.future.add_done_callback(lambda _: self._release(send))
         # The usual case needs no task: the route is known and the connection open.
         route = self.known_route(send.topic)
         if route is not None:
@@ -111,25 +127,68 @@ class SendTries:
         )
 
     def choose(self, send: PendingSend, route: TopicRoute) -> MessageQueue:
-        """Choose the queue of the next try: the one asked for, the key's, or the next by turn."""
+        """Choose the queue of the next try: the one asked for, the key's, or the next by turn.
+
+        What a turn gives to a broker counts there until it is done.
+        """
         if send.fixed_queue is not None:
             return chosen_queue(send.fixed_queue, send.topic, route.writable)
         if send.key:
             return route.writable[queue_of_key(send.key, len(route.writable))]
-        return self.next_by_turn(route)
+        self._release(send)
+        queue = self.next_by_turn(route)
+        if not send.future.done():
+            send.broker_by_turn = queue.broker_name
+            self._by_turn.setdefault(queue.broker_name, {})[send] = asyncio.get_running_loop().time()
+        return queue
+
+    def _release(self, send: PendingSend) -> None:
+        """Take a request from the broker that a turn has given it to, if one has."""
+        name, send.broker_by_turn = send.broker_by_turn, ""
+        if name:
+            given = self._by_turn[name]
+            del given[send]
+            if not given:
+                del self._by_turn[name]
 
     def next_by_turn(self, route: TopicRoute) -> MessageQueue:
-        """Choose the next queue by turn, without those of brokers that fail or are slow."""
+        """Choose the next queue by turn, if possible of a broker that neither fails nor is slow, and that may
+        have one more request."""
         queues = route.writable
         queue = queues[next(self._turn) % len(queues)]
-        if not self._health.has_avoided:
+        if len(route.addresses) == 1 or not (self._health.has_avoided or self._by_turn):
             return queue
         now_s = asyncio.get_running_loop().time()
+        parts = self._parts(route)
+        busy = None
         for _ in range(len(queues)):
-            if not self._health.is_avoided(queue.broker_name, now_s):
-                break
+            name = queue.broker_name
+            given = self._by_turn.get(name)
+            is_slow = given is not None and now_s - next(iter(given.values())) > self._slow_s
+            if not is_slow and not self._health.is_avoided(name, now_s):
+                if given is None or len(given) < parts[name]:
+                    return queue
+                busy = busy or queue
             queue = queues[next(self._turn) % len(queues)]
-        return queue
+        return busy or queue
+
+    def requests_max(self, route: TopicRoute) -> int:
+        """Return how many shared requests by turn may be under way to the queues of a topic."""
+        if len(route.addresses) == 1:
+            return len(route.writable)
+        return sum(self._parts(route).values())
+
+    def _parts(self, route: TopicRoute) -> Counter[str]:
+        """Return how many of them each broker may have: at most one for each of its queues.
+
+        Where there are several brokers, each has its part of what the producer may have in flight: one that
+        takes requests and never answers must not keep messages from the others.
+        """
+        parts = Counter(queue.broker_name for queue in route.writable)
+        if len(parts) > 1:
+            part_max = max(1, self._requests_max // len(parts))
+            parts = Counter({name: min(count, part_max) for name, count in parts.items()})
+        return parts
 
     def command(
         self, send: PendingSend, queue: MessageQueue, address: str = "", *, oneway: bool = False
@@ -184,12 +243,14 @@ class SendTries:
         if send.reply is not None and send.queue is not None:
             self._health.failed(send.queue.broker_name, now_s=asyncio.get_running_loop().time())
             text = (
-                f"broker {send.queue.broker_name} did not answer the send to {send.topic} in time; the "
+                f"broker {send.queue.broker_name} did not answer a send to topic {send.topic} in time; the "
                 "message may be stored. Send it again if a duplicate does no harm, or raise send_timeout_ms"
             )
         else:
+            route = self._client.routes.known(send.topic)
+            names = "none is known" if route is None else ", ".join(sorted(route.addresses))
             text = (
-                f"no broker of topic {send.topic} was reachable in time; try {send.tries} of "
+                f"no broker of topic {send.topic} was reachable in time ({names}); try {send.tries} of "
                 f"{self._settings.tries_max}. Is the broker running, and does its advertised address "
                 "(broker.advertised_host) lead to it from here?"
             )
@@ -215,14 +276,7 @@ class SendTries:
         send.reply = None
         if send.future.done():
             return
-        try:
-            failure = self._judge(send, reply)
-        except ValueError as error:
-            # It may be stored, so it is not tried again.
-            assert send.queue is not None
-            text = f"broker {send.queue.broker_name} answered the send to {send.queue} with nonsense: {error}"
-            send.future.set_exception(BrokerError(ResponseCode.SYSTEM_ERROR, text))
-            return
+        failure = self._judge(send, reply)
         if failure is not None:
             self._start_retries(send, failure)
 
@@ -242,18 +296,25 @@ class SendTries:
         status = _STORED.get(response.code)
         if status is not None:
             ids = response.ext.get("msgId", "")
+            try:
+                queue_id = response.integer("queueId", queue.queue_id)
+                queue_offset = response.integer("queueOffset", -1)
+            except RequestError as unreadable:
+                # It may be stored: nothing that another try would be right after.
+                text = (
+                    f"broker {queue.broker_name} took a message for {queue}, but its answer cannot be read: "
+                    f"{unreadable}"
+                )
+                send.future.set_exception(BrokerError(ResponseCode.SYSTEM_ERROR, text))
+                return None
             # Of a numbered request that was stored before only that is told.
             is_found = bool(send.mark) and not ids
             self._health.answered(queue.broker_name, took_s=now_s - send.sent_s, now_s=now_s)
             send.future.set_result(
                 SendResult(
                     status,
-                    queue
-                    if is_found
-                    else MessageQueue(
-                        send.topic, queue.broker_name, int(response.ext.get("queueId", queue.queue_id))
-                    ),
-                    queue_offset=-1 if is_found else int(response.ext.get("queueOffset", -1)),
+                    queue if is_found else MessageQueue(send.topic, queue.broker_name, queue_id),
+                    queue_offset=-1 if is_found else queue_offset,
                     count=send.count,
                     message_id=send.message_id,
                     joined_message_ids=ids,
@@ -303,6 +364,8 @@ class SendTries:
                 await self._refresh(send.topic)
             route = await self.route(send.topic)
             queue = self.choose(send, route)
+            if send.is_movable and not send.mark and queue not in route.writable:
+                raise QueueGoneError(f"queue {queue} takes no messages any more")
             if queue.broker_name == refused_by:
                 if isinstance(failure, BrokerError) and failure.code in _ROUTE_IS_STALE:
                     # The only broker there is has just said that it will not take it.
@@ -415,7 +478,8 @@ def _all_tries_failed(send: PendingSend, failure: IotmqError | None) -> IotmqErr
     if send.tries <= 1 and failure is not None:
         return failure
     error = SendFailedError(
-        f"sending to topic {send.topic} failed {send.tries} times; the last time: {failure}"
+        f"sending to topic {send.topic} failed {send.tries} times; the last time at broker "
+        f"{send.queue.broker_name if send.queue else 'none'}: {failure}"
     )
     error.__cause__ = failure
     return error

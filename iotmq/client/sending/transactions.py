@@ -41,6 +41,7 @@ from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
+from iotmq.supervised import end, supervise
 
 _log = logging.getLogger(__name__)
 
@@ -110,8 +111,8 @@ class TransactionProducer(Producer):
     the event loop and must not block (`SyncTransactionProducer` takes one that does). After a lost connection
     a message may be prepared twice, under one message id.
 
-    Brokers ask on connections that there are: to the brokers of `topics` from the start on, and to those that
-    something was sent to. Name the topics whose transactions another process may have left open.
+    Brokers ask on connections that there are: to the brokers of `topics`, also those that come later, and to
+    those that something was sent to. Name the topics whose transactions another process may have left open.
     """
 
     def __init__(
@@ -128,12 +129,14 @@ class TransactionProducer(Producer):
         self._topics = tuple(topics)
         self._checks_max = limits.TRANSACTION_CHECKS_IN_FLIGHT_MAX
         self._checks: set[asyncio.Task[None]] = set()
+        self._meetings: list[asyncio.Task[None]] = []
         self._checks_total = 0
         self._checks_dropped_total = 0
         self._failed_checks_total = 0
 
     async def start(self) -> None:
         """Take part in the client's heartbeats, so that brokers can ask; the client must be started."""
+        await self._ending.over()
         if self._is_running:
             return
         await super().start()
@@ -141,14 +144,15 @@ class TransactionProducer(Producer):
         try:
             # Brokers that are connected already would otherwise hear of the group only later.
             await self._client.heartbeat()
-            for topic in self._topics:
-                await self._meet_brokers(topic)
+            await self._meet_brokers()
+            self._meetings = [supervise("brokers that ask", self._meet_repeatedly)] if self._topics else []
         except BaseException:
             await self.stop()
             raise
 
     async def _finish(self) -> None:
         self._client.remove_request_handler(RequestCode.CHECK_TRANSACTION_STATE, self._asked)
+        await end(self._meetings)
         await end_calls(self._checks, within_s=_CHECK_END_S, what=f"the check of group {self.group}")
         await super()._finish()
 
@@ -231,8 +235,18 @@ class TransactionProducer(Producer):
             labels=(("group", self.group),),
         )
 
-    async def _meet_brokers(self, topic: str) -> None:
-        """Be connected to the brokers of a topic, as far as they can be reached now."""
+    async def _meet_repeatedly(self) -> None:
+        """Be connected also to brokers that come, and to those that nobody knew at the start."""
+        while True:
+            await asyncio.sleep(self._client.settings.heartbeat_ms / 1000)
+            await self._meet_brokers()
+
+    async def _meet_brokers(self) -> None:
+        """Be connected to the brokers of the topics, as far as they can be reached now."""
+        for topic in self._topics:
+            await self._meet_brokers_of(topic)
+
+    async def _meet_brokers_of(self, topic: str) -> None:
         try:
             route = await self._client.routes.find(topic)
         except (RouteNotFoundError, BrokerError) as error:
@@ -293,7 +307,7 @@ class TransactionProducer(Producer):
     async def _ask_to_end(self, queue: MessageQueue, address: str | None, ext: dict[str, str]) -> None:
         if address is None:
             raise RouteNotFoundError(f"broker {queue.broker_name} of topic {queue.topic} has no master now")
-        doing = f"end of transaction {ext['msgId']}"
+        doing = f"end of transaction {ext['msgId']} in topic {queue.topic} at broker {queue.broker_name}"
         await ask(self._client, address, RequestCode.END_TRANSACTION, ext, doing=doing)
 
     def _end_fields(

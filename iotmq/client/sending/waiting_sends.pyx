@@ -11,7 +11,9 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.string cimport memcpy
 
-from iotmq.client.sending.message_elements cimport UNIQUE_KEY_BYTES, batch_element, unique_key_text
+from iotmq.client.sending.message_elements cimport (
+    UNIQUE_KEY_BYTES, batch_element, check_message, key_of, topic_of, unique_key_text,
+)
 from iotmq.client.sending.send_room cimport SendRoom
 
 from iotmq.client.sending.message_elements import split_element
@@ -96,16 +98,20 @@ cdef class Lane:
             self.size += PyBytes_GET_SIZE(send.element)
 
     def put_back(self, list taken not None):
-        """Put messages of one request in front again, to go one by one, and return their bytes."""
+        """Put messages of one request in front again, to go one by one."""
         cdef WaitingSend send
-        cdef Py_ssize_t size = 0
         for send in taken:
-            size += PyBytes_GET_SIZE(send.element)
+            self.size += PyBytes_GET_SIZE(send.element)
         self.waiting = taken + self.waiting
-        self.size += size
         self._singly_count += len(taken)
         self.is_due = True
-        return size
+
+    def take_all(self):
+        """Take everything that waits, to be sorted anew."""
+        cdef list waiting = self.waiting
+        self.waiting = []
+        self.size = self._alone_count = self._singly_count = 0
+        return waiting
 
     def take(self, *, Py_ssize_t count_max, Py_ssize_t bytes_max):
         """Take what the next request has: some messages from the front, or one that goes alone."""
@@ -168,6 +174,10 @@ cdef class TopicLanes:
     def begin_flush(self):
         """Count from zero again."""
         self.count = self.size = 0
+
+    def put_back(self, list taken not None):
+        """Put messages in front that have lost their lane."""
+        self.unsorted = taken + self.unsorted
 
     def take_unsorted(self):
         """Take the messages that have no lane yet."""
@@ -283,6 +293,7 @@ cdef class SendIntake:
         cdef WaitingSend send
         if timeout_ms is not None or PyThread_get_thread_ident() != self._thread:
             return self._alone(message, choice, timeout_ms)
+        check_message(message)
         if self._next_number == self._end_number:
             self._make_keys()
         _put_number(self._unique_key + UNIQUE_KEY_BYTES - NUMBER_DIGITS, self._next_number)
@@ -291,8 +302,8 @@ cdef class SendIntake:
             return self._alone(message, choice, timeout_ms)
         if self._is_numbered:
             check_room_for_mark(len(split_element(element)[1]))
-        topic = message.topic
-        key = message.key
+        topic = topic_of(message)
+        key = key_of(message)
         if choice is not None:
             check_queue(choice, topic)
         lanes = self._lanes(topic)

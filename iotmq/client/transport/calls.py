@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 
 from iotmq.client.transport.client import ClientTransport, expect_success
 from iotmq.client.transport.routes import MASTER_ID, MessageQueue
-from iotmq.errors import RouteNotFoundError
+from iotmq.errors import (
+    BrokerError,
+    ConnectionClosedError,
+    RequestError,
+    RequestTimeoutError,
+    RouteNotFoundError,
+)
+from iotmq.remoting.codes import ResponseCode
 from iotmq.remoting.command import Command
+
+
+@contextmanager
+def asking(doing: str) -> Iterator[None]:
+    """Say in errors of a connection what was asked for; BrokerError for an answer with wrong fields."""
+    try:
+        yield
+    except (ConnectionClosedError, RequestTimeoutError) as error:
+        raise type(error)(f"{doing}: {error}") from error
+    except RequestError as error:
+        raise BrokerError(
+            ResponseCode.SYSTEM_ERROR, f"{doing}: the broker's answer cannot be read: {error}"
+        ) from error
 
 
 async def broker_address(client: ClientTransport, queue: MessageQueue, broker_id: int = MASTER_ID) -> str:
@@ -58,7 +79,8 @@ async def ask(
     timeout_s: float | None = None,
 ) -> Command:
     """Ask the broker at HOST:PORT; BrokerError when it does not answer with success."""
-    response = await client.request(address, Command.request(code, ext, body), timeout_s=timeout_s)
+    with asking(doing):
+        response = await client.request(address, Command.request(code, ext, body), timeout_s=timeout_s)
     return expect_success(response, doing)
 
 
@@ -77,7 +99,8 @@ async def ask_masters(
     """
 
     async def one(name: str, address: str) -> tuple[str, Command] | None:
-        response = await client.request(address, Command.request(code, ext))
+        with asking(f"{doing} at broker {name}"):
+            response = await client.request(address, Command.request(code, ext))
         if response.code in none_codes:
             return None
         return name, expect_success(response, f"{doing} at broker {name}")

@@ -285,7 +285,8 @@ class ClientTransport(Lifetime):
         """Raise ClientClosedError unless the client is started."""
         if not self._is_running:
             raise ClientClosedError(
-                "the client is not started: use `async with iotmq.connect(...) as client`, or start()"
+                "the client is not started, or was stopped: use `async with iotmq.connect(...) as client`, "
+                "or start()"
             )
 
     def _broker_addresses(self, *, masters_only: bool = False) -> set[str]:

@@ -29,8 +29,9 @@ class WireQueue(msgspec.Struct):
     topic: str = ""
 
 
-def decode_answer(body: Body, shape: type[T]) -> T:
-    """Decode a broker's JSON answer; queues as keys become texts. ClientError when it is invalid."""
+def decode_answer(body: Body, shape: type[T], *, doing: str) -> T:
+    """Decode a broker's JSON answer; queues as keys become texts. ClientError when it is invalid, which says
+    what was asked for."""
     data = b"".join(body) if isinstance(body, list) else bytes(body)
     quoted = _QUEUE_KEY.sub(_quote, data)
     try:
@@ -40,7 +41,7 @@ def decode_answer(body: Body, shape: type[T]) -> T:
     try:
         return lenient_json.decode(data, shape, lenient_bytes_max=FRAME_BYTES_MAX)
     except RequestError as error:
-        raise ClientError(f"the broker's answer cannot be read: {error}") from error
+        raise ClientError(f"{doing}: the broker's answer cannot be read: {error}") from error
 
 
 def by_queue(table: Mapping[str, V]) -> dict[MessageQueue, V]:

@@ -30,6 +30,13 @@ from iotmq.supervised import end, supervise
 _log = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S: Final = 0.05
+_EVERY_REGISTRY_KNOWS: Final = frozenset(
+    {
+        RequestCode.GET_ROUTE_INFO_BY_TOPIC,
+        RequestCode.GET_BROKER_CLUSTER_INFO,
+        RequestCode.GET_ALL_TOPIC_LIST_FROM_REGISTRY,
+    }
+)
 
 T = TypeVar("T")
 
@@ -94,6 +101,11 @@ class Registries:
                 continue
             except BrokerError as error:
                 refusal = error
+                if code in _EVERY_REGISTRY_KNOWS and error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                    remark = (
+                        f"{address} is no registry, perhaps a broker: registries have port 9876, as a rule"
+                    )
+                    refusal = BrokerError(error.code, remark)
                 continue
             self._current = index
             return value

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from iotmq.errors import ConfigError
 from iotmq.limits import (
     BATCH_RECORDS_MAX,
     POP_INVISIBLE_MS_MAX,
@@ -23,6 +24,18 @@ from iotmq.setting_types import AccountKey, AccountSecret, FileName
 
 ConsumeFrom = Literal["last", "first", "timestamp"]
 MessageModel = Literal["clustering", "broadcasting"]
+
+
+def check_settings(settings: msgspec.Struct | None, kind: type[msgspec.Struct]) -> None:
+    """Raise ConfigError for settings of another kind, or with a value of a wrong type or out of range."""
+    if settings is None:
+        return
+    if not isinstance(settings, kind):
+        raise ConfigError(f"the settings are {type(settings).__name__}: {kind.__name__} is wanted")
+    try:
+        msgspec.convert({name: getattr(settings, name) for name in kind.__struct_fields__}, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{kind.__name__}: {str(error).replace('$.', '')}") from None
 
 
 class ClientSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -96,6 +96,11 @@ def test_as_many_registries_as_are_allowed() -> None:
     assert len(read("iotmq://" + ",".join("a" * 64)).registries) == 64
 
 
+def test_a_url_that_is_no_text_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the URL is int, and has to be a text"):
+        read(9876)  # type: ignore[arg-type]
+
+
 def test_wrong_keyword_arguments_are_named() -> None:
     with pytest.raises(ConfigError, match=r"connect\(\): .* at `heartbeat_ms`"):
         iotmq.connect(heartbeat_ms=1)

@@ -131,6 +131,12 @@ async def test_an_old_file_is_finished_while_nothing_comes(tmp_path: Path) -> No
     assert offsets_in(tmp_path) == [0, 1, 2]
 
 
+async def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ClientError, match=r"--directory .*/file/below: Not a directory"):
+        await archived_once(ClientSettings(), tmp_path / "file" / "below")
+
+
 async def test_the_end_of_the_run_finishes_its_files(tmp_path: Path) -> None:
     broker = broker_with(2)
     async with settings_of(broker) as client:

@@ -53,7 +53,7 @@ class PopAckHandler(RequestProcessor):
     """Ends popped messages, or has them due at another time."""
 
     def __init__(self, pops: Pops, on_done: Callable[[Place, PopQueue], None]) -> None:
-        """`on_done` is told of each queue of which something was acknowledged."""
+        """`on_done` is told of each queue of which something was acknowledged, or given back unseen."""
         self._clock = pops.clock
         self._pops = pops
         self._on_done = on_done
@@ -112,6 +112,8 @@ class PopAckHandler(RequestProcessor):
         if request.boolean("isDead"):
             return self._condemn(connection, request, place, state, offset=offset, popped_ms=popped_ms)
         wanted_ms = invisible_ms(request, minimum=0)
+        if request.boolean("isUnseen"):
+            return self._give_back(connection, request, place, state, offset=offset, popped_ms=popped_ms)
         now_ms = self._clock.now_ms()
         found, receipt_ms = state.change_due(offset, popped_ms, now_ms=now_ms, due_ms=now_ms + wanted_ms)
         if found != DONE:
@@ -119,6 +121,25 @@ class PopAckHandler(RequestProcessor):
         self._pops.note(place, state)
         ext = {"popTime": str(receipt_ms), "invisibleTime": str(wanted_ms), "reviveQid": "0"}
         return self._when_stored(connection, request, request.reply(ResponseCode.SUCCESS, ext=ext))
+
+    def _give_back(
+        self,
+        connection: ServerConnection,
+        request: Command,
+        place: Place,
+        state: PopQueue,
+        *,
+        offset: int,
+        popped_ms: int,
+    ) -> Command | None:
+        """Have a message come again at once, as if it had not been handed out."""
+        found = state.find(offset, popped_ms)
+        if found != DONE:
+            raise _not_held(found, place, offset)
+        state.give_back(b"%d" % offset, popped_ms)
+        self._pops.note(place, state)
+        self._on_done(place, state)
+        return self._when_stored(connection, request, request.reply(ResponseCode.SUCCESS))
 
     def _condemn(
         self,

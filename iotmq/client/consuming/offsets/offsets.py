@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from iotmq.client.transport.calls import ask, broker_address
+from iotmq.client.transport.calls import ask, asking, broker_address
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.errors import BrokerError
@@ -44,7 +44,10 @@ async def commit_offset(client: ClientTransport, group: str, queue: MessageQueue
 
 
 async def _ask_offset(client: ClientTransport, queue: MessageQueue, code: int, ext: dict[str, str]) -> int:
-    return (await _ask(client, queue, code, ext, doing=f"offset of {queue}")).integer("offset")
+    doing = f"offset of {queue}"
+    answer = await _ask(client, queue, code, ext, doing=doing)
+    with asking(doing):
+        return answer.integer("offset")
 
 
 async def _ask(

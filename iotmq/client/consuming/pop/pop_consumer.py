@@ -13,7 +13,7 @@ from iotmq.client.consuming.pop.popped_message import PoppedMessage
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.lifetime import Ending, Lifetime
 from iotmq.client.transport.message import RETRY_PREFIX, check_group, check_topic
-from iotmq.client.transport.settings import PopConsumerSettings
+from iotmq.client.transport.settings import PopConsumerSettings, check_settings
 from iotmq.client.transport.subscriptions import parse_subscription
 from iotmq.errors import ClientClosedError, ClientError, IotmqError, SubscriptionError
 from iotmq.event_loop import happens_within
@@ -37,6 +37,7 @@ class PopConsumer(Lifetime):
         check_group(group)
         self._client = client
         self.group = group
+        check_settings(settings, PopConsumerSettings)
         self.settings = settings or PopConsumerSettings()
         if self.settings.pop_timeout_ms <= self.settings.hold_ms:
             raise ClientError("pop_timeout_ms must be longer than hold_ms, or every empty pop times out")
@@ -184,5 +185,5 @@ class PopConsumer(Lifetime):
     def _check_running(self) -> None:
         if self._member is None:
             raise ClientClosedError(
-                "the consumer is not started: use `async with client.pop_consumer(...)`, or start()"
+                "the consumer is not started, or was stopped: use `async with client.pop_consumer(...)`"
             )

@@ -13,7 +13,7 @@ from iotmq.client.consuming.pop.held_messages import HeldMessages
 from iotmq.client.consuming.pop.popped_message import PoppedMessage, Receipt
 from iotmq.client.consuming.pop.settling import Settling
 from iotmq.client.consuming.pulls import PollBackoff, reconnect_backoff
-from iotmq.client.transport.calls import broker_address
+from iotmq.client.transport.calls import asking, broker_address
 from iotmq.client.transport.client import ClientTransport, expect_success
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import PopConsumerSettings
@@ -176,7 +176,8 @@ class PopFetch:
         response = asked.result()
         # One without an answer is made again under the same name, and gets what was given to it.
         self._attempt_id = uuid.uuid4().hex
-        return self._read(response)
+        with asking(self._doing()):
+            return self._read(response)
 
     async def _give_back(self, asked: asyncio.Task[Command]) -> None:
         try:

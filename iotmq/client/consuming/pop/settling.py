@@ -15,7 +15,7 @@ from iotmq.backoff import Backoff
 from iotmq.client.consuming.pop.held_messages import HeldMessages
 from iotmq.client.consuming.pop.popped_message import PoppedMessage
 from iotmq.client.consuming.pulls import reconnect_backoff
-from iotmq.client.transport.calls import broker_address
+from iotmq.client.transport.calls import asking, broker_address
 from iotmq.client.transport.client import ClientTransport, expect_success
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.errors import (
@@ -145,13 +145,18 @@ class Settling:
     async def give_back(self, messages: Iterable[PoppedMessage]) -> None:
         """Have messages come again at once that nobody has seen; those that cannot be come later."""
         results = await asyncio.gather(
-            *(self._change(message, 0, is_last=True) for message in messages), return_exceptions=True
+            *(self._give_back(message) for message in messages), return_exceptions=True
         )
         for result in results:
             if isinstance(result, IotmqError):
                 _log.debug("a message of group %s comes again late: %s", self._group, result)
             elif isinstance(result, BaseException):
                 raise result
+
+    async def _give_back(self, message: PoppedMessage) -> None:
+        ext = {"invisibleTime": "0", "isUnseen": "true"}
+        response = await self._request(message, RequestCode.CHANGE_MESSAGE_INVISIBLE_TIME, ext)
+        self._expect_held(message, response)
 
     async def _repeat(self, message: PoppedMessage, ask: Callable[[int], Awaitable[None]]) -> None:
         """Ask again while the broker is away and the time of the message lasts."""
@@ -181,8 +186,9 @@ class Settling:
             return
         self._expect_held(message, response)
         if invisible_ms is not None:
-            popped_ms = response.integer("popTime", message.receipt.popped_ms)
-            revive_queue = response.integer("reviveQid", message.receipt.revive_queue)
+            with asking(_doing(message)):
+                popped_ms = response.integer("popTime", message.receipt.popped_ms)
+                revive_queue = response.integer("reviveQid", message.receipt.revive_queue)
             message.receipt = message.receipt._replace(
                 popped_ms=popped_ms,
                 revive_queue=revive_queue,
@@ -201,7 +207,8 @@ class Settling:
             "bname": queue.broker_name,
             **ext,
         }
-        return await self._client.request(address, Command.request(code, fields))
+        with asking(_doing(message)):
+            return await self._client.request(address, Command.request(code, fields))
 
     def _expect_held(self, message: PoppedMessage, response: Command) -> None:
         queue = message.queue
@@ -213,7 +220,7 @@ class Settling:
                 broker_name=queue.broker_name,
                 queue_id=queue.queue_id,
             )
-        _expect(response, f"settling offset {message.queue_offset} of {queue}")
+        _expect(response, _doing(message))
 
     # --- acknowledgements ---------------------------------------------------------------------------
 
@@ -284,15 +291,21 @@ class Settling:
                 ],
             )
         )
+        broker_name = messages[0].queue.broker_name
+        doing = f"acknowledging {len(messages)} messages of group {self._group} at broker {broker_name}"
         address = await broker_address(self._client, messages[0].queue)
-        response = await self._client.request(
-            address,
-            Command.request(RequestCode.BATCH_ACK_MESSAGE, {"bname": messages[0].queue.broker_name}, body),
-        )
+        with asking(doing):
+            response = await self._client.request(
+                address, Command.request(RequestCode.BATCH_ACK_MESSAGE, {"bname": broker_name}, body)
+            )
         if response.code == ResponseCode.NO_MESSAGE:
             return False
-        _expect(response, f"acknowledging {len(messages)} messages of group {self._group}")
+        _expect(response, doing)
         return True
+
+
+def _doing(message: PoppedMessage) -> str:
+    return f"settling offset {message.queue_offset} of {message.queue}"
 
 
 def _expect(response: Command, doing: str) -> None:

@@ -19,7 +19,7 @@ from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.lifetime import Ending, Lifetime
 from iotmq.client.transport.message import ReceivedMessage
 from iotmq.client.transport.routes import MessageQueue
-from iotmq.client.transport.settings import PullConsumerSettings
+from iotmq.client.transport.settings import PullConsumerSettings, check_settings
 from iotmq.client.transport.subscriptions import parse_subscription
 from iotmq.errors import ClientClosedError, ClientError
 from iotmq.message.records.columns import COLUMNS, Columns
@@ -53,6 +53,7 @@ class PullConsumer(Lifetime):
     ) -> None:
         self._client = client
         self.group = group
+        check_settings(settings, PullConsumerSettings)
         self.settings = settings or PullConsumerSettings()
         if self.settings.orderly and self.settings.model != "clustering":
             raise ClientError("an orderly consumer is clustering: in broadcasting nobody shares its queues")
@@ -374,7 +375,7 @@ class PullConsumer(Lifetime):
     def _check_running(self) -> None:
         if not self._is_running:
             raise ClientClosedError(
-                "the consumer is not started: use `async with PullConsumer(...)`, or start()"
+                "the consumer is not started, or was stopped: use `async with client.pull_consumer(...)`"
             )
 
     def _count(self, queue: MessageQueue, count: int) -> None:

@@ -143,10 +143,10 @@ class QueueFetch:
                 position = record.queue_offset + 1
                 if taken == records_max:
                     break
-        except MessageFormatError:
+        except MessageFormatError as error:
             # What came before the broken record is returned first; the next call starts at it.
             if not at:
-                raise
+                raise type(error)(f"{self.queue}: {error}", error.at) from error
         self._decoded_end = (at, position)
         self.records_total += len(self.decoded)
         if not self.decoded:
@@ -183,9 +183,12 @@ class QueueFetch:
         if self.decoded:
             self._encode_again()
         view, _ = self._answers[0]
-        result = decode_columns(
-            view, columns=columns, keys=keys, bad_bodies="null", bytes_max=COLUMN_BYTES_MAX
-        )
+        try:
+            result = decode_columns(
+                view, columns=columns, keys=keys, bad_bodies="null", bytes_max=COLUMN_BYTES_MAX
+            )
+        except MessageFormatError as error:
+            raise type(error)(f"{self.queue}: {error}", error.at) from error
         self.records_total += len(result)
         self._cut(result.end, self._offset_at(view, result.end))
         return result

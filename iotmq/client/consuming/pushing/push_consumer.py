@@ -16,7 +16,7 @@ from iotmq.client.transport.application_calls import STOPPED_INSIDE
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.lifetime import Ending, Lifetime
 from iotmq.client.transport.routes import MessageQueue
-from iotmq.client.transport.settings import PushConsumerSettings
+from iotmq.client.transport.settings import PushConsumerSettings, check_settings
 from iotmq.errors import ClientError, ListenerError
 from iotmq.metrics import Metric, samples
 from iotmq.supervised import end, supervise
@@ -47,7 +47,10 @@ class PushConsumer(Lifetime):
     ) -> None:
         if (listener is None) == (columns_listener is None):
             raise ClientError("give either a listener or a columns_listener")
+        if not callable(listener or columns_listener):
+            raise ClientError(f"a listener is a function, not {type(listener or columns_listener).__name__}")
         self._client = client
+        check_settings(settings, PushConsumerSettings)
         self.settings = settings or PushConsumerSettings()
         if self.settings.orderly and (
             self.settings.parallel_batches > 1 or self.settings.model != "clustering"

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pop_bench import Bench, Popped
+from fake_connection import FakeConnection
+from pop_bench import Bench, Popped, popped
 
 from iotmq import limits
 from iotmq.broker.pop.states import Place
 from iotmq.broker.tables.topics import POP_TOPIC
 from iotmq.broker.writing.message_writer import RefusedBatch
 from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
 
 
 def bodies(*numbers: int) -> list[bytes]:
@@ -151,6 +154,26 @@ async def test_who_holds_a_message_no_more_cannot_have_it_dead(bench: Bench) -> 
     assert await bench.ack(present) == [0]
 
 
+async def test_what_is_given_back_unseen_comes_again_at_once_and_was_no_attempt(bench: Bench) -> None:
+    bench.group(retry_max_times=0)
+    bench.put(*bodies(0, 1, 2))
+    zero, one, two = await bench.pop()
+    code, unseen = RequestCode.CHANGE_MESSAGE_INVISIBLE_TIME, {"isUnseen": "true", "invisibleTime": "0"}
+    waiting = bench.wait()
+    assert (await bench.ask(code, bench.held(one, **unseen))).code == 0
+    await bench.settle()
+    [again] = popped(waiting.replies[0])
+    assert (again.body, again.record.reconsume_times) == (b"1", 0)
+    assert (await bench.ask(code, bench.held(one, **unseen))).code == ResponseCode.NO_MESSAGE
+    await bench.ack(again, zero)
+    assert (await bench.ask(code, bench.held(two, **unseen))).code == 0
+    await bench.restart(is_killed=True)
+    [again] = await bench.pop()
+    assert (again.body, again.record.reconsume_times) == (b"2", 0)
+    assert (await bench.ask(code, bench.held(zero, **unseen))).code == ResponseCode.NO_MESSAGE
+    assert bench.dead_letters() == []
+
+
 async def test_a_restart_in_the_middle_changes_nothing_for_holders(bench: Bench) -> None:
     bench.put(*bodies(*range(100)))
     first = await bench.pop(queueId="0")
@@ -242,6 +265,20 @@ async def test_consumers_are_told_their_mode_and_it_survives_a_restart(bench: Be
     await bench.set_mode("PULL")
     await bench.restart()
     assert await bench.assigned(messageModel="BROADCASTING") == [(0, "PULL"), (1, "PULL")]
+
+
+async def test_members_hear_at_once_that_their_group_has_another_mode(bench: Bench) -> None:
+    member = FakeConnection()
+    consumer = {"groupName": "G", "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING"}
+    body = {"clientID": "c1", "producerDataSet": [], "consumerDataSet": [consumer]}
+    heartbeat = Command.request(RequestCode.HEART_BEAT, {}, json.dumps(body).encode())
+    bench.broker.requests.handle(member, heartbeat)  # type: ignore[arg-type]
+    for mode in ("POP", "PULL"):
+        member.said.clear()
+        assert await bench.set_mode(mode) == 0
+        assert [(said.code, said.ext) for said in member.said] == [
+            (RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "G"})
+        ]
 
 
 async def test_what_cannot_be_stored_is_not_handed_out(bench: Bench) -> None:

@@ -121,13 +121,13 @@ async def test_a_request_to_a_device_expires_when_nobody_waits_for_its_answer() 
     broker = FakeBroker()
     broker.add_topic("commands", 1)
     async with running(broker) as producer, Requester(producer._client) as requester:
-        with pytest.raises(RequestTimeoutError, match="no reply"):
-            await requester.ask_device("dev/7/ask/{reply}", b"how warm?", qos=2, timeout_ms=50)
+        with pytest.raises(RequestTimeoutError, match="Is there a device that subscribes dev/7/ask"):
+            await requester.ask_device("dev/7/ask/{reply}", b"how warm?", qos=2, timeout_ms=500)
     record = decode_record(broker.topics["commands"][0][0])
     properties = decode_properties(record.properties)
     assert record.body == b"how warm?"
     assert (properties["MQTT_TOPIC"], properties["MQTT_QOS"]) == ("dev/7/ask/{reply}", "2")
-    assert (properties["TTL"], properties["MSG_TTL_MS"]) == ("50", "50")
+    assert (properties["TTL"], properties["MSG_TTL_MS"]) == ("500", "500")
     assert properties["CORRELATION_ID"]
 
 

@@ -391,6 +391,17 @@ async def test_an_answer_that_is_nonsense_is_an_error_that_names_the_queue() -> 
     async with running(broker) as producer:
         alone = producer.send_nowait(Message("T", b"1"), timeout_ms=5_000)
         for future in (*send_all(producer, [b"2", b"3"]), alone):
-            with pytest.raises(BrokerError, match=r"broker-a.*queue_id=0.*nonsense.*ninth"):
+            with pytest.raises(BrokerError, match=r"broker-a.*queue_id=0.*cannot be read.*ninth"):
                 await future
     assert broker.stored_bodies("T") == [b"1", b"2", b"3"]
+
+
+async def test_a_stop_waits_for_the_messages_of_an_illegal_request() -> None:
+    broker = FakeBroker()
+    broker.add_topic("T", 1)
+    broker.script[BATCH].append(13)
+    async with running(broker) as producer:
+        await producer.queues("T")
+        futures = send_all(producer, [b"1", b"2"], "k")
+        await producer.stop()
+        assert [future.result().queue_offset for future in futures] == [0, 1]

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from eventually import soon
 from fake_broker import CLOSE, SILENT, FakeBroker, FakeRegistry
 
 from iotmq.client import ClientSettings, IotmqClient, Message, TransactionProducer, TransactionState
@@ -107,3 +108,14 @@ async def test_a_start_that_is_cancelled_leaves_no_producer(broker: Broker, clie
     with pytest.raises(asyncio.CancelledError):
         await starting
     assert broker.seen(RequestCode.UNREGISTER_CLIENT)[0].ext["producerGroup"] == "pg"
+
+
+async def test_brokers_may_ask_about_a_topic_that_nobody_knew_at_the_start(broker: Broker) -> None:
+    registry = FakeRegistry()
+    await registry.start()
+    settings = ClientSettings(registries=(registry.address,), heartbeat_ms=100)
+    async with IotmqClient(settings) as client, TransactionProducer(client, "pg", never, topics=("T",)):
+        assert broker.seen(RequestCode.HEART_BEAT) == []
+        registry.brokers.append(broker)
+        await soon(lambda: broker.seen(RequestCode.HEART_BEAT), "the broker knows whom to ask")
+    await registry.stop()

@@ -112,6 +112,19 @@ async def test_a_body_past_the_limit_goes_alone() -> None:
     assert taking.room.count == 1
 
 
+async def test_messages_of_a_class_of_the_application_are_read_as_well() -> None:
+    class Reading(Message):
+        unit: str = ""
+
+    taking = Taking().start()
+    taking.intake.send(Reading("T", b"21.5", key="k", unit="C"), None, None)
+    (send,) = taking.lanes.unsorted
+    assert send.element == encode_element(Message("T", b"21.5", key="k"), send.unique_key)
+    with pytest.raises(TypeError, match="a Message is sent, not 'text'"):
+        taking.intake.send("text", None, None)  # type: ignore[arg-type]
+    assert taking.room.count == 1
+
+
 async def test_before_the_start_after_the_end_and_from_other_threads_nothing_is_taken() -> None:
     taking = Taking()
     taking.send(b"early")

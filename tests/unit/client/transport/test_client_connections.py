@@ -162,6 +162,24 @@ async def test_a_name_that_no_host_can_have_is_an_address_without_connection() -
         await Events().connections.get(address)
 
 
+async def test_a_broker_in_the_place_of_a_registry_is_named() -> None:
+    broker = FakeBroker()
+    async with started(broker), IotmqClient(ClientSettings(registries=(broker.address,))) as client:
+        with pytest.raises(BrokerError, match=f"{broker.address} is no registry, perhaps a broker"):
+            await client.admin.topics()
+        with pytest.raises(BrokerError, match=f"{broker.address} is no registry, perhaps a broker"):
+            await client.admin.brokers()
+
+
+async def test_a_server_without_tls_is_told_from_one_that_is_away() -> None:
+    broker = FakeBroker()
+    async with started(broker):
+        settings = ClientSettings(registries=(broker.address,), tls_enabled=True)
+        async with IotmqClient(settings) as client:
+            with pytest.raises(RouteNotFoundError, match=f"{broker.address}: .*TLS"):
+                await client.admin.topics()
+
+
 async def test_a_peer_that_closes_at_once_is_not_asked_without_pause() -> None:
     broker = FakeBroker()
     async with started(broker):

@@ -220,10 +220,12 @@ async def test_a_master_that_is_back_at_its_address_is_tried_at_once() -> None:
         await soon(lambda: client.masters.present("broker-a", "") == former.address, "the epoch")
         await former.stop()
         await soon(lambda: client.connections.rest_s(former.address) > 5, "the loss")
+        await soon(lambda: bool(registry.parked), "the next question")
         registry.tell()
         await soon(lambda: registry.parked, "the client knows that there is no master")
         send = producer.send_nowait(Message("T", b"second"))
         await former.restart()
+        await soon(lambda: bool(registry.parked), "the question after the loss")
         registry.tell(**known)
         async with asyncio.timeout(5):
             await send

@@ -166,9 +166,12 @@ def test_ten_thousand_filters_of_as_many_shapes_are_small_and_hold_nobody_up() -
     # A topic that nobody has asked for yet, and that has as many levels.
     assert sorted(took_s)[2] < turn_s_max() / 2
     assert index.match("/".join("a" * limits.MQTT_WILDCARD_LEVELS_MAX)) == sorted(ids)
-    began_s = time.thread_time()
-    index.match("a/b/c")
-    assert time.thread_time() - began_s < 0.001, "shallow topics notice nothing"
+    took_s = []
+    for _ in range(5):
+        began_s = time.thread_time()
+        index.match("a/b/c")
+        took_s.append(time.thread_time() - began_s)
+    assert min(took_s) < 0.001, "shallow topics notice nothing"
     for name in names:
         index.remove(name)
     assert index.shape_count == 0

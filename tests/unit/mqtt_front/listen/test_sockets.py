@@ -156,9 +156,9 @@ async def test_a_peer_that_goes_while_it_is_not_read_is_noticed_when_it_is_read_
         client.send(packets.PINGREQ_PACKET)
         client.abort()
         # Nobody is kept busy by what epoll says of it meanwhile.
-        used_s = time.process_time()
+        used_s = time.thread_time()
         await asyncio.sleep(0.3)
-        assert time.process_time() - used_s < 0.2
+        assert time.thread_time() - used_s < 0.2
         assert device.transport is transport
         transport.resume_reading()
         await soon(lambda: device.transport is None, "the device was told")

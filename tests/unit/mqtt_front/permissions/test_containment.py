@@ -71,10 +71,13 @@ def hard_rules(count: int) -> list[str]:
 def test_the_work_of_a_decision_is_limited_and_past_it_the_filter_is_refused_and_that_is_said() -> None:
     wanted = "/".join(["+"] * 14) + "/y"
     rules = hard_rules(14)
-    begin_s = time.process_time()
-    verdict = decide(wanted, *rules)
-    assert (verdict.is_allowed, verdict.is_decided) == (False, False)
-    assert time.process_time() - begin_s < 0.5, "some milliseconds, on a busy machine"
+    took_s = []
+    for _ in range(5):
+        begin_s = time.thread_time()
+        verdict = decide(wanted, *rules)
+        took_s.append(time.thread_time() - begin_s)
+        assert (verdict.is_allowed, verdict.is_decided) == (False, False)
+    assert min(took_s) < 0.5, "some milliseconds, on a busy machine"
     assert decide(wanted, *rules, work_max=10_000_000).is_allowed
 
 

@@ -14,7 +14,13 @@ from iotmq.client.consuming.pushing.push_consumer import PushConsumer
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.routes import MessageQueue, TopicRoute
 from iotmq.client.transport.settings import ClientSettings, PushConsumerSettings
-from iotmq.errors import ClientError, ListenerResultError, ListenerTimeoutError, SubscriptionError
+from iotmq.errors import (
+    ClientError,
+    ListenerError,
+    ListenerResultError,
+    ListenerTimeoutError,
+    SubscriptionError,
+)
 from iotmq.message.properties import decode_properties, encode_properties
 from iotmq.message.records.columns import Columns
 from iotmq.remoting.codes import RequestCode
@@ -820,6 +826,80 @@ async def test_a_columns_listener_that_hangs_or_returns_nonsense_has_failed(outc
     kind = ListenerResultError if outcome == "nonsense" else ListenerTimeoutError
     assert [type(error) for error in errors] == [kind]
     assert broker.seen(BACK) == []
+
+
+async def go_wrong(how: str) -> object:
+    """What a listener does that goes wrong."""
+    if how == "raises":
+        raise ValueError("boom")
+    if how == "waits for what is cancelled":
+        task = asyncio.ensure_future(asyncio.Event().wait())
+        task.cancel()
+        await task
+    if how == "returns nonsense":
+        return "nonsense"
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        if how == "hangs":
+            raise
+    # It says that all is well, but too late.
+    return None
+
+
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [
+        ("raises", ListenerError),
+        ("waits for what is cancelled", ListenerError),
+        ("returns nonsense", ListenerResultError),
+        ("hangs", ListenerTimeoutError),
+        ("hangs and swallows its cancellation", ListenerTimeoutError),
+    ],
+)
+@pytest.mark.parametrize("mode", ["concurrent", "parallel", "orderly", "broadcasting", "columns"])
+async def test_a_listener_that_goes_wrong_has_one_outcome_in_each_kind_of_consumer(
+    mode: str, how: str, kind: type[ListenerError]
+) -> None:
+    broker = broker_with(2)
+    errors: list[ListenerError] = []
+    calls = 0
+
+    async def listen(*_):
+        nonlocal calls
+        calls += 1
+        return await go_wrong(how) if calls == 1 else None
+
+    settings = PushConsumerSettings(
+        consume_from="first",
+        commit_ms=20,
+        local_retry_ms=5,
+        listener_timeout_ms=20,
+        orderly=mode == "orderly",
+        parallel_batches=4 if mode == "parallel" else 1,
+        model="broadcasting" if mode == "broadcasting" else "clustering",
+    )
+    async with running(broker) as cluster:
+        consumer = PushConsumer(
+            await cluster.client(),
+            "cg",
+            None if mode == "columns" else listen,
+            columns_listener=listen if mode == "columns" else None,
+            settings=settings,
+        )
+        consumer.on_failure(errors.append)
+        await consumer.subscribe("T")
+        async with consumer:
+            if mode == "broadcasting":
+                await until(lambda: calls == 2)
+            else:
+                await until(lambda: broker.offsets.get(("cg", "T", 0)) == 2)
+    (error,) = errors
+    assert type(error) is kind
+    assert (error.topic, error.broker_name, error.queue_id) == ("T", "broker-a", 0)
+    # Given back, or tried again in its place.
+    is_given_back = mode in ("concurrent", "parallel")
+    assert (calls, [*broker.given_back.values()]) == ((1, [1, 1]) if is_given_back else (2, []))
 
 
 async def test_a_division_by_a_wrong_function_leaves_the_queues_where_they_are(caplog) -> None:
