@@ -770,6 +770,10 @@ class SyncAdminChanges(Blocking):
         self, group: str, settings: Mapping[str, Any], broker_names: Collection[str] = ()
     ) -> list[str]:
         """Make a group, or change it: `settings` as in SubscriptionGroupConfig, such as retryMaxTimes."""
+    def change_group(
+        self, group: str, settings: Mapping[str, Any], broker_names: Collection[str] = ()
+    ) -> list[str]:
+        """As `update_group`, but settings that are not named stay as they are at each broker."""
     def pause_group(self, group: str, broker_names: Collection[str] = ()) -> list[str]:
         """Give a group no messages; its offsets stay. It stays paused over restarts, until `resume_group`.
 
