@@ -96,7 +96,7 @@ cdef int check_message(message) except -1:
 
 
 cdef str topic_of(message):
-    return _field(message, _TOPIC)
+    return _text(message, _TOPIC, "topic")
 
 
 cdef str key_of(message):
@@ -126,8 +126,8 @@ cdef str unique_key_text(const char* unique_key):
 cdef bytes _element(message, bytes body, bint is_plain, const char* unique_at, Py_ssize_t unique_size):
     cdef bytes encoded
     cdef bytes element
-    cdef str key = _field(message, _KEY)
-    cdef str tags = _field(message, _TAGS)
+    cdef str key = _text(message, _KEY, "key")
+    cdef str tags = _text(message, _TAGS, "tags")
     cdef Py_ssize_t key_size, tags_size, size
     cdef const char* key_at
     cdef const char* tags_at
@@ -156,7 +156,16 @@ cdef bytes _element(message, bytes body, bint is_plain, const char* unique_at, P
     return element
 
 
+cdef str _text(message, PyMemberDef* member, str name):
+    value = _field(message, member)
+    if not isinstance(value, str):
+        raise TypeError(f"{name} of a message is a text, not {value!r}")
+    return value
+
+
 cdef bytes _bytes_of(body):
+    if isinstance(body, str):
+        raise TypeError("the body of a message is bytes: encode a text")
     # What may change before it is written has to be copied.
     return body if type(body) is bytes else bytes(memoryview(body))
 

@@ -28,6 +28,7 @@ from iotmq.errors import (
     BrokerError,
     ClientClosedError,
     ClientError,
+    ConfigError,
     ConnectionClosedError,
     IotmqError,
     NotMasterError,
@@ -124,6 +125,8 @@ class TransactionProducer(Producer):
         *,
         topics: Iterable[str] = (),
     ) -> None:
+        if not callable(check):
+            raise ConfigError(f"the check of a transaction producer is a function, not {check!r}")
         super().__init__(client, group, settings)
         self._check = check
         self._topics = tuple(topics)

@@ -186,6 +186,8 @@ class ClientTransport(Lifetime):
 
         What it raises is counted and logged. While it is at work 1,024 events wait, the latest ones.
         """
+        if not callable(call):
+            raise ConfigError(f"on_connection takes a function, not {call!r}")
         self.connection_events.listen(call)
 
     async def request(self, address: str, command: Command, *, timeout_s: float | None = None) -> Command:

@@ -19,6 +19,7 @@ from iotmq.client.transport.lifetime import Lifetime
 from iotmq.client.transport.measured import Measured
 from iotmq.client.transport.message import Message, SendResult, StoredMessage
 from iotmq.client.transport.routes import MessageQueue
+from iotmq.errors import ConfigError
 from iotmq.metrics import Metric, SourceReader, samples
 
 if TYPE_CHECKING:
@@ -166,6 +167,10 @@ class Interceptors:
 
     def __init__(self, interceptors: Iterable[Interceptor] = ()) -> None:
         self.all: Final = tuple(interceptors)
+        for each in self.all:
+            if not isinstance(each, Interceptor):
+                text = f"interceptors are objects of classes that extend Interceptor, not {each!r}"
+                raise ConfigError(text)
         self._reader = SourceReader(self.all)
         self.failed_total = 0
         """Calls of interceptors that have raised an exception."""

@@ -84,6 +84,8 @@ class Message(_Content, eq=False, kw_only=True):
         """Encode all properties as they are stored; MessageRefusedError for a property that cannot be
         stored."""
         pairs = dict(self.properties) if self.properties else {}
+        if isinstance(self.keys, str):
+            raise MessageRefusedError(f"keys is a list of words, such as [{self.keys!r}], and not one text")
         keys = " ".join((self.key, *self.keys) if self.key else self.keys)
         if keys:
             pairs[KEYS] = keys

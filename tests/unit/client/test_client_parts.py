@@ -19,7 +19,7 @@ from iotmq.client import (
     SendResult,
     TransactionState,
 )
-from iotmq.errors import ClientClosedError, ClientError, RequestTimeoutError
+from iotmq.errors import ClientClosedError, ClientError, ConfigError, RequestTimeoutError
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
@@ -169,6 +169,16 @@ async def test_who_stops_while_another_does_waits_for_the_same_end(broker: FakeB
         await asyncio.gather(*others)
         assert not client.is_running
         assert not client._producers
+
+
+def test_what_is_no_interceptor_and_no_function_is_refused_where_it_is_given() -> None:
+    with pytest.raises(ConfigError, match="extend Interceptor, not 5"):
+        iotmq.connect(interceptors=[5])  # type: ignore[list-item]
+    client = iotmq.connect()
+    with pytest.raises(ConfigError, match="on_connection takes a function, not 'note'"):
+        client.on_connection("note")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="the check of a transaction producer is a function, not None"):
+        client.transaction_producer("g", None)  # type: ignore[arg-type]
 
 
 async def test_interceptors_start_and_stop_once(broker: FakeBroker) -> None:

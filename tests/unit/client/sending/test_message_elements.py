@@ -40,8 +40,25 @@ def test_a_body_that_can_change_is_copied() -> None:
     element = encode_element(Message("T", memoryview(body)), KEY)  # type: ignore[arg-type]
     body[0] = 0
     assert split_batch(element)[0][0] == b"abc"
-    with pytest.raises(TypeError):
-        encode_element(Message("T", 5), KEY)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        (Message("T", 5), "bytes-like"),  # type: ignore[arg-type]
+        (Message("T", "text"), "the body of a message is bytes: encode a text"),  # type: ignore[arg-type]
+        (Message("T", b"", key=7), "key of a message is a text, not 7"),  # type: ignore[arg-type]
+        (Message("T", b"", tags=["a"]), "tags of a message is a text"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_field_of_the_wrong_type_is_named(message: Message, error: str) -> None:
+    with pytest.raises(TypeError, match=error):
+        encode_element(message, KEY)
+
+
+def test_keys_are_a_list() -> None:
+    with pytest.raises(MessageRefusedError, match=r"keys is a list of words, such as \['ab'\]"):
+        encode_element(Message("T", b"", keys="ab"), KEY)
 
 
 @pytest.mark.parametrize(
