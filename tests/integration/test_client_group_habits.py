@@ -254,3 +254,32 @@ async def test_a_paused_group_pops_nothing(cluster: LocalCluster) -> None:
                 while not (messages := await consumer.getmany()):
                     pass
             assert [message.body for message in messages] == [b"x"]
+
+
+async def test_a_push_consumer_says_how_far_it_is_and_goes_back_in_time(cluster: LocalCluster) -> None:
+    got: list[bytes] = []
+
+    async def listen(messages: list[ReceivedMessage]) -> None:
+        got.extend(message.body for message in messages)
+
+    async with IotmqClient(cluster.client_settings) as client:
+        producer = await client.producer()
+        consumer = client.push_consumer(
+            "readers", listen, settings=PushConsumerSettings(consume_from="first", hold_ms=100)
+        )
+        await consumer.subscribe("T")
+        async with consumer:
+            await producer.send_batch([Message("T", b"%d" % number) for number in range(10)])
+            await until(lambda: sum(consumer.positions().values()) == 10)
+            assert sum((await consumer.lag()).values()) == 0
+            consumer.pause()
+            result = await producer.send(Message("T", b"10"))
+            assert (await consumer.lag())[result.queue] == 1
+            assert consumer.positions()[result.queue] == result.queue_offset
+            consumer.resume()
+            await until(lambda: sum(consumer.positions().values()) == 11)
+            await consumer.seek_to_time(0)
+            await until(lambda: len(got) == 22 and sum(consumer.positions().values()) == 11)
+            await consumer.seek(result.queue, result.queue_offset)
+            await until(lambda: len(got) == 23)
+            assert got[-1] == b"10"

@@ -451,6 +451,27 @@ class SyncPushConsumer(BlockingLifetime):
 
         Calls that take longer are cancelled, and those that go on are left behind after the same time again.
         """
+    @property
+    def assigned(self) -> list[MessageQueue]:
+        """Return the queues assigned to this member now, sorted; without those of the retry topic."""
+    def positions(self) -> dict[MessageQueue, int]:
+        """Return the offset of each queue below which everything is consumed, where it is known."""
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Continue `queue` at `offset`, while this member has it; fetched messages of it are dropped."""
+    def seek_to_time(self, timestamp_ms: int, *queues: MessageQueue) -> None:
+        """Continue these queues, or all, at the messages stored nearest to a time (as `offset_at_time`)."""
+    def seek_to_begin(self, *queues: MessageQueue) -> None:
+        """Continue these queues, or all, at the oldest messages that are still there."""
+    def seek_to_end(self, *queues: MessageQueue) -> None:
+        """Skip to now: continue these queues, or all, behind the newest message."""
+    def lag(self) -> dict[MessageQueue, int]:
+        """Ask how many messages of each queue lie between its position and its end."""
+    def begin_offset(self, queue: MessageQueue) -> int:
+        """Ask for the offset of the oldest message that is still there."""
+    def end_offset(self, queue: MessageQueue) -> int:
+        """Ask for the offset that the next message will get."""
+    def offset_at_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """Ask for the offset of the message stored nearest to a time; the last one's for any later time."""
     settings: PushConsumerSettings
     """The settings it was made with."""
     @property
@@ -477,9 +498,6 @@ class SyncPushConsumer(BlockingLifetime):
         """
     def resume(self, *queues: MessageQueue) -> None:
         """Hand over messages of these queues again, of all when none is named."""
-    @property
-    def assigned(self) -> list[MessageQueue]:
-        """Return the queues assigned to this member now, sorted; without those of the retry topic."""
     def move(self, offsets: Mapping[MessageQueue, int]) -> None:
         """Continue at these offsets in this member's queues; fetched messages of them are dropped."""
     asynchronous: PushConsumer
@@ -513,6 +531,27 @@ class SyncPullConsumer(BlockingLifetime):
         Messages that the last call returned come again, unless `async with` ends without an error or
         `commit` was called: what was done with them is not known.
         """
+    @property
+    def assigned(self) -> list[MessageQueue]:
+        """Return the queues that are read now, sorted."""
+    def positions(self) -> dict[MessageQueue, int]:
+        """Return `position` of all queues whose position is known."""
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Continue reading `queue` at `offset`; fetched messages of it are dropped."""
+    def seek_to_time(self, timestamp_ms: int, *queues: MessageQueue) -> None:
+        """Continue these queues, or all, at the messages stored nearest to a time (as `offset_at_time`)."""
+    def seek_to_begin(self, *queues: MessageQueue) -> None:
+        """Continue these queues, or all, at the oldest messages that are still there."""
+    def seek_to_end(self, *queues: MessageQueue) -> None:
+        """Skip to now: continue these queues, or all, behind the newest message."""
+    def lag(self) -> dict[MessageQueue, int]:
+        """Ask how many messages of each queue lie between its position and its end."""
+    def begin_offset(self, queue: MessageQueue) -> int:
+        """Ask for the offset of the oldest message that is still there."""
+    def end_offset(self, queue: MessageQueue) -> int:
+        """Ask for the offset that the next message will get."""
+    def offset_at_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """Ask for the offset of the message stored nearest to a time; the last one's for any later time."""
     group: str
     """The name of its group."""
     settings: PullConsumerSettings
@@ -528,9 +567,6 @@ class SyncPullConsumer(BlockingLifetime):
         """Stop consuming `topic`; its queues go to other members."""
     def on_rebalance(self, listener: RebalanceListener) -> None:
         """Have `listener` told about queues that come, and about queues before they go."""
-    @property
-    def assigned(self) -> list[MessageQueue]:
-        """Return the queues that are read now, sorted."""
     def queues(self, topic: str, *, timeout_ms: int = 1000) -> tuple[MessageQueue, ...]:
         """List the queues of `topic`, sorted; RouteNotFoundError when there are none in `timeout_ms`."""
     def assign(
@@ -591,29 +627,11 @@ class SyncPullConsumer(BlockingLifetime):
         """
     def resume(self, *queues: MessageQueue) -> None:
         """Return messages of these queues again, of all when none is named."""
-    def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Continue reading `queue` at `offset`; fetched messages of it are dropped."""
-    def seek_to_time(self, timestamp_ms: int, *queues: MessageQueue) -> None:
-        """Continue these queues, or all, at the messages stored nearest to a time (as `offset_at_time`)."""
-    def seek_to_begin(self, *queues: MessageQueue) -> None:
-        """Continue these queues, or all, at the oldest messages that are still there."""
-    def seek_to_end(self, *queues: MessageQueue) -> None:
-        """Skip to now: continue these queues, or all, behind the newest message."""
     def position(self, queue: MessageQueue) -> int:
         """Return the offset behind the last message that was returned, to be kept and assigned again.
 
         ClientError while the group's offset of a subscribed queue is still being asked for.
         """
-    def positions(self) -> dict[MessageQueue, int]:
-        """Return `position` of all queues whose position is known."""
-    def lag(self) -> dict[MessageQueue, int]:
-        """Ask how many messages of each queue lie between its position and its end."""
-    def begin_offset(self, queue: MessageQueue) -> int:
-        """Ask for the offset of the oldest message that is still there."""
-    def end_offset(self, queue: MessageQueue) -> int:
-        """Ask for the offset that the next message will get."""
-    def offset_at_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """Ask for the offset of the message stored nearest to a time; the last one's for any later time."""
     def commit(self, positions: Mapping[MessageQueue, int] | None = None) -> None:
         """Commit offsets of the group: the given ones, else all of `positions()`."""
     def committed(self, queue: MessageQueue) -> int | None:

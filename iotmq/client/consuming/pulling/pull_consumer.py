@@ -12,11 +12,11 @@ from iotmq.client.consuming.consumption import Consumption
 from iotmq.client.consuming.filter_check import check_filter
 from iotmq.client.consuming.members.membership import Member, RebalanceListener
 from iotmq.client.consuming.members.rebalance import Allocation, allocate_averagely
-from iotmq.client.consuming.offsets import offsets
 from iotmq.client.consuming.offsets.group_offsets import GroupOffsets
+from iotmq.client.consuming.offsets.seeking import SeekingConsumer
 from iotmq.client.consuming.pulling.pull_queues import PullQueues
 from iotmq.client.transport.client import ClientTransport
-from iotmq.client.transport.lifetime import Ending, Lifetime
+from iotmq.client.transport.lifetime import Ending
 from iotmq.client.transport.message import ReceivedMessage
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import PullConsumerSettings, check_settings
@@ -32,7 +32,7 @@ DEFAULT_GROUP: Final = "DEFAULT_PULL_CONSUMER"
 _ITERATED_MAX: Final = 1_024
 
 
-class PullConsumer(Lifetime):
+class PullConsumer(SeekingConsumer):
     """A consumer that is asked for messages, by `getmany` or `async for`; `async with` starts and stops it.
 
     With `subscribe` it is a member of its group: the members share the queues, and offsets are committed
@@ -301,21 +301,6 @@ class PullConsumer(Lifetime):
         """Continue reading `queue` at `offset`; fetched messages of it are dropped."""
         await self._queues.seek(queue, offset)
 
-    async def seek_to_time(self, timestamp_ms: int, *queues: MessageQueue) -> None:
-        """Continue these queues, or all, at the messages stored nearest to a time (as `offset_at_time`)."""
-        for queue in queues or self.assigned:
-            await self.seek(queue, await self.offset_at_time(queue, timestamp_ms))
-
-    async def seek_to_begin(self, *queues: MessageQueue) -> None:
-        """Continue these queues, or all, at the oldest messages that are still there."""
-        for queue in queues or self.assigned:
-            await self.seek(queue, await self.begin_offset(queue))
-
-    async def seek_to_end(self, *queues: MessageQueue) -> None:
-        """Skip to now: continue these queues, or all, behind the newest message."""
-        for queue in queues or self.assigned:
-            await self.seek(queue, await self.end_offset(queue))
-
     def position(self, queue: MessageQueue) -> int:
         """Return the offset behind the last message that was returned, to be kept and assigned again.
 
@@ -331,25 +316,6 @@ class PullConsumer(Lifetime):
         # A copy, because others than the loop's thread may ask while queues come and go.
         positions = {queue: fetch.position for queue, fetch in tuple(self._queues.fetches.items())}
         return {queue: position for queue, position in positions.items() if position is not None}
-
-    async def lag(self) -> dict[MessageQueue, int]:
-        """Ask how many messages of each queue lie between its position and its end."""
-        positions = self.positions()
-        ends = await asyncio.gather(*(self.end_offset(queue) for queue in positions))
-        pairs = zip(positions.items(), ends, strict=True)
-        return {queue: max(0, end_offset - position) for (queue, position), end_offset in pairs}
-
-    async def begin_offset(self, queue: MessageQueue) -> int:
-        """Ask for the offset of the oldest message that is still there."""
-        return await offsets.min_offset(self._client, queue)
-
-    async def end_offset(self, queue: MessageQueue) -> int:
-        """Ask for the offset that the next message will get."""
-        return await offsets.max_offset(self._client, queue)
-
-    async def offset_at_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """Ask for the offset of the message stored nearest to a time; the last one's for any later time."""
-        return await offsets.offset_at_time(self._client, queue, timestamp_ms)
 
     async def commit(self, positions: Mapping[MessageQueue, int] | None = None) -> None:
         """Commit offsets of the group: the given ones, else all of `positions()`."""

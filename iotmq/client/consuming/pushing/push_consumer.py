@@ -10,11 +10,12 @@ from iotmq.client.consuming.consumption import Consumption
 from iotmq.client.consuming.members.membership import Member, RebalanceListener
 from iotmq.client.consuming.members.rebalance import Allocation, allocate_averagely
 from iotmq.client.consuming.offsets.group_offsets import GroupOffsets
+from iotmq.client.consuming.offsets.seeking import SeekingConsumer
 from iotmq.client.consuming.pushing.listener_calls import ColumnsListener, Listener, ListenerCalls
 from iotmq.client.consuming.pushing.push_queues import PushQueues
 from iotmq.client.transport.application_calls import STOPPED_INSIDE
 from iotmq.client.transport.client import ClientTransport
-from iotmq.client.transport.lifetime import Ending, Lifetime
+from iotmq.client.transport.lifetime import Ending
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import PushConsumerSettings, check_settings
 from iotmq.errors import ClientError, ListenerError
@@ -22,7 +23,7 @@ from iotmq.metrics import Metric, samples
 from iotmq.supervised import end, supervise
 
 
-class PushConsumer(Lifetime):
+class PushConsumer(SeekingConsumer):
     """A member of a consumer group that calls a listener; `async with` starts and stops it.
 
     Every message is handed over at least once; after a crash, and when queues move between members,
@@ -172,6 +173,16 @@ class PushConsumer(Lifetime):
     def assigned(self) -> list[MessageQueue]:
         """Return the queues assigned to this member now, sorted; without those of the retry topic."""
         return self._member.assigned
+
+    def positions(self) -> dict[MessageQueue, int]:
+        """Return the offset of each queue below which everything is consumed, where it is known."""
+        readers = self._queues.readers
+        known = {queue: readers[queue].committable for queue in self.assigned if queue in readers}
+        return {queue: position for queue, position in known.items() if position is not None}
+
+    async def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Continue `queue` at `offset`, while this member has it; fetched messages of it are dropped."""
+        self.move({queue: offset})
 
     def move(self, offsets: Mapping[MessageQueue, int]) -> None:
         """Continue at these offsets in this member's queues; fetched messages of them are dropped."""
