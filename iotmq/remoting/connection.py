@@ -87,7 +87,9 @@ class ClientConnection(Channel):
         """End the connection once everything sent so far is written; unanswered requests fail."""
         self._close("closed")
         try:
-            await asyncio.wait_for(asyncio.shield(self._lost), 1.0)
+            # Not wait_for: in Python 3.11 that loses a cancellation which comes with the end.
+            async with asyncio.timeout(1.0):
+                await asyncio.shield(self._lost)
         except TimeoutError:
             self.abort("closed")
 

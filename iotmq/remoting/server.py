@@ -129,7 +129,8 @@ class RemotingServer:
         if self._active_s:
             self._emptied = asyncio.get_running_loop().create_future()
             try:
-                await asyncio.wait_for(self._emptied, _STOP_S)
+                async with asyncio.timeout(_STOP_S):
+                    await self._emptied
             except TimeoutError:
                 for connection in list(self._active_s):
                     connection.abort("stopped")

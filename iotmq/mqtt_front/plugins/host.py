@@ -155,7 +155,8 @@ class PluginHost:
             thread.start()
             try:
                 made = asyncio.wrap_future(thread.submit(self._made(thread)))
-                await asyncio.wait_for(made, timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await made
             except TimeoutError:
                 raise PluginStartError(
                     f"the plug-in {self.name} has not started within {timeout_s} s "
@@ -202,7 +203,8 @@ class PluginHost:
         ]
         for telling in tellings:
             try:
-                await asyncio.wait_for(telling, timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await telling
             except Exception as error:
                 _log.warning(
                     "a plug-in failed at a start or a stop",

@@ -51,7 +51,7 @@ def devices(front: MqttFront) -> list[Device]:
 
 
 async def the_device(front: MqttFront) -> Device:
-    await soon(lambda: len(devices(front)) == 1, "it is connected")
+    await soon(lambda: len(front.parts.sessions) == 1, "it has its session")
     return devices(front)[0]
 
 
