@@ -502,7 +502,10 @@ AUDIT_BATCH_BYTES_MAX: Final = 256 * 1024
 AUDIT_TEXT_CHARACTERS_MAX: Final = 1_024
 AUDIT_RECORDS_PER_S_MAX: Final = 1_000
 
-# The HTTP port: connections at one time, tokens, and how long one has to be.
+# The HTTP port: connections at one time, bodies of their requests that are not answered yet, answers that are
+# not read yet, tokens, and how long one has to be.
 HTTP_CONNECTIONS_MAX: Final = 256
+HTTP_BODIES_BYTES_MAX: Final = 64 * 1024 * 1024
+HTTP_UNREAD_BYTES_MAX: Final = 64 * 1024 * 1024
 HTTP_TOKENS_MAX: Final = 64
 HTTP_TOKEN_CHARACTERS_MIN: Final = 16

@@ -76,6 +76,20 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "tests/unit/console/test_console_access.py::test_so_many_connections_may_be_open",
     ),
     Bound(
+        "console.server.connection: bodies of requests that are not answered",
+        "HTTP_CONNECTIONS_MAX",
+        "HTTP_BODIES_BYTES_MAX",
+        "tests/unit/console/server/test_http_connection.py"
+        "::test_bodies_of_all_connections_together_have_a_limit",
+    ),
+    Bound(
+        "console.server.connection: answers that are not read",
+        "HTTP_CONNECTIONS_MAX",
+        "HTTP_UNREAD_BYTES_MAX",
+        "tests/unit/console/server/test_http_connection.py"
+        "::test_what_is_not_read_of_all_answers_together_has_a_limit",
+    ),
+    Bound(
         "audit_log: records that wait to be stored",
         "AUDIT_RECORDS_MAX",
         "AUDIT_BYTES_MAX and a batch of AUDIT_BATCH_BYTES_MAX",

@@ -20,6 +20,7 @@ from iotmq.console.api.problems import (
     MEDIA_TYPE,
     METHOD,
     TIMEOUT,
+    UNAUTHENTICATED,
     ProblemError,
     answer_of,
     from_error,
@@ -71,9 +72,14 @@ class Api:
         try:
             answer = await self._answer(request)
         except ProblemError as error:
-            # The detail of this problem is the list of methods there are.
-            allow = (("Allow", str(error)),) if error.kind is METHOD else ()
-            answer = answer_of(error, allow)
+            headers: tuple[tuple[str, str], ...] = ()
+            if error.kind is METHOD:
+                # The detail of this problem is the list of methods there are.
+                headers = (("Allow", str(error)),)
+            elif error.kind is UNAUTHENTICATED:
+                logger.warning("request without a token", extra={"peer": request.peer})
+                headers = (("WWW-Authenticate", 'Bearer realm="iotmq"'),)
+            answer = answer_of(error, headers)
         except Exception:
             FAILURES.note("http api")
             answer = answer_of(ProblemError(INTERNAL, ""))

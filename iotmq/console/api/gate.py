@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Final
 
 from iotmq.console.access.tokens import Tokens
 from iotmq.console.api.problems import FORBIDDEN, UNAUTHENTICATED, ProblemError
 from iotmq.console.api.route import Caller, Role
 from iotmq.console.server.messages import Request
-
-logger = logging.getLogger("iotmq.http.api")
 
 _ROLES: Final = {"viewer": Role.VIEWER, "operator": Role.OPERATOR, "administrator": Role.ADMINISTRATOR}
 
@@ -20,14 +17,11 @@ class TokenGate:
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
-        self.unauthorized_count = 0
 
     def caller(self, request: Request) -> Caller:
         """Return who asks. ProblemError for who shows no token, or one that is for metrics only."""
         token = self._tokens.find(request)
         if token is None:
-            self.unauthorized_count += 1
-            logger.warning("request without a token", extra={"peer": request.peer})
             raise ProblemError(
                 UNAUTHENTICATED,
                 "show a token of the settings (http.tokens, with a role): Authorization: Bearer TOKEN",

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple, Protocol, cast
 
 import httptools
 
+from iotmq import limits
 from iotmq.console.server.messages import REASONS, Answer, Reply, Request, Sink, Site
 from iotmq.supervised import surviving
 
@@ -33,6 +34,9 @@ _FIELD_BYTES: Final = len(": \r\n")
 _HEAD_END_BYTES: Final = len("\r\n")
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LAST_CHUNK: Final = b"0\r\n\r\n"
+# Larger answers are looked at: there must be room for them.
+_SMALL_BYTES: Final = 65_536
+_UNREAD: Final = Answer(b"too much of other answers is not read yet\n", 503, headers=(("Retry-After", "1"),))
 _FAILED: Final = Answer(b"internal error; the log of the server says more\n", 500)
 
 
@@ -58,6 +62,12 @@ class Port(Protocol):
 
     @property
     def request_timeout_s(self) -> float: ...
+
+    @property
+    def unread_bytes(self) -> int: ...
+
+    bodies_bytes: int
+    """What all connections hold of bodies; each adds and takes away its own."""
 
     def connected(self, connection: HttpConnection) -> None: ...
 
@@ -96,6 +106,8 @@ class HttpConnection(asyncio.Protocol):
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._body_bytes_max = 0
+        # Of bodies of requests that are not answered yet.
+        self._held_bytes = 0
         # The bytes of reads that have not ended a head.
         self._is_in_head = False
         self._unfinished_bytes = 0
@@ -132,6 +144,7 @@ class HttpConnection(asyncio.Protocol):
         self._is_ending = True
         self._timer.cancel()
         self._waiting.clear()
+        self._hold(-self._held_bytes)
         self._can_write.set()
         if self._answering is not None:
             self._answering.cancel()
@@ -216,8 +229,9 @@ class HttpConnection(asyncio.Protocol):
         path, _, query = self._target.decode("latin-1").partition("?")
         head = Request(method.decode(), path, query, self._headers, self._peer, self._is_encrypted)
         self._head = head
-        self._body_bytes_max = maximum = self._site.body_bytes_max(head)
         declared = self._headers.get("content-length", "0")
+        has_body = declared != "0" or "transfer-encoding" in self._headers
+        self._body_bytes_max = maximum = self._site.body_bytes_max(head) if has_body else 0
         if maximum and int(declared) > maximum:
             return self._refuse(413, f"a body of {declared} bytes: at most {maximum} are taken here")
         is_asked = version == "1.1" and self._headers.get("expect", "").lower() == "100-continue"
@@ -233,6 +247,10 @@ class HttpConnection(asyncio.Protocol):
         if self._body_bytes > self._body_bytes_max:
             self._refuse(413, f"a body of more than {self._body_bytes_max} bytes")
             return
+        if self._port.bodies_bytes + len(data) > limits.HTTP_BODIES_BYTES_MAX:
+            self._refuse(503, "too many bodies at once")
+            return
+        self._hold(len(data))
         self._body.append(data)
 
     def on_message_complete(self) -> None:
@@ -252,6 +270,11 @@ class HttpConnection(asyncio.Protocol):
         self._is_ending = True
         self._is_in_head = False
         self._waiting.append(_Refused(status, detail))
+
+    def _hold(self, size: int) -> None:
+        """Count bytes of bodies that this connection holds, or lets go of."""
+        self._held_bytes += size
+        self._port.bodies_bytes += size
 
     # Answers ------------------------------------------------------------------------------------------
 
@@ -303,11 +326,18 @@ class HttpConnection(asyncio.Protocol):
                 self._go_on()
 
     def _write(self, whole: _Whole, answer: Answer) -> None:
+        if self._transport.is_closing():
+            return
+        self._hold(-len(whole.request.body))
+        size = len(answer.body)
+        if size > _SMALL_BYTES and self._port.unread_bytes + size > limits.HTTP_UNREAD_BYTES_MAX:
+            answer = _UNREAD
         head = _head(whole, answer, f"Content-Length: {len(answer.body)}\r\n")
         self._transport.write(head if whole.request.method == "HEAD" else head + answer.body)
         self._restart_deadline()
 
     async def _stream(self, whole: _Whole, answer: Answer, stream: Callable[[Sink], Awaitable[None]]) -> None:
+        self._hold(-len(whole.request.body))
         # HTTP/1.0 knows no chunks: there the end of the connection is that of the body.
         is_chunked = not whole.is_1_0
         if not is_chunked:
@@ -338,6 +368,11 @@ class HttpConnection(asyncio.Protocol):
     def is_slow(self) -> bool:
         """Return whether the peer leaves more unread than the transport may hold."""
         return not self._can_write.is_set()
+
+    @property
+    def unread_bytes(self) -> int:
+        """Return how many bytes of answers the transport holds."""
+        return self._transport.get_write_buffer_size()
 
     # Ends ---------------------------------------------------------------------------------------------
 

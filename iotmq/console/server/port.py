@@ -33,6 +33,7 @@ class HttpPort:
         self.counts = Counts()
         self.head_bytes_max = settings.header_bytes_max
         self.request_timeout_s = settings.request_timeout_s
+        self.bodies_bytes = 0
         self._tls = http_tls(settings)
         # These are set while the role runs.
         self._acceptors: list[Acceptor] = []
@@ -107,6 +108,11 @@ class HttpPort:
         if error is not None:
             self._failed_handshakes_count += 1
             logger.debug("connection not made: %s", error)
+
+    @property
+    def unread_bytes(self) -> int:
+        """Return how much of their answers the peers have not read."""
+        return sum(connection.unread_bytes for connection in self._connections)
 
     def connected(self, connection: HttpConnection) -> None:
         """Hold a connection until it is lost."""

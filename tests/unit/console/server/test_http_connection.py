@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 from eventually import soon
 
+from iotmq import limits
 from iotmq.console.server.messages import Answer, Reply, Request, Sink
 from iotmq.console.server.port import HttpPort
 from iotmq.console.settings import HttpSettings
@@ -39,6 +40,8 @@ class Echo:
             return self._later(request)
         if request.path == "/stream":
             return Answer(status=200, content_type="text/event-stream", stream=self._stream)
+        if request.path == "/large":
+            return Answer(bytes(32_000_000))
         if request.path == "/endless":
             return Answer(status=200, stream=self._endless)
         return Answer(f"{request.method} {request.path} {request.query} ".encode() + request.body)
@@ -295,3 +298,31 @@ async def test_many_requests_at_once_leave_turns_to_others(monkeypatch: pytest.M
         is_over = True
     assert len(site.asked) == 100
     assert max(turns) <= 5
+
+
+async def test_bodies_of_all_connections_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "HTTP_BODIES_BYTES_MAX", 1500)
+    async with serving() as (_site, port):
+        _reader, writer = await asyncio.open_connection("127.0.0.1", port.port)
+        writer.write(head(b"POST", b"/body", b"Content-Length: 1000") + b"x" * 999)
+        await soon(lambda: port.bodies_bytes == 999, "the first body")
+        more = head(b"POST", b"/body", b"Content-Length: %d", CLOSE)
+        assert (await exchange(port, more % 501 + b"y" * 501)).split()[1] == b"200"
+        assert port.bodies_bytes == 999
+        assert (await exchange(port, more % 502 + b"y" * 502)).split()[1] == b"503"
+        writer.close()
+        await soon(lambda: port.bodies_bytes == 0, "the end of the first")
+
+
+async def test_what_is_not_read_of_all_answers_together_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "HTTP_UNREAD_BYTES_MAX", 40_000_000)
+    async with serving() as (_site, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port.port, limit=1)
+        writer.write(head(b"GET", b"/large"))
+        await soon(lambda: port.unread_bytes > 20_000_000, "an answer that nobody reads")
+        refused = await exchange(port, head(b"GET", b"/large", CLOSE))
+        assert refused.startswith(b"HTTP/1.1 503 ")
+        assert b"Retry-After: 1" in refused
+        assert (await exchange(port, head(b"GET", b"/a", CLOSE))).startswith(b"HTTP/1.1 200 ")
+        assert len(await reader.readexactly(1000)) == 1000
+        writer.transport.abort()
