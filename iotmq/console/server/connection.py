@@ -67,7 +67,7 @@ class Port(Protocol):
     def unread_bytes(self) -> int: ...
 
     bodies_bytes: int
-    """What all connections hold of bodies; each adds and takes away its own."""
+    """The bodies that all connections hold; each adds and takes away its own."""
 
     def connected(self, connection: HttpConnection) -> None: ...
 
