@@ -310,9 +310,12 @@ class Cluster:
 
         return self.retry.call(ask, what="list of brokers")
 
-    def ask_once(self, address: Address, requests: Sequence[Command]) -> list[Command]:
-        """Return the answers of one broker, whatever their codes; its failure is the caller's matter."""
-        return self._answers(address, requests)
+    def ask_once(self, broker: str, address: Address, requests: Sequence[Command]) -> list[Command]:
+        """Return the answers of one broker, whatever their codes; its failure is the caller's matter.
+
+        BrokerMovedError as soon as it is silent and a registry has it elsewhere.
+        """
+        return self._answers(address, requests, broker=broker)
 
     def masters(self) -> dict[str, Address]:
         """Return the addresses of all brokers that are there now."""

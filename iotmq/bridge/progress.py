@@ -48,7 +48,8 @@ class Progress:
             requests = [_commit(group, key, offset.offsets[key]) for key in keys]
             refusal = ""
             try:
-                for key, answer in zip(keys, cluster.ask_once(addresses[broker], requests), strict=True):
+                answers = cluster.ask_once(broker, addresses[broker], requests)
+                for key, answer in zip(keys, answers, strict=True):
                     if answer.code == ResponseCode.SUCCESS:
                         self._published[key] = offset.offsets[key]
                     elif answer.code != ResponseCode.TOPIC_NOT_EXIST:
