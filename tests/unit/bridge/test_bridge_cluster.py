@@ -283,6 +283,16 @@ def test_a_silent_broker_is_given_up_when_its_master_is_another() -> None:
     assert [where for where, _ in network.requests].count(("a", 10)) == 1, "it is asked once"
 
 
+def test_progress_is_not_waited_for_at_a_silent_broker_whose_master_is_another() -> None:
+    network = FakeNetwork()
+    network.silent = {("a", 10)}
+    network.moved = {"a": "a:20"}
+    request = Command.request(RequestCode.UPDATE_CONSUMER_OFFSET, {"topic": "t", "queueId": "0"})
+    with pytest.raises(ConnectionClosedError, match="broker a is not at a:10 any more"):
+        network.cluster(patient(0)[0], request_timeout_s=30).ask_once("a", ("a", 10), [request])
+    assert network.clock.monotonic_s() == pytest.approx(ManualClock().monotonic_s() + 1)
+
+
 @pytest.mark.parametrize("down", [set(), {REGISTRY_A, REGISTRY_B}])
 def test_a_silent_broker_that_is_nowhere_else_is_waited_for(down: set[tuple[str, int]]) -> None:
     network = FakeNetwork()
