@@ -51,7 +51,6 @@ class Kind(NamedTuple):
 MALFORMED: Final = Kind("malformed", 400, "The request cannot be read.")
 UNAUTHENTICATED: Final = Kind("unauthenticated", 401, "Nobody is signed in.")
 FORBIDDEN: Final = Kind("forbidden", 403, "The role of who asks does not allow this.")
-CROSS_SITE: Final = Kind("cross-site", 403, "A page of another site sent this request.")
 NOT_FOUND: Final = Kind("not-found", 404, "There is no such thing.")
 METHOD: Final = Kind("method-not-allowed", 405, "The path has other methods.")
 CONFLICT: Final = Kind("conflict", 409, "The state of things does not allow this.")
@@ -64,7 +63,7 @@ UNAVAILABLE: Final = Kind("unavailable", 503, "No broker can do this now.")
 TIMEOUT: Final = Kind("timeout", 504, "No answer came in time; the work may have been done.")
 
 KINDS: Final = (
-    *(MALFORMED, UNAUTHENTICATED, FORBIDDEN, CROSS_SITE, NOT_FOUND, METHOD, CONFLICT, MEDIA_TYPE),
+    *(MALFORMED, UNAUTHENTICATED, FORBIDDEN, NOT_FOUND, METHOD, CONFLICT, MEDIA_TYPE),
     *(INVALID, TOO_MANY, INTERNAL, NOT_SUPPORTED, UNAVAILABLE, TIMEOUT),
 )
 

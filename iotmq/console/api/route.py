@@ -55,10 +55,6 @@ class NoArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No parameters."""
 
 
-class Nothing(msgspec.Struct, frozen=True):
-    """An empty object."""
-
-
 Handler = Callable[[Any, Call[Any, Any]], Awaitable[Any]]
 """Gets the services of the process and a call, and returns a struct or an `Answer`."""
 

@@ -365,11 +365,6 @@ class HttpConnection(asyncio.Protocol):
                 raise ConnectionAbortedError("the peer does not read") from None
 
     @property
-    def is_slow(self) -> bool:
-        """Return whether the peer leaves more unread than the transport may hold."""
-        return not self._can_write.is_set()
-
-    @property
     def unread_bytes(self) -> int:
         """Return how many bytes of answers the transport holds."""
         return self._transport.get_write_buffer_size()
@@ -416,10 +411,6 @@ class _Chunks:
         if data:
             piece = b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data
             await self._connection.write_piece(piece)
-
-    @property
-    def is_slow(self) -> bool:
-        return self._connection.is_slow
 
 
 def _head(whole: _Whole | None, answer: Answer, framing: str) -> bytes:

@@ -67,10 +67,6 @@ class Sink(Protocol):
     async def write(self, data: bytes) -> None:
         """Send a piece; waits while the peer does not read. ConnectionError when it has gone."""
 
-    @property
-    def is_slow(self) -> bool:
-        """Return whether the peer leaves more unread than the connection may hold."""
-
 
 Reply: TypeAlias = Answer | Awaitable[Answer]
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from iotmq.console.api.problems import MALFORMED, METHOD, NOT_FOUND, ProblemError
-from iotmq.console.api.route import Call, NoArguments, Nothing, Route, route
+from iotmq.console.api.route import Call, NoArguments, Route, route
 from iotmq.console.api.routing import RouteTree
+from iotmq.console.server.messages import Answer
 
 
-async def answer_nothing(_services: None, _call: Call[NoArguments, None]) -> Nothing:
+async def answer_nothing(_services: None, _call: Call[NoArguments, None]) -> Answer:
     """Answer nothing."""
-    return Nothing()
+    return Answer()
 
 
 def made(method: str, path: str) -> Route:
