@@ -236,7 +236,7 @@ class RemoteSessions:
     def read_retained(self, request: RetainedRead, done: Callable[[RetainedRecords | Refused], None]) -> None:
         """`after` is what brokers say: the last topic of a page."""
         gather(
-            [partial(link.read_retained, request) for link in self.brokers.links if link.is_ready],
+            [partial(link.read_retained, request) for link in self.brokers.links if link.is_expected],
             lambda answers: done(merged_page(answers)),
         )
 

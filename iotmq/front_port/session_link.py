@@ -194,6 +194,11 @@ class SessionLink(KeptConnection):
         """Tell the broker with each heartbeat whether the front end drains."""
         self._introduction["isDraining"] = "true" if is_draining else "false"
 
+    @property
+    def is_expected(self) -> bool:
+        """Return whether the broker is there, or has just gone: what is asked may wait for it."""
+        return self.is_ready or self._absence is not None
+
     async def stop(self) -> None:
         """Close the link; sessions that were not closed are given up."""
         self._is_stopped = True
@@ -215,7 +220,10 @@ class SessionLink(KeptConnection):
                 self._parted.pop(request.client_id, None)
             done(opened)
 
-        command = _command(RequestCode.OPEN_SESSION, request)
+        self._ask_present(_command(RequestCode.OPEN_SESSION, request), answered)
+
+    def _ask_present(self, command: Command, done: Callable[[Command | Refused], None]) -> None:
+        """Ask; a broker that has just gone is waited for, for a while, by a bounded number."""
         size = len(command.body)
         if (
             self._waiting_openings >= limits.SESSION_OPENINGS_WAITING_MAX
@@ -227,7 +235,7 @@ class SessionLink(KeptConnection):
             return
         self._waiting_openings += 1
         self._waiting_opening_bytes += size
-        self._open(command, answered)
+        self._open(command, done)
 
     def subscribe(
         self, request: SubscribeRequest, done: Callable[[list[SessionSubscription] | Refused], None]
@@ -304,7 +312,8 @@ class SessionLink(KeptConnection):
             return RetainedRecords(_records(answer), answer.ext.get("after"))
 
         ext = {"filter": request.topic_filter, "after": request.after or "", **_maxima(request)}
-        self._ask(Command.request(RequestCode.READ_RETAINED, ext), partial(self._tell_records, done, decode))
+        command = Command.request(RequestCode.READ_RETAINED, ext)
+        self._ask_present(command, partial(self._tell_records, done, decode))
 
     def join_shares(
         self, joins: Sequence[ShareJoin], done: Callable[[list[Refused | None] | Refused], None]

@@ -367,6 +367,17 @@ async def test_a_refusal_to_be_introduced_says_why_there_are_no_sessions(site: S
     assert isinstance(read.result(), Refused)
 
 
+async def test_retained_messages_are_read_from_a_broker_that_comes_back(site: Site) -> None:
+    site.broker.answers[RequestCode.READ_RETAINED] = (0, {"after": "x"}, b"")
+    site.broker.connections[-1].abort("test")
+    await soon(lambda: not site.link.is_ready, "the loss")
+    assert site.link.is_expected
+    read: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    request = RetainedRead(topic_filter="a/#", after=None, records_max=10, bytes_max=1 << 20)
+    site.link.read_retained(request, read.set_result)
+    assert (await asyncio.wait_for(read, 30)).after == "x"
+
+
 async def test_a_storm_is_asked_no_faster_than_the_broker_takes_it(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
