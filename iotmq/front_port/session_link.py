@@ -230,7 +230,7 @@ class SessionLink(KeptConnection):
             or self._waiting_opening_bytes + size > limits.SESSION_OPENINGS_WAITING_BYTES_MAX
         ):
             self.refused_openings_total += 1
-            reason = f"broker {self.broker_name}: {self._waiting_openings} sessions wait to be opened"
+            reason = f"broker {self.broker_name}: {self._waiting_openings} openings and reads wait for it"
             done(Refused(ResponseCode.SERVICE_NOT_AVAILABLE, reason))
             return
         self._waiting_openings += 1

@@ -236,7 +236,7 @@ async def test_openings_that_wait_at_the_limit_of_their_number_and_past_it(
     await soon(lambda: site.link._waiting_openings == 3, "they wait")
     refused = await site.open("past")
     assert isinstance(refused, Refused)
-    assert "3 sessions wait" in refused.remark
+    assert "3 openings and reads wait" in refused.remark
     assert site.link.refused_openings_total == 1
     await unblock(site)
     assert [type(each) for each in await asyncio.gather(*waiting)] == [OpenedSession] * 3
