@@ -233,8 +233,8 @@ MQTT_WORKERS_MAX: Final = 256
 WORKER_FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
 SESSIONS_PER_REQUEST_MAX: Final = 1_024
 # Openings of sessions and reads of retained messages that wait for one broker, because it is slow or has just
-# gone, and the bytes of their requests, in which a will is the largest: their devices may have left long since.
-# Past it they are refused.
+# gone, and the bytes of their requests, in which a will is the largest: their devices may have left long
+# since. Past it they are refused.
 SESSION_OPENINGS_WAITING_MAX: Final = 65_536
 SESSION_OPENINGS_WAITING_BYTES_MAX: Final = 64 * 1024 * 1024
 # Changes of sessions in one record: what is larger is stored session by session, or refused alone.
