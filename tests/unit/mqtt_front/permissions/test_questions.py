@@ -229,6 +229,7 @@ async def test_so_many_questions_are_under_way_at_one_time() -> None:
     assert [(answer.is_allowed, answer.name) for answer in answers] == [(False, "too many questions")]
     oracle.is_open.set()
     await soon(lambda: len(answers) == limits.MQTT_PERMISSION_QUESTIONS_MAX + 1, "all answers")
+    await soon(lambda: not questions._running, "none is under way")
     questions.ask(Subject("c"), "publish", "y", answers.append)
     await soon(lambda: answers[-1].is_allowed and not questions._running, "one more")
 

@@ -237,6 +237,7 @@ async def test_a_storm_reaches_the_service_in_turns(service: HttpService) -> Non
         assert {task.result() for task in storm if task.done()} == {BUSY}
         assert site.number("iotmq_mqtt_link_waiting", link="own") == 6
         assert site.number("iotmq_mqtt_link_under_way", link="own") == 4
+        await soon(lambda: service.under_way == 4, "the service has those whose turn it is")
         released.set()
         assert sorted(await asyncio.gather(*storm)) == [0] * 10 + [BUSY] * 4
         assert service.under_way_most == 4
