@@ -61,6 +61,8 @@ packages_for() {
         apt-get:ldap) echo slapd ldap-utils libldap2-dev libsasl2-dev ;;
         apt-get:postgresql) echo postgresql ;;
         apt-get:paho) echo paho.mqtt.c-examples ;;
+        apt-get:prometheus) echo prometheus ;;
+        apt-get:alertmanager) echo prometheus-alertmanager ;;
         apt-get:systemd) echo systemd libseccomp2 ;;
         dnf:python) echo python3 python3-devel ;;
         dnf:headers) echo python3-devel ;;
@@ -73,6 +75,8 @@ packages_for() {
         dnf:ldap) echo openldap-servers openldap-clients openldap-devel cyrus-sasl-devel ;;
         dnf:postgresql) echo postgresql-server ;;
         dnf:paho) echo paho-c ;;
+        dnf:prometheus) echo golang-github-prometheus ;;
+        dnf:alertmanager) echo golang-github-prometheus-alertmanager ;;
         dnf:systemd) echo systemd libseccomp ;;
         apk:python) echo python3 python3-dev ;;
         apk:headers) echo python3-dev ;;
@@ -82,6 +86,8 @@ packages_for() {
         apk:redis) echo redis ;;
         apk:ldap) echo openldap openldap-clients openldap-dev cyrus-sasl-dev ;;
         apk:postgresql) echo postgresql ;;
+        apk:prometheus) echo prometheus ;;
+        apk:alertmanager) echo alertmanager ;;
         apk:etcd) echo etcd etcd-ctl ;;
         apk:chromium) echo chromium ;;
     esac
@@ -309,6 +315,8 @@ install_extra() {
         ensure_service redis redis-server redis-server
         ensure_service etcd etcd etcd
         ensure_service postgresql postgresql postgres
+        ensure_service prometheus prometheus promtool
+        ensure_service alertmanager prometheus-alertmanager prometheus-alertmanager
         install_ldap_clients
         ensure_chromium
         ensure_paho_samples
