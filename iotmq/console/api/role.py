@@ -49,3 +49,4 @@ class ApiRole:
         """Report the requests and the audit records."""
         yield from self._api.metrics()
         yield from self._audit.metrics()
+        yield from self._services.streams.metrics()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from iotmq.client.client import IotmqClient
 from iotmq.client.sending.producer import Producer
 from iotmq.clock import Clock
+from iotmq.console.api.streams.streams import Streams
 
 _GROUP = "iotmq_http_api"
 
@@ -18,6 +19,7 @@ class Services:
     def __init__(self, make_client: Callable[[], IotmqClient], clock: Clock) -> None:
         self._make_client = make_client
         self.clock = clock
+        self.streams = Streams(self.client)
         self._starting: asyncio.Task[tuple[IotmqClient, Producer]] | None = None
 
     async def client(self) -> IotmqClient:
