@@ -26,6 +26,7 @@ from iotmq.errors import IotmqError, StoreError
 from iotmq.metrics import Metric, MetricSource, SourceReader
 from iotmq.mqtt_front.settings.listeners import TCP_NAME
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
+from iotmq.ports.inspections import LOCAL_FRONT_END
 from iotmq.service_manager import ServiceManager
 from iotmq.supervised import FAILURES
 
@@ -192,9 +193,7 @@ class Process:
             api = ApiRole(settings, self._api_client, self._clock, source=f"http {self._role}")
             await self._start("http_api", api)
             self._watch("http_api", api)
-        pages = Pages(
-            settings, sources=self.sources, checks=self._checks, elsewhere=self._workers, api=api
-        )
+        pages = Pages(settings, sources=self.sources, checks=self._checks, elsewhere=self._workers, api=api)
         http = HttpPort(settings, pages)
         await self._start("http", http)
         self._watch("http", http)
@@ -289,7 +288,7 @@ class Process:
         sessions: SessionPort
         # The one difference between the all-in-one process and separate ones.
         if broker is not None:
-            port, sessions = broker.local_gateway(), broker.local_sessions("local")
+            port, sessions = broker.local_gateway(), broker.local_sessions(LOCAL_FRONT_END)
         else:
             from iotmq.front_port.session_gateway import RemoteSessions
 

@@ -229,6 +229,10 @@ MARKING_CHANNELS_MAX: Final = 65_535
 # Sessions in one answer to an operator.
 FRONT_END_NAME_BYTES_MAX: Final = 255
 MQTT_WORKERS_MAX: Final = 256
+# What operators ask one process about itself: a question, an answer, and questions that wait for answers.
+INSPECTION_QUESTION_BYTES_MAX: Final = 256 * 1024
+INSPECTION_ANSWER_BYTES_MAX: Final = 1024 * 1024
+INSPECTIONS_PENDING_MAX: Final = 64
 # What a worker and its supervisor say in one piece, mostly metrics: past it one of them is broken.
 WORKER_FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
 SESSIONS_PER_REQUEST_MAX: Final = 1_024

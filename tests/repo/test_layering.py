@@ -266,6 +266,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "sessions",
         "listen",
         "metrics",
+        "front_parts",
         "server",
     ),
     "replication": (
@@ -323,7 +324,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "session_brokers",
         "session_gateway",
     ),
-    "ports": ("gateway", "sessions", "bodies", "session_pages"),
+    "ports": ("inspections", "gateway", "sessions", "bodies", "session_pages"),
     "mqtt_client": (
         "address",
         "errors",
