@@ -113,6 +113,12 @@ TRACE_BYTES_MAX: Final = 4 * 1024 * 1024
 CONNECTION_EVENTS_MAX: Final = 1_024
 # Topics, queues and groups that statistics are kept for, in each of six tables; about 1 KiB each after a day.
 STATISTICS_KEYS_MAX: Final = 16_384
+# Pairs of group and topic whose lag is a metric, and the queues that are looked at for them every 10 s.
+LAG_PAIRS_MAX: Final = 1_000
+LAG_QUEUES_MAX: Final = 10_000
+# Topics that /metrics/topics shows in one answer, and the characters of its pattern.
+TOPIC_METRICS_MAX: Final = 1_000
+TOPIC_PATTERN_CHARACTERS_MAX: Final = 256
 # Messages that wait for a time; how many of them one answer lists, and the text that takes one back.
 TIMERS_PENDING_MAX: Final = 10_000_000
 TIMERS_LISTED_MAX: Final = 1_000

@@ -20,7 +20,7 @@ LAYERS: tuple[frozenset[str], ...] = (
         | {"log_format", "event_loop", "metrics", "secret_text", "service_manager", "setting_types"}
         | {"spelling", "supervised", "watched_file"}
     ),
-    frozenset({"message", "ports"}),
+    frozenset({"message", "ports", "telemetry"}),
     frozenset({"audit_log", "mqtt", "remoting"}),
     # Asks etcd or Kubernetes; the rest of replication does no I/O.
     frozenset({"replication.consensus"}),
