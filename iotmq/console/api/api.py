@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import cache
 from typing import Any, Final, Protocol
 
@@ -26,7 +26,7 @@ from iotmq.console.api.problems import (
     from_error,
     invalid_body,
 )
-from iotmq.console.api.route import Call, Caller, Route
+from iotmq.console.api.route import Call, Caller, Role, Route
 from iotmq.console.api.routing import RouteTree
 from iotmq.console.server.messages import Answer, Request
 from iotmq.errors import IotmqError
@@ -51,11 +51,21 @@ class Gate(Protocol):
 class Api:
     """Answers the requests below `BASE`."""
 
-    def __init__(self, routes: Iterable[Route], services: object, gate: Gate, *, record: Record) -> None:
+    def __init__(
+        self,
+        routes: Iterable[Route],
+        services: object,
+        gate: Gate,
+        *,
+        record: Record,
+        open_paths: Collection[str] = (),
+    ) -> None:
+        """`open_paths` are paths of the port below which nobody has to show who they are."""
         self._tree = RouteTree(routes)
         self._services = services
         self._gate = gate
         self._record = record
+        self._open_paths = frozenset(open_paths)
         self._count_of: Counter[str] = Counter()
 
     def body_bytes_max(self, head: Request) -> int:
@@ -116,6 +126,8 @@ class Api:
         return Answer(msgspec.json.encode(answer), 200, "application/json")
 
     def _allow(self, route: Route, request: Request) -> Caller:
+        if route.open_path in self._open_paths:
+            return Caller("nobody", Role.VIEWER, request.peer)
         caller = self._gate.caller(request)
         if caller.role < route.role:
             needed, own = route.role.name.lower(), caller.role.name.lower()

@@ -11,7 +11,7 @@ from iotmq.console.api.api import Api
 from iotmq.console.api.audit import ApiAudit
 from iotmq.console.api.gate import TokenGate
 from iotmq.console.api.routes.table import ROUTES
-from iotmq.console.api.services import Services
+from iotmq.console.api.services import OwnProcess, Services
 from iotmq.console.server.messages import Answer, Request
 from iotmq.console.settings import HttpSettings
 from iotmq.metrics import Metric
@@ -21,13 +21,21 @@ class ApiRole:
     """A role, and the part of a site that answers requests of the API."""
 
     def __init__(
-        self, settings: HttpSettings, make_client: Callable[[], IotmqClient], clock: Clock, *, source: str
+        self,
+        settings: HttpSettings,
+        make_client: Callable[[], IotmqClient],
+        clock: Clock,
+        *,
+        own: OwnProcess,
+        source: str,
     ) -> None:
         """`make_client` is called with the first request that asks brokers."""
-        self._services = Services(make_client, clock)
+        self._services = Services(make_client, clock, own)
         self._audit = ApiAudit(self._services, source=source)
         gate = TokenGate(Tokens(settings.tokens))
-        self._api = Api(ROUTES, self._services, gate, record=self._audit.record)
+        self._api = Api(
+            ROUTES, self._services, gate, record=self._audit.record, open_paths=settings.open_paths
+        )
 
     async def start(self) -> None:
         """Nothing is started before somebody asks."""

@@ -83,6 +83,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     """A struct, or `bytes` for a body as it is; None: no body."""
     body_bytes_max: int = 0
     is_audited: bool = False
+    open_path: str | None = None
+    """The word of `http.open_paths` with which everybody may ask."""
     problems: tuple[Kind, ...] = ()
     """Those that are its own, beside the ones every route has."""
 
@@ -108,6 +110,7 @@ def route(
     body_bytes_max: int = _BODY_BYTES_MAX,
     answer_type: str = "*/*",
     is_audited: bool | None = None,
+    open_path: str | None = None,
     problems: tuple[Kind, ...] = (),
 ) -> Route:
     """Make a route of a handler: its name, its first line and its types are those of the route.
@@ -133,5 +136,6 @@ def route(
         body=None if body is type(None) else body,
         body_bytes_max=0 if body is type(None) else body_bytes_max,
         is_audited=method != "GET" if is_audited is None else is_audited,
+        open_path=open_path,
         problems=problems,
     )

@@ -96,6 +96,7 @@ ROUTES = (
     route("POST", "/sums/{name}", add, tag="t", role=Role.OPERATOR, body_bytes_max=100),
     route("GET", "/number", show, tag="t"),
     route("GET", "/never", hang, tag="t"),
+    route("GET", "/open", show, tag="t", open_path="/open"),
     route("PUT", "/bytes", keep, tag="t", body_bytes_max=10, is_audited=False),
 )
 
@@ -111,10 +112,10 @@ class Gate:
 
 
 class Site:
-    def __init__(self) -> None:
+    def __init__(self, open_paths: tuple[str, ...] = ()) -> None:
         self.services = Services()
         self.records: list[dict[str, Any]] = []
-        self.api = Api(ROUTES, self.services, Gate(), record=self._record)
+        self.api = Api(ROUTES, self.services, Gate(), record=self._record, open_paths=open_paths)
 
     def _record(self, event: str, **fields: Any) -> None:
         self.records.append({"event": event, **fields})
@@ -272,3 +273,11 @@ def test_a_key_of_a_table_has_a_pointer_too() -> None:
     with pytest.raises(msgspec.ValidationError) as raised:
         msgspec.json.decode(b'{"a": {"b": [1, "x"]}}', type=dict[str, dict[str, list[int]]])
     assert invalid_body(raised.value).errors[0].pointer.endswith("/1")
+
+
+async def test_a_path_that_the_settings_open_is_for_everybody() -> None:
+    for open_paths, status in (((), 401), (("/number",), 401), (("/open",), 200)):
+        site = Site(open_paths)
+        assert (await site.ask("GET", "/open", role=None)).status == status
+        assert (await site.ask("GET", "/open", role="viewer")).status == 200
+        assert (await site.ask("GET", "/number", role=None)).status == 401
