@@ -6,8 +6,8 @@ import hashlib
 from typing import Final
 
 from iotmq import limits
-from iotmq.mqtt_front.limiting.addresses import network_of
-from iotmq.mqtt_front.limiting.window_counts import WindowCounts
+from iotmq.credentials.addresses import network_of
+from iotmq.credentials.window_counts import WindowCounts
 
 _MINUTE_S: Final = 60.0
 _DIGEST_BYTES: Final = 16
