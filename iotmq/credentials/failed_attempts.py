@@ -55,6 +55,10 @@ class FailedAttempts:
             del self._proven[next(iter(self._proven))]
         self._proven[proven] = None
 
+    def is_proven(self, address: str, user: str) -> bool:
+        """Return whether a user was right from an address before."""
+        return _at(network_of(address), user) in self._proven
+
     def _counted(self, address: str, user: str | None) -> str | bytes:
         network = network_of(address)
         if user is not None and self._proven:
