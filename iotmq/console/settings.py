@@ -84,6 +84,11 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tls_key_file: TlsKeyFile = ""
     tls_client_ca_file: TlsClientCaFile = ""
 
+    def has_callers(self, *, has_data: bool) -> bool:
+        """Return whether anybody may use the API of a process, one with a data directory or without."""
+        is_for_people = self.sign_in.enabled and (has_data or bool(self.sign_in.users_file))
+        return is_for_people or any(token.role != "metrics" for token in self.tokens)
+
     @property
     def has_to_be_proved(self) -> bool:
         """Return whether who asks has to show a token or a certificate."""

@@ -69,9 +69,11 @@ class Access:
     def metrics(self) -> Iterable[Metric]:
         """Report sessions and sign-ins."""
         yield from samples(
-            ("iotmq_http_sessions", "People who are signed in at the console, by browser.", len(self.sessions), "gauge")
+            ("iotmq_http_sessions", "Browsers in which somebody is signed in.", len(self.sessions))
         )
-        yield from samples_by("result", "iotmq_http_sign_ins_total", "Sign-ins at the console.", self.sign_ins)
+        yield from samples_by(
+            "result", "iotmq_http_sign_ins_total", "Sign-ins at the console.", self.sign_ins
+        )
 
     def _users_changed(self) -> None:
         """End the sessions of passwords that do not count any more; roles count at once."""
@@ -99,10 +101,3 @@ def users_path(settings: HttpSettings, directory: Path | None) -> Path | None:
     if settings.sign_in.users_file:
         return Path(settings.sign_in.users_file)
     return None if directory is None else directory / _USERS_FILE
-
-
-def is_asked(settings: HttpSettings, directory: Path | None) -> bool:
-    """Return whether anybody may use the API of this process."""
-    return users_path(settings, directory) is not None or any(
-        token.role != "metrics" for token in settings.tokens
-    )

@@ -26,7 +26,7 @@ class Session:
 
     def __init__(self, name: str, role: RoleName, way: Way, *, ends_s: float, signed_in_ms: int) -> None:
         self.id = secrets.token_urlsafe(_ID_BYTES)
-        """What it is named by; it opens nothing."""
+        """The name of the session in lists; it opens nothing."""
         self.name = name
         self.role = role
         self.way = way
@@ -67,9 +67,7 @@ class Sessions:
             del self._sessions[own[0]]
         elif len(self._sessions) >= limits.CONSOLE_SESSIONS_MAX:
             del self._sessions[next(iter(self._sessions))]
-        session = Session(
-            name, role, way, ends_s=now_s + self._absolute_s, signed_in_ms=self._clock.now_ms()
-        )
+        session = Session(name, role, way, ends_s=now_s + self._absolute_s, signed_in_ms=self._clock.now_ms())
         session.used_s = now_s
         session.address = address
         session.agent = agent[:_AGENT_CHARACTERS_MAX]
@@ -93,13 +91,17 @@ class Sessions:
         self._sessions[key] = self._sessions.pop(key)
         return session
 
-    def left_s(self, session: Session) -> float:
-        """Return how long a session lasts at most, without being used."""
-        return max(0.0, min(session.used_s + self._idle_s, session.ends_s) - self._clock.monotonic_s())
-
     def used_ms(self, session: Session) -> int:
         """Return when it was used last, in milliseconds since 1970."""
-        return self._clock.now_ms() - round((self._clock.monotonic_s() - session.used_s) * 1000)
+        return self._wall_ms(session.used_s)
+
+    def expires_ms(self, session: Session) -> int:
+        """Return when it ends if nobody uses it."""
+        return self._wall_ms(min(session.used_s + self._idle_s, session.ends_s))
+
+    def ends_ms(self, session: Session) -> int:
+        """Return when it ends in any case."""
+        return self._wall_ms(session.ends_s)
 
     def all(self) -> Iterable[Session]:
         """Return those that have not ended."""
@@ -115,6 +117,9 @@ class Sessions:
 
     def _end_old(self, now_s: float) -> None:
         self.end_where(lambda session: self._is_over(session, now_s))
+
+    def _wall_ms(self, at_s: float) -> int:
+        return self._clock.now_ms() + round((at_s - self._clock.monotonic_s()) * 1000)
 
     def _is_over(self, session: Session, now_s: float) -> bool:
         return now_s >= session.ends_s or now_s - session.used_s >= self._idle_s
