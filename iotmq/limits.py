@@ -519,6 +519,10 @@ HTTP_CONNECTIONS_MAX: Final = 256
 HTTP_BODIES_BYTES_MAX: Final = 64 * 1024 * 1024
 HTTP_UNREAD_BYTES_MAX: Final = 64 * 1024 * 1024
 HTTP_TOKENS_MAX: Final = 64
+# Streams of events: at one time, of one caller, and what one has still to write.
+HTTP_STREAMS_MAX: Final = 64
+HTTP_STREAMS_PER_CALLER_MAX: Final = 16
+HTTP_STREAM_WAITING_BYTES_MAX: Final = 2 * 1024 * 1024
 HTTP_TOKEN_CHARACTERS_MIN: Final = 16
 
 # The console: bytes of its files, users, the length of their names and passwords, sessions, those of one
