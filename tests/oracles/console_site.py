@@ -1,4 +1,4 @@
-"""The HTTP API of a process without the process: its real role on a manual clock, and browsers that ask it."""
+"""The HTTP API of a process without the process: its role on a manual clock, and browsers that ask it."""
 
 from __future__ import annotations
 
