@@ -1,4 +1,4 @@
-"""The HTTP API of a process without the process: its real role on a manual clock, and browsers that ask it."""
+"""The HTTP API of a process without the process: its role on a manual clock, and browsers that ask it."""
 
 from __future__ import annotations
 
@@ -95,6 +95,6 @@ class Browser:
 
 
 def _no_client() -> IotmqClient:
-    raise AssertionError("signing in asks no broker")
+    raise ConnectionRefusedError("there is no broker, so audit records wait")
 
 
