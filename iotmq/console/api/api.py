@@ -97,7 +97,7 @@ class Api:
     async def _answer(self, request: Request) -> Answer:
         route, path = self._tree.find(request.method, request.path.removeprefix(BASE))
         caller = self._allow(route, request)
-        arguments = decode_arguments(route.arguments, path, request.query)
+        arguments = decode_arguments(route.arguments, path, request.query, request.headers)
         call = Call(arguments, _body(route, request), caller, request)
         result = "done"
         try:

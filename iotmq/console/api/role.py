@@ -53,3 +53,4 @@ class ApiRole:
         yield from self._api.metrics()
         yield from self._access.metrics()
         yield from self._audit.metrics()
+        yield from self._services.streams.metrics()

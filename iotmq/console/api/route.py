@@ -85,6 +85,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     """One line for the reference."""
     answer: type
     """A struct."""
+    answer_type: str = "*/*"
+    """The content type of an answer that is none."""
     arguments: type[msgspec.Struct] = NoArguments
     """A struct of the parameters of path and query; those of the path have no default."""
     body: type | None = None
@@ -118,6 +120,7 @@ def route(
     tag: str,
     role: Role = Role.VIEWER,
     body_bytes_max: int = _BODY_BYTES_MAX,
+    answer_type: str = "*/*",
     is_audited: bool | None = None,
     is_open: bool = False,
     is_for_people: bool = False,
@@ -143,6 +146,7 @@ def route(
         handler=handler,
         summary=text.splitlines()[0],
         answer=answer or hints["return"],
+        answer_type=answer_type,
         arguments=arguments,
         body=None if body is type(None) else body,
         body_bytes_max=0 if body is type(None) else body_bytes_max,

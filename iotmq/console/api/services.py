@@ -9,6 +9,7 @@ from iotmq.client.client import IotmqClient
 from iotmq.client.sending.producer import Producer
 from iotmq.clock import Clock
 from iotmq.console.access.access import Access
+from iotmq.console.api.streams.streams import Streams
 
 _GROUP = "iotmq_http_api"
 
@@ -20,6 +21,7 @@ class Services:
         self.access = access
         self._make_client = make_client
         self.clock = clock
+        self.streams = Streams(self.client)
         self._starting: asyncio.Task[tuple[IotmqClient, Producer]] | None = None
 
     async def client(self) -> IotmqClient:
