@@ -99,9 +99,11 @@ async def test_a_broken_file_at_the_start_has_nothing_and_later_changes_nothing(
 
 async def test_two_who_change_it_at_once_lose_nothing(tmp_path: Path) -> None:
     files = [kept(tmp_path / "file") for _ in range(3)]
-    await asyncio.gather(
-        *(each.change(lambda items, name=name: items.update({name: "1"})) for name, each in zip("abc", files, strict=True))
-    )
+    changes = [
+        each.change(lambda items, name=name: items.update({name: "1"}))
+        for name, each in zip("abc", files, strict=True)
+    ]
+    await asyncio.gather(*changes)
     assert files[0].read() == {"a": "1", "b": "1", "c": "1"}
 
 
