@@ -90,6 +90,25 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "::test_what_is_not_read_of_all_answers_together_has_a_limit",
     ),
     Bound(
+        "console.access.console_sessions: browsers in which somebody is signed in",
+        "CONSOLE_SESSIONS_MAX, CONSOLE_SESSIONS_OF_USER_MAX",
+        "items x 1 KiB",
+        "tests/unit/console/access/test_console_sessions.py"
+        "::test_past_the_limit_of_all_the_one_not_used_for_longest_ends",
+    ),
+    Bound(
+        "console.access.passwords: names that failed",
+        "CONSOLE_FAILING_USERS_MAX",
+        "items x CONSOLE_USER_NAME_CHARACTERS_MAX",
+        "tests/unit/console/access/test_passwords.py::test_names_that_failed_are_bounded",
+    ),
+    Bound(
+        "console.access.passwords: passwords that wait to be hashed",
+        "CONSOLE_HASHES_AT_ONCE, CONSOLE_HASHES_WAITING_MAX",
+        "the first x ARGON2_MEMORY_KIB_MAX, the others x CONSOLE_PASSWORD_BYTES_MAX",
+        "tests/unit/console/access/test_passwords.py::test_so_many_are_hashed_and_so_many_wait",
+    ),
+    Bound(
         "audit_log: records that wait to be stored",
         "AUDIT_RECORDS_MAX",
         "AUDIT_BYTES_MAX and a batch of AUDIT_BATCH_BYTES_MAX",

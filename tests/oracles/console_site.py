@@ -95,6 +95,6 @@ class Browser:
 
 
 def _no_client() -> IotmqClient:
-    raise AssertionError("signing in asks no broker")
+    raise ConnectionRefusedError("there is no broker, so audit records wait")
 
 

@@ -13,6 +13,7 @@ from iotmq.console.access.console_users import (
     NAME_PATTERN,
     ConsoleUser,
     RoleName,
+    checked_name,
     checked_new_password,
 )
 from iotmq.console.access.kept_file import KeptFile, KeptFileError
@@ -42,6 +43,10 @@ class UserArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     name: UserName
     """The name somebody signs in with."""
+
+    def __post_init__(self) -> None:
+        # A pattern lets a line end pass behind it.
+        checked_name(self.name)
 
 
 class ConsoleUserSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

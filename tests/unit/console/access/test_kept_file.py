@@ -80,11 +80,12 @@ async def test_a_broken_file_at_the_start_has_nothing_and_later_changes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "file"
+    path.touch(0o600)
     path.write_bytes(b"a:1\nbroken\n")
     file = kept(path)
     await file.look()
     assert (file.items, file.is_read, file.failed_reads_total) == ({}, False, 1)
-    assert "line 2: it has no colon" in caplog.records[-1].__dict__["detail"]
+    assert "line 2: it has no colon" in caplog.records[0].__dict__["detail"]
     path.write_bytes(b"a:1\n")
     await file.look()
     assert (file.items, file.is_read) == ({"a": "1"}, True)
@@ -98,12 +99,11 @@ async def test_a_broken_file_at_the_start_has_nothing_and_later_changes_nothing(
 
 async def test_two_who_change_it_at_once_lose_nothing(tmp_path: Path) -> None:
     files = [kept(tmp_path / "file") for _ in range(3)]
-    await asyncio.gather(
-        *(
-            each.change(lambda items, name=name: items.update({name: "1"}))
-            for name, each in zip("abc", files, strict=True)
-        )
-    )
+    changes = [
+        each.change(lambda items, name=name: items.update({name: "1"}))
+        for name, each in zip("abc", files, strict=True)
+    ]
+    await asyncio.gather(*changes)
     assert files[0].read() == {"a": "1", "b": "1", "c": "1"}
 
 
