@@ -14,6 +14,7 @@ import re
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from iotmq.console.access.browser import PAGE_HEADERS, security_headers
 from iotmq.console.server.messages import Answer, Request
 
 PREFIX: Final = "/console/"
@@ -28,29 +29,6 @@ _TYPES: Final = {
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-_POLICY: Final = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self' data:",
-        "font-src 'self'",
-        "connect-src 'self'",
-        "frame-ancestors 'none'",
-        "base-uri 'none'",
-        "form-action 'self'",
-        "require-trusted-types-for 'script'",
-        "trusted-types 'none'",
-    )
-)
-_HEADERS: Final = (
-    ("Content-Security-Policy", _POLICY),
-    ("X-Content-Type-Options", "nosniff"),
-    ("Referrer-Policy", "no-referrer"),
-    ("Cross-Origin-Opener-Policy", "same-origin"),
-    ("Cross-Origin-Resource-Policy", "same-origin"),
-    ("Vary", "Accept-Encoding"),
-)
 _KEPT: Final = ("Cache-Control", "public, max-age=31536000, immutable")
 _ASKED_AGAIN: Final = ("Cache-Control", "no-cache")
 # The statements that name a module in quotes; not those that load a page when it is shown.
@@ -77,19 +55,24 @@ class Assets:
 
     async def answer(self, request: Request) -> Answer:
         """Answer a request whose path is `PREFIX`, below it, or a way to it."""
+        answer = await self._find(request)
+        own = (*security_headers(request, PAGE_HEADERS), ("Vary", "Accept-Encoding"))
+        return answer._replace(headers=answer.headers + own)
+
+    async def _find(self, request: Request) -> Answer:
         if request.method not in ("GET", "HEAD"):
-            return Answer(b"method not allowed\n", 405, headers=(("Allow", "GET, HEAD"), *_HEADERS))
+            return Answer(b"method not allowed\n", 405, headers=(("Allow", "GET, HEAD"),))
         path = request.path
         if path in ("/", PREFIX.rstrip("/")):
-            return Answer(b"", 302, headers=(("Location", PREFIX.lstrip("/")), *_HEADERS))
+            return Answer(b"", 302, headers=(("Location", PREFIX.lstrip("/")),))
         if self._reading is None:
             self._reading = asyncio.ensure_future(asyncio.to_thread(read_assets, self._directory))
         assets = await asyncio.shield(self._reading)
         name = path.removeprefix(PREFIX)
         asset = assets.get(name)
         if asset is None:
-            return Answer(b"not found\n", 404, headers=_HEADERS)
-        headers = (*_HEADERS, _KEPT if name else _ASKED_AGAIN, ("ETag", asset.etag))
+            return Answer(b"not found\n", 404)
+        headers = (_KEPT if name else _ASKED_AGAIN, ("ETag", asset.etag))
         if asset.etag in request.headers.get("if-none-match", ""):
             return Answer(b"", 304, asset.content_type, headers)
         if "gzip" in request.headers.get("accept-encoding", ""):

@@ -44,12 +44,14 @@ export function at(parts, ...names) {
 
 /**
  * @param {string} path below /api/v1, made with `at` where it has names
- * @param {Record<string, unknown>} [query] values that are "", null or undefined are left out
+ * @param {Record<string, unknown>} [query] values that are "", null or undefined are left out; a list is there more than once
  */
 export function address(path, query = {}) {
   const words = new URLSearchParams();
   for (const [name, value] of Object.entries(query)) {
-    if (value !== "" && value !== null && value !== undefined) words.set(name, String(value));
+    for (const each of Array.isArray(value) ? value : [value]) {
+      if (each !== "" && each !== null && each !== undefined) words.append(name, String(each));
+    }
   }
   const text = words.toString();
   return BASE + path + (text ? `?${text}` : "");

@@ -15,8 +15,7 @@ export default function SignIn({ link = "" }) {
   const [secret, setSecret] = useState("");
   const [wrong, setWrong] = useState("");
   const [isBusy, setBusy] = useState(false);
-  const hasUsers = ways?.ways?.includes("password") ?? true;
-  const hasTokens = ways?.ways?.includes("token") ?? true;
+  const hasUsers = ways?.password ?? true;
   const way = wished || (hasUsers ? "password" : "token");
 
   /** @param {() => Promise<void>} enter @param {string} refused */
@@ -75,13 +74,14 @@ export default function SignIn({ link = "" }) {
               <button type="submit" class="button is-primary is-wide" disabled=${isBusy}>${words.submit}</button>
             <//>
           `}
-      ${ways?.ways?.includes("oidc") &&
+      ${ways?.oidc &&
       html`
         <p class="or"><span>${words.or}</span></p>
-        <a class="button is-wide" href=${address("/sign-in/oidc")}>${words.provider(ways.oidc_name || "OpenID Connect")}</a>
+        <a class="button is-wide" href=${address("/sign-in/oidc")}>${words.provider}</a>
       `}
+      ${ways && !ways.is_safe && html`<p class="note">${words.notSafe}</p>`}
+      ${ways && !ways.password && html`<p class="hint">${ways.link ? words.firstLink : words.noUsers}</p>`}
       ${hasUsers &&
-      hasTokens &&
       html`
         <${Button} kind="quiet" onClick=${() => setWished(way === "password" ? "token" : "password")}>
           ${way === "password" ? words.withToken : words.withPassword}
