@@ -26,6 +26,7 @@ from iotmq.errors import IotmqError, StoreError
 from iotmq.metrics import Metric, MetricSource, SourceReader
 from iotmq.mqtt_front.settings.listeners import TCP_NAME
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
+from iotmq.ports.inspections import LOCAL_FRONT_END
 from iotmq.service_manager import ServiceManager
 from iotmq.supervised import FAILURES
 from iotmq.telemetry.loop_lag import LoopLag
@@ -189,11 +190,14 @@ class Process:
         from iotmq.console.server.port import HttpPort
 
         settings = self._config.http
-        api = None
-        if any(token.role != "metrics" for token in settings.tokens):
+        api = access = None
+        directory = Path(self._config.data) if self._role in ("serve", "broker", "registry") else None
+        if settings.has_callers(has_data=directory is not None):
+            from iotmq.console.access.access import Access
             from iotmq.console.api.role import ApiRole
 
-            api = ApiRole(settings, self._api_client, self._clock, source=f"http {self._role}")
+            access = Access(settings, directory, self._clock)
+            api = ApiRole(access, self._api_client, self._clock, source=f"http {self._role}")
             await self._start("http_api", api)
             self._watch("http_api", api)
         pages = Pages(settings, sources=self.sources, checks=self._checks, elsewhere=self._workers, api=api)
@@ -201,6 +205,9 @@ class Process:
         await self._start("http", http)
         self._watch("http", http)
         self._listens("http", settings.listen_host, http.port)
+        if access is not None:
+            scheme = "https" if settings.tls_certificate_file else "http"
+            access.announce(f"{scheme}://{_reachable(self.addresses['http'])}")
 
     async def _start_registry(self) -> None:
         from iotmq.registry.server import Registry
@@ -291,7 +298,7 @@ class Process:
         sessions: SessionPort
         # The one difference between the all-in-one process and separate ones.
         if broker is not None:
-            port, sessions = broker.local_gateway(), broker.local_sessions("local")
+            port, sessions = broker.local_gateway(), broker.local_sessions(LOCAL_FRONT_END)
         else:
             from iotmq.front_port.session_gateway import RemoteSessions
 

@@ -603,21 +603,21 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "tests/unit/mqtt_front/sessions/test_drain.py::test_only_so_many_connections_wait_to_be_refused",
     ),
     Bound(
-        "mqtt_front.access.failed_attempts: addresses that failed",
+        "credentials.failed_attempts: addresses that failed",
         "MQTT_FAILING_ADDRESSES_MAX",
         "items x an address",
-        "tests/unit/mqtt_front/access/test_failed_attempts.py"
+        "tests/unit/credentials/test_failed_attempts.py"
         "::test_addresses_are_bounded_and_the_oldest_goes",
     ),
     Bound(
-        "mqtt_front.access.failed_attempts: users who were right",
+        "credentials.failed_attempts: users who were right",
         "MQTT_PROVEN_USERS_MAX",
         "items x 150 bytes",
-        "tests/unit/mqtt_front/access/test_failed_attempts.py"
+        "tests/unit/credentials/test_failed_attempts.py"
         "::test_users_who_were_right_are_bounded_and_the_oldest_goes",
     ),
     Bound(
-        "mqtt_front.access.pace: devices that wait for their turn at a link",
+        "credentials.pace: devices that wait for their turn at a link",
         "a setting of the link, of devices that are not read meanwhile",
         "MQTT_UNDECIDED_BYTES_MAX of all of them",
         "tests/unit/mqtt_front/access/test_mqtt_authentication.py"
@@ -740,7 +740,7 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "tests/unit/mqtt_front/limiting/test_buckets.py::test_who_has_gone_is_passed_over",
     ),
     Bound(
-        "mqtt_front.limiting.window_counts: addresses and client ids that connect",
+        "credentials.window_counts: addresses and client ids that connect",
         "MQTT_FLAPPING_COUNTED_MAX of each",
         "items x MQTT_CLIENT_ID_BYTES_MAX",
         "tests/unit/mqtt_front/limiting/test_flapping.py::test_so_many_are_counted",

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from iotmq.client.client import IotmqClient
 from iotmq.client.sending.producer import Producer
 from iotmq.clock import Clock
+from iotmq.console.access.access import Access
+from iotmq.console.api.streams.streams import Streams
 
 _GROUP = "iotmq_http_api"
 
@@ -15,9 +17,11 @@ _GROUP = "iotmq_http_api"
 class Services:
     """The parts that handlers use. `stop()` ends them."""
 
-    def __init__(self, make_client: Callable[[], IotmqClient], clock: Clock) -> None:
+    def __init__(self, make_client: Callable[[], IotmqClient], clock: Clock, access: Access) -> None:
+        self.access = access
         self._make_client = make_client
         self.clock = clock
+        self.streams = Streams(self.client)
         self._starting: asyncio.Task[tuple[IotmqClient, Producer]] | None = None
 
     async def client(self) -> IotmqClient:
