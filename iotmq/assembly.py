@@ -172,12 +172,16 @@ class Process:
 
     async def status(self) -> str:
         """Ask the workers, too, and return in one line why parts are not ready, or "ready"."""
+        states = await self.states()
+        reasons = [f"{part}: {reason}" for part, reason in states.items() if reason is not None]
+        return "; ".join(reasons) or "ready"
+
+    async def states(self) -> Mapping[str, str | None]:
+        """Part -> why it is not ready, None when it is; workers are asked, and their numbers are from now."""
         workers = self._workers
         if workers is not None:
             await workers.refresh()
-        states = {**self.readiness(), **({} if workers is None else workers.worker_states())}
-        reasons = [f"{part}: {reason}" for part, reason in states.items() if reason is not None]
-        return "; ".join(reasons) or "ready"
+        return {**self.readiness(), **({} if workers is None else workers.worker_states())}
 
     def metrics(self) -> Iterable[Metric]:
         """The numbers of all parts; those of one that cannot be read are left out, and the log says why."""
@@ -197,7 +201,8 @@ class Process:
             from iotmq.console.api.role import ApiRole
 
             access = Access(settings, directory, self._clock)
-            api = ApiRole(access, self._api_client, self._clock, source=f"http {self._role}")
+            source = f"http {self._role}"
+            api = ApiRole(access, self._api_client, self._clock, own=self, source=source)
             await self._start("http_api", api)
             self._watch("http_api", api)
         pages = Pages(settings, sources=self.sources, checks=self._checks, elsewhere=self._workers, api=api)

@@ -473,6 +473,17 @@ def test_brokers_and_front_ends_are_shown_and_drained(api: Caller) -> None:
     assert api.ask("drain_front_end", "nobody", body={"is_draining": True}).problem == "not-found"
 
 
+def test_what_is_well_is_said(api: Caller) -> None:
+    assert {"store", "broker", "mqtt"} <= set(api.get("check_ready")["checked"])
+    assert "iotmq_store_refusing" in api.get("check_alarms")["checked"]
+    assert api.get("check_port", str(api.gateway.ports["mqtt"]))["checked"] == ["mqtt"]
+    refused = api.ask("check_port", "1")
+    assert (refused.problem, refused.body["detail"]) == ("unhealthy", "nothing listens on port 1")
+    assert refused.headers["retry-after"] == "1"
+    assert api.get("check_certificates") == {"checked": []}
+    assert api.get("list_certificates") == {"items": []}
+
+
 def test_the_description_names_every_route(api: Caller) -> None:
     description = api.get("show_description")
     assert description["openapi"] == "3.1.0"

@@ -14,6 +14,7 @@ from iotmq.console.api.routes import (
     cluster,
     dead_letters,
     groups,
+    health,
     messages,
     sessions,
     sign_in,
@@ -40,6 +41,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *cluster.ROUTES,
     *sign_in.ROUTES,
     *users.ROUTES,
+    *health.ROUTES,
     route("GET", "/openapi.json", show_description, tag="description"),
 )
 
