@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Annotated, Any, Final
 from urllib.parse import parse_qsl, urlencode
 
 import msgspec
+from msgspec import Meta
 
 from iotmq.console.api.problems import INVALID, FieldProblem, ProblemError
+
+_FIELDS: Final = "fields"
+_Fields = Annotated[
+    str,
+    Meta(max_length=1024, description="Only these fields of each item, with commas between; empty: all."),
+]
+
+
+@cache
+def of_list(arguments: type[msgspec.Struct]) -> type[msgspec.Struct]:
+    """Return the arguments of a list, among them the fields that items are to have."""
+    made: type[msgspec.Struct] = msgspec.defstruct(
+        f"{arguments.__name__}OfList",
+        [(_FIELDS, _Fields, "")],
+        bases=(arguments,),
+        namespace={"__doc__": arguments.__doc__},
+        module=arguments.__module__,
+        frozen=True,
+        kw_only=True,
+        forbid_unknown_fields=True,
+    )
+    return made
 
 
 def chosen_fields(arguments: msgspec.Struct, answer: type) -> frozenset[str] | None:
     """Return the fields that are asked for; None for all. ProblemError for one that items do not have."""
-    text = getattr(arguments, "fields", "")
+    text = getattr(arguments, _FIELDS, "")
     if not text:
         return None
     wanted = frozenset(text.split(","))
@@ -44,6 +67,8 @@ def link_to_next(answer: object, query: str) -> tuple[tuple[str, str], ...]:
 @cache
 def fields_of_items(answer: type) -> frozenset[str]:
     """Return the names of the fields of a list's items; none for what is no list."""
+    if not issubclass(answer, msgspec.Struct):
+        return frozenset()
     info = msgspec.inspect.type_info(answer)
     lists = [field.type for field in getattr(info, "fields", ()) if field.encode_name == "items"]
     items = [each.item_type for each in lists if isinstance(each, msgspec.inspect.ListType)]

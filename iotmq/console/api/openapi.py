@@ -77,6 +77,8 @@ def _operation(route: Route, arguments: dict[str, Any]) -> dict[str, Any]:
         "parameters": list(_parameters(route, arguments)),
         "responses": {"200": _response(route), **_problem_responses(route)},
     }
+    if route.is_open:
+        operation["security"] = []
     if route.body is bytes:
         operation["requestBody"] = {"required": True, "content": {"*/*": {"schema": {"type": "string"}}}}
     elif route.body is not None:

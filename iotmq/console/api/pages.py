@@ -19,18 +19,10 @@ ItemT = TypeVar("ItemT")
 
 Limit = Annotated[int, Meta(ge=1, le=LIMIT_MAX)]
 Cursor = Annotated[str, Meta(max_length=CURSOR_CHARACTERS_MAX)]
-Fields = Annotated[str, Meta(max_length=1024)]
 Match = Annotated[str, Meta(max_length=256)]
 
 
-class ListArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The parameter of all lists."""
-
-    fields: Fields = ""
-    """Only these fields of each item, with commas between them; empty: all."""
-
-
-class PageArguments(ListArguments, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PageArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The parameters of lists."""
 
     match: Match = ""

@@ -11,6 +11,7 @@ from iotmq.client.client import IotmqClient
 from iotmq.client.sending.producer import Producer
 from iotmq.client.transport.settings import ProducerSettings
 from iotmq.clock import Clock
+from iotmq.console.access.access import Access
 from iotmq.console.api.publishing import Publisher
 from iotmq.console.api.streams.streams import Streams
 from iotmq.metrics import Metric
@@ -45,7 +46,10 @@ class _Started(NamedTuple):
 class Services:
     """The parts that handlers use. `stop()` ends them."""
 
-    def __init__(self, make_client: Callable[[], IotmqClient], clock: Clock, own: OwnProcess) -> None:
+    def __init__(
+        self, make_client: Callable[[], IotmqClient], clock: Clock, access: Access, own: OwnProcess
+    ) -> None:
+        self.access = access
         self._make_client = make_client
         self.clock = clock
         self.own = own

@@ -9,9 +9,8 @@ from msgspec import Meta
 
 from iotmq import limits
 from iotmq.client.admin.front_ends import FrontEndAdmin
-from iotmq.console.api.pages import ListArguments
 from iotmq.console.api.problems import NOT_FOUND, ProblemError
-from iotmq.console.api.route import Call, Role, route
+from iotmq.console.api.route import Call, NoArguments, Role, route
 from iotmq.console.api.routes.names import BrokerText, Told
 from iotmq.console.api.services import Services
 from iotmq.ports.sessions import DrainOrder
@@ -84,7 +83,7 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Whether they are told to use it from now on."""
 
 
-async def list_brokers(services: Services, _call: Call[ListArguments, None]) -> Brokers:
+async def list_brokers(services: Services, _call: Call[NoArguments, None]) -> Brokers:
     """List the brokers that registries know."""
     places = await (await services.client()).admin.configurations.brokers()
     return Brokers(
@@ -102,7 +101,7 @@ async def show_broker(services: Services, call: Call[BrokerArguments, None]) -> 
     return BrokerFacts(name=name, facts=facts[name])
 
 
-async def list_front_ends(services: Services, _call: Call[ListArguments, None]) -> FrontEnds:
+async def list_front_ends(services: Services, _call: Call[NoArguments, None]) -> FrontEnds:
     """List the front ends that brokers know."""
     found = await FrontEndAdmin(await services.client()).front_ends()
     return FrontEnds(

@@ -7,7 +7,6 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from iotmq.console.api.pages import Fields
 from iotmq.console.api.problems import NOT_FOUND
 from iotmq.console.api.route import Call, Role, route
 from iotmq.console.api.routes.names import GroupArguments, TimeMs
@@ -29,8 +28,6 @@ class DeadLettersArguments(GroupArguments, frozen=True, kw_only=True, forbid_unk
     """The most items of an answer."""
     payload_bytes_max: Annotated[int, Meta(ge=0, le=65_536)] = 4096
     """Longer payloads are cut."""
-    fields: Fields = ""
-    """Only these fields of each item, with commas between them; empty: all."""
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,6 @@ import msgspec
 from msgspec import Meta
 
 from iotmq.addresses import parse_address
-from iotmq.console.api.pages import ListArguments
 from iotmq.console.api.problems import UNHEALTHY, ProblemError
 from iotmq.console.api.route import Call, NoArguments, route
 from iotmq.console.api.services import OwnProcess, Services
@@ -100,7 +99,7 @@ async def check_port(services: Services, call: Call[PortArguments, None]) -> Hea
     return _health(roles, [] if roles else [f"nothing listens on port {port}"])
 
 
-async def list_certificates(services: Services, _call: Call[ListArguments, None]) -> Certificates:
+async def list_certificates(services: Services, _call: Call[NoArguments, None]) -> Certificates:
     """List the certificates of the listeners of this process, by the time they expire."""
     items = await _certificates(services.own)
     return Certificates(items=sorted(items, key=lambda each: (each.expires_ms, each.listener)))

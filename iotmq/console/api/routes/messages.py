@@ -16,7 +16,7 @@ from iotmq.client.consuming.offsets import offsets
 from iotmq.client.transport.message import Message
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.console.api.arguments import header
-from iotmq.console.api.pages import Cursor, ListArguments, decode_cursor, encode_cursor
+from iotmq.console.api.pages import Cursor, decode_cursor, encode_cursor
 from iotmq.console.api.problems import (
     INVALID,
     NOT_FOUND,
@@ -151,7 +151,7 @@ class SendArguments(OnceArguments, frozen=True, kw_only=True, forbid_unknown_fie
     """The name of the broker topic."""
 
 
-class ReadArguments(ListArguments, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ReadArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The place to read at: an offset, a time, a key, or a message id."""
 
     topic: TopicText
@@ -174,7 +174,7 @@ class ReadArguments(ListArguments, frozen=True, kw_only=True, forbid_unknown_fie
     """Longer payloads are cut."""
 
 
-class RetainedArguments(ListArguments, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RetainedArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The parameters of the list of retained messages."""
 
     filter: MqttTopicText = "#"

@@ -10,9 +10,9 @@ from msgspec import Meta
 from iotmq.client.admin.bans import BanAdmin
 from iotmq.client.admin.scheduled import WaitingMessage
 from iotmq.client.admin.sessions import SessionAdmin
-from iotmq.console.api.pages import Cursor, Limit, ListArguments, decode_cursor, encode_cursor
+from iotmq.console.api.pages import Cursor, Limit, decode_cursor, encode_cursor
 from iotmq.console.api.problems import INVALID, NOT_FOUND, FieldProblem, ProblemError
-from iotmq.console.api.route import Call, Role, route
+from iotmq.console.api.route import Call, NoArguments, Role, route
 from iotmq.console.api.routes.names import ClientArguments, TimeMs, Told, TopicText
 from iotmq.console.api.services import Services
 from iotmq.mqtt.bans import Ban, BanKind, normal_value
@@ -21,7 +21,7 @@ from iotmq.ports.session_pages import SessionDetail, SessionSummary, ShareSummar
 LIST_MAX: Final = 1000
 
 
-class SessionsArguments(ListArguments, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SessionsArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The parameters of the list of sessions."""
 
     prefix: Annotated[str, Meta(max_length=65_535)] = ""
@@ -102,7 +102,7 @@ class Shares(msgspec.Struct, frozen=True, kw_only=True):
     has_more: bool
 
 
-class DelayedArguments(ListArguments, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DelayedArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The parameters of the list of delayed messages."""
 
     topic: Annotated[str, Meta(max_length=127)] = ""
@@ -190,7 +190,7 @@ async def end_session(services: Services, call: Call[ClientArguments, None]) -> 
     return _told(brokers, call.arguments.client_id)
 
 
-async def list_shares(services: Services, _call: Call[ListArguments, None]) -> Shares:
+async def list_shares(services: Services, _call: Call[NoArguments, None]) -> Shares:
     """List shared subscriptions, with how far behind they are."""
     items: list[Share] = []
     async for broker, found in SessionAdmin(await services.client()).shares():
@@ -218,7 +218,7 @@ async def cancel_delayed(services: Services, call: Call[DelayedMessageArguments,
     return Cancelled(message_id=each.message_id)
 
 
-async def list_bans(services: Services, _call: Call[ListArguments, None]) -> Bans:
+async def list_bans(services: Services, _call: Call[NoArguments, None]) -> Bans:
     """List who is banned."""
     return Bans(items=await BanAdmin(await services.client()).all(services.clock.now_ms()))
 

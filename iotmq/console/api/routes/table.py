@@ -17,8 +17,10 @@ from iotmq.console.api.routes import (
     health,
     messages,
     sessions,
+    sign_in,
     streams,
     topics,
+    users,
 )
 from iotmq.console.api.services import Services
 from iotmq.console.server.messages import Answer
@@ -37,6 +39,8 @@ ROUTES: Final[tuple[Route, ...]] = (
     *dead_letters.ROUTES,
     *sessions.ROUTES,
     *cluster.ROUTES,
+    *sign_in.ROUTES,
+    *users.ROUTES,
     *health.ROUTES,
     route("GET", "/openapi.json", show_description, tag="description"),
 )

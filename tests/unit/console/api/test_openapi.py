@@ -64,6 +64,7 @@ def test_an_operation_says_all_that_the_route_asks_for(route: Route) -> None:
     in_path = {name for name, each in parameters.items() if each["in"] == "path"}
     assert in_path == set(route.path_parameters)
     assert all(parameters[name]["required"] for name in in_path)
+    assert (found.get("security") == []) == route.is_open
     assert ("requestBody" in found) == (route.body is not None)
     assert found["x-role"] == route.role.name.lower()
     assert {"200", "401", "403", "500", "503", "504"} <= set(found["responses"])

@@ -20,8 +20,10 @@ from iotmq.console.api.routes.health import (
     check_ready,
     list_certificates,
 )
+from iotmq.console.server.messages import Request
 from iotmq.metrics import Metric, samples
 
+REQUEST = Request("GET", "/api/v1/health", "", {}, "127.0.0.1")
 CALLER = Caller("x", Role.VIEWER, "127.0.0.1")
 
 
@@ -40,7 +42,7 @@ class Own:
         return self.numbers
 
     async def ask(self, handler: Any, arguments: Any = NoArguments()) -> Any:  # noqa: B008 - has no state
-        return await handler(SimpleNamespace(own=self), Call(arguments, None, CALLER))
+        return await handler(SimpleNamespace(own=self), Call(arguments, None, CALLER, REQUEST))
 
     async def reasons(self, handler: Any, arguments: Any = NoArguments()) -> str:  # noqa: B008
         with pytest.raises(ProblemError) as raised:
