@@ -11,12 +11,15 @@ from iotmq.console.api.api import BASE
 from iotmq.console.api.openapi import document
 from iotmq.console.api.route import Call, NoArguments, Route, route
 from iotmq.console.api.routes import (
+    audit,
     cluster,
     dead_letters,
     groups,
     health,
+    latest,
     messages,
     sessions,
+    settings,
     sign_in,
     streams,
     topics,
@@ -33,12 +36,15 @@ async def show_description(_services: Services, _call: Call[NoArguments, None]) 
 
 ROUTES: Final[tuple[Route, ...]] = (
     *messages.ROUTES,
+    *latest.ROUTES,
     *streams.ROUTES,
     *topics.ROUTES,
     *groups.ROUTES,
     *dead_letters.ROUTES,
     *sessions.ROUTES,
     *cluster.ROUTES,
+    *settings.ROUTES,
+    *audit.ROUTES,
     *sign_in.ROUTES,
     *users.ROUTES,
     *health.ROUTES,
