@@ -618,6 +618,20 @@ def test_settings_of_brokers_are_listed_and_changed(api: Caller) -> None:
     assert api.ask("change_settings", "broker-a", body={"settings": {}}).problem == "invalid"
 
 
+def test_what_a_device_may_do_is_said_with_the_rule(api: Caller) -> None:
+    assert api.get("list_permissions") == {"items": []}
+    assert api.get("list_device_users") == {"items": [], "next": None}
+    asked = {"client_id": "pump-7", "action": "publish", "topic": "old/7"}
+    decision = api.get("try_access", body=asked)
+    assert (decision["is_allowed"], decision["topic"]) == (True, "routed/7/state")
+    assert "nobody is asked" in decision["detail"]
+    own = [{"permission": "deny", "action": "all", "topic": "routed/#"}]
+    refused = api.get("try_access", body={**asked, "permissions": own})
+    assert (refused["is_allowed"], refused["rule"]) == (False, "identity[0]")
+    for wrong in ({"topic": "a/+"}, {"listener": "none"}, {"permissions": [{"permission": "maybe"}]}):
+        assert api.ask("try_access", body={**asked, **wrong}).problem == "invalid"
+
+
 def test_what_is_well_is_said(api: Caller) -> None:
     assert {"store", "broker", "mqtt"} <= set(api.get("check_ready")["checked"])
     assert "iotmq_store_refusing" in api.get("check_alarms")["checked"]

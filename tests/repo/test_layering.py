@@ -324,7 +324,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "session_brokers",
         "session_gateway",
     ),
-    "ports": ("inspections", "gateway", "sessions", "bodies", "session_pages", "publishing"),
+    "ports": ("inspections", "gateway", "sessions", "bodies", "session_pages", "publishing", "device_access"),
     "mqtt_client": (
         "address",
         "errors",

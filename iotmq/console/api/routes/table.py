@@ -11,6 +11,7 @@ from iotmq.console.api.api import BASE
 from iotmq.console.api.openapi import document
 from iotmq.console.api.route import Call, NoArguments, Route, route
 from iotmq.console.api.routes import (
+    access,
     audit,
     cluster,
     dead_letters,
@@ -45,6 +46,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *cluster.ROUTES,
     *settings.ROUTES,
     *audit.ROUTES,
+    *access.ROUTES,
     *sign_in.ROUTES,
     *users.ROUTES,
     *health.ROUTES,
