@@ -14,6 +14,7 @@ from iotmq.clock import Clock
 from iotmq.console.access.access import Access
 from iotmq.console.api.publishing import Publisher
 from iotmq.console.api.streams.streams import Streams
+from iotmq.message.message_ids import UniqueKeys
 from iotmq.metrics import Metric
 from iotmq.ports.device_access import DeviceAccess
 from iotmq.ports.publishing import PublishPlaces
@@ -58,6 +59,7 @@ class Services:
         self.clock = clock
         self.own = own
         self.streams = Streams(self.client)
+        self.unique_keys = UniqueKeys(clock=clock)
         self._starting: asyncio.Task[_Started] | None = None
 
     async def client(self) -> IotmqClient:
