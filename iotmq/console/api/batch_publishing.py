@@ -20,19 +20,10 @@ from iotmq.console.api.problems import ProblemError, from_error
 from iotmq.console.api.publishing import Publisher
 from iotmq.errors import IotmqError
 from iotmq.message.message_ids import UniqueKeys
-from iotmq.message.properties import MQTT_QOS, MQTT_RETAIN, UNIQ_KEY, encode_properties
 from iotmq.message.records.record import encode_batch
 
 # Well below what a broker takes in one request.
 _BATCH_BYTES: Final = 1024 * 1024
-# By QoS and retain flag: what is between the properties of a topic and the unique key.
-_FLAGS: Final = {
-    (qos, is_retained): encode_properties({MQTT_QOS: str(qos)} | ({MQTT_RETAIN: "1"} if is_retained else {}))
-    + f"{UNIQ_KEY}\x01".encode()
-    for qos in range(3)
-    for is_retained in (False, True)
-}
-_END: Final = b"\x02"
 
 
 class _Batch:
@@ -62,14 +53,23 @@ class BatchPublisher:
         self._batches: list[_Batch] = []
         self.stored_count = 0
 
-    async def add(self, place: int, mqtt_topic: str, payload: bytes, qos: int, *, is_retained: bool) -> bool:
-        """Take a message; False for one that has to go by itself. IotmqError when it cannot be sent."""
+    async def prepare(self, mqtt_topic: str) -> None:
+        """Look up the queues that `add` needs. IotmqError when that cannot be done."""
+        lane = self._publisher.lane_of(mqtt_topic)
+        if lane is not None:
+            self._queues[lane.topic] = await self._producer.queues(lane.topic)
+
+    def add(self, place: int, mqtt_topic: str, payload: bytes, qos: int, *, is_retained: bool) -> bool | None:
+        """Take a message; False for one that has to go by itself, None when `prepare` comes first.
+
+        IotmqError when it cannot be sent.
+        """
         lane = self._publisher.lane_of(mqtt_topic)
         if lane is None:
             return False
         queues = self._queues.get(lane.topic)
         if queues is None:
-            queues = self._queues[lane.topic] = await self._producer.queues(lane.topic)
+            return None
         if not queues:
             return False
         queue = lane.queue_of(queues)
@@ -78,9 +78,8 @@ class BatchPublisher:
             batch = self._open[queue] = _Batch(queue)
             self._batches.append(batch)
         unique_key = next(self._ids)
-        batch.elements.append(
-            (payload, lane.properties + _FLAGS[qos, is_retained] + unique_key.encode() + _END, 0)
-        )
+        # The end of the last property may be left out.
+        batch.elements.append((payload, lane.heads[2 * qos + is_retained] + unique_key.encode(), 0))
         batch.places.append(place)
         batch.ids.append(unique_key)
         batch.size_bytes += len(payload)

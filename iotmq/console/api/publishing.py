@@ -17,7 +17,16 @@ from iotmq.client.transport.message import Message, SendResult, check_topic
 from iotmq.client.transport.routes import MessageQueue, queue_of_key
 from iotmq.errors import BrokerError, MessageRefusedError, RouteNotFoundError
 from iotmq.limits import PROPERTIES_BYTES_MAX
-from iotmq.message.properties import KEYS, MQTT_QOS, MQTT_TOPIC, TAGS, encode_properties
+from iotmq.message.properties import (
+    KEYS,
+    MQTT_QOS,
+    MQTT_RETAIN,
+    MQTT_TOPIC,
+    NAME_END,
+    TAGS,
+    UNIQ_KEY,
+    encode_properties,
+)
 from iotmq.ports.publishing import Placed, PublishPlaces
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
@@ -25,6 +34,12 @@ from iotmq.remoting.command import Command
 NOT_STORED: Final = "NOT_STORED"
 # There has to be room for QoS, retain flag and unique key behind them.
 _LANE_BYTES_MAX: Final = PROPERTIES_BYTES_MAX - 256
+_FLAGS: Final = [
+    encode_properties({MQTT_QOS: str(qos)} | ({MQTT_RETAIN: "1"} if is_retained else {}))
+    + f"{UNIQ_KEY}{NAME_END}".encode()
+    for qos in range(3)
+    for is_retained in (False, True)
+]
 # Topics whose places are known; all are forgotten when there are more.
 KNOWN_TOPICS_MAX: Final = 65_536
 
@@ -62,11 +77,12 @@ class Published(NamedTuple):
 class Lane:
     """The topic, key and properties that all messages of an MQTT topic have, and the queue of the key."""
 
-    __slots__ = ("_count", "_index", "_key", "properties", "topic")
+    __slots__ = ("_count", "_index", "_key", "heads", "topic")
 
     def __init__(self, topic: str, key: str, properties: bytes) -> None:
         self.topic = topic
-        self.properties = properties
+        self.heads = [properties + flags for flags in _FLAGS]
+        """Their properties up to the unique key, which comes last; at 2 * QoS + retain flag."""
         self._key = key
         self._count = 0
         self._index = 0

@@ -249,10 +249,13 @@ async def publish_many(services: Services, call: Call[OnceArguments, Batch]) -> 
                 bool(key or each.expiry_s or each.topic or (each.payload and _has_others(each)))
                 or len(payload) > _ALONE_BYTES
             )
-            if not is_alone and await batch.add(
-                place, each.mqtt_topic, payload, each.qos, is_retained=each.retain
-            ):
-                continue
+            if not is_alone:
+                taken = batch.add(place, each.mqtt_topic, payload, each.qos, is_retained=each.retain)
+                if taken is None:
+                    await batch.prepare(each.mqtt_topic)
+                    taken = batch.add(place, each.mqtt_topic, payload, each.qos, is_retained=each.retain)
+                if taken:
+                    continue
             unique_key = unique_key_of(call.caller.name, each.mqtt_topic, key, place)
             alone[asyncio.ensure_future(publisher.publish(_published(each), unique_key=unique_key))] = place
         except ProblemError as error:

@@ -41,6 +41,15 @@ class Site:
         self.batch = BatchPublisher(self.publisher, cast(Producer, self), UniqueKeys(), count)
         return self.batch
 
+    async def add(
+        self, place: int, topic: str, payload: bytes, qos: int, *, is_retained: bool
+    ) -> bool | None:
+        taken = self.batch.add(place, topic, payload, qos, is_retained=is_retained)
+        if taken is None:
+            await self.batch.prepare(topic)
+            taken = self.batch.add(place, topic, payload, qos, is_retained=is_retained)
+        return taken
+
     # The places.
 
     def start(self, changed: Callable[[], None]) -> None:
@@ -87,7 +96,7 @@ class Site:
 async def test_messages_of_a_queue_go_together_and_each_is_told_its_place() -> None:
     site = Site()
     for place in range(10):
-        assert await site.batch.add(place, f"m/{place % 5}", b"%d" % place, place % 3, is_retained=place == 9)
+        assert await site.add(place, f"m/{place % 5}", b"%d" % place, place % 3, is_retained=place == 9)
     await site.batch.send()
     assert site.asked == [f"m/{number}" for number in range(5)]
     outcomes = site.outcomes
@@ -122,14 +131,14 @@ async def test_messages_of_a_queue_go_together_and_each_is_told_its_place() -> N
 async def test_what_needs_more_goes_by_itself(topic: str) -> None:
     site = Site()
     site.begin(2)
-    assert not await site.batch.add(0, topic, b"x", 1, is_retained=False)
+    assert not await site.add(0, topic, b"x", 1, is_retained=False)
     site.batch.put(
         0,
         b'{"stored":{"message_id":"","topic":"","broker":"","queue":null,"offset":null,"status":"X"}}',
         is_stored=True,
     )
     with pytest.raises(MessageRefusedError):
-        await site.batch.add(1, "bad", b"x", 1, is_retained=False)
+        await site.add(1, "bad", b"x", 1, is_retained=False)
     site.batch.refuse(1, ProblemError(NOT_FOUND, 'a "quoted" text'))
     await site.batch.send()
     stored, refused = site.outcomes.items
@@ -148,7 +157,7 @@ async def test_all_messages_of_a_batch_are_told_why_it_was_refused(is_at_once: b
     else:
         site.error = BrokerError(14, "the disk is full")
     for place in range(2):
-        assert await site.batch.add(place, "m", b"x", 1, is_retained=False)
+        assert await site.add(place, "m", b"x", 1, is_retained=False)
     await site.batch.send()
     problems = [each.problem for each in site.outcomes.items]
     assert [each.status for each in problems if each is not None] == [429 if is_at_once else 503] * 2
@@ -158,7 +167,7 @@ async def test_all_messages_of_a_batch_are_told_why_it_was_refused(is_at_once: b
 async def test_large_messages_are_spread_over_several_requests_in_their_order() -> None:
     site = Site()
     for place in range(10):
-        assert await site.batch.add(place, "m", bytes(400_000), 1, is_retained=False)
+        assert await site.add(place, "m", bytes(400_000), 1, is_retained=False)
     await site.batch.send()
     assert [count for _, _, count in site.sent] == [3, 3, 3, 1]
     assert site.outcomes.stored == 10
