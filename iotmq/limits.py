@@ -507,6 +507,20 @@ AUDIT_BATCH_BYTES_MAX: Final = 256 * 1024
 AUDIT_TEXT_CHARACTERS_MAX: Final = 1_024
 AUDIT_RECORDS_PER_S_MAX: Final = 1_000
 
+# Traces of one front end: how many, what each keeps (events, and their bytes), how long one may last, what is
+# looked at of a packet, what is kept of its payload and of a text, and packets in a second of all traces.
+MQTT_TRACES_MAX: Final = 16
+MQTT_TRACE_EVENTS_MAX: Final = 100_000
+MQTT_TRACE_BYTES_MAX: Final = 8 * 1024 * 1024
+MQTT_TRACE_S_MAX: Final = 24 * 3600
+MQTT_TRACE_PACKET_BYTES_MAX: Final = 32 * 1024
+MQTT_TRACE_PAYLOAD_BYTES_MAX: Final = 4 * 1024
+MQTT_TRACE_TEXT_CHARACTERS_MAX: Final = 256
+MQTT_TRACE_PACKETS_PER_S_MAX: Final = 2_000
+# Events, and their bytes, of one answer.
+MQTT_TRACE_PAGE_EVENTS_MAX: Final = 1_000
+MQTT_TRACE_PAGE_BYTES_MAX: Final = 512 * 1024
+
 # The HTTP port: connections at one time, bodies of their requests that are not answered yet, answers that are
 # not read yet, tokens, and how long one has to be.
 HTTP_CONNECTIONS_MAX: Final = 256

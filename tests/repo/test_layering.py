@@ -264,6 +264,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "deliver",
         "hooks",
         "sessions",
+        "tracing",
         "listen",
         "metrics",
         "front_parts",
@@ -324,7 +325,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "session_brokers",
         "session_gateway",
     ),
-    "ports": ("inspections", "gateway", "sessions", "bodies", "session_pages"),
+    "ports": ("inspections", "traces", "gateway", "sessions", "bodies", "session_pages"),
     "mqtt_client": (
         "address",
         "errors",
