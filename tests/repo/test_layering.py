@@ -20,8 +20,8 @@ LAYERS: tuple[frozenset[str], ...] = (
         | {"log_format", "event_loop", "metrics", "secret_text", "service_manager", "setting_types"}
         | {"spelling", "supervised", "watched_file"}
     ),
-    frozenset({"message", "ports"}),
-    frozenset({"audit_log", "mqtt", "remoting"}),
+    frozenset({"message", "ports", "telemetry"}),
+    frozenset({"audit_log", "credentials", "mqtt", "remoting"}),
     # Asks etcd or Kubernetes; the rest of replication does no I/O.
     frozenset({"replication.consensus"}),
     frozenset({"client", "replication", "store"}),
@@ -363,7 +363,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "submitting",
         "jobs",
     ),
-    "console": ("settings", "exposition", "server", "access", "pages", "api"),
+    "console": ("settings", "exposition", "server", "access", "assets", "pages", "api"),
     "config": ("setting_text", "config"),
     "workers": ("channel", "supervisor"),
     "commands": (
