@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_network
 from typing import Annotated, Literal
 
 import msgspec
@@ -77,6 +78,10 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     host that reaches the port may then read the metrics."""
     sign_in: SignInSettings = SignInSettings()
     """How people sign in at the console."""
+    proxies: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=32)] = ()
+    """Addresses and networks of the proxies in front of this port, such as 10.0.0.5 or 10.1.0.0/24. From
+    them, and from nobody else, X-Forwarded-For, X-Forwarded-Proto and X-Forwarded-Host count; each proxy has to set
+    them and not to let through what a browser sends."""
     base_path: Annotated[str, Meta(pattern=r"^(/[A-Za-z0-9._~-]+)*$", max_length=128)] = ""
     """The path below which a proxy shows this port, such as /iotmq; empty: /. Paths are served with it and
     without it, so the proxy may take it away or leave it."""
@@ -88,6 +93,10 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Return whether anybody may use the API of a process, one with a data directory or without."""
         is_for_people = self.sign_in.enabled and (has_data or bool(self.sign_in.users_file))
         return is_for_people or any(token.role != "metrics" for token in self.tokens)
+
+    def __post_init__(self) -> None:
+        for text in self.proxies:
+            ip_network(text)
 
     @property
     def has_to_be_proved(self) -> bool:

@@ -377,6 +377,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "bans",
         "sessions",
         "users",
+        "console",
         "access",
         "routes",
         "replication",
