@@ -25,7 +25,7 @@ class ApiRole:
     ) -> None:
         """`make_client` is called with the first request that asks brokers."""
         self._access = access
-        self._services = Services(make_client, clock, access)
+        self._services = Services(make_client, clock, access, areas=(route.tag for route in ROUTES))
         self._audit = ApiAudit(self._services, source=source)
         self._api = Api(ROUTES, self._services, Gate(access), record=self._audit.record)
 

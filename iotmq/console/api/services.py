@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from iotmq.client.client import IotmqClient
 from iotmq.client.sending.producer import Producer
@@ -17,7 +17,11 @@ _GROUP = "iotmq_http_api"
 class Services:
     """The parts that handlers use. `stop()` ends them."""
 
-    def __init__(self, make_client: Callable[[], IotmqClient], clock: Clock, access: Access) -> None:
+    def __init__(
+        self, make_client: Callable[[], IotmqClient], clock: Clock, access: Access, *, areas: Iterable[str]
+    ) -> None:
+        """`areas` are those of the routes there are."""
+        self.areas = frozenset(areas)
         self.access = access
         self._make_client = make_client
         self.clock = clock
