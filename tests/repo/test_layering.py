@@ -362,7 +362,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "submitting",
         "jobs",
     ),
-    "console": ("settings", "exposition", "server", "access", "pages", "api"),
+    "console": ("settings", "exposition", "server", "access", "assets", "pages", "api"),
     "config": ("setting_text", "config"),
     "workers": ("channel", "supervisor"),
     "commands": (
