@@ -378,6 +378,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "bans",
         "sessions",
         "users",
+        "console",
         "access",
         "routes",
         "replication",

@@ -31,7 +31,8 @@ class ApiRole:
     ) -> None:
         """`make_client` is called with the first request that asks brokers."""
         self._access = access
-        self._services = Services(make_client, clock, access, own)
+        areas = frozenset(route.tag for route in ROUTES)
+        self._services = Services(make_client, clock, access, own, areas=areas)
         self._audit = ApiAudit(self._services, source=source)
         self._api = Api(
             ROUTES,

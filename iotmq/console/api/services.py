@@ -34,8 +34,16 @@ class Services:
     """The parts that handlers use. `stop()` ends them."""
 
     def __init__(
-        self, make_client: Callable[[], IotmqClient], clock: Clock, access: Access, own: OwnProcess
+        self,
+        make_client: Callable[[], IotmqClient],
+        clock: Clock,
+        access: Access,
+        own: OwnProcess,
+        *,
+        areas: frozenset[str],
     ) -> None:
+        """`areas` are those of the routes there are."""
+        self.areas = areas
         self.access = access
         self._make_client = make_client
         self.clock = clock

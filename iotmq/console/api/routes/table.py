@@ -11,6 +11,7 @@ from iotmq.console.api.api import BASE
 from iotmq.console.api.openapi import document
 from iotmq.console.api.route import Call, NoArguments, Route, route
 from iotmq.console.api.routes import (
+    api_keys,
     cluster,
     dead_letters,
     groups,
@@ -44,6 +45,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *sign_in.ROUTES,
     *users.ROUTES,
     *health.ROUTES,
+    *api_keys.ROUTES,
     route("GET", "/openapi.json", show_description, tag="description"),
 )
 
