@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from iotmq.alarms.role import AlarmsRole
 from iotmq.client.client import IotmqClient
 from iotmq.clock import Clock
 from iotmq.console.access.tokens import Tokens
@@ -21,10 +22,16 @@ class ApiRole:
     """A role, and the part of a site that answers requests of the API."""
 
     def __init__(
-        self, settings: HttpSettings, make_client: Callable[[], IotmqClient], clock: Clock, *, source: str
+        self,
+        settings: HttpSettings,
+        make_client: Callable[[], IotmqClient],
+        clock: Clock,
+        *,
+        source: str,
+        alarms: AlarmsRole | None = None,
     ) -> None:
         """`make_client` is called with the first request that asks brokers."""
-        self._services = Services(make_client, clock)
+        self._services = Services(make_client, clock, alarms=alarms)
         self._audit = ApiAudit(self._services, source=source)
         gate = TokenGate(Tokens(settings.tokens))
         self._api = Api(ROUTES, self._services, gate, record=self._audit.record)

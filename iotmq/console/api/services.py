@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from iotmq.alarms.role import AlarmsRole
 from iotmq.client.client import IotmqClient
 from iotmq.client.sending.producer import Producer
 from iotmq.clock import Clock
@@ -15,9 +16,13 @@ _GROUP = "iotmq_http_api"
 class Services:
     """The parts that handlers use. `stop()` ends them."""
 
-    def __init__(self, make_client: Callable[[], IotmqClient], clock: Clock) -> None:
+    def __init__(
+        self, make_client: Callable[[], IotmqClient], clock: Clock, *, alarms: AlarmsRole | None = None
+    ) -> None:
         self._make_client = make_client
         self.clock = clock
+        self.alarms = alarms
+        """Those of this process; None when they are switched off."""
         self._starting: asyncio.Task[tuple[IotmqClient, Producer]] | None = None
 
     async def client(self) -> IotmqClient:
