@@ -113,6 +113,12 @@ TRACE_BYTES_MAX: Final = 4 * 1024 * 1024
 CONNECTION_EVENTS_MAX: Final = 1_024
 # Topics, queues and groups that statistics are kept for, in each of six tables; about 1 KiB each after a day.
 STATISTICS_KEYS_MAX: Final = 16_384
+# Pairs of group and topic whose lag is a metric, and the queues that are looked at for them every 10 s.
+LAG_PAIRS_MAX: Final = 1_000
+LAG_QUEUES_MAX: Final = 10_000
+# Topics that /metrics/topics shows in one answer, and the characters of its pattern.
+TOPIC_METRICS_MAX: Final = 1_000
+TOPIC_PATTERN_CHARACTERS_MAX: Final = 256
 # Messages that wait for a time; how many of them one answer lists, and the text that takes one back.
 TIMERS_PENDING_MAX: Final = 10_000_000
 TIMERS_LISTED_MAX: Final = 1_000
@@ -229,6 +235,10 @@ MARKING_CHANNELS_MAX: Final = 65_535
 # Sessions in one answer to an operator.
 FRONT_END_NAME_BYTES_MAX: Final = 255
 MQTT_WORKERS_MAX: Final = 256
+# What operators ask one process about itself: a question, an answer, and questions that wait for answers.
+INSPECTION_QUESTION_BYTES_MAX: Final = 256 * 1024
+INSPECTION_ANSWER_BYTES_MAX: Final = 1024 * 1024
+INSPECTIONS_PENDING_MAX: Final = 64
 # What a worker and its supervisor say in one piece, mostly metrics: past it one of them is broken.
 WORKER_FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
 SESSIONS_PER_REQUEST_MAX: Final = 1_024
@@ -509,7 +519,25 @@ HTTP_CONNECTIONS_MAX: Final = 256
 HTTP_BODIES_BYTES_MAX: Final = 64 * 1024 * 1024
 HTTP_UNREAD_BYTES_MAX: Final = 64 * 1024 * 1024
 HTTP_TOKENS_MAX: Final = 64
+# Streams of events: at one time, of one caller, and what one has still to write.
+HTTP_STREAMS_MAX: Final = 64
+HTTP_STREAMS_PER_CALLER_MAX: Final = 16
+HTTP_STREAM_WAITING_BYTES_MAX: Final = 2 * 1024 * 1024
 HTTP_TOKEN_CHARACTERS_MIN: Final = 16
+
+# The console: bytes of its files, users, the length of their names and passwords, sessions, those of one
+# person, names and addresses that fail, passwords that wait to be hashed, and how many are at a time (each
+# takes ARGON2_MEMORY_KIB_MAX at most, 19 MiB by default).
+CONSOLE_FILE_BYTES_MAX: Final = 1024 * 1024
+CONSOLE_USERS_MAX: Final = 1_000
+CONSOLE_USER_NAME_CHARACTERS_MAX: Final = 64
+CONSOLE_PASSWORD_CHARACTERS_MIN: Final = 10
+CONSOLE_PASSWORD_BYTES_MAX: Final = 256
+CONSOLE_SESSIONS_MAX: Final = 1_000
+CONSOLE_SESSIONS_OF_USER_MAX: Final = 16
+CONSOLE_FAILING_USERS_MAX: Final = 4_096
+CONSOLE_HASHES_WAITING_MAX: Final = 16
+CONSOLE_HASHES_AT_ONCE: Final = 2
 
 # Alarms of one process: those that are met at one time, those that have ended and are remembered, conditions,
 # receivers and silences of the settings and of operators, the texts of these, the series whose growth is

@@ -11,7 +11,7 @@ from iotmq.alarms.condition import Labels, Level
 
 
 class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody looks after it."""
+    """Says who looks after an alarm."""
 
     by: str
     at_ms: int

@@ -12,8 +12,8 @@ Level: TypeAlias = Literal["info", "warning", "critical"]
 LEVELS: Final[Mapping[Level, int]] = {"info": 0, "warning": 1, "critical": 2}
 
 Reads: TypeAlias = Literal["value", "increase", "rate", "seconds_left"]
-"""What is compared with the marks: the number itself; by how much it has grown in `window_s`, or has grown a
-second; or how many seconds are left to the time that the number is."""
+"""Names what is compared with the marks: the number itself; by how much it has grown in `window_s`, or has
+grown a second; or how many seconds are left to the time that the number is."""
 
 Labels: TypeAlias = tuple[tuple[str, str], ...]
 
@@ -40,7 +40,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     owner: str
     """The people who look after it."""
     says: str
-    """What is wrong, for people; {value} stands for the number, and {LABEL} for a label."""
+    """Says what is wrong, for people; {value} stands for the number, and {LABEL} for a label."""
     what_to_do: str
     where: tuple[tuple[str, str], ...] = ()
     """Labels that a sample must have."""

@@ -1,4 +1,4 @@
-"""What an Alertmanager is told: all that fires and has just ended, with each change and each minute."""
+"""Tell an Alertmanager all that fires and has just ended, with each change and each minute."""
 
 from __future__ import annotations
 

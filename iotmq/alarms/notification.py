@@ -1,4 +1,4 @@
-"""What a receiver is told and when: groups, waits, repeats and ends. Given alarms and times only.
+"""Decide what a receiver is told and when: groups, waits, repeats and ends. Given alarms and times only.
 
 A receiver is told what is so when it is told: nothing queues up for one that is dead, but what it does not
 know yet. `Inbox.next` says what that is now; it counts as told once `told` is called.

@@ -50,7 +50,7 @@ class SysTopics(Protocol):
 
 
 class ProcessView(NamedTuple):
-    """What there is to see of a process."""
+    """Everything to see of a process."""
 
     name: str
     """The label `process` of its alarms."""
@@ -121,7 +121,7 @@ class AlarmsRole:
             await self._cluster.stop()
 
     def changed(self, events: Iterable[Event] = ()) -> None:
-        """Somebody has changed the book: who is told has to look at it, and it is to be kept."""
+        """Take note of a change of the book: receivers look at it, and it is kept."""
         for event in events:
             self._log(event)
         self._show()

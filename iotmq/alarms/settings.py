@@ -28,7 +28,7 @@ class ConditionChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """A built-in condition with other values; what is left out stays as it is."""
 
     name: Name
-    """Its name."""
+    """The name of the condition."""
     is_on: bool = True
     """False switches it off."""
     fires_at: float | None = None
@@ -46,14 +46,14 @@ class ConditionChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     owner: Text | None = None
     """The people who look after it."""
     what_to_do: Text | None = None
-    """What they are told to do."""
+    """The sentence that tells them what to do."""
 
 
 class AlarmRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A condition of your own over any metric that the process exports."""
 
     name: Name
-    """Its name, which no other condition has."""
+    """A name that no other condition has."""
     metric: Annotated[str, Meta(pattern=r"^[a-z_][a-zA-Z0-9_]*$", max_length=128)]
     """The metric, as in /metrics."""
     where: Annotated[dict[LabelName, str], Meta(max_length=16)] = {}
@@ -62,8 +62,8 @@ class AlarmRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The labels of which each value has an alarm of its own; without any there is one alarm, for the worst
     of all samples."""
     reads: Reads = "value"
-    """What is compared: `value`; `increase`, how much it has grown in window_s; `rate`, how much a second;
-    or `seconds_left`, for a time in seconds since 1970."""
+    """The number that is compared: `value`; `increase`, how much it has grown in window_s; `rate`, how much a
+    second; or `seconds_left`, for a time in seconds since 1970."""
     window_s: Window = 300.0
     """Seconds over which growth is counted."""
     fires_at: float
@@ -80,9 +80,9 @@ class AlarmRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     owner: Text = "whoever runs the gateway"
     """The people who look after it."""
     says: Text = "{value}"
-    """What is wrong. {value} stands for the number, and {LABEL} for a label."""
+    """Says what is wrong. {value} stands for the number, and {LABEL} for a label."""
     what_to_do: Text
-    """What they should do."""
+    """Says what they should do."""
 
     def __post_init__(self) -> None:
         if self.fires_at == self.clears_at:
@@ -138,10 +138,10 @@ class DeviceWatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class ReceiverSettings(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="any"
 ):
-    """Somebody who is told of alarms."""
+    """A receiver of alarms."""
 
     name: Name
-    """Its name, which no other receiver has."""
+    """A name that no other receiver has."""
     level: Level = "warning"
     """The least serious alarms that it gets."""
     timeout_s: Annotated[float, Meta(gt=0, le=60)] = 10.0
@@ -183,7 +183,7 @@ class EmailSettings(GroupedSettings, frozen=True, kw_only=True, forbid_unknown_f
     host: Annotated[str, Meta(min_length=1, max_length=255)]
     """The SMTP server."""
     port: Port = 587
-    """Its TCP port."""
+    """The TCP port of the server."""
     encryption: Literal["starttls", "tls", "none"] = "starttls"
     """`starttls` refuses to go on without it, `tls` begins with it, and `none` is for a server on this
     machine."""
@@ -210,7 +210,7 @@ class AlertmanagerSettings(
     """Prometheus' Alertmanager, which groups, repeats and delivers by itself."""
 
     url: Url
-    """Its address without a path below: /api/v2/alerts is added."""
+    """The address, to which /api/v2/alerts is added."""
     headers: Annotated[dict[str, str], Meta(max_length=16, extra={"is_secret": True})] = {}
     """Further headers, such as { authorization = "Bearer ..." }."""
     ca_file: FileName = ""
@@ -224,7 +224,7 @@ AnyReceiver = WebhookSettings | EmailSettings | AlertmanagerSettings
 
 
 class AlarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is looked at, when it is an alarm, and who is told."""
+    """Section [alarms]: when something is an alarm, and who is told."""
 
     enabled: bool = True
     """Whether the process looks for alarms at all."""
@@ -252,7 +252,7 @@ class AlarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     devices: Annotated[tuple[DeviceWatch, ...], Meta(max_length=limits.ALARM_RULES_MAX)] = ()
     """Devices that are missed when they are away."""
     receivers: Annotated[tuple[AnyReceiver, ...], Meta(max_length=limits.ALARM_RECEIVERS_MAX)] = ()
-    """Who is told, beside the log and the topics below $SYS/broker/alarms/."""
+    """Receivers, beside the log and the topics below $SYS/broker/alarms/."""
 
     @property
     def conditions(self) -> tuple[Condition, ...]:

@@ -70,7 +70,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     http: HttpSettings = HttpSettings()
     """The operator's port: metrics, health, readiness."""
     alarms: AlarmSettings = AlarmSettings()
-    """What is looked at, when it is an alarm, and who is told."""
+    """When something is an alarm, and who is told."""
     log: LogSettings = LogSettings()
     """The log on standard error."""
 

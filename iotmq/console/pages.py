@@ -1,14 +1,17 @@
-"""The site of the operator's HTTP port: /metrics, /healthz and /readyz, and what is below /api/."""
+"""The site of the operator's HTTP port: /metrics, /healthz, /readyz, the console, and all below /api/."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Final, Protocol
+from urllib.parse import parse_qs
 
 import msgspec
 
+from iotmq import limits
 from iotmq.console.access.tokens import Tokens
+from iotmq.console.assets import Assets, is_of_console
 from iotmq.console.exposition import Exposition
 from iotmq.console.server.messages import Answer, Reply, Request
 from iotmq.console.settings import HttpSettings
@@ -57,10 +60,16 @@ class Pages:
         api: ApiSite | None = None,
     ) -> None:
         self._api = api
+        self._assets = Assets()
         self._exposition = Exposition(sources)
         self._checks: Mapping[str, ReadinessCheck] = {} if checks is None else checks
         self._elsewhere = elsewhere
-        self._pages = {"/metrics": self._metrics, "/healthz": self._health, "/readyz": self._readiness}
+        self._pages = {
+            "/metrics": self._metrics,
+            "/metrics/topics": self._topic_metrics,
+            "/healthz": self._health,
+            "/readyz": self._readiness,
+        }
         self._tokens = Tokens(settings.tokens)
         self._open_paths = frozenset(settings.open_paths)
         self._unauthorized_count = 0
@@ -73,6 +82,9 @@ class Pages:
         """Answer a request."""
         if self._api and _is_of_api(request):
             return self._api.answer(request)
+        if self._api and is_of_console(request):
+            # There is nothing secret in them: the pages ask the API for all they show.
+            return self._assets.answer(request)
         if not self._is_authorized(request):
             return self._refused(request)
         page = self._pages.get(request.path)
@@ -112,6 +124,21 @@ class Pages:
 
     def _metrics(self, request: Request) -> Answer:
         body, content_type = self._exposition.render(request.headers.get("accept", ""))
+        return Answer(body, content_type=content_type)
+
+    def _topic_metrics(self, request: Request) -> Answer:
+        """Answer with the numbers of topics that match a pattern: all would be thousands."""
+        try:
+            asked = parse_qs(request.query, strict_parsing=True, max_num_fields=1)
+        except ValueError:
+            asked = {}
+        (pattern,) = asked.pop("match", [""])[-1:]
+        if asked or not 0 < len(pattern) <= limits.TOPIC_PATTERN_CHARACTERS_MAX:
+            return Answer(b"name topics: /metrics/topics?match=PATTERN, with * for any characters\n", 400)
+        try:
+            body, content_type = self._exposition.render_topics(pattern, request.headers.get("accept", ""))
+        except ValueError as error:
+            return Answer(f"{error}\n".encode(), 400)
         return Answer(body, content_type=content_type)
 
     def _health(self, _request: Request) -> Answer:

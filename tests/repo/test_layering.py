@@ -20,8 +20,8 @@ LAYERS: tuple[frozenset[str], ...] = (
         | {"log_format", "event_loop", "metrics", "secret_text", "service_manager", "setting_types"}
         | {"spelling", "supervised", "watched_file"}
     ),
-    frozenset({"message", "ports"}),
-    frozenset({"audit_log", "mqtt", "remoting"}),
+    frozenset({"message", "ports", "telemetry"}),
+    frozenset({"audit_log", "credentials", "mqtt", "remoting"}),
     # Asks etcd or Kubernetes; the rest of replication does no I/O.
     frozenset({"replication.consensus"}),
     frozenset({"client", "replication", "store"}),
@@ -266,6 +266,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "sessions",
         "listen",
         "metrics",
+        "front_parts",
         "server",
     ),
     "replication": (
@@ -323,7 +324,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "session_brokers",
         "session_gateway",
     ),
-    "ports": ("gateway", "sessions", "bodies", "session_pages"),
+    "ports": ("inspections", "gateway", "sessions", "bodies", "session_pages"),
     "mqtt_client": (
         "address",
         "errors",
@@ -380,7 +381,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "watch",
         "role",
     ),
-    "console": ("settings", "exposition", "server", "access", "pages", "api"),
+    "console": ("settings", "exposition", "server", "access", "assets", "pages", "api"),
     "config": ("setting_text", "config"),
     "workers": ("channel", "supervisor"),
     "commands": (

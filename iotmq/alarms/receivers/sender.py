@@ -1,4 +1,4 @@
-"""What a way to tell people has to do."""
+"""The protocol of all ways to tell people."""
 
 from __future__ import annotations
 

@@ -9,6 +9,8 @@ from iotmq.alarms.role import AlarmsRole
 from iotmq.client.client import IotmqClient
 from iotmq.client.sending.producer import Producer
 from iotmq.clock import Clock
+from iotmq.console.access.access import Access
+from iotmq.console.api.streams.streams import Streams
 
 _GROUP = "iotmq_http_api"
 
@@ -17,12 +19,19 @@ class Services:
     """The parts that handlers use. `stop()` ends them."""
 
     def __init__(
-        self, make_client: Callable[[], IotmqClient], clock: Clock, *, alarms: AlarmsRole | None = None
+        self,
+        make_client: Callable[[], IotmqClient],
+        clock: Clock,
+        access: Access,
+        *,
+        alarms: AlarmsRole | None = None,
     ) -> None:
-        self._make_client = make_client
-        self.clock = clock
+        self.access = access
         self.alarms = alarms
         """Those of this process; None when they are switched off."""
+        self._make_client = make_client
+        self.clock = clock
+        self.streams = Streams(self.client)
         self._starting: asyncio.Task[tuple[IotmqClient, Producer]] | None = None
 
     async def client(self) -> IotmqClient:

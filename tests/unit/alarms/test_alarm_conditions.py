@@ -19,8 +19,7 @@ from iotmq.errors import ConfigError
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "metrics.md"
 # Those of certificates, and of the HTTP API, are exported by a process that has some.
 _OF_SOME = re.compile(r"^iotmq_((remoting|mqtt_listener|http)_tls_|http_api_audit_)")
-# Labels that are not in the reference, because parts give them that are not in each process.
-_FURTHER_LABELS = {"iotmq_mqtt_link_answers_total": {"link"}}
+
 WATCHED = {value for name, value in vars(table).items() if name.isupper() and isinstance(value, str)}
 
 
@@ -29,7 +28,7 @@ def exported() -> dict[str, set[str]]:
     found = {}
     for line in PAGE.read_text().splitlines():
         if match := re.match(r"\| `(\w+)` \| \w+ \| ([^|]*)\|", line):
-            found[match[1]] = set(re.findall(r"`(\w+)`", match[2])) | _FURTHER_LABELS.get(match[1], set())
+            found[match[1]] = set(re.findall(r"`(\w+)`", match[2]))
     return found
 
 

@@ -37,7 +37,7 @@ SilenceName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]*$", max_l
 
 
 class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody looks after an alarm."""
+    """Says who looks after an alarm."""
 
     by: str
     at_ms: int
@@ -55,7 +55,7 @@ class Alarm(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     """`pending`: met, but not for long enough yet; `firing`; `ended`."""
     says: str
-    """What is wrong."""
+    """Says what is wrong."""
     what_to_do: str
     owner: str
     """The people who look after such alarms."""
@@ -107,9 +107,10 @@ class AlarmArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is said with an acknowledgement."""
+    """A word with an acknowledgement."""
 
     note: Text = ""
+    """Shown beside the alarm."""
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,7 +120,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     sources: tuple[str, ...]
     """The metrics it looks at, or the names of what a look at the cluster finds."""
     reads: str
-    """What is compared: `value`, `increase`, `rate` or `seconds_left`."""
+    """The number that is compared: `value`, `increase`, `rate` or `seconds_left`."""
     fires_at: float
     clears_at: float
     for_s: float
@@ -138,7 +139,7 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Receiver(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody who is told of alarms."""
+    """A receiver of alarms."""
 
     name: str
     kind: str
@@ -166,7 +167,7 @@ class Test(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """A receiver to try."""
 
     receiver: Annotated[str, Meta(min_length=1, max_length=64)]
-    """Its name."""
+    """The name of the receiver."""
 
 
 class Tested(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,7 +205,7 @@ class SilenceArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class NewSilence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is silenced, until when and why."""
+    """A silence to be made: of which alarms, until when and why."""
 
     alarm: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-z0-9*-]+$")] = "*"
     """The name of the alarms; `*` in it stands for anything."""
@@ -213,6 +214,7 @@ class NewSilence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     until_ms: TimeMs
     """When it ends, in milliseconds since 1970; at most a year from now."""
     reason: Reason
+    """Shown with the silence."""
 
 
 async def list_alarms(services: Services, call: Call[PageArguments, None]) -> Alarms:
