@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
+from iotmq.alarms.role import AlarmsRole
 from iotmq.client.client import IotmqClient
 from iotmq.client.sending.producer import Producer
 from iotmq.clock import Clock
@@ -41,10 +42,13 @@ class Services:
         own: OwnProcess,
         *,
         areas: frozenset[str],
+        alarms: AlarmsRole | None = None,
     ) -> None:
         """`areas` are those of the routes there are."""
         self.areas = areas
         self.access = access
+        self.alarms = alarms
+        """Those of this process; None when they are switched off."""
         self._make_client = make_client
         self.clock = clock
         self.own = own

@@ -11,6 +11,7 @@ from iotmq.console.api.api import BASE
 from iotmq.console.api.openapi import document
 from iotmq.console.api.route import Call, NoArguments, Route, route
 from iotmq.console.api.routes import (
+    alarms,
     api_keys,
     cluster,
     dead_letters,
@@ -42,6 +43,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *sessions.ROUTES,
     *cluster.ROUTES,
     *traces.ROUTES,
+    *alarms.ROUTES,
     *sign_in.ROUTES,
     *users.ROUTES,
     *health.ROUTES,
