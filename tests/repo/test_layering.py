@@ -325,7 +325,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "session_brokers",
         "session_gateway",
     ),
-    "ports": ("inspections", "traces", "gateway", "sessions", "bodies", "session_pages"),
+    "ports": ("inspections", "traces", "gateway", "sessions", "bodies", "session_pages", "publishing"),
     "mqtt_client": (
         "address",
         "errors",
