@@ -629,7 +629,12 @@ def test_the_description_names_every_route(api: Caller) -> None:
 
 
 def test_what_is_open_is_named_here() -> None:
-    assert {route.name for route in ROUTES if route.is_open} == {"show_sign_in_ways", "sign_in"}
+    assert {route.name for route in ROUTES if route.is_open} == {
+        "show_sign_in_ways",
+        "sign_in",
+        "begin_oidc_sign_in",
+        "finish_oidc_sign_in",
+    }
 
 
 @pytest.mark.parametrize(
