@@ -24,6 +24,7 @@ class Audit:
             events=settings.audit_events,
             per_second_max=settings.audit_records_per_s_max,
         )
+        self.refusals = self._log.refusals
         self.record = self._log.record
         """As `audit_log.no_audit`. Events that the setting does not name cost a look at it."""
 

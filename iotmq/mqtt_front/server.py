@@ -54,6 +54,8 @@ from iotmq.mqtt_front.sessions.shared_subscriptions import SharedSubscriptions
 from iotmq.mqtt_front.sessions.subscriptions import BrokerSessions, Subscriptions
 from iotmq.mqtt_front.settings.listeners import TCP_NAME
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
+from iotmq.mqtt_front.views.connections import ConnectionViews
+from iotmq.ports.client_pages import REFUSED
 from iotmq.ports.gateway import GatewayPort
 from iotmq.ports.inspections import Inspections
 from iotmq.ports.sessions import SessionPort
@@ -128,6 +130,7 @@ class MqttFront:
         # Publishes what plug-ins do; made with their first message.
         self._plugin_device: Device | None = None
         self.inspections = Inspections()
+        self.inspections.add(REFUSED, self._audit.refusals.answer)
         """The questions of operators; parts of the process add what they have to show."""
         # Made in `start`, which is the first to know the loop.
         self._parts: FrontEndParts | None = None
@@ -155,6 +158,7 @@ class MqttFront:
                 await self._session_port.start(SessionEvents(parts.durable, parts.drain, self.inspections))
             if parts.plugins is not None:
                 await parts.plugins.start()
+            ConnectionViews(parts.sessions, self._clock).add_to(self.inspections)
             parts.authentication.start()
             parts.permissions.start(parts.sessions.rules_changed)
             self._routes.start(self._gateway.add_topics, parts.ingress.forget_routes)

@@ -264,6 +264,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "deliver",
         "hooks",
         "sessions",
+        "views",
         "listen",
         "metrics",
         "front_parts",
@@ -324,7 +325,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "session_brokers",
         "session_gateway",
     ),
-    "ports": ("inspections", "gateway", "sessions", "bodies", "session_pages"),
+    "ports": ("inspections", "client_pages", "gateway", "sessions", "bodies", "session_pages"),
     "mqtt_client": (
         "address",
         "errors",

@@ -515,6 +515,7 @@ cdef class Device(LimitedConnection):
             # A will is one only when its CONNECT was accepted [MQTT-3.1.2-8].
             self.will = None
         else:
+            self.opened_ms = self.group.clock.now_ms()
             for listener in self.group.listeners:
                 listener.opened(self, bool(session_present))
         if self._unopened_bytes:
@@ -687,6 +688,7 @@ cdef class Device(LimitedConnection):
             return 0
         cdef bint had_room = self.has_output_room()
         self.group.sent_bytes += self.output.size
+        self.counts.bytes_sent += self.output.size
         if isinstance(self.transport, DeviceLink):
             (<DeviceLink>self.transport).take(&self.output)
         else:

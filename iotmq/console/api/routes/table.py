@@ -11,6 +11,7 @@ from iotmq.console.api.api import BASE
 from iotmq.console.api.openapi import document
 from iotmq.console.api.route import Call, NoArguments, Route, route
 from iotmq.console.api.routes import (
+    clients,
     cluster,
     dead_letters,
     groups,
@@ -36,6 +37,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *topics.ROUTES,
     *groups.ROUTES,
     *dead_letters.ROUTES,
+    *clients.ROUTES,
     *sessions.ROUTES,
     *cluster.ROUTES,
     *sign_in.ROUTES,
