@@ -523,6 +523,55 @@ def test_sessions_are_listed_shown_kicked_and_ended(api: Caller) -> None:
     assert api.ask("kick_client", "pump/7").problem == "not-found"
 
 
+def test_connected_clients_are_listed_shown_and_disconnected(api: Caller) -> None:
+    port = api.gateway.ports["mqtt"]
+    with Device(port, "valve/7") as device, Device(port, "valve/8") as other:
+        device.subscribe("open/#")
+        first = api.get("list_clients", query="client_id=valve/*&sort=-subscriptions&limit=1")
+        assert (first["matched"], first["missing"]) == (2, {})
+        second = api.get(
+            "list_clients",
+            query=f"client_id=valve/*&sort=-subscriptions&limit=1&cursor={first['next']}",
+        )
+        rows = [*first["items"], *second["items"]]
+        assert [(row["client_id"], row["subscriptions"], row["version"]) for row in rows] == [
+            ("valve/7", 1, "3.1.1"),
+            ("valve/8", 0, "3.1.1"),
+        ]
+        assert second["next"] is None
+        few = "client_id=valve/*&subscriptions_min=1&is_kept=true&version=3.1.1&connected_from_ms=1"
+        assert api.get("list_clients", query=few)["matched"] == 1
+        assert api.ask("list_clients", query="cursor=eHg").body["errors"][0]["parameter"] == "cursor"
+        assert api.ask("list_clients", query="sort=size").problem == "invalid"
+        shown = api.get("show_client", "valve/7")
+        assert [each["topic_filter"] for each in shown["subscriptions"]] == ["open/#"]
+        assert api.ask("show_client", "nobody").problem == "not-found"
+        listed = api.get("list_subscriptions", query="topic=open/1&client_id=valve/*")
+        assert [(each["client_id"], each["topic_filter"]) for each in listed["items"]] == [
+            ("valve/7", "open/#")
+        ]
+        assert api.ask("list_subscriptions", query="cursor=eHg").problem == "invalid"
+        assert api.get("list_client_subscriptions", "valve/7")["is_connected"]
+        assert api.get("list_slow_subscribers", query="by=dropped")["items"] == []
+        assert api.ask("list_slow_subscribers", query="by=user").problem == "invalid"
+
+        wanted = {"client_id": "valve/*"}
+        tried = api.get("kick_clients", body={"filter": wanted, "is_dry_run": True})
+        assert tried == {"matched": 2, "kicked": 0, "client_ids": ["valve/7", "valve/8"], "missing": {}}
+        assert api.ask("kick_clients", body={"filter": wanted, "limit": 1}).problem == "conflict"
+        assert api.ask("kick_clients", body={}).problem == "invalid"
+        assert api.ask("kick_clients", body={"client_ids": []}).problem == "invalid"
+        assert api.get("kick_clients", body={"client_ids": ["valve/8", "nobody"]})["kicked"] == 1
+        other.wait_closed()
+        assert api.get("disconnect_client", "valve/7")["kicked"] == 1
+        device.wait_closed()
+    assert api.ask("disconnect_client", "valve/7").problem == "not-found"
+    away = api.get("list_client_subscriptions", "valve/7")
+    assert (away["is_connected"], [each["topic_filter"] for each in away["items"]]) == (False, ["open/#"])
+    assert api.ask("list_client_subscriptions", "nobody").problem == "not-found"
+    assert api.get("list_refused_clients", query="address=127.*")["missing"] == {}
+
+
 def test_bans_and_delayed_messages_are_made_listed_and_ended(api: Caller) -> None:
     api.get("put_ban", "network", "192.0.2.0/24", body={"reason": "storm"})
     (ban,) = api.get("list_bans")["items"]
