@@ -190,6 +190,11 @@ def _add_tools(commands: Commands) -> None:
 
         add_bridges_actions(command, add_config_options=_add_config_options, load=_load, run=_run_role)
 
+    def fill_alarms(command: argparse.ArgumentParser) -> None:
+        from iotmq.commands.alarms import add_alarms_actions
+
+        add_alarms_actions(command, add_config_options=_add_config_options, load=_load)
+
     def fill_routes(command: argparse.ArgumentParser) -> None:
         from iotmq.commands.routes import add_routes_actions
 
@@ -230,6 +235,7 @@ def _add_tools(commands: Commands) -> None:
     )
     _add(commands, "console", "say who may sign in at the console", fill_console)
     _add(commands, "bridges", "run bridges to other MQTT brokers, and show how they are doing", fill_bridges)
+    _add(commands, "alarms", "show, acknowledge and silence alarms, and try who is told", fill_alarms)
     _add(commands, "routes", "try the routes of MQTT topics", fill_routes)
     _add(
         commands,

@@ -15,8 +15,8 @@ from iotmq.remoting.tls.files import TlsCertificateFile, TlsClientCaFile, TlsKey
 from iotmq.secret_text import hide
 from iotmq.setting_types import Port, SecretText
 
-HTTP_PATHS = Literal["/metrics", "/metrics/topics", "/healthz", "/readyz"]
-"""The paths that the port serves."""
+HTTP_PATHS = Literal["/metrics", "/metrics/topics", "/healthz", "/readyz", "/api/v1/health"]
+"""The paths that the port may serve to everybody."""
 
 
 class HttpTokenSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -35,6 +35,7 @@ class Access:
     def __init__(self, settings: HttpSettings, directory: Path | None, clock: Clock) -> None:
         """`directory` is the data directory of the process; None where it has none."""
         self.settings = settings.sign_in
+        self.open_paths = settings.open_paths
         self._clock = clock
         self.base_path = settings.base_path
         self._has_administrator = any(token.role == "administrator" for token in settings.tokens) or bool(
