@@ -335,6 +335,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "bodies",
         "session_pages",
         "publishing",
+        "device_access",
     ),
     "mqtt_client": (
         "address",
