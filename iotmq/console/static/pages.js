@@ -66,9 +66,25 @@ export const PAGES = [
     icon: "retained",
     load: () => import("./pages/retained.js"),
   },
+  {
+    path: "alarms",
+    title: titles.alarms,
+    role: "viewer",
+    group: groups.operations,
+    icon: "alarms",
+    load: () => import("./pages/alarms.js"),
+  },
+  {
+    path: "access",
+    title: titles.access,
+    role: "viewer",
+    group: groups.security,
+    icon: "identities",
+    load: () => import("./pages/access.js"),
+  },
 ];
 
-/** The page for those who are not signed in. */
+/** The page for those who are not signed in. @type {PageEntry} */
 export const SIGN_IN = {
   path: "sign-in",
   title: titles.signIn,
