@@ -122,6 +122,17 @@ def alarm_row(index: int) -> dict[str, Any]:
     }
 
 
+def rule_row(index: int) -> dict[str, Any]:
+    return {
+        "name": named(index, "own topics"),
+        "is_allow": index % 2 == 0,
+        "action": "publish",
+        "topics": [named(index, "devices/{client_id}/#")],
+        "who": {"users": [named(index, "anna")]},
+        "conditions": {},
+    }
+
+
 def session_row(index: int) -> dict[str, Any]:
     return {
         "id": f"s{index}",
@@ -219,6 +230,12 @@ CASES = {
         more_clicks=1,
     ),
     "alarms": Case("alarms", "/alarms", alarm_row),
+    "permissions": Case(
+        "permissions?view=rules", "/permissions", rule_row, detail=lambda rows: {"items": rows}
+    ),
+    "device users": Case(
+        "permissions?view=users", "/device-users", lambda index: {"name": named(index, "d"), "roles": ["r"]}
+    ),
     "console access": Case(
         "access", "/console-sessions", session_row, detail=lambda rows: {"items": rows}
     ),
@@ -290,3 +307,20 @@ def test_ten_thousand_rows_cost_as_much_as_those_that_are_seen(open_page: OpenPa
         )
         assert took_ms < 2_000, f"sorting took {took_ms} ms"
         assert re.match(r"10,000 rows", page.locator(".table-foot").first.inner_text())
+
+
+def test_a_decision_is_tried(open_page: OpenPage) -> None:
+    tried: list[Asked] = []
+
+    def decide(asked: Asked) -> Any:
+        tried.append(asked)
+        return {"is_allowed": False, "rule": MARKUP, "detail": TURNED, "topic": "a/b", "qos": 1}
+
+    with open_page({"POST /access:test": decide}) as opened:
+        page = opened.show("permissions")
+        page.get_by_label("Client id").fill("pump-7")
+        page.get_by_label("Topic or filter").fill("a/b")
+        page.get_by_role("button", name="Decide").click()
+        page.get_by_text("It may not.").wait_for()
+        assert tried[0].body == {"client_id": "pump-7", "action": "publish", "topic": "a/b", "qos": 0}
+        assert opened.axe() == []

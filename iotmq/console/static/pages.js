@@ -75,6 +75,14 @@ export const PAGES = [
     load: () => import("./pages/alarms.js"),
   },
   {
+    path: "permissions",
+    title: titles.permissions,
+    role: "operator",
+    group: groups.security,
+    icon: "exclusive",
+    load: () => import("./pages/permissions.js"),
+  },
+  {
     path: "access",
     title: titles.access,
     role: "viewer",
