@@ -11,6 +11,8 @@ from iotmq.console.api.api import BASE
 from iotmq.console.api.openapi import document
 from iotmq.console.api.route import Call, NoArguments, Route, route
 from iotmq.console.api.routes import (
+    alarms,
+    api_keys,
     cluster,
     dead_letters,
     groups,
@@ -41,9 +43,11 @@ ROUTES: Final[tuple[Route, ...]] = (
     *sessions.ROUTES,
     *cluster.ROUTES,
     *traces.ROUTES,
+    *alarms.ROUTES,
     *sign_in.ROUTES,
     *users.ROUTES,
     *health.ROUTES,
+    *api_keys.ROUTES,
     route("GET", "/openapi.json", show_description, tag="description"),
 )
 
