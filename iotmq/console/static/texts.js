@@ -1,9 +1,15 @@
-/** All texts of the console, by page. */
+/** All texts of the console, by page; those of some areas are in texts/. */
+
+import { cluster } from "./texts/cluster.js";
+import { devices } from "./texts/devices.js";
 
 /** @param {number} count @param {string} one @param {string} [many] */
 const some = (count, one, many = `${one}s`) => (count === 1 ? one : many);
 
 export const texts = {
+  ...devices,
+  ...cluster,
+
   product: "iotmq",
 
   navigation: {
@@ -35,6 +41,16 @@ export const texts = {
       access: "Console access",
       permissions: "Permissions",
       signIn: "Sign in",
+      clients: devices.clients.title,
+      client: devices.client.title,
+      subscriptions: devices.subscriptions.title,
+      bans: devices.bans.title,
+      delayed: devices.delayed.title,
+      traces: devices.traces.title,
+      trace: "Trace",
+      brokers: cluster.brokers.title,
+      broker: "Broker",
+      frontEnds: cluster.frontEnds.title,
     },
     notFound: "There is no such page.",
     notAllowed: (/** @type {string} */ role) => `This page takes the role ${role}.`,
