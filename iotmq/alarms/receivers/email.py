@@ -51,7 +51,10 @@ class Email:
         settings = self._settings
         try:
             await self._library.send(
-                mail_of(settings, notification, self._clock.now_ms()),
+                # As bytes: the library would fold its lines otherwise.
+                mail_of(settings, notification, self._clock.now_ms()).as_bytes(),
+                sender=settings.sender,
+                recipients=list(settings.to),
                 hostname=settings.host,
                 port=settings.port,
                 use_tls=settings.encryption == "tls",
