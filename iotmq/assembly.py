@@ -27,6 +27,7 @@ from iotmq.metrics import Metric, MetricSource, SourceReader
 from iotmq.mqtt_front.settings.listeners import TCP_NAME
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.ports.inspections import LOCAL_FRONT_END
+from iotmq.ports.publishing import PublishPlaces
 from iotmq.service_manager import ServiceManager
 from iotmq.supervised import FAILURES
 from iotmq.telemetry.loop_lag import LoopLag
@@ -181,12 +182,16 @@ class Process:
 
     async def status(self) -> str:
         """Ask the workers, too, and return in one line why parts are not ready, or "ready"."""
+        states = await self.states()
+        reasons = [f"{part}: {reason}" for part, reason in states.items() if reason is not None]
+        return "; ".join(reasons) or "ready"
+
+    async def states(self) -> Mapping[str, str | None]:
+        """Part -> why it is not ready, None when it is; workers are asked, and their numbers are from now."""
         workers = self._workers
         if workers is not None:
             await workers.refresh()
-        states = {**self.readiness(), **({} if workers is None else workers.worker_states())}
-        reasons = [f"{part}: {reason}" for part, reason in states.items() if reason is not None]
-        return "; ".join(reasons) or "ready"
+        return {**self.readiness(), **({} if workers is None else workers.worker_states())}
 
     def metrics(self) -> Iterable[Metric]:
         """The numbers of all parts; those of one that cannot be read are left out, and the log says why."""
@@ -231,7 +236,8 @@ class Process:
             from iotmq.console.api.role import ApiRole
 
             access = Access(settings, directory, self._clock)
-            api = ApiRole(access, self._api_client, self._clock, source=f"http {self._role}", alarms=alarms)
+            source = f"http {self._role}"
+            api = ApiRole(access, self._api_client, self._clock, own=self, source=source, alarms=alarms)
             await self._start("http_api", api)
             self._watch("http_api", api)
         pages = Pages(settings, sources=self.sources, checks=self._checks, elsewhere=self._workers, api=api)
@@ -378,6 +384,12 @@ class Process:
         self._listens_for_mqtt(workers.addresses)
 
     # Helpers ------------------------------------------------------------------------------------------
+
+    def places(self) -> PublishPlaces:
+        """Make what says where messages go that the HTTP API publishes: where a front end would send them."""
+        from iotmq.mqtt_front.publish.places import Places
+
+        return Places(self._config.mqtt)
 
     def _api_client(self) -> IotmqClient:
         """Make the client that the HTTP API asks brokers with; it has the account of the front end."""
