@@ -217,13 +217,16 @@ class Process:
             directory = str(Path(self._config.data) / "alarms")
         # Registries are few, and live longer than brokers.
         watches = self._role in ("serve", "registry") and settings.cluster_interval_s > 0
-        return AlarmsRole(
-            settings,
-            view,
-            self._clock,
-            make_client=self._cluster_client if watches else None,
-            file=Path(directory) / f"{self._role}.json" if directory else None,
-        )
+        try:
+            return AlarmsRole(
+                settings,
+                view,
+                self._clock,
+                make_client=self._cluster_client if watches else None,
+                file=Path(directory) / f"{self._role}.json" if directory else None,
+            )
+        except OSError as error:
+            raise StartError(f"alarms cannot start: {error}") from error
 
     async def _start_http(self, alarms: AlarmsRole | None) -> None:
         from iotmq.console.pages import Pages
