@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from iotmq.ports.gateway import GatewayPort
     from iotmq.ports.sessions import SessionPort
     from iotmq.store.store import Store
+    from iotmq.telemetry.role import TelemetryRole
     from iotmq.workers.supervisor import WorkerSupervisor
 
 logger = logging.getLogger("iotmq")
@@ -99,6 +100,7 @@ class Process:
         # The log being opened, from the start to the stop of a process that has the broker.
         self._opening: asyncio.Future[Store] | None = None
         self._loop_lag = LoopLag(self._clock)
+        self._telemetry: TelemetryRole | None = None
         self.sources: list[MetricSource] = [FAILURES, self._loop_lag]
         self._reader = SourceReader(self.sources)
         """Sources of metrics."""
@@ -115,6 +117,7 @@ class Process:
             raise StartError("bridges: there are none in the settings: [[bridges]] is missing")
         self._loop_lag.start()
         try:
+            self._start_telemetry()
             if self._role in ("serve", "broker") and not self._is_member:
                 await self._begin_opening_store()
             if not self._is_worker:
@@ -165,6 +168,9 @@ class Process:
             except Exception:
                 logger.exception("the log could not be closed")
         self._loop_lag.stop()
+        telemetry, self._telemetry = self._telemetry, None
+        if telemetry is not None:
+            await telemetry.stop()
 
     def readiness(self) -> Mapping[str, str | None]:
         """Part -> why it is not ready, None when it is."""
@@ -184,6 +190,22 @@ class Process:
         return self._reader.samples()
 
     # One method per role ------------------------------------------------------------------------------
+
+    def _start_telemetry(self) -> None:
+        """Before the roles, which look whether messages are traced."""
+        if self._config.telemetry.endpoint:
+            from iotmq.telemetry.role import TelemetryRole
+
+            # The supervisor exports the metrics of its workers.
+            metrics = None if self._is_worker else self.metrics
+            self._telemetry = TelemetryRole(
+                self._config.telemetry,
+                metrics,
+                refresh=None if self._workers is None else self._workers.refresh,
+                instance=self._config.mqtt.name or f"{socket.gethostname()}:{self._role}:{os.getpid()}",
+            )
+            self.sources.append(self._telemetry)
+            self._telemetry.start()
 
     async def _start_http(self) -> None:
         from iotmq.console.pages import Pages
