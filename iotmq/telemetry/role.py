@@ -46,13 +46,16 @@ class TelemetryRole:
         if self._metrics is not None:
             self._work = [supervise("snapshots of metrics", self._give_repeatedly)]
 
+    def give_metrics(self) -> None:
+        """Export the numbers as they are now."""
+        if self._metrics is not None:
+            self._export.give(list(self._metrics()))
+
     async def stop(self) -> None:
         """Export the last of it."""
         await end(self._work)
         if self._tracing is not None:
             end_tracing(self._tracing)
-        if self._metrics is not None:
-            self._export.give(list(self._metrics()))
         await asyncio.to_thread(self._export.stop)
 
     def metrics(self) -> Iterable[Metric]:
@@ -66,5 +69,4 @@ class TelemetryRole:
             await asyncio.sleep(self._interval_s)
             if self._refresh is not None:
                 await self._refresh()
-            if self._metrics is not None:
-                self._export.give(list(self._metrics()))
+            self.give_metrics()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import cache
 from typing import Any, Final, Protocol
 
@@ -13,6 +13,7 @@ import msgspec
 
 from iotmq.audit_log import Record
 from iotmq.console.api.arguments import decode_arguments
+from iotmq.console.api.lists import chosen_fields, link_to_next, with_fields
 from iotmq.console.api.problems import (
     FORBIDDEN,
     INTERNAL,
@@ -55,11 +56,21 @@ class Gate(Protocol):
 class Api:
     """Answers the requests below `BASE`."""
 
-    def __init__(self, routes: Iterable[Route], services: object, gate: Gate, *, record: Record) -> None:
+    def __init__(
+        self,
+        routes: Iterable[Route],
+        services: object,
+        gate: Gate,
+        *,
+        record: Record,
+        open_paths: Collection[str] = (),
+    ) -> None:
+        """`open_paths` are paths of the port below which nobody has to show who they are."""
         self._tree = RouteTree(routes)
         self._services = services
         self._gate = gate
         self._record = record
+        self._open_paths = frozenset(open_paths)
         self._count_of: Counter[str] = Counter()
 
     def body_bytes_max(self, head: Request) -> int:
@@ -98,6 +109,7 @@ class Api:
         route, path = self._tree.find(request.method, request.path.removeprefix(BASE))
         caller = self._allow(route, request)
         arguments = decode_arguments(route.arguments, path, request.query, request.headers)
+        fields = chosen_fields(arguments, route.answer)
         call = Call(arguments, _body(route, request), caller, request)
         result = "done"
         try:
@@ -117,10 +129,12 @@ class Api:
                 self._audit(route, call, result)
         if isinstance(answer, Answer):
             return answer
-        return Answer(msgspec.json.encode(answer), 200, "application/json")
+        shown = answer if fields is None else with_fields(answer, fields)
+        headers = link_to_next(answer, request.query)
+        return Answer(msgspec.json.encode(shown), 200, "application/json", headers)
 
     def _allow(self, route: Route, request: Request) -> Caller:
-        if route.is_open:
+        if route.is_open or route.open_path in self._open_paths:
             return self._gate.anybody(request)
         caller = self._gate.caller(request)
         if (caller.scopes and route.tag not in caller.scopes) or (

@@ -15,6 +15,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar, get_args, get_type_
 import msgspec
 
 from iotmq.console.access.console_sessions import Session, Way
+from iotmq.console.api.lists import fields_of_items, of_list
 from iotmq.console.api.problems import Kind
 from iotmq.console.server.messages import Request
 
@@ -97,6 +98,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it is for everybody, signed in or not."""
     is_for_people: bool = False
     """Whether API keys may not use it, whatever their role."""
+    open_path: str | None = None
+    """The word of `http.open_paths` with which everybody may ask."""
     problems: tuple[Kind, ...] = ()
     """Those that are its own, beside the ones every route has."""
 
@@ -125,6 +128,7 @@ def route(
     is_open: bool = False,
     is_for_people: bool = False,
     answer: type | None = None,
+    open_path: str | None = None,
     problems: tuple[Kind, ...] = (),
 ) -> Route:
     """Make a route of a handler: its name, its first line and its types are those of the route.
@@ -137,6 +141,7 @@ def route(
     arguments, body = get_args(call)
     text = inspect.getdoc(handler)
     assert text, f"{handler} has no text"
+    shown = answer or hints["return"]
     return Route(
         method=method,
         path=path,
@@ -145,13 +150,14 @@ def route(
         role=role,
         handler=handler,
         summary=text.splitlines()[0],
-        answer=answer or hints["return"],
+        answer=shown,
         answer_type=answer_type,
-        arguments=arguments,
+        arguments=of_list(arguments) if fields_of_items(shown) and method == "GET" else arguments,
         body=None if body is type(None) else body,
         body_bytes_max=0 if body is type(None) else body_bytes_max,
         is_audited=method != "GET" if is_audited is None else is_audited,
         is_open=is_open,
         is_for_people=is_for_people,
+        open_path=open_path,
         problems=problems,
     )

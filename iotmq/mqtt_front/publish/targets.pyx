@@ -41,9 +41,9 @@ from iotmq.mqtt.codec.properties import encode_message_properties
 from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt.reason_codes import TOPIC_NAME_INVALID
 from iotmq.mqtt.topics.delayed import split_delayed
-from iotmq.mqtt.topics.reply import REPLY_PREFIX
-from iotmq.mqtt.topics.topics import PRIVATE_PREFIX, SYS_PREFIX, decode_topic_name
+from iotmq.mqtt.topics.topics import decode_topic_name
 from iotmq.mqtt_front.publish.device_names import DeviceNames, names_of_key
+from iotmq.mqtt_front.publish.publishable import check_publishable
 from iotmq.mqtt_front.publish.routes import MessageRoutes
 
 _log = logging.getLogger("iotmq.mqtt")
@@ -56,17 +56,6 @@ cdef enum:
     LOGGED_EACH = 1_000             # messages that are put aside, after the first
 
 cdef Py_ssize_t PROPERTIES_BYTES_MAX = limits.PROPERTIES_BYTES_MAX
-
-
-def _check_publishable(str name):
-    """Raise MqttProtocolError for a topic that is no device's."""
-    if name.startswith(SYS_PREFIX):
-        raise MqttProtocolError(TOPIC_NAME_INVALID, "what is below $SYS/ is published by the server alone")
-    if name.startswith(PRIVATE_PREFIX):
-        raise MqttProtocolError(TOPIC_NAME_INVALID, f"what is below {PRIVATE_PREFIX} is the server's own")
-    if name.startswith(REPLY_PREFIX):
-        # Of a will, or behind a delay or another name: who asked would not wait for it.
-        raise MqttProtocolError(TOPIC_NAME_INVALID, "an answer to a request is published at once")
 
 
 cdef str topic_of(const Target* target):
@@ -149,7 +138,7 @@ cdef class Targets:
         """Validate a topic that is new here, and remember what it maps to."""
         cdef bytes raw = topic[:size]
         delay_s, name = split_delayed(decode_topic_name(raw))
-        _check_publishable(name)
+        check_publishable(name)
         if self._rewrites.is_personal(name):
             return self._remember_kind(topic, size, TARGET_PERSONAL)
         return self._resolve_name(topic, size, delay_s, name, None)
@@ -163,7 +152,7 @@ cdef class Targets:
             if own != name:
                 if not delay_s:
                     delay_s, own = split_delayed(own)
-                _check_publishable(own)
+                check_publishable(own)
                 name = own
         except MqttProtocolError as error:
             _log.debug("topic not rewritten", extra={"topic": name, "detail": str(error)})
@@ -196,6 +185,8 @@ cdef class Targets:
         if asking.rules is not None and asking.rules.is_dropped:
             return b""
         queue_id = queue_of_key(route.key, self._port.queue_count(route.topic))
+        asking.broker_topic = route.topic
+        asking.queue_id = queue_id
         # To wait is to be in the log, whatever the route says.
         target.lane = self._lane_at(
             route.topic, queue_id, is_stored=route.is_stored or is_delayed, is_delayed=is_delayed
@@ -216,6 +207,41 @@ cdef class Targets:
 
     cdef int rule(self, Target* target, Device device, const Publication* publication, Ruling* ruling) except -1:
         """Say what becomes of a message of a target that is TARGET_RULED or TARGET_BY_MESSAGE."""
+        self._rule(target, device, publication, ruling)
+        if device.tap is not None:
+            self._note(device, publication, ruling)
+        return 0
+
+    cdef int _note(self, Device device, const Publication* publication, const Ruling* ruling) except -1:
+        """Tell a trace of a message that its route has asked something of."""
+        cdef Asking asking = None
+        if ruling.target != NULL and ruling.target.asking != NULL:
+            asking = <Asking>ruling.target.asking
+        elif ruling.target != NULL and ruling.target == &self._single:
+            asking = self._single_asking
+        topic = publication.topic[:publication.topic_size].decode("utf-8", "replace")
+        if ruling.target == NULL:
+            device.note("routing", topic, result="dropped by its route")
+        else:
+            device.note(
+                "routing", topic, result="put aside by its route" if ruling.is_put_aside else "goes to a queue",
+                broker_topic=None if asking is None else asking.broker_topic,
+                queue=None if asking is None else asking.queue_id, qos=ruling.qos,
+            )
+        return 0
+
+    def explain(self, Device device not None, bytes topic not None):
+        """Return (name after rewriting, place of the lane, whether it waits) of what a device publishes, for traces.
+
+        The name is None of a topic that cannot be rewritten, the place of one whose route asks something of each
+        message. MqttProtocolError for a topic that is none.
+        """
+        cdef Target* target = self.of_device(device, topic, len(topic))
+        if target.kind == TARGET_REFUSED:
+            return None, None, False
+        return topic_of(target), target.lane if target.kind == TARGET_RESOLVED else None, bool(target.is_delayed)
+
+    cdef int _rule(self, Target* target, Device device, const Publication* publication, Ruling* ruling) except -1:
         cdef Asking asking = <Asking>target.asking
         cdef RouteRules rules
         cdef uint64_t has, gives
