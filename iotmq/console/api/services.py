@@ -3,24 +3,55 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
 
+from iotmq.alarms.role import AlarmsRole
 from iotmq.client.client import IotmqClient
 from iotmq.client.sending.producer import Producer
 from iotmq.clock import Clock
 from iotmq.console.access.access import Access
 from iotmq.console.api.streams.streams import Streams
+from iotmq.metrics import Metric
 
 _GROUP = "iotmq_http_api"
+
+
+class OwnProcess(Protocol):
+    """The process that the API belongs to."""
+
+    @property
+    def addresses(self) -> Mapping[str, str]:
+        """Return HOST:PORT of its listeners by role."""
+
+    async def states(self) -> Mapping[str, str | None]:
+        """Return why parts are not ready, None for those that are. Asks workers, whose numbers come along."""
+
+    def metrics(self) -> Iterable[Metric]:
+        """Report the numbers of all its parts."""
 
 
 class Services:
     """The parts that handlers use. `stop()` ends them."""
 
-    def __init__(self, make_client: Callable[[], IotmqClient], clock: Clock, access: Access) -> None:
+    def __init__(
+        self,
+        make_client: Callable[[], IotmqClient],
+        clock: Clock,
+        access: Access,
+        own: OwnProcess,
+        *,
+        areas: frozenset[str],
+        alarms: AlarmsRole | None = None,
+    ) -> None:
+        """`areas` are those of the routes there are."""
+        self.areas = areas
         self.access = access
+        self.alarms = alarms
+        """Those of this process; None when they are switched off."""
         self._make_client = make_client
         self.clock = clock
+        self.own = own
         self.streams = Streams(self.client)
         self._starting: asyncio.Task[tuple[IotmqClient, Producer]] | None = None
 
