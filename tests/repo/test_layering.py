@@ -328,8 +328,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "ports": (
         "inspections",
-        "client_pages",
         "traces",
+        "client_pages",
         "gateway",
         "sessions",
         "bodies",
