@@ -35,6 +35,7 @@ from iotmq.telemetry.loop_lag import LoopLag
 
 # What a role needs is imported when it starts: half of what a process costs at first are modules.
 if TYPE_CHECKING:
+    from iotmq.alarms.role import AlarmsRole, SysTopics
     from iotmq.broker.broker import Broker
     from iotmq.client.client import IotmqClient
     from iotmq.client.transport.settings import ClientSettings
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from iotmq.ports.gateway import GatewayPort
     from iotmq.ports.sessions import SessionPort
     from iotmq.store.store import Store
+    from iotmq.telemetry.role import TelemetryRole
     from iotmq.workers.supervisor import WorkerSupervisor
 
 logger = logging.getLogger("iotmq")
@@ -101,10 +103,13 @@ class Process:
         # The log being opened, from the start to the stop of a process that has the broker.
         self._opening: asyncio.Future[Store] | None = None
         self._loop_lag = LoopLag(self._clock)
+        self._telemetry: TelemetryRole | None = None
         self.sources: list[MetricSource] = [FAILURES, self._loop_lag]
         self._reader = SourceReader(self.sources)
         """Sources of metrics."""
         self._checks: dict[str, Callable[[], str | None]] = {"process": lambda: "starting"}
+        # Set while there is a front end in this process that has such topics.
+        self._sys_topics: SysTopics | None = None
         self.addresses: dict[str, str] = {}
         """Role -> HOST:PORT it listens on; filled while starting."""
 
@@ -117,11 +122,16 @@ class Process:
             raise StartError("bridges: there are none in the settings: [[bridges]] is missing")
         self._loop_lag.start()
         try:
+            self._start_telemetry()
             if self._role in ("serve", "broker") and not self._is_member:
                 await self._begin_opening_store()
             if not self._is_worker:
-                # Before the others: it shows why a process that recovers a long log is not ready yet.
-                await self._start_http()
+                # Before the others: they show why a process that recovers a long log is not ready yet.
+                alarms = self._alarms() if self._config.alarms.enabled else None
+                await self._start_http(alarms)
+                if alarms is not None:
+                    await self._start("alarms", alarms)
+                    self._watch("alarms", alarms)
             if self._role in ("serve", "registry"):
                 await self._start_registry()
             broker = None
@@ -144,9 +154,14 @@ class Process:
     async def stop(self) -> None:
         """Stop what was started, the last one first, and close the log. What goes wrong is logged."""
         self._checks["process"] = lambda: "stopping"
+        if self._telemetry is not None:
+            # The last numbers; parts that have ended have none.
+            self._telemetry.give_metrics()
         loop = asyncio.get_running_loop()
         stop_s = _CONNECTIONS_STOP_S if self._workers is None else _WORKERS_STOP_S
         deadline_s = loop.time() + (_MEMBER_STOP_S if self._is_member else stop_s)
+        # What ends from now on is no alarm.
+        self._started.sort(key=lambda started: started[0] == "alarms")
         while self._started:
             name, role = self._started.pop()
             try:
@@ -167,6 +182,9 @@ class Process:
             except Exception:
                 logger.exception("the log could not be closed")
         self._loop_lag.stop()
+        telemetry, self._telemetry = self._telemetry, None
+        if telemetry is not None:
+            await telemetry.stop()
 
     def readiness(self) -> Mapping[str, str | None]:
         """Part -> why it is not ready, None when it is."""
@@ -191,7 +209,51 @@ class Process:
 
     # One method per role ------------------------------------------------------------------------------
 
-    async def _start_http(self) -> None:
+    def _start_telemetry(self) -> None:
+        """Before the roles, which look whether messages are traced."""
+        if self._config.telemetry.endpoint:
+            from iotmq.telemetry.role import TelemetryRole
+
+            # The supervisor exports the metrics of its workers.
+            metrics = None if self._is_worker else self.metrics
+            self._telemetry = TelemetryRole(
+                self._config.telemetry,
+                metrics,
+                refresh=None if self._workers is None else self._workers.refresh,
+                instance=self._config.mqtt.name or f"{socket.gethostname()}:{self._role}:{os.getpid()}",
+            )
+            self.sources.append(self._telemetry)
+            self._telemetry.start()
+
+    def _alarms(self) -> AlarmsRole:
+        from iotmq.alarms.role import AlarmsRole, ProcessView
+
+        settings = self._config.alarms
+        workers = self._workers
+        view = ProcessView(
+            settings.process_name or f"{socket.gethostname()}-{self._role}",
+            self.sources,
+            lambda: {**self.readiness(), **({} if workers is None else workers.worker_states())},
+            refresh=None if workers is None else workers.refresh,
+            sys_topics=lambda: self._sys_topics,
+        )
+        directory = settings.directory
+        if not directory and self._role in ("serve", "broker", "registry"):
+            directory = str(Path(self._config.data) / "alarms")
+        # Registries are few, and live longer than brokers.
+        watches = self._role in ("serve", "registry") and settings.cluster_interval_s > 0
+        try:
+            return AlarmsRole(
+                settings,
+                view,
+                self._clock,
+                make_client=self._cluster_client if watches else None,
+                file=Path(directory) / f"{self._role}.json" if directory else None,
+            )
+        except OSError as error:
+            raise StartError(f"alarms cannot start: {error}") from error
+
+    async def _start_http(self, alarms: AlarmsRole | None) -> None:
         from iotmq.console.pages import Pages
         from iotmq.console.server.port import HttpPort
 
@@ -204,7 +266,7 @@ class Process:
 
             access = Access(settings, directory, self._clock)
             source = f"http {self._role}"
-            api = ApiRole(access, self._api_client, self._clock, own=self, source=source)
+            api = ApiRole(access, self._api_client, self._clock, own=self, source=source, alarms=alarms)
             await self._start("http_api", api)
             self._watch("http_api", api)
         pages = Pages(settings, sources=self.sources, checks=self._checks, elsewhere=self._workers, api=api)
@@ -318,6 +380,7 @@ class Process:
         front = MqttFront(settings, port, sessions=sessions, clock=self._clock, shares_port=self._is_worker)
         await self._start("mqtt", front)
         self._watch("mqtt", front)
+        self._sys_topics = front.parts.sys_topics
         self._listens_for_mqtt(front.addresses)
 
     async def _start_bridges(self, broker: Broker | None) -> None:
@@ -375,6 +438,19 @@ class Process:
                 raise ConnectionClosedError("the registry of this process is not started yet")
             settings = msgspec.structs.replace(settings, registries=(_reachable(registry),))
         return IotmqClient(settings)
+
+    def _cluster_client(self) -> IotmqClient:
+        """Make the client that alarms look at the cluster with: it knows the other registries, too."""
+        from iotmq.client.client import IotmqClient
+        from iotmq.errors import ConnectionClosedError
+
+        settings = _client_settings(self._config.mqtt)
+        registry = self.addresses.get("registry")
+        if registry is None:
+            raise ConnectionClosedError("the registry of this process is not started yet")
+        others = () if settings.registries == MqttSettings().registries else settings.registries
+        registries = tuple(dict.fromkeys((_reachable(registry), *others)))
+        return IotmqClient(msgspec.structs.replace(settings, registries=registries))
 
     async def _begin_opening_store(self) -> None:
         """Open the log in a thread, because recovery after a crash reads for a while.

@@ -13,6 +13,7 @@ import msgspec
 
 from iotmq import limits
 from iotmq.addresses import is_loopback
+from iotmq.alarms.settings import AlarmSettings
 from iotmq.broker.settings import BrokerSettings
 from iotmq.config.setting_text import (
     Setting,
@@ -38,6 +39,7 @@ from iotmq.replication.settings import ReplicationSettings
 from iotmq.secret_text import SECRET_SHOWN, hidden, read_secret
 from iotmq.spelling import did_you_mean
 from iotmq.store.settings import StoreSettings
+from iotmq.telemetry.settings import TelemetrySettings
 
 CONFIG_FILE_BYTES_MAX: Final = 1024 * 1024
 # Settings of earlier versions that do nothing any more: told, and not refused.
@@ -68,8 +70,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Several brokers with one name, of which one is master at a time."""
     http: HttpSettings = HttpSettings()
     """The operator's port: metrics, health, readiness."""
+    alarms: AlarmSettings = AlarmSettings()
+    """When something is an alarm, and who is told."""
     log: LogSettings = LogSettings()
     """The log on standard error."""
+    telemetry: TelemetrySettings = TelemetrySettings()
+    """Export of metrics and traces by OpenTelemetry."""
 
 
 def load_config(
@@ -406,6 +412,7 @@ def _contradictions(config: Config) -> Iterable[str]:
     yield from _chain_contradictions(config.mqtt)
     yield from config.replication.problems()
     yield from config.registry.problems()
+    yield from config.alarms.problems()
     mode = config.replication.mode
     if mode == "elected" and not config.broker.listen_port:
         yield "broker.listen_port = 0 is refused: other members reach this one by replication.members"

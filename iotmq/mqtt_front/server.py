@@ -54,8 +54,12 @@ from iotmq.mqtt_front.sessions.shared_subscriptions import SharedSubscriptions
 from iotmq.mqtt_front.sessions.subscriptions import BrokerSessions, Subscriptions
 from iotmq.mqtt_front.settings.listeners import TCP_NAME
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
+from iotmq.mqtt_front.tracing.decisions import Decisions
+from iotmq.mqtt_front.tracing.traces import Traces
+from iotmq.mqtt_front.views.connections import ConnectionViews
+from iotmq.ports.client_pages import REFUSED
 from iotmq.ports.gateway import GatewayPort
-from iotmq.ports.inspections import Inspections
+from iotmq.ports.inspections import TRACE_CHANGES, TRACES, Inspections
 from iotmq.ports.sessions import SessionPort
 from iotmq.supervised import surviving
 
@@ -129,6 +133,7 @@ class MqttFront:
         self._plugin_device: Device | None = None
         self.inspections = Inspections()
         """The questions of operators; parts of the process add what they have to show."""
+        self.inspections.add(REFUSED, self._audit.refusals.answer)
         # Made in `start`, which is the first to know the loop.
         self._parts: FrontEndParts | None = None
 
@@ -144,6 +149,8 @@ class MqttFront:
         """Start the gateway, then listen."""
         loop = asyncio.get_running_loop()
         parts = self._parts = self._assembled(loop)
+        self.inspections.add(TRACES, parts.traces.answer)
+        self.inspections.add(TRACE_CHANGES, parts.traces.change)
         try:
             await self._gateway.start(
                 self._routes.router.broker_topics,
@@ -155,6 +162,7 @@ class MqttFront:
                 await self._session_port.start(SessionEvents(parts.durable, parts.drain, self.inspections))
             if parts.plugins is not None:
                 await parts.plugins.start()
+            ConnectionViews(parts.sessions, self._clock).add_to(self.inspections)
             parts.authentication.start()
             parts.permissions.start(parts.sessions.rules_changed)
             self._routes.start(self._gateway.add_topics, parts.ingress.forget_routes)
@@ -269,7 +277,9 @@ class MqttFront:
         )
         if plugins is not None:
             group.listeners = (*group.listeners, plugins)
-        events = AccessEvents(self._open_session, self._identity_renewed, self._audit.record)
+        decisions = Decisions(ingress, permissions.refusals, self._audit)
+        traces = Traces(group, self._clock, sessions.devices, decisions)
+        events = AccessEvents(traces.opening(self._open_session), self._identity_renewed, self._audit.record)
         authentication = open_authentication(
             settings,
             loop,
@@ -300,6 +310,7 @@ class MqttFront:
             plugins,
             guard,
             hooks,
+            traces,
         )
 
     def _plugins_of(self, loop: asyncio.AbstractEventLoop) -> FrontPlugins | None:
@@ -348,6 +359,7 @@ class MqttFront:
             await parts.guard.stop()
             if parts.hooks is not None:
                 await parts.hooks.stop()
+            parts.traces.stop()
             parts.ingress.close()
             parts.egress.close()
         self._audit.close()

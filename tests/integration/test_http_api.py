@@ -115,7 +115,9 @@ class Caller:
         finally:
             connection.close()
         found = {name.lower(): value for name, value in answer.getheaders()}
-        return Reply(answer.status, found, json.loads(read) if "json" in found["content-type"] else read)
+        return Reply(
+            answer.status, found, json.loads(read) if found["content-type"].endswith("json") else read
+        )
 
 
 class Event(NamedTuple):
@@ -534,6 +536,55 @@ def test_sessions_are_listed_shown_kicked_and_ended(api: Caller) -> None:
     assert api.ask("kick_client", "pump/7").problem == "not-found"
 
 
+def test_connected_clients_are_listed_shown_and_disconnected(api: Caller) -> None:
+    port = api.gateway.ports["mqtt"]
+    with Device(port, "valve/7") as device, Device(port, "valve/8") as other:
+        device.subscribe("open/#")
+        first = api.get("list_clients", query="client_id=valve/*&sort=-subscriptions&limit=1")
+        assert (first["matched"], first["missing"]) == (2, {})
+        second = api.get(
+            "list_clients",
+            query=f"client_id=valve/*&sort=-subscriptions&limit=1&cursor={first['next']}",
+        )
+        rows = [*first["items"], *second["items"]]
+        assert [(row["client_id"], row["subscriptions"], row["version"]) for row in rows] == [
+            ("valve/7", 1, "3.1.1"),
+            ("valve/8", 0, "3.1.1"),
+        ]
+        assert second["next"] is None
+        few = "client_id=valve/*&subscriptions_min=1&is_kept=true&version=3.1.1&connected_from_ms=1"
+        assert api.get("list_clients", query=few)["matched"] == 1
+        assert api.ask("list_clients", query="cursor=eHg").body["errors"][0]["parameter"] == "cursor"
+        assert api.ask("list_clients", query="sort=size").problem == "invalid"
+        shown = api.get("show_client", "valve/7")
+        assert [each["topic_filter"] for each in shown["subscriptions"]] == ["open/#"]
+        assert api.ask("show_client", "nobody").problem == "not-found"
+        listed = api.get("list_subscriptions", query="topic=open/1&client_id=valve/*")
+        assert [(each["client_id"], each["topic_filter"]) for each in listed["items"]] == [
+            ("valve/7", "open/#")
+        ]
+        assert api.ask("list_subscriptions", query="cursor=eHg").problem == "invalid"
+        assert api.get("list_client_subscriptions", "valve/7")["is_connected"]
+        assert api.get("list_slow_subscribers", query="by=dropped")["items"] == []
+        assert api.ask("list_slow_subscribers", query="by=user").problem == "invalid"
+
+        wanted = {"client_id": "valve/*"}
+        tried = api.get("kick_clients", body={"filter": wanted, "is_dry_run": True})
+        assert tried == {"matched": 2, "kicked": 0, "client_ids": ["valve/7", "valve/8"], "missing": {}}
+        assert api.ask("kick_clients", body={"filter": wanted, "limit": 1}).problem == "conflict"
+        assert api.ask("kick_clients", body={}).problem == "invalid"
+        assert api.ask("kick_clients", body={"client_ids": []}).problem == "invalid"
+        assert api.get("kick_clients", body={"client_ids": ["valve/8", "nobody"]})["kicked"] == 1
+        other.wait_closed()
+        assert api.get("disconnect_client", "valve/7")["kicked"] == 1
+        device.wait_closed()
+    assert api.ask("disconnect_client", "valve/7").problem == "not-found"
+    away = api.get("list_client_subscriptions", "valve/7")
+    assert (away["is_connected"], [each["topic_filter"] for each in away["items"]]) == (False, ["open/#"])
+    assert api.ask("list_client_subscriptions", "nobody").problem == "not-found"
+    assert api.get("list_refused_clients", query="address=127.*")["missing"] == {}
+
+
 def test_bans_and_delayed_messages_are_made_listed_and_ended(api: Caller) -> None:
     api.get("put_ban", "network", "192.0.2.0/24", body={"reason": "storm"})
     (ban,) = api.get("list_bans")["items"]
@@ -567,6 +618,58 @@ def test_brokers_and_front_ends_are_shown_and_drained(api: Caller) -> None:
     assert api.get("list_front_ends")["items"][0]["is_draining"]
     api.get("drain_front_end", name, body={"is_draining": False})
     assert api.ask("drain_front_end", "nobody", body={"is_draining": True}).problem == "not-found"
+
+
+def test_a_trace_is_begun_read_downloaded_ended_and_deleted(api: Caller) -> None:
+    name = "<b>\u202edevice"
+    begun = api.get(
+        "start_trace", body={"kind": "client", "value": name, "name": "of-device", "payload_bytes": 100}
+    )
+    assert begun == {"name": "of-device", "front_ends": ["local"], "problems": {}}
+    by_itself = api.get("start_trace", body={"kind": "address", "value": "10.0.0.0/8"})["name"]
+    for _ in range(2):
+        with Device(api.gateway.ports["mqtt"], name) as device:
+            device.subscribe("traced/#")
+            api.get("publish_raw", "traced/1", raw=b"hello")
+            device.messages(1)
+    kinds: list[str] = []
+    query = "limit=3"
+    while True:
+        page = api.get("read_trace", "of-device", query=query)
+        kinds += [f"{each['what']} {each['kind']}" for each in page["items"]]
+        assert {each["client"] for each in page["items"]} <= {name}
+        if page["next"] is None:
+            break
+        query = f"limit=3&cursor={page['next']}"
+    for kind in ("received CONNECT", "decided session", "sent CONNACK", "sent SUBACK", "sent PUBLISH"):
+        assert kinds.count(kind) == 2, (kind, kinds)
+    text = api.ask("download_trace", "of-device")
+    assert text.headers["content-disposition"] == 'attachment; filename="of-device.txt"'
+    assert "<b>\\u202edevice 127.0.0.1 sent PUBLISH topic=traced/1" in text.body.decode()
+    assert "payload=hello" in text.body.decode()
+    lines = api.ask("download_trace", "of-device", query="format=jsonl").body
+    assert [json.loads(line)["kind"] for line in lines.splitlines()][: len(kinds)] == [
+        kind.partition(" ")[2] for kind in kinds
+    ]
+    listed = api.get("list_traces")
+    assert {each["name"]: each["is_running"] for each in listed["items"]} == {
+        "of-device": True,
+        by_itself: True,
+    }
+    assert api.get("stop_trace", by_itself)["front_ends"] == ["local"]
+    assert not api.get("show_trace", by_itself)["is_running"]
+    assert api.get("show_trace", "of-device")["by"] == "operator"
+    assert (
+        api.ask("start_trace", body={"kind": "client", "value": "c", "name": "of-device"}).problem
+        == "conflict"
+    )
+    wrong = api.ask("start_trace", body={"kind": "topic", "value": "a/#/b"})
+    assert (wrong.problem, wrong.body["errors"][0]["pointer"]) == ("invalid", "/value")
+    for each in ("of-device", by_itself):
+        assert api.get("delete_trace", each)["front_ends"] == ["local"]
+        for route in ("show_trace", "stop_trace", "delete_trace", "read_trace", "download_trace"):
+            assert api.ask(route, each).problem == "not-found"
+    assert api.ask("read_trace", "x", query="cursor=!").problem == "invalid"
 
 
 def test_the_latest_message_of_a_topic_is_the_retained_one_or_a_later_one(api: Caller) -> None:
@@ -664,7 +767,12 @@ def test_the_description_names_every_route(api: Caller) -> None:
 
 
 def test_what_is_open_is_named_here() -> None:
-    assert {route.name for route in ROUTES if route.is_open} == {"show_sign_in_ways", "sign_in"}
+    assert {route.name for route in ROUTES if route.is_open} == {
+        "show_sign_in_ways",
+        "sign_in",
+        "begin_oidc_sign_in",
+        "finish_oidc_sign_in",
+    }
 
 
 @pytest.mark.parametrize(

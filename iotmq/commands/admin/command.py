@@ -107,10 +107,33 @@ _BEGIN = arg("--since", dest="begin_ms", type=arguments.time_ms, metavar="TIME",
 _END = arg("--until", dest="end_ms", type=arguments.time_ms, metavar="TIME", help="such as 1h or a date")
 _MESSAGE_ID = arg("message_id", metavar="ID", help="the id that names a message's place")
 _CLIENT = arg("client", metavar="CLIENT", help="its id, see `group connections`")
+_TRACE = arg("name", metavar="NAME", help="letters, digits, dots and dashes")
 _ACCOUNT = arg("account", metavar="ACCESS_KEY")
 _ACCESS: Final = ("DENY", "PUB", "SUB", "PUB|SUB")
 _NAMESPACE = arg("namespace", metavar="NAMESPACE", help="such as ORDER_TOPIC_CONFIG")
 _KEY = arg("key", metavar="KEY")
+_COUNT = arg("--limit", dest="count_max", type=arguments.client_count, default=100, metavar="N", help="(100)")
+_CURSOR = arg("--cursor", default="", metavar="TEXT", help="go on where another answer has ended")
+_ID_PATTERN = arg("--id", dest="client_id", default="", metavar="PATTERN", help="client ids, such as pump/*")
+_USER = arg("--user", default="", metavar="PATTERN", help="their users")
+_ADDRESS = arg("--address", default="", metavar="PATTERN", help="their IP addresses, such as 10.0.*")
+_WANTED: Final = (
+    arg("--id", dest="pattern", default="", metavar="PATTERN", help="client ids, such as pump/* or *north*"),
+    _USER,
+    _ADDRESS,
+    arg("--listener", default="", metavar="PATTERN", help="the names of their listeners"),
+    arg("--version", dest="version", choices=("3.1", "3.1.1", "5"), default="", help="of MQTT"),
+    arg("--kept", dest="is_kept", action=argparse.BooleanOptionalAction, help="whose session is kept"),
+    arg(
+        "--where",
+        dest="bounds",
+        action="append",
+        default=[],
+        type=arguments.client_bound,
+        metavar="COLUMN>=N",
+        help="or COLUMN<=N, such as 'queued>=100'; may be repeated",
+    ),
+)
 _SETTINGS = arg("settings", nargs="+", type=arguments.pair, metavar="NAME=VALUE")
 
 _AREAS: Final = {
@@ -119,9 +142,11 @@ _AREAS: Final = {
     "registry": "registries: settings",
     "topic": "topics and their queues",
     "group": "consumer groups and their offsets",
+    "client": "connected MQTT clients, their subscriptions, and who was refused",
     "message": "finding single messages",
     "dlq": "dead letters: what consumer groups gave up",
     "timer": "messages that wait for their time",
+    "trace": "what happens to a client, to messages of a topic, or to connections from an address",
     "kv": "key-value settings of the registries",
     "acl": "accounts of brokers with access control",
 }
@@ -302,6 +327,68 @@ _WORDS: Final = (
         arg("--topic", metavar="TOPIC", help="only in this one"),
     ),
     word(
+        "client list",
+        "clients:list_clients",
+        "list connected clients, in any order",
+        *_WANTED,
+        arg(
+            "--sort",
+            dest="order",
+            type=arguments.client_order,
+            default=("client_id", False),
+            metavar="COLUMN",
+            help="with - in front the largest come first: --sort=-queued (client_id)",
+        ),
+        _COUNT,
+        _CURSOR,
+    ),
+    word("client show", "clients:show", "print one connected client", arg("client_id", metavar="CLIENT_ID")),
+    word(
+        "client kick",
+        "clients:kick",
+        "disconnect clients: those named, or those that fit; kept sessions stay",
+        arg("client_ids", nargs="*", metavar="CLIENT_ID"),
+        *_WANTED,
+        arg(
+            "--limit", type=arguments.positive, default=100, metavar="N", help="do nothing if more fit (100)"
+        ),
+        flag("--dry-run", "is_dry_run", "only print which ones fit"),
+    ),
+    word(
+        "client subscriptions",
+        "clients:list_subscriptions",
+        "list subscriptions of connected clients and kept sessions",
+        _ID_PATTERN,
+        arg(
+            "--filter", dest="topic_filter", default="", metavar="PATTERN", help="topic filters, such as a/*"
+        ),
+        arg("--topic", default="", metavar="TOPIC", help="only filters that this MQTT topic matches"),
+        _COUNT,
+        _CURSOR,
+    ),
+    word(
+        "client slow",
+        "clients:list_slow",
+        "list the clients that take their messages slowest",
+        arg(
+            "--by",
+            choices=("latency_ms", "queued", "queued_bytes", "unsent_bytes", "dropped", "in_flight"),
+            default="latency_ms",
+            help="(latency_ms)",
+        ),
+        _COUNT,
+    ),
+    word(
+        "client refused",
+        "clients:list_refused",
+        "list the last ones who were not let in",
+        _ID_PATTERN,
+        _USER,
+        _ADDRESS,
+        arg("--reason", default="", metavar="PATTERN", help="such as NOT_AUTHORIZED"),
+        _COUNT,
+    ),
+    word(
         "message consume",
         "messages:consume",
         "have one consumer consume a stored message now; offsets stay",
@@ -363,6 +450,62 @@ _WORDS: Final = (
         _GROUP,
         _BEGIN,
         _END,
+    ),
+    word(
+        "trace start",
+        "traces:start",
+        "begin a trace at all front ends",
+        _TRACE,
+        arg("--client", dest="of_client", default="", metavar="ID", help="trace the client with this id"),
+        arg("--topic", dest="of_topic", default="", metavar="FILTER", help="trace messages of these topics"),
+        arg(
+            "--address",
+            dest="of_address",
+            default="",
+            metavar="ADDRESS",
+            help="trace connections from this address or network",
+        ),
+        arg(
+            "--for",
+            dest="duration_ms",
+            type=arguments.duration_ms,
+            default=600_000,
+            metavar="TIME",
+            help="how long, such as 90s or 2h (10m)",
+        ),
+        arg(
+            "--events",
+            dest="events_max",
+            type=arguments.positive,
+            default=10_000,
+            metavar="N",
+            help="the newest so many are kept at each front end (10000)",
+        ),
+        arg(
+            "--bytes",
+            dest="bytes_max",
+            type=arguments.positive,
+            default=4 * 1024 * 1024,
+            metavar="N",
+            help="the newest so many bytes of them are kept (4 MiB)",
+        ),
+        arg(
+            "--payload-bytes",
+            type=int,
+            default=0,
+            metavar="N",
+            help="keep so much of each payload, and user properties (nothing)",
+        ),
+    ),
+    word("trace stop", "traces:stop", "end a trace; what it has is kept", _TRACE),
+    word("trace delete", "traces:delete", "end a trace and forget it", _TRACE),
+    word("trace list", "traces:list_all", "list traces"),
+    word(
+        "trace show",
+        "traces:show",
+        "write the events of a trace, a line each, oldest first",
+        _TRACE,
+        flag("--json-lines", "has_json_lines", "as lines of JSON"),
     ),
     word(
         "timer list",

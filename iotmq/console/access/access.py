@@ -1,4 +1,4 @@
-"""Everything by which the HTTP port knows who asks: tokens, users, sessions, and the first link."""
+"""Everything by which the HTTP port knows who asks: tokens, keys, users, sessions, and the first link."""
 
 from __future__ import annotations
 
@@ -8,20 +8,25 @@ from pathlib import Path
 from typing import Final
 
 from iotmq.clock import Clock
+from iotmq.console.access.api_keys import ApiKey, find_key, keys_file
 from iotmq.console.access.browser import SessionCookie
 from iotmq.console.access.console_sessions import Session, Sessions
 from iotmq.console.access.console_users import ConsoleUser, users_file
 from iotmq.console.access.first_link import FirstLink
 from iotmq.console.access.kept_file import KeptFile
+from iotmq.console.access.oidc import Oidc
 from iotmq.console.access.passwords import Passwords
 from iotmq.console.access.tokens import Tokens
+from iotmq.console.access.trusted_header import TrustedHeader
 from iotmq.console.settings import HttpSettings
 from iotmq.metrics import Metric, samples, samples_by
 
 logger = logging.getLogger("iotmq.http")
 
 CONSOLE_PATH: Final = "/console/"
+_FLOW_S: Final = 600
 _USERS_FILE: Final = "console/users"
+_KEYS_FILE: Final = "console/api-keys"
 
 
 class Access:
@@ -31,37 +36,62 @@ class Access:
         """`directory` is the data directory of the process; None where it has none."""
         self.settings = settings.sign_in
         self.open_paths = settings.open_paths
-        self._base_path = settings.base_path
-        self._has_administrator = any(token.role == "administrator" for token in settings.tokens)
+        self._clock = clock
+        self.base_path = settings.base_path
+        self._has_administrator = any(token.role == "administrator" for token in settings.tokens) or bool(
+            (self.settings.oidc.issuer and self.settings.oidc.administrators)
+            or (self.settings.header.user and self.settings.header.administrators)
+        )
         self.tokens = Tokens(settings.tokens)
         self.cookie = SessionCookie(settings.base_path)
+        self.flow_cookie = SessionCookie(settings.base_path, word="iotmq-oidc", lasts_s=_FLOW_S)
+        """For the time in which somebody is at the OpenID provider."""
         self.sessions = Sessions(clock, idle_s=self.settings.idle_s, absolute_s=self.settings.session_s)
         self.passwords = Passwords(self.settings, clock)
         self.link = FirstLink(clock)
+        self.header = TrustedHeader(self.settings.header)
+        oidc = self.settings.oidc
+        self.oidc = Oidc(oidc, clock) if self.settings.enabled and oidc.issuer else None
         path = users_path(settings, directory)
         self.users: KeptFile[ConsoleUser] | None = users_file(path) if path else None
         if self.users is not None:
             self.users.on_change = self._users_changed
+        path = keys_path(settings, directory)
+        self.keys: KeptFile[ApiKey] | None = keys_file(path) if path else None
+        self.keys_used_ms: dict[str, int] = {}
+        """When a key was used last, by its name."""
         self.sign_ins = {"done": 0, "refused": 0}
         """How many there were, by their outcome."""
 
     async def start(self) -> None:
-        """Read the users."""
-        if self.users is not None:
-            await self.users.start()
+        """Read the files."""
+        for file in (self.users, self.keys):
+            if file is not None:
+                await file.start()
 
     async def stop(self) -> None:
         """Look at no files any more."""
-        if self.users is not None:
-            await self.users.stop()
+        for file in (self.users, self.keys):
+            if file is not None:
+                await file.stop()
         self.passwords.close()
+        if self.oidc is not None:
+            await self.oidc.close()
+
+    def key_of(self, token: str) -> ApiKey | None:
+        """Return the API key that a token is, and note its use; None for one that is none."""
+        now_ms = self._clock.now_ms()
+        key = None if self.keys is None else find_key(self.keys.items, token, now_ms)
+        if key is not None:
+            self.keys_used_ms[key.name] = now_ms
+        return key
 
     def announce(self, origin: str) -> None:
         """Log the link for the first administrator, unless somebody can be one already."""
         users = self.users
         if users is None or users.items or not users.is_read or self._has_administrator:
             return
-        address = f"{origin}{self._base_path}{CONSOLE_PATH}#/sign-in?link={self.link.make()}"
+        address = f"{origin}{self.base_path}{CONSOLE_PATH}#/sign-in?link={self.link.make()}"
         logger.warning(
             "the console has no users yet: sign in once with this link, or use `iotmq console user add`",
             extra={"link": address},
@@ -97,8 +127,17 @@ class Access:
 
 def users_path(settings: HttpSettings, directory: Path | None) -> Path | None:
     """Return the file of the users; None where there is none."""
+    return _path(settings, settings.sign_in.users_file, directory, _USERS_FILE)
+
+
+def keys_path(settings: HttpSettings, directory: Path | None) -> Path | None:
+    """Return the file of the API keys; None where there is none."""
+    return _path(settings, settings.sign_in.api_keys_file, directory, _KEYS_FILE)
+
+
+def _path(settings: HttpSettings, named: str, directory: Path | None, usual: str) -> Path | None:
     if not settings.sign_in.enabled:
         return None
-    if settings.sign_in.users_file:
-        return Path(settings.sign_in.users_file)
-    return None if directory is None else directory / _USERS_FILE
+    if named:
+        return Path(named)
+    return None if directory is None else directory / usual

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from iotmq.alarms.role import AlarmsRole
 from iotmq.client.client import IotmqClient
 from iotmq.clock import Clock
 from iotmq.console.access.access import Access
@@ -28,10 +29,12 @@ class ApiRole:
         *,
         own: OwnProcess,
         source: str,
+        alarms: AlarmsRole | None = None,
     ) -> None:
         """`make_client` is called with the first request that asks brokers."""
         self._access = access
-        self._services = Services(make_client, clock, access, own)
+        areas = frozenset(route.tag for route in ROUTES)
+        self._services = Services(make_client, clock, access, own, areas=areas, alarms=alarms)
         self._audit = ApiAudit(self._services, source=source)
         self._api = Api(
             ROUTES,

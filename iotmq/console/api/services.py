@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from iotmq import limits
+from iotmq.alarms.role import AlarmsRole
 from iotmq.client.client import IotmqClient
 from iotmq.client.sending.producer import Producer
 from iotmq.client.transport.settings import ProducerSettings
@@ -52,9 +53,20 @@ class Services:
     """The parts that handlers use. `stop()` ends them."""
 
     def __init__(
-        self, make_client: Callable[[], IotmqClient], clock: Clock, access: Access, own: OwnProcess
+        self,
+        make_client: Callable[[], IotmqClient],
+        clock: Clock,
+        access: Access,
+        own: OwnProcess,
+        *,
+        areas: frozenset[str],
+        alarms: AlarmsRole | None = None,
     ) -> None:
+        """`areas` are those of the routes there are."""
+        self.areas = areas
         self.access = access
+        self.alarms = alarms
+        """Those of this process; None when they are switched off."""
         self._make_client = make_client
         self.clock = clock
         self.own = own

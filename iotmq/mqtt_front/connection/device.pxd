@@ -4,7 +4,7 @@ from iotmq.mqtt.codec.byte_buffer cimport ByteBuffer
 from iotmq.mqtt.server.outbound cimport DeliveryOptions, OutboundMessage
 from iotmq.mqtt.server.publish_sink cimport PublishSink
 from iotmq.mqtt_front.connection.bridge_role cimport BridgeRole
-from iotmq.mqtt_front.connection.device_calls cimport DeviceLink, DeviceSession
+from iotmq.mqtt_front.connection.device_calls cimport DeviceSession
 from iotmq.mqtt_front.connection.limited cimport LimitedConnection
 from iotmq.mqtt_front.connection.outgoing cimport OutgoingMessage
 
@@ -21,6 +21,7 @@ cdef class DeviceGroup:
     cdef readonly object loop
     cdef readonly PublishSink sink
     cdef object _handler
+    cdef public object tracing          # told of connections; None while nothing is traced
     cdef public tuple listeners         # told of sessions and subscriptions: users' programs and plug-ins
     cdef public object may_deliver      # asked whether a device gets a message; None without such a program
     cdef public list delivered          # messages that were handed to devices in this turn; None for nobody
@@ -83,6 +84,8 @@ cdef class Device(LimitedConnection):
     cdef public BridgeRole bridge       # None for a connection that speaks for itself alone
     cdef public object identity         # what else is known of that (access.identity.Identity); None: nobody was asked
     cdef public double expires_s        # when its connection ends, as its token does; 0: never
+    cdef readonly int64_t opened_ms     # when its CONNECT was accepted, in milliseconds since 1970; 0 before
+    cdef object rates                   # views.connection_walk.ConnectionRates; None while nobody looks at them
     cdef public uint32_t watched_s      # second of the bucket of connection.deadlines that it is in
     cdef public object will             # None when there is none, or it was dropped by DISCONNECT
     cdef public bint has_session        # the broker has given it one, in `epoch`, and was not told of its end

@@ -1,7 +1,7 @@
-from iotmq.mqtt.server.connection import ServerConnection
+from iotmq.mqtt_front.connection.traced import TracedConnection
 from iotmq.mqtt_front.limiting.buckets import DeviceLimits
 
-class LimitedConnection(ServerConnection):
+class LimitedConnection(TracedConnection):
     @property
     def limits(self) -> DeviceLimits | None: ...
     def limit(self, new: DeviceLimits | None) -> None: ...

@@ -6,14 +6,16 @@ window closed, so that messages of QoS 1 and 2 wait as for a slow device.
 """
 
 from libc.stdint cimport int64_t, uint32_t
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from iotmq.mqtt.codec.framing cimport Packet
 from iotmq.mqtt.codec.packet_types cimport STATE_CLOSED
 from iotmq.mqtt.server.connection cimport ServerConnection
+from iotmq.mqtt_front.connection.traced cimport TracedConnection
 from iotmq.mqtt_front.limiting.buckets cimport BYTES_IN, BYTES_OUT, MESSAGES_IN, MESSAGES_OUT, DeviceLimits
 
 
-cdef class LimitedConnection(ServerConnection):
+cdef class LimitedConnection(TracedConnection):
     """Use Device."""
 
     def limit(self, DeviceLimits new):
@@ -27,8 +29,15 @@ cdef class LimitedConnection(ServerConnection):
             self.tokens_came(False)
             self.tokens_came(True)
 
+    cdef double precise_s(self) noexcept:
+        cdef timespec now
+        clock_gettime(CLOCK_MONOTONIC, &now)
+        return now.tv_sec + now.tv_nsec * 1e-9
+
     cdef int end_limits(self) except -1:
         """The connection is over."""
+        if self.tap is not None:
+            self.end_trace()
         if self.limits is not None:
             self.limits.close()
             self.limits = None
@@ -80,6 +89,7 @@ cdef class LimitedConnection(ServerConnection):
         """Read no more until there are tokens."""
         if not self._lacks_tokens and not self._is_over and self.state != STATE_CLOSED:
             self._lacks_tokens = True
+            self.note("quota", direction="from the client", result="it is not read for a while")
             self.limits.wait(MESSAGES_IN)
         return 0
 
@@ -87,8 +97,10 @@ cdef class LimitedConnection(ServerConnection):
         self.limits.pacer.look()
         if self.limits.take(MESSAGES_OUT, 1) | self.limits.take(BYTES_OUT, size) and not self.is_output_held:
             self.is_output_held = True
+            self.note("quota", direction="to the client", result="messages wait for a while")
             self.limits.wait(MESSAGES_OUT)
         return 0
 
     cdef int message_withheld(self) except -1:
+        self.note_lost("a message of QoS 0 past a limit of the client", NULL)
         return self.limits.note_dropped()

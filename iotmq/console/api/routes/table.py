@@ -13,7 +13,10 @@ from iotmq.console.api.openapi import document
 from iotmq.console.api.route import Call, NoArguments, Route, route
 from iotmq.console.api.routes import (
     access,
+    alarms,
+    api_keys,
     audit,
+    clients,
     cluster,
     dead_letters,
     groups,
@@ -25,6 +28,7 @@ from iotmq.console.api.routes import (
     sign_in,
     streams,
     topics,
+    traces,
     users,
 )
 from iotmq.console.api.services import Services
@@ -43,14 +47,18 @@ ROUTES: Final[tuple[Route, ...]] = (
     *topics.ROUTES,
     *groups.ROUTES,
     *dead_letters.ROUTES,
+    *clients.ROUTES,
     *sessions.ROUTES,
     *cluster.ROUTES,
+    *traces.ROUTES,
+    *alarms.ROUTES,
     *settings.ROUTES,
     *audit.ROUTES,
     *access.ROUTES,
     *sign_in.ROUTES,
     *users.ROUTES,
     *health.ROUTES,
+    *api_keys.ROUTES,
     route("GET", "/openapi.json", show_description, tag="description", answer_type="application/json"),
 )
 
