@@ -131,6 +131,22 @@ export const PAGES = [
     icon: "front-ends",
     load: () => import("./pages/front-ends.js"),
   },
+  {
+    path: "audit",
+    title: titles.audit,
+    role: "viewer",
+    group: groups.operations,
+    icon: "audit",
+    load: () => import("./pages/audit.js"),
+  },
+  {
+    path: "settings",
+    title: titles.settings,
+    role: "viewer",
+    group: groups.operations,
+    icon: "settings",
+    load: () => import("./pages/settings.js"),
+  },
 ];
 
 /** The page for those who are not signed in. */

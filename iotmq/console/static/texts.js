@@ -48,6 +48,8 @@ export const texts = {
       brokers: cluster.brokers.title,
       broker: "Broker",
       frontEnds: cluster.frontEnds.title,
+      audit: cluster.audit.title,
+      settings: cluster.settings.title,
     },
     notFound: "There is no such page.",
     notAllowed: (/** @type {string} */ role) => `This page takes the role ${role}.`,
