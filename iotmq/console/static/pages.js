@@ -132,6 +132,30 @@ export const PAGES = [
     load: () => import("./pages/front-ends.js"),
   },
   {
+    path: "alarms",
+    title: titles.alarms,
+    role: "viewer",
+    group: groups.operations,
+    icon: "alarms",
+    load: () => import("./pages/alarms.js"),
+  },
+  {
+    path: "permissions",
+    title: titles.permissions,
+    role: "operator",
+    group: groups.security,
+    icon: "exclusive",
+    load: () => import("./pages/permissions.js"),
+  },
+  {
+    path: "access",
+    title: titles.access,
+    role: "viewer",
+    group: groups.security,
+    icon: "identities",
+    load: () => import("./pages/access.js"),
+  },
+  {
     path: "audit",
     title: titles.audit,
     role: "viewer",
@@ -149,7 +173,7 @@ export const PAGES = [
   },
 ];
 
-/** The page for those who are not signed in. */
+/** The page for those who are not signed in. @type {PageEntry} */
 export const SIGN_IN = {
   path: "sign-in",
   title: titles.signIn,
