@@ -236,9 +236,7 @@ CASES = {
     "device users": Case(
         "permissions?view=users", "/device-users", lambda index: {"name": named(index, "d"), "roles": ["r"]}
     ),
-    "console access": Case(
-        "access", "/console-sessions", session_row, detail=lambda rows: {"items": rows}
-    ),
+    "console access": Case("access", "/console-sessions", session_row, detail=lambda rows: {"items": rows}),
 }
 
 
