@@ -444,6 +444,9 @@ def test_a_group_is_shown_moved_paused_and_deleted(api: Caller) -> None:
         consumer.commit()
         members = api.get("show_group", "api-group")["consumers"]
         assert [each["language"] for each in members] != []
+        read = api.get("show_consumer", "api-group", members[0]["client_id"])["queues"]
+        assert {"topic": "group-topic", "broker": "broker-a", "queue": 0} in read
+    assert api.ask("show_consumer", "api-group", "nobody").problem == "not-found"
     shown = api.get("show_group", "api-group")
     assert (shown["group"]["behind"], shown["consumers"]) == (6, [])
     queues = [each for each in shown["queues"] if each["topic"] == "group-topic"]
