@@ -116,6 +116,13 @@ STATISTICS_KEYS_MAX: Final = 16_384
 # Pairs of group and topic whose lag is a metric, and the queues that are looked at for them every 10 s.
 LAG_PAIRS_MAX: Final = 1_000
 LAG_QUEUES_MAX: Final = 10_000
+# Spans that wait to be exported, some 1 KiB each, and how many go together; deliveries of one message that
+# have a span; header fields and attributes of the settings.
+SPANS_WAITING_MAX: Final = 8_192
+SPANS_PER_EXPORT_MAX: Final = 512
+SPANS_OF_A_MESSAGE_MAX: Final = 16
+TELEMETRY_HEADERS_MAX: Final = 32
+TELEMETRY_ATTRIBUTES_MAX: Final = 64
 # Topics that /metrics/topics shows in one answer, and the characters of its pattern.
 TOPIC_METRICS_MAX: Final = 1_000
 TOPIC_PATTERN_CHARACTERS_MAX: Final = 256
@@ -239,6 +246,13 @@ MQTT_WORKERS_MAX: Final = 256
 INSPECTION_QUESTION_BYTES_MAX: Final = 256 * 1024
 INSPECTION_ANSWER_BYTES_MAX: Final = 1024 * 1024
 INSPECTIONS_PENDING_MAX: Final = 64
+# Lists of connected clients: a pattern of a filter, clients or subscriptions of one page, clients that one
+# request disconnects and those it names, and refusals that a process remembers.
+CLIENT_PATTERN_CHARACTERS_MAX: Final = 1_024
+CONNECTIONS_LISTED_MAX: Final = 1_000
+KICKED_CLIENTS_MAX: Final = 10_000
+KICKED_NAMES_MAX: Final = 500
+REFUSALS_REMEMBERED_MAX: Final = 1_024
 # What a worker and its supervisor say in one piece, mostly metrics: past it one of them is broken.
 WORKER_FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
 SESSIONS_PER_REQUEST_MAX: Final = 1_024
