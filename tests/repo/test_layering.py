@@ -328,13 +328,14 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "ports": (
         "inspections",
-        "client_pages",
         "traces",
+        "client_pages",
         "gateway",
         "sessions",
         "bodies",
         "session_pages",
         "publishing",
+        "device_access",
     ),
     "mqtt_client": (
         "address",
