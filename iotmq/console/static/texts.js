@@ -112,7 +112,11 @@ export const texts = {
     user: "User",
     password: "Password",
     submit: "Sign in",
-    provider: "Sign in with OpenID Connect",
+    problems: {
+      unavailable: "The sign-in service does not answer as it has to. The log of the gateway says more.",
+      refused: "That did not work. Try once more; the log of the gateway says why.",
+      "no-role": "You have no role at this gateway. Ask its administrators.",
+    },
     firstLink: "Nobody has a password yet. The log of the gateway has a link with which the first one signs in.",
     noUsers: "Nobody has a password yet: iotmq console user add NAME makes a user.",
     notSafe: "Passwords are taken by TLS or from this machine only.",
