@@ -26,6 +26,7 @@ from iotmq.errors import IotmqError, StoreError
 from iotmq.metrics import Metric, MetricSource, SourceReader
 from iotmq.mqtt_front.settings.listeners import TCP_NAME
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
+from iotmq.ports.device_access import DeviceAccess
 from iotmq.ports.inspections import LOCAL_FRONT_END
 from iotmq.ports.publishing import PublishPlaces
 from iotmq.service_manager import ServiceManager
@@ -241,13 +242,16 @@ class Process:
             directory = str(Path(self._config.data) / "alarms")
         # Registries are few, and live longer than brokers.
         watches = self._role in ("serve", "registry") and settings.cluster_interval_s > 0
-        return AlarmsRole(
-            settings,
-            view,
-            self._clock,
-            make_client=self._cluster_client if watches else None,
-            file=Path(directory) / f"{self._role}.json" if directory else None,
-        )
+        try:
+            return AlarmsRole(
+                settings,
+                view,
+                self._clock,
+                make_client=self._cluster_client if watches else None,
+                file=Path(directory) / f"{self._role}.json" if directory else None,
+            )
+        except OSError as error:
+            raise StartError(f"alarms cannot start: {error}") from error
 
     async def _start_http(self, alarms: AlarmsRole | None) -> None:
         from iotmq.console.pages import Pages
@@ -415,6 +419,12 @@ class Process:
         from iotmq.mqtt_front.publish.places import Places
 
         return Places(self._config.mqtt)
+
+    def device_access(self) -> DeviceAccess:
+        """Make what says who devices are, and what they may do."""
+        from iotmq.mqtt_front.publish.access_trial import ConfiguredAccess
+
+        return ConfiguredAccess(self._config.mqtt)
 
     def _api_client(self) -> IotmqClient:
         """Make the client that the HTTP API asks brokers with; it has the account of the front end."""

@@ -246,6 +246,13 @@ MQTT_WORKERS_MAX: Final = 256
 INSPECTION_QUESTION_BYTES_MAX: Final = 256 * 1024
 INSPECTION_ANSWER_BYTES_MAX: Final = 1024 * 1024
 INSPECTIONS_PENDING_MAX: Final = 64
+# Lists of connected clients: a pattern of a filter, clients or subscriptions of one page, clients that one
+# request disconnects and those it names, and refusals that a process remembers.
+CLIENT_PATTERN_CHARACTERS_MAX: Final = 1_024
+CONNECTIONS_LISTED_MAX: Final = 1_000
+KICKED_CLIENTS_MAX: Final = 10_000
+KICKED_NAMES_MAX: Final = 500
+REFUSALS_REMEMBERED_MAX: Final = 1_024
 # What a worker and its supervisor say in one piece, mostly metrics: past it one of them is broken.
 WORKER_FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
 SESSIONS_PER_REQUEST_MAX: Final = 1_024

@@ -523,6 +523,55 @@ def test_sessions_are_listed_shown_kicked_and_ended(api: Caller) -> None:
     assert api.ask("kick_client", "pump/7").problem == "not-found"
 
 
+def test_connected_clients_are_listed_shown_and_disconnected(api: Caller) -> None:
+    port = api.gateway.ports["mqtt"]
+    with Device(port, "valve/7") as device, Device(port, "valve/8") as other:
+        device.subscribe("open/#")
+        first = api.get("list_clients", query="client_id=valve/*&sort=-subscriptions&limit=1")
+        assert (first["matched"], first["missing"]) == (2, {})
+        second = api.get(
+            "list_clients",
+            query=f"client_id=valve/*&sort=-subscriptions&limit=1&cursor={first['next']}",
+        )
+        rows = [*first["items"], *second["items"]]
+        assert [(row["client_id"], row["subscriptions"], row["version"]) for row in rows] == [
+            ("valve/7", 1, "3.1.1"),
+            ("valve/8", 0, "3.1.1"),
+        ]
+        assert second["next"] is None
+        few = "client_id=valve/*&subscriptions_min=1&is_kept=true&version=3.1.1&connected_from_ms=1"
+        assert api.get("list_clients", query=few)["matched"] == 1
+        assert api.ask("list_clients", query="cursor=eHg").body["errors"][0]["parameter"] == "cursor"
+        assert api.ask("list_clients", query="sort=size").problem == "invalid"
+        shown = api.get("show_client", "valve/7")
+        assert [each["topic_filter"] for each in shown["subscriptions"]] == ["open/#"]
+        assert api.ask("show_client", "nobody").problem == "not-found"
+        listed = api.get("list_subscriptions", query="topic=open/1&client_id=valve/*")
+        assert [(each["client_id"], each["topic_filter"]) for each in listed["items"]] == [
+            ("valve/7", "open/#")
+        ]
+        assert api.ask("list_subscriptions", query="cursor=eHg").problem == "invalid"
+        assert api.get("list_client_subscriptions", "valve/7")["is_connected"]
+        assert api.get("list_slow_subscribers", query="by=dropped")["items"] == []
+        assert api.ask("list_slow_subscribers", query="by=user").problem == "invalid"
+
+        wanted = {"client_id": "valve/*"}
+        tried = api.get("kick_clients", body={"filter": wanted, "is_dry_run": True})
+        assert tried == {"matched": 2, "kicked": 0, "client_ids": ["valve/7", "valve/8"], "missing": {}}
+        assert api.ask("kick_clients", body={"filter": wanted, "limit": 1}).problem == "conflict"
+        assert api.ask("kick_clients", body={}).problem == "invalid"
+        assert api.ask("kick_clients", body={"client_ids": []}).problem == "invalid"
+        assert api.get("kick_clients", body={"client_ids": ["valve/8", "nobody"]})["kicked"] == 1
+        other.wait_closed()
+        assert api.get("disconnect_client", "valve/7")["kicked"] == 1
+        device.wait_closed()
+    assert api.ask("disconnect_client", "valve/7").problem == "not-found"
+    away = api.get("list_client_subscriptions", "valve/7")
+    assert (away["is_connected"], [each["topic_filter"] for each in away["items"]]) == (False, ["open/#"])
+    assert api.ask("list_client_subscriptions", "nobody").problem == "not-found"
+    assert api.get("list_refused_clients", query="address=127.*")["missing"] == {}
+
+
 def test_bans_and_delayed_messages_are_made_listed_and_ended(api: Caller) -> None:
     api.get("put_ban", "network", "192.0.2.0/24", body={"reason": "storm"})
     (ban,) = api.get("list_bans")["items"]
@@ -608,6 +657,82 @@ def test_a_trace_is_begun_read_downloaded_ended_and_deleted(api: Caller) -> None
         for route in ("show_trace", "stop_trace", "delete_trace", "read_trace", "download_trace"):
             assert api.ask(route, each).problem == "not-found"
     assert api.ask("read_trace", "x", query="cursor=!").problem == "invalid"
+
+
+def test_the_latest_message_of_a_topic_is_the_retained_one_or_a_later_one(api: Caller) -> None:
+    assert api.ask("show_latest", "latest/1").problem == "not-found"
+    api.get("publish_raw", "latest/1", raw=b"first")
+    shown = api.get("show_latest", "latest/1")
+    assert (shown["message"]["payload"], shown["is_retained"]) == ("first", False)
+    api.get("publish_raw", "latest/1", query="retain=true", raw=b"kept")
+    eventually(lambda: api.get("show_latest", "latest/1")["is_retained"], "the retained message")
+    api.get("publish_raw", "latest/1", raw=b"last")
+    shown = api.get("show_latest", "latest/1", query="payload_bytes_max=2")
+    assert (shown["message"]["payload"], shown["is_retained"]) == ("la", False)
+    # The key of its route is that of other topics, too.
+    api.get("publish_raw", "routed/latest/state", raw=b"mine")
+    api.get("publish", body={"mqtt_topic": "other/latest", "topic": "routed", "payload": "not mine"})
+    assert api.get("show_latest", "routed/latest/state")["message"]["payload"] == "mine"
+    assert api.ask("show_latest", "latest/+").problem == "invalid"
+
+
+def test_audit_records_are_listed_from_the_newest_page_by_page(api: Caller) -> None:
+    for number in range(5):
+        api.get("put_topic", f"audit-{number}", body={"queues": 1}, role=Role.ADMINISTRATOR)
+
+    def names_in(page: Any) -> list[str]:
+        return [text for each in page["items"] for text in re.findall(r"audit-\d", each["details"]["fields"])]
+
+    mine = "event=administered&account=administrator"
+
+    def found(more: str) -> list[str]:
+        return names_in(api.get("list_audit_records", query=f"{mine}&limit=1000{more}"))
+
+    eventually(lambda: len(found("")) == 5, "the records")
+    assert found("") == [f"audit-{number}" for number in (4, 3, 2, 1, 0)]
+    names: list[str] = []
+    cursor = ""
+    while len(names) < 5:
+        page = api.get("list_audit_records", query=f"{mine}&limit=2&cursor={cursor}")
+        names += names_in(page)
+        cursor = page["next"]
+    assert names == found("")
+    newest = api.get("list_audit_records", query=f"{mine}&fields=time_ms,request")["items"][0]
+    assert set(newest) == {"time_ms", "request"}
+    assert found(f"&from_ms={newest['time_ms'] + 1}") == []
+    assert "audit-4" not in found(f"&to_ms={newest['time_ms'] - 1}")
+    assert api.get("list_audit_records", query="client=nobody")["items"] == []
+    assert api.ask("list_audit_records", query="cursor=W10").problem == "invalid"
+
+
+def test_settings_of_brokers_are_listed_and_changed(api: Caller) -> None:
+    (of_broker,) = api.get("list_settings")["items"]
+    assert of_broker["broker"] == "broker-a"
+    before = of_broker["settings"]["autoCreateTopicEnable"]
+    other = "false" if before == "true" else "true"
+    for value in (other, before):
+        told = api.get("change_settings", "broker-a", body={"settings": {"autoCreateTopicEnable": value}})
+        assert told == {"brokers": ["broker-a"]}
+        (of_broker,) = api.get("list_settings")["items"]
+        assert of_broker["settings"]["autoCreateTopicEnable"] == value
+    fixed = api.ask("change_settings", "broker-a", body={"settings": {"brokerName": "other"}})
+    assert fixed.status in (409, 422), fixed
+    assert api.ask("change_settings", "nobody", body={"settings": {"a": "b"}}).problem == "not-found"
+    assert api.ask("change_settings", "broker-a", body={"settings": {}}).problem == "invalid"
+
+
+def test_what_a_device_may_do_is_said_with_the_rule(api: Caller) -> None:
+    assert api.get("list_permissions") == {"items": []}
+    assert api.get("list_device_users") == {"items": [], "next": None}
+    asked = {"client_id": "pump-7", "action": "publish", "topic": "old/7"}
+    decision = api.get("try_access", body=asked)
+    assert (decision["is_allowed"], decision["topic"]) == (True, "routed/7/state")
+    assert "nobody is asked" in decision["detail"]
+    own = [{"permission": "deny", "action": "all", "topic": "routed/#"}]
+    refused = api.get("try_access", body={**asked, "permissions": own})
+    assert (refused["is_allowed"], refused["rule"]) == (False, "identity[0]")
+    for wrong in ({"topic": "a/+"}, {"listener": "none"}, {"permissions": [{"permission": "maybe"}]}):
+        assert api.ask("try_access", body={**asked, **wrong}).problem == "invalid"
 
 
 def test_what_is_well_is_said(api: Caller) -> None:

@@ -312,7 +312,7 @@ FIELDS: dict[int, dict[str, list[str]]] = {
     RequestCode.JOIN_SHARES: {},
     RequestCode.REPORT_SHARES: {},
     RequestCode.CLAIM_EXCLUSIVE: {},
-    RequestCode.LIST_FRONT_ENDS: {},
+    RequestCode.LIST_FRONT_ENDS: {"isBrief": BOOLEANS},
     RequestCode.DRAIN_FRONT_END: {
         "frontEnd": NAMES,
         "isDraining": BOOLEANS,
