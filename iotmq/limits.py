@@ -116,6 +116,13 @@ STATISTICS_KEYS_MAX: Final = 16_384
 # Pairs of group and topic whose lag is a metric, and the queues that are looked at for them every 10 s.
 LAG_PAIRS_MAX: Final = 1_000
 LAG_QUEUES_MAX: Final = 10_000
+# Spans that wait to be exported, some 1 KiB each, and how many go together; deliveries of one message that
+# have a span; header fields and attributes of the settings.
+SPANS_WAITING_MAX: Final = 8_192
+SPANS_PER_EXPORT_MAX: Final = 512
+SPANS_OF_A_MESSAGE_MAX: Final = 16
+TELEMETRY_HEADERS_MAX: Final = 32
+TELEMETRY_ATTRIBUTES_MAX: Final = 64
 # Topics that /metrics/topics shows in one answer, and the characters of its pattern.
 TOPIC_METRICS_MAX: Final = 1_000
 TOPIC_PATTERN_CHARACTERS_MAX: Final = 256
@@ -547,14 +554,16 @@ HTTP_STREAMS_PER_CALLER_MAX: Final = 16
 HTTP_STREAM_WAITING_BYTES_MAX: Final = 2 * 1024 * 1024
 HTTP_TOKEN_CHARACTERS_MIN: Final = 16
 
-# The console: bytes of its files, users, the length of their names and passwords, keys, sessions, those of
-# one person, names that fail, passwords that wait to be hashed, and how many are at a time (each takes
-# ARGON2_MEMORY_KIB_MAX at most, 19 MiB by default).
+# The console: bytes of its files, users, the length of their names and passwords, of the names of people of
+# other systems, roles of these, keys, sessions, those of one person, names that fail, passwords that wait to
+# be hashed, and how many are at a time (each takes ARGON2_MEMORY_KIB_MAX at most, 19 MiB by default).
 CONSOLE_FILE_BYTES_MAX: Final = 1024 * 1024
 CONSOLE_USERS_MAX: Final = 1_000
 CONSOLE_USER_NAME_CHARACTERS_MAX: Final = 64
 CONSOLE_PASSWORD_CHARACTERS_MIN: Final = 10
 CONSOLE_PASSWORD_BYTES_MAX: Final = 256
+CONSOLE_FOREIGN_NAME_CHARACTERS_MAX: Final = 256
+CONSOLE_FOREIGN_ROLES_MAX: Final = 1_000
 CONSOLE_API_KEYS_MAX: Final = 1_000
 CONSOLE_SESSIONS_MAX: Final = 1_000
 CONSOLE_SESSIONS_OF_USER_MAX: Final = 16

@@ -132,8 +132,8 @@ class MqttFront:
         # Publishes what plug-ins do; made with their first message.
         self._plugin_device: Device | None = None
         self.inspections = Inspections()
-        self.inspections.add(REFUSED, self._audit.refusals.answer)
         """The questions of operators; parts of the process add what they have to show."""
+        self.inspections.add(REFUSED, self._audit.refusals.answer)
         # Made in `start`, which is the first to know the loop.
         self._parts: FrontEndParts | None = None
 

@@ -326,7 +326,17 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "session_brokers",
         "session_gateway",
     ),
-    "ports": ("inspections", "traces", "client_pages", "gateway", "sessions", "bodies", "session_pages"),
+    "ports": (
+        "inspections",
+        "traces",
+        "client_pages",
+        "gateway",
+        "sessions",
+        "bodies",
+        "session_pages",
+        "publishing",
+        "device_access",
+    ),
     "mqtt_client": (
         "address",
         "errors",
