@@ -246,10 +246,11 @@ MQTT_WORKERS_MAX: Final = 256
 INSPECTION_QUESTION_BYTES_MAX: Final = 256 * 1024
 INSPECTION_ANSWER_BYTES_MAX: Final = 1024 * 1024
 INSPECTIONS_PENDING_MAX: Final = 64
-# Lists of connected clients: a pattern of a filter, clients or subscriptions of one page, clients that one
-# request disconnects and those it names, and refusals that a process remembers.
+# Lists of connected clients: a pattern of a filter, clients or subscriptions of one page, messages of one
+# of a queue, clients that one request disconnects and those it names, and refusals that a process remembers.
 CLIENT_PATTERN_CHARACTERS_MAX: Final = 1_024
 CONNECTIONS_LISTED_MAX: Final = 1_000
+SESSION_QUEUE_LISTED_MAX: Final = 100
 KICKED_CLIENTS_MAX: Final = 10_000
 KICKED_NAMES_MAX: Final = 500
 REFUSALS_REMEMBERED_MAX: Final = 1_024

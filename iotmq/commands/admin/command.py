@@ -367,6 +367,22 @@ _WORDS: Final = (
         _CURSOR,
     ),
     word(
+        "client queue",
+        "clients:list_queue",
+        "list messages that a kept session is not done with; `iotmq admin message id` shows one",
+        arg("client_id", metavar="CLIENT_ID"),
+        arg("topic_filter", metavar="FILTER", help="of its subscriptions"),
+        arg(
+            "--limit",
+            dest="count_max",
+            type=arguments.queue_count,
+            default=20,
+            metavar="N",
+            help="of each broker (20)",
+        ),
+        _CURSOR,
+    ),
+    word(
         "client slow",
         "clients:list_slow",
         "list the clients that take their messages slowest",
