@@ -29,6 +29,7 @@ from iotmq.broker.scheduled.delay_offsets import DelayOffsets
 from iotmq.broker.scheduled.timers import Timers
 from iotmq.broker.sessions.sessions import Sessions
 from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.statistics.lasting import LastingStatistics
 from iotmq.broker.statistics.rates import SAMPLE_INTERVAL_S
 from iotmq.broker.statistics.statistics import Statistics
 from iotmq.broker.tables.consumed import ConsumedPosition
@@ -138,6 +139,9 @@ class Broker:
         )
         parts.changed_settings.add_listener(self._settings_changed)
         self._work: list[asyncio.Task[None]] = []
+        self.lasting = LastingStatistics(
+            parts.statistics.counters, parts.clock, parts.settings, directory=directory / "statistics"
+        )
         self.consumed = ConsumedPosition(
             store,
             parts.offsets,
@@ -356,6 +360,7 @@ class Broker:
         self.native.stop()
         await self._server.stop()
         self._files.save_all()
+        self.lasting.finish()
         await self._admin.finish_account_changes()
 
     def expire(self) -> None:
@@ -382,6 +387,7 @@ class Broker:
             self.offsets,
             self.mqtt,
             self.statistics,
+            self.lasting,
             self._admin,
             self._registration,
             self._files,
@@ -400,6 +406,7 @@ class Broker:
         yield "check of the address", self._registration.check_address
         yield "expiry of clients", partial(repeat, _EXPIRY_SCAN_S, self._expire)
         yield "statistics", partial(repeat, SAMPLE_INTERVAL_S, self.sample)
+        yield "lasting statistics", self.lasting.run
         yield "consumed positions", self.consumed.look_repeatedly
         yield "retention", partial(repeat, _RETENTION_SCAN_S, self._store.retain)
         if not self._role.is_slave:

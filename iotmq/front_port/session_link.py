@@ -21,6 +21,7 @@ from iotmq.front_port.request_turns import RequestTurns
 from iotmq.front_port.session_answers import decoded, outcome_of, split_records, tell
 from iotmq.ports import bodies
 from iotmq.ports.sessions import (
+    ClientCounts,
     CloseRequest,
     DrainOrder,
     ExclusiveClaim,
@@ -324,6 +325,11 @@ class SessionLink(KeptConnection):
     def report_shares(self, reports: Sequence[ShareReport], done: Callable[[Refused | None], None]) -> None:
         """At most SHARE_REPORT_MEMBERS_MAX."""
         self._ask(_command(RequestCode.REPORT_SHARES, list(reports)), partial(tell, done))
+
+    def report_clients(
+        self, counts: Sequence[ClientCounts], done: Callable[[Refused | None], None]
+    ) -> None:
+        self._ask(_command(RequestCode.REPORT_CLIENTS, list(counts)), partial(tell, done))
 
     def claim_exclusive(
         self, request: ExclusiveClaim, done: Callable[[list[Refused | None] | Refused], None]

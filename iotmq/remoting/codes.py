@@ -154,6 +154,7 @@ class RequestCode:
     KICK_SESSION: Final = 30_072
     PURGE_SESSION: Final = 30_073
     LIST_SHARES: Final = 30_074
+    REPORT_CLIENTS: Final = 30_077
     # Ours: the masters of all broker names, told by a registry when they change.
     WATCH_MASTERS: Final = 30_080
     # Ours: between the members of a replicated broker.
