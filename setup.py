@@ -79,7 +79,7 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.broker.handlers.native.pull_fast_path", ".pyx", []),
     ("iotmq.broker.filters.property_filter", ".pyx", []),
     ("iotmq.broker.statistics.counters", ".pyx", []),
-    ("iotmq.broker.statistics.latencies", ".pyx", []),
+    ("iotmq.telemetry.latencies", ".pyx", []),
     ("iotmq.mqtt.topics.filters", ".pyx", []),
     ("iotmq.mqtt_front.limiting.buckets", ".pyx", []),
     ("iotmq.mqtt_front.connection.bridge_role", ".pyx", []),

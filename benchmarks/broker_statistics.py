@@ -19,9 +19,9 @@ from typing import Final
 
 from benchmarks import machine
 from iotmq import limits
-from iotmq.broker.statistics.latencies import now_us
 from iotmq.broker.statistics.statistics import Statistics
 from iotmq.clock import SystemClock
+from iotmq.telemetry.latencies import now_us
 
 CALLS: Final = 200_000
 

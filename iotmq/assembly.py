@@ -26,8 +26,10 @@ from iotmq.errors import IotmqError, StoreError
 from iotmq.metrics import Metric, MetricSource, SourceReader
 from iotmq.mqtt_front.settings.listeners import TCP_NAME
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
+from iotmq.ports.inspections import LOCAL_FRONT_END
 from iotmq.service_manager import ServiceManager
 from iotmq.supervised import FAILURES
+from iotmq.telemetry.loop_lag import LoopLag
 
 # What a role needs is imported when it starts: half of what a process costs at first are modules.
 if TYPE_CHECKING:
@@ -96,7 +98,8 @@ class Process:
         self._started: list[tuple[str, Role]] = []
         # The log being opened, from the start to the stop of a process that has the broker.
         self._opening: asyncio.Future[Store] | None = None
-        self.sources: list[MetricSource] = [FAILURES]
+        self._loop_lag = LoopLag(self._clock)
+        self.sources: list[MetricSource] = [FAILURES, self._loop_lag]
         self._reader = SourceReader(self.sources)
         """Sources of metrics."""
         self._checks: dict[str, Callable[[], str | None]] = {"process": lambda: "starting"}
@@ -110,6 +113,7 @@ class Process:
         """
         if self._role == "bridges" and not self._config.bridges:
             raise StartError("bridges: there are none in the settings: [[bridges]] is missing")
+        self._loop_lag.start()
         try:
             if self._role in ("serve", "broker") and not self._is_member:
                 await self._begin_opening_store()
@@ -160,6 +164,7 @@ class Process:
                 logger.debug("the log was not open: %s", error)
             except Exception:
                 logger.exception("the log could not be closed")
+        self._loop_lag.stop()
 
     def readiness(self) -> Mapping[str, str | None]:
         """Part -> why it is not ready, None when it is."""
@@ -192,9 +197,7 @@ class Process:
             api = ApiRole(settings, self._api_client, self._clock, source=f"http {self._role}")
             await self._start("http_api", api)
             self._watch("http_api", api)
-        pages = Pages(
-            settings, sources=self.sources, checks=self._checks, elsewhere=self._workers, api=api
-        )
+        pages = Pages(settings, sources=self.sources, checks=self._checks, elsewhere=self._workers, api=api)
         http = HttpPort(settings, pages)
         await self._start("http", http)
         self._watch("http", http)
@@ -289,7 +292,7 @@ class Process:
         sessions: SessionPort
         # The one difference between the all-in-one process and separate ones.
         if broker is not None:
-            port, sessions = broker.local_gateway(), broker.local_sessions("local")
+            port, sessions = broker.local_gateway(), broker.local_sessions(LOCAL_FRONT_END)
         else:
             from iotmq.front_port.session_gateway import RemoteSessions
 

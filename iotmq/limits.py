@@ -127,6 +127,12 @@ CLIENT_PREFIXES_MAX: Final = 1_000
 HISTORY_SERIES_MAX: Final = 500
 HISTORY_NAME_CHARACTERS_MAX: Final = 512
 HISTORY_ASKED_MAX: Final = 48
+# Pairs of group and topic whose lag is a metric, and the queues that are looked at for them every 10 s.
+LAG_PAIRS_MAX: Final = 1_000
+LAG_QUEUES_MAX: Final = 10_000
+# Topics that /metrics/topics shows in one answer, and the characters of its pattern.
+TOPIC_METRICS_MAX: Final = 1_000
+TOPIC_PATTERN_CHARACTERS_MAX: Final = 256
 # Messages that wait for a time; how many of them one answer lists, and the text that takes one back.
 TIMERS_PENDING_MAX: Final = 10_000_000
 TIMERS_LISTED_MAX: Final = 1_000
@@ -243,6 +249,10 @@ MARKING_CHANNELS_MAX: Final = 65_535
 # Sessions in one answer to an operator.
 FRONT_END_NAME_BYTES_MAX: Final = 255
 MQTT_WORKERS_MAX: Final = 256
+# What operators ask one process about itself: a question, an answer, and questions that wait for answers.
+INSPECTION_QUESTION_BYTES_MAX: Final = 256 * 1024
+INSPECTION_ANSWER_BYTES_MAX: Final = 1024 * 1024
+INSPECTIONS_PENDING_MAX: Final = 64
 # What a worker and its supervisor say in one piece, mostly metrics: past it one of them is broken.
 WORKER_FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
 SESSIONS_PER_REQUEST_MAX: Final = 1_024

@@ -9,18 +9,36 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 logger = logging.getLogger(__name__)
 
 
-Kind: TypeAlias = Literal["counter", "gauge"]
+Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 _Key = TypeVar("_Key")
 
 
+class Exemplar(NamedTuple):
+    """A sampled thing that a bucket has counted: ids in hexadecimal digits, its value, and when it was."""
+
+    trace_id: str
+    span_id: str
+    value: float
+    time_s: float
+
+
 class Metric(NamedTuple):
-    """One sample. Counters end in `_total`; names carry their unit (`_bytes`, `_seconds`)."""
+    """One sample. Counters end in `_total`; names carry their unit (`_bytes`, `_seconds`).
+
+    A histogram is many of them: names end in `_bucket`, whose label `le` comes last, `_sum` and `_count`.
+    """
 
     name: str
     kind: Kind
     help: str
     value: float
     labels: tuple[tuple[str, str], ...] = ()
+    exemplar: Exemplar | None = None
+
+    @property
+    def family(self) -> str:
+        """Return the name of the metric that this is a sample of."""
+        return self.name.rpartition("_")[0] if self.kind == "histogram" else self.name
 
 
 class MetricSource(Protocol):

@@ -31,6 +31,7 @@ _PARTS: Final = (
     ("iotmq_registry_", "Registries"),
     ("iotmq_http_", "The HTTP port"),
     ("iotmq_client_", "The native client"),
+    ("iotmq_topic_", "Topics, at `/metrics/topics?match=PATTERN`"),
     ("iotmq_", "Every process"),
 )
 
@@ -48,9 +49,10 @@ def families() -> list[Family]:
     """All there are, by name: what a process says right after its start, and what the code says later."""
     found = {family.name: family for family in _in_the_code()}
     for metric in asyncio.run(_at_the_start()):
-        known = found.get(metric.name)
-        labels = dict.fromkeys((*(known.labels if known else ()), *(name for name, _ in metric.labels)))
-        found[metric.name] = Family(metric.name, metric.kind, tuple(labels), metric.help)
+        known = found.get(metric.family)
+        own = [name for name, _ in metric.labels if (metric.kind, name) != ("histogram", "le")]
+        labels = dict.fromkeys((*(known.labels if known else ()), *own))
+        found[metric.family] = Family(metric.family, metric.kind, tuple(labels), metric.help)
     return [found[name] for name in sorted(found)]
 
 

@@ -399,6 +399,10 @@ class Broker:
         if self._slave_refusals is not None:
             yield self._slave_refusals.metric()
 
+    def topic_metrics(self, pattern: str) -> Iterable[Metric]:
+        """Report the traffic of topics, which are too many for `metrics`."""
+        return self.statistics.topic_metrics(pattern)
+
     def _repeated_work(self) -> Iterable[tuple[str, Callable[[], Awaitable[None]]]]:
         """List the background work of a running broker, with its names in metrics."""
         for save in self._files.savers():
@@ -410,6 +414,7 @@ class Broker:
         yield "consumed positions", self.consumed.look_repeatedly
         yield "retention", partial(repeat, _RETENTION_SCAN_S, self._store.retain)
         if not self._role.is_slave:
+            yield "lag of groups", self._admin.group_lag.look_repeatedly
             yield "expiry of sessions", partial(repeat, _SESSION_SCAN_S, self.mqtt.expire)
             yield "delayed messages", partial(repeat, _RETENTION_SCAN_S, self.native.delays.roll)
         if self.access is not None:

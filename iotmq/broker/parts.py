@@ -23,6 +23,7 @@ from iotmq.broker.writing.message_ids import OffsetMessageIds
 from iotmq.broker.writing.message_writer import MessageWriter
 from iotmq.broker.writing.slave_waits import SlaveWaits
 from iotmq.clock import Clock, SystemClock
+from iotmq.ports.inspections import Inspections
 from iotmq.store.store import Store
 
 
@@ -52,6 +53,8 @@ class BrokerParts:
     stored_once: StoredOnce
     cold_reads: ColdReads
     message_ids: OffsetMessageIds
+    # What operators ask this process; parts add what they have to show.
+    inspections: Inspections
 
     @property
     def settings(self) -> BrokerSettings:
@@ -118,4 +121,5 @@ def make_parts(
             store, threads_max=settings.cold_read_threads, waiting_max=settings.cold_reads_max
         ),
         message_ids=OffsetMessageIds(host),
+        inspections=Inspections(),
     )

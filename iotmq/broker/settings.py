@@ -136,6 +136,11 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     transactions_pending_max: Annotated[int, Meta(ge=0, le=10_000_000)] = limits.TRANSACTIONS_PENDING_MAX
     """Transactions without an end at one time, about 300 bytes of memory each; prepared messages past it are
     refused."""
+    lag_groups: Annotated[
+        tuple[Annotated[str, Meta(min_length=1, max_length=limits.GROUP_BYTES_MAX)], ...], Meta(max_length=64)
+    ] = ()
+    """Groups whose lag is in /metrics, by name or pattern (`billing`, `alerts-*`), looked at every 10 s. A
+    broker shows 1,000 pairs of group and topic; further ones are counted."""
     property_filter_enabled: bool = True
     """Serve subscriptions by SQL92 over properties. Java brokers have it off, because it costs them a decoded
     record each; here it costs some 100 ns a record, and a pull has a limit."""

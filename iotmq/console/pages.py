@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Final, Protocol
+from urllib.parse import parse_qs
 
 import msgspec
 
+from iotmq import limits
 from iotmq.console.access.tokens import Tokens
 from iotmq.console.exposition import Exposition
 from iotmq.console.server.messages import Answer, Reply, Request
@@ -60,7 +62,12 @@ class Pages:
         self._exposition = Exposition(sources)
         self._checks: Mapping[str, ReadinessCheck] = {} if checks is None else checks
         self._elsewhere = elsewhere
-        self._pages = {"/metrics": self._metrics, "/healthz": self._health, "/readyz": self._readiness}
+        self._pages = {
+            "/metrics": self._metrics,
+            "/metrics/topics": self._topic_metrics,
+            "/healthz": self._health,
+            "/readyz": self._readiness,
+        }
         self._tokens = Tokens(settings.tokens)
         self._open_paths = frozenset(settings.open_paths)
         self._unauthorized_count = 0
@@ -112,6 +119,21 @@ class Pages:
 
     def _metrics(self, request: Request) -> Answer:
         body, content_type = self._exposition.render(request.headers.get("accept", ""))
+        return Answer(body, content_type=content_type)
+
+    def _topic_metrics(self, request: Request) -> Answer:
+        """Answer with the numbers of topics that match a pattern: all would be thousands."""
+        try:
+            asked = parse_qs(request.query, strict_parsing=True, max_num_fields=1)
+        except ValueError:
+            asked = {}
+        (pattern,) = asked.pop("match", [""])[-1:]
+        if asked or not 0 < len(pattern) <= limits.TOPIC_PATTERN_CHARACTERS_MAX:
+            return Answer(b"name topics: /metrics/topics?match=PATTERN, with * for any characters\n", 400)
+        try:
+            body, content_type = self._exposition.render_topics(pattern, request.headers.get("accept", ""))
+        except ValueError as error:
+            return Answer(f"{error}\n".encode(), 400)
         return Answer(body, content_type=content_type)
 
     def _health(self, _request: Request) -> Answer:

@@ -12,7 +12,7 @@ from iotmq.remoting.tls.files import TlsCertificateFile, TlsClientCaFile, TlsKey
 from iotmq.secret_text import hide
 from iotmq.setting_types import Port, SecretText
 
-HTTP_PATHS = Literal["/metrics", "/healthz", "/readyz"]
+HTTP_PATHS = Literal["/metrics", "/metrics/topics", "/healthz", "/readyz"]
 """The paths that the port serves."""
 
 

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from iotmq import limits
 from iotmq.client.admin.retained import merged_page
+from iotmq.errors import RequestError
 from iotmq.front_port.exclusive_claims import claim_exclusive
 from iotmq.front_port.gateway import FORGET_S, RemoteGateway
 from iotmq.front_port.session_answers import gather
@@ -32,6 +33,7 @@ from iotmq.front_port.session_parts import (
     progress_pages,
 )
 from iotmq.metrics import Metric, samples
+from iotmq.ports.inspections import InspectionDone
 from iotmq.ports.sessions import (
     ClientCounts,
     CloseRequest,
@@ -467,6 +469,12 @@ class RemoteSessions:
     def link_drain_ordered(self, order: DrainOrder) -> None:
         if self._receiver is not None and not self._is_stopped:
             self._receiver.drain(order)
+
+    def link_inspected(self, name: str, body: bytes, done: InspectionDone) -> None:
+        if self._receiver is not None and not self._is_stopped:
+            self._receiver.inspect(name, body, done)
+        else:
+            done(RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, "the front end is not started, or stops"))
 
     def _fence(self, session: SharedSession, reason: str) -> None:
         if session.is_opening:

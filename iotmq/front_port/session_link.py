@@ -20,6 +20,7 @@ from iotmq.front_port.kept_connection import KeptConnection
 from iotmq.front_port.request_turns import RequestTurns
 from iotmq.front_port.session_answers import decoded, outcome_of, split_records, tell
 from iotmq.ports import bodies
+from iotmq.ports.inspections import InspectionDone
 from iotmq.ports.sessions import (
     ClientCounts,
     CloseRequest,
@@ -102,6 +103,9 @@ class LinkListener(Protocol):
 
     def link_drain_ordered(self, order: DrainOrder) -> None:
         """Handle an operator's order to drain the front end, or to end that."""
+
+    def link_inspected(self, name: str, body: bytes, done: InspectionDone) -> None:
+        """Answer an operator's question about the front end, as SessionReceiver.inspect."""
 
 
 class _Known:
@@ -579,6 +583,11 @@ class SessionLink(KeptConnection):
     # What the broker says by itself
 
     def _requested(self, connection: ClientConnection, request: Command) -> Command | None:
+        if request.code == RequestCode.INSPECT_FRONT_END:
+            self._listener.link_inspected(
+                request.text("name"), request.body_bytes(), partial(_reply_inspected, connection, request)
+            )
+            return None
         pushed = _PUSHES.get(request.code)
         if pushed is None:
             return request.not_supported()
@@ -637,6 +646,13 @@ _PUSHES: Final[dict[int, Callable[[SessionLink, Command], None]]] = {
     RequestCode.HAND_OUT_SHARES: SessionLink._handouts_pushed,
     RequestCode.WITHDRAW_SHARES: SessionLink._withdrawn_pushed,
 }
+
+
+def _reply_inspected(connection: ClientConnection, request: Command, outcome: bytes | RequestError) -> None:
+    if isinstance(outcome, RequestError):
+        connection.reply(request.reply(outcome.code, remark=str(outcome)))
+    else:
+        connection.reply(request.reply(ResponseCode.SUCCESS, body=outcome))
 
 
 def _tell_outcomes(done: Callable[[list[Refused | None] | Refused], None], answer: Command | Refused) -> None:

@@ -44,7 +44,8 @@ class _Place:
         self.row = row
         self.name = name
         self.help = metric.help
-        self.is_rate = metric.kind == "counter"
+        # Samples of histograms count, too.
+        self.is_rate = metric.kind != "gauge"
         self.last = math.nan
         self.seen_s = -math.inf
 

@@ -85,6 +85,9 @@ class MasterBroker:
         yield from self.broker.metrics()
         yield from self.ha.metrics()
 
+    def topic_metrics(self, pattern: str) -> Iterable[Metric]:
+        return self.broker.topic_metrics(pattern)
+
 
 def slave_read_behind_bytes() -> int:
     """Return how far behind a reader is sent to a slave, by this machine's memory."""

@@ -137,6 +137,9 @@ class SlaveBroker:
             yield from self._broker.metrics()
             yield from self._tables.metrics()
 
+    def topic_metrics(self, pattern: str) -> Iterable[Metric]:
+        return () if self._broker is None else self._broker.topic_metrics(pattern)
+
     def _appended(self) -> None:
         self.broker.writer.appended_raw()
 

@@ -177,6 +177,9 @@ class ReplicatedBroker:
             yield from run.driver.metrics()
             yield from run.broker.metrics()
 
+    def topic_metrics(self, pattern: str) -> Iterable[Metric]:
+        return () if self._run is None else self._run.broker.topic_metrics(pattern)
+
     async def _run_repeatedly(self) -> None:
         while not self._stop_asked.is_set():
             try:

@@ -8,7 +8,6 @@ import secrets
 import socket
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,7 @@ from iotmq.mqtt import reason_codes
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.server.connection_settings import ConnectionSettings
 from iotmq.mqtt_front.access import authentication as access
-from iotmq.mqtt_front.access.authentication import AccessEvents, Authentication, open_authentication
+from iotmq.mqtt_front.access.authentication import AccessEvents, open_authentication
 from iotmq.mqtt_front.audit import Audit, facts_of
 from iotmq.mqtt_front.connection.deadlines import Deadlines
 from iotmq.mqtt_front.connection.device import Device, DeviceGroup
@@ -31,6 +30,7 @@ from iotmq.mqtt_front.connection.replay_pace import PaceLimits
 from iotmq.mqtt_front.deliver.egress import Egress
 from iotmq.mqtt_front.deliver.retained_egress import RetainedEgress
 from iotmq.mqtt_front.deliver.sys_topics import FrontEndTotals, SysTopics
+from iotmq.mqtt_front.front_parts import FrontEndParts
 from iotmq.mqtt_front.limiting.guard import Guard, GuardedFront
 from iotmq.mqtt_front.limiting.limiter import Refusal
 from iotmq.mqtt_front.limiting.shared_bans import BrokerPorts
@@ -55,11 +55,11 @@ from iotmq.mqtt_front.sessions.subscriptions import BrokerSessions, Subscription
 from iotmq.mqtt_front.settings.listeners import TCP_NAME
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.ports.gateway import GatewayPort
+from iotmq.ports.inspections import Inspections
 from iotmq.ports.sessions import SessionPort
 from iotmq.supervised import surviving
 
 if TYPE_CHECKING:
-    from iotmq.mqtt_front.hooks.hook_parts import HookParts
     from iotmq.mqtt_front.plugins.front_plugins import FrontPlugins
 
 _log = logging.getLogger("iotmq.mqtt")
@@ -69,30 +69,6 @@ _TICK_S = 1.0
 _DRAIN_TIMEOUT_S = 0.8
 _HANG_UP_TIMEOUT_S = 0.3
 _WILLS_TIMEOUT_S = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class FrontEndParts:
-    """Bundle the parts of a running front end."""
-
-    loop: asyncio.AbstractEventLoop
-    ingress: Ingress
-    group: DeviceGroup
-    egress: Egress
-    durable: DurableEgress | None
-    shared: SharedSubscriptions | None
-    subscriptions: Subscriptions
-    sessions: ConnectedSessions
-    authentication: Authentication
-    permissions: Permissions
-    sys_topics: SysTopics | None
-    bridges: BridgeClients
-    listeners: Listeners
-    drain: Drain
-    admission: Admission
-    plugins: FrontPlugins | None
-    guard: Guard
-    hooks: HookParts | None
 
 
 class MqttFront:
@@ -151,6 +127,8 @@ class MqttFront:
         self._all_gone: asyncio.Event = asyncio.Event()
         # Publishes what plug-ins do; made with their first message.
         self._plugin_device: Device | None = None
+        self.inspections = Inspections()
+        """The questions of operators; parts of the process add what they have to show."""
         # Made in `start`, which is the first to know the loop.
         self._parts: FrontEndParts | None = None
 
@@ -174,7 +152,7 @@ class MqttFront:
                 route_of=self._routes.router.route_of,
             )
             if self._session_port is not None and parts.durable is not None:
-                await self._session_port.start(SessionEvents(parts.durable, parts.drain))
+                await self._session_port.start(SessionEvents(parts.durable, parts.drain, self.inspections))
             if parts.plugins is not None:
                 await parts.plugins.start()
             parts.authentication.start()
@@ -374,6 +352,7 @@ class MqttFront:
             parts.egress.close()
             parts.sessions.prefixes.tell()
         self._audit.close()
+        self.inspections.stop()
         await self._stop_ports()
 
     async def _stop_ports(self) -> None:

@@ -16,6 +16,7 @@ from msgspec import Meta
 from typing_extensions import Buffer
 
 from iotmq import limits
+from iotmq.ports.inspections import InspectionDone
 
 _U32_MAX = (1 << 32) - 1
 
@@ -296,6 +297,9 @@ class SessionReceiver(Protocol):
 
     def drain(self, order: DrainOrder) -> None:
         """An operator wants devices to be sent elsewhere, or not any more; each broker may say so."""
+
+    def inspect(self, name: str, body: bytes, done: InspectionDone) -> None:
+        """Answer an operator's question about this front end (`inspections.Inspections.ask`)."""
 
 
 class ShareReceiver(Protocol):

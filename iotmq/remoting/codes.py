@@ -155,6 +155,9 @@ class RequestCode:
     PURGE_SESSION: Final = 30_073
     LIST_SHARES: Final = 30_074
     REPORT_CLIENTS: Final = 30_077
+    # Ours: questions of operators about one process, and those passed on to a front end.
+    INSPECT: Final = 30_075
+    INSPECT_FRONT_END: Final = 30_076
     # Ours: the masters of all broker names, told by a registry when they change.
     WATCH_MASTERS: Final = 30_080
     # Ours: between the members of a replicated broker.

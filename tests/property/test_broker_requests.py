@@ -321,6 +321,7 @@ FIELDS: dict[int, dict[str, list[str]]] = {
         "serverReference": TEXTS,
         "hasMoved": BOOLEANS,
     },
+    RequestCode.INSPECT: {"frontEnd": ["", "f", *NAMES], "name": ["", "connections", *NAMES]},
     RequestCode.LIST_SHARES: {"after": ["", "$share/g/a", *NAMES], "maxNums": ["7", *NUMBERS]},
     RequestCode.LIST_SESSIONS: {"after": NAMES, "prefix": NAMES, "maxNums": ["7", *NUMBERS]},
     RequestCode.GET_SESSION: {"clientId": ["c", *NAMES]},

@@ -20,7 +20,7 @@ LAYERS: tuple[frozenset[str], ...] = (
         | {"log_format", "event_loop", "metrics", "secret_text", "service_manager", "setting_types"}
         | {"spelling", "supervised", "watched_file"}
     ),
-    frozenset({"history", "message", "ports"}),
+    frozenset({"history", "message", "ports", "telemetry"}),
     frozenset({"audit_log", "mqtt", "remoting"}),
     # Asks etcd or Kubernetes; the rest of replication does no I/O.
     frozenset({"replication.consensus"}),
@@ -266,6 +266,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "sessions",
         "listen",
         "metrics",
+        "front_parts",
         "server",
     ),
     "replication": (
@@ -324,7 +325,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "session_gateway",
     ),
     "history": ("settings", "rings", "questions", "sampler", "statistics_file", "tables"),
-    "ports": ("gateway", "sessions", "bodies", "session_pages"),
+    "ports": ("inspections", "gateway", "sessions", "bodies", "session_pages"),
     "mqtt_client": (
         "address",
         "errors",

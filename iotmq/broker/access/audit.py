@@ -13,6 +13,7 @@ from iotmq.clock import Clock
 from iotmq.errors import RequestError
 from iotmq.metrics import Metric
 from iotmq.ports.gateway import AppendDone
+from iotmq.ports.inspections import CHANGING_INSPECTIONS
 from iotmq.remoting.codes import RequestCode, ResponseCode, request_name
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import RequestHandler, ServerConnection
@@ -81,7 +82,7 @@ class AuditedRequests:
         self._has_accounts = has_accounts
 
     def handle(self, connection: ServerConnection, request: Command) -> Command | None:
-        if request.code not in ADMINISTRATION:
+        if not _is_administration(request):
             return self._handler.handle(connection, request)
         try:
             response = self._handler.handle(connection, request)
@@ -117,6 +118,12 @@ class AuditedRequests:
             code=code,
             detail=remark or None,
         )
+
+
+def _is_administration(request: Command) -> bool:
+    if request.code == RequestCode.INSPECT:
+        return request.ext.get("name") in CHANGING_INSPECTIONS
+    return request.code in ADMINISTRATION
 
 
 def record_refusal(

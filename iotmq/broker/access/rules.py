@@ -346,6 +346,7 @@ RULES: Final[dict[int, Rule]] = {
     RequestCode.KICK_SESSION: _ADMIN,
     RequestCode.PURGE_SESSION: _ADMIN,
     RequestCode.LIST_SHARES: _ADMIN,
+    RequestCode.INSPECT: _ADMIN,
 }
 
 

@@ -23,6 +23,7 @@ from iotmq.broker.replies.client_relay import RelayHandler
 from iotmq.broker.replies.request_table import RequestProcessor
 from iotmq.broker.replies.sliced_reply import SlicedReplies
 from iotmq.broker.topic_changes.ephemeral_groups import EphemeralGroups
+from iotmq.broker.topic_changes.group_lag import GroupLag
 from iotmq.broker.topic_changes.group_progress import GroupProgress
 from iotmq.broker.topic_changes.topic_removal import TopicRemoval
 from iotmq.metrics import Metric
@@ -41,6 +42,7 @@ class AdminProcessors:
     ) -> None:
         """`address()` is the broker's own, as HOST:PORT."""
         progress = GroupProgress(parts, native.pops)
+        self.group_lag = GroupLag(parts, progress)
         self._sliced_replies = sliced_replies = SlicedReplies(parts.cold_reads)
         self._relays = RelayHandler(
             parts.store,
@@ -106,3 +108,4 @@ class AdminProcessors:
         yield from self._sliced_replies.metrics()
         yield from self._ephemeral.metrics()
         yield from self._relays.metrics()
+        yield from self.group_lag.metrics()

@@ -10,6 +10,7 @@ from iotmq.broker.delivery.delivery_catch_up import DeliveryCatchUp
 from iotmq.broker.delivery.retained import RetainedProjection
 from iotmq.broker.delivery.retained_reads import RetainedReads
 from iotmq.broker.handlers.mqtt.gateway import GatewayHandler, LocalGateway
+from iotmq.broker.handlers.mqtt.inspections import InspectionHandler
 from iotmq.broker.handlers.mqtt.local_sessions import LocalSessions, WillPublisher
 from iotmq.broker.handlers.mqtt.session_views import SessionViewsHandler
 from iotmq.broker.handlers.mqtt.sessions import SessionHandler
@@ -62,10 +63,12 @@ class MqttProcessors:
             parts, self._delayed_batches, self.delivery, DeliveryCatchUp(self.delivery, store.recent_records)
         )
         self.session_requests = SessionHandler(self.sessions, self._retained_reads, parts.writer)
+        self._inspections = InspectionHandler(self.sessions.front_ends, parts.inspections)
         self.processors: list[RequestProcessor] = [
             self._gateway,
             self.session_requests,
             SessionViewsHandler(self.sessions),
+            self._inspections,
         ]
 
     def local_gateway(self) -> LocalGateway:
@@ -104,6 +107,7 @@ class MqttProcessors:
 
     def stop(self) -> None:
         """Stop the timers: nothing more is done by itself."""
+        self._parts.inspections.stop()
         self.sessions.stop()
 
     def metrics(self) -> Iterable[Metric]:
@@ -111,4 +115,5 @@ class MqttProcessors:
         yield from self._parts.stored_once.metrics()
         yield from self.session_requests.metrics()
         yield from self.sessions.metrics()
+        yield from self._inspections.metrics()
         yield from self.retained.metrics()

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-from iotmq.broker.statistics.latencies import now_us
 from iotmq.errors import RefusedError, RequestError, StoreError
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import ResponseCode
 from iotmq.store.queues.cold_steps import Steps
 from iotmq.store.queues.residency import ColdRead
 from iotmq.store.store import Store
+from iotmq.telemetry.latencies import now_us
 
 T = TypeVar("T")
 

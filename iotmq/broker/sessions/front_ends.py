@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from iotmq.broker.session_store.channel import SessionChannel
+from iotmq.ports.inspections import InspectionDone
 from iotmq.ports.sessions import DrainOrder
 
 
@@ -46,4 +47,12 @@ class FrontEnds:
             return False
         channel.is_draining = order.is_draining
         channel.receiver.drain(order)
+        return True
+
+    def inspect(self, name: str, question: str, body: bytes, done: InspectionDone) -> bool:
+        """Pass an operator's question on to a front end; False when none of that name is connected."""
+        channel = self._channels.get(name)
+        if channel is None:
+            return False
+        channel.receiver.inspect(question, body, done)
         return True

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections import deque
 from typing import Final
 
-from iotmq.broker.statistics.latencies import BUCKET_COUNT, Latencies, bucket_end_us
+from iotmq.telemetry.latencies import BUCKET_COUNT, Latencies, bucket_end_us
 
 _SAMPLES: Final = 6
 # Where the ranges of the distribution begin, in milliseconds, and what tools expect them to be called.
@@ -37,7 +37,8 @@ class LatencyWindow:
 
     def __init__(self, latencies: Latencies) -> None:
         self._latencies = latencies
-        self._samples: deque[list[int]] = deque(maxlen=_SAMPLES)
+        # What was counted up to each sample; of the window's beginning first.
+        self._samples: deque[list[int]] = deque([[0] * BUCKET_COUNT], maxlen=_SAMPLES + 1)
 
     @property
     def max_ms(self) -> int:
@@ -45,7 +46,7 @@ class LatencyWindow:
         return self._latencies.max_us // 1_000
 
     def sample(self) -> None:
-        self._samples.append(self._latencies.take())
+        self._samples.append(self._latencies.counted())
 
     def percentile_ms(self, share: float) -> float:
         """Return how many milliseconds were enough for a share (0..1), up to an eighth too many.
@@ -71,4 +72,5 @@ class LatencyWindow:
         return " ".join(f"{name}:{count}" for name, count in zip(_RANGE_NAMES, ranges, strict=True))
 
     def _counts(self) -> list[int]:
-        return [sum(column) for column in zip(*self._samples, self._latencies.counted(), strict=True)]
+        before, now = self._samples[0], self._latencies.counted()
+        return [count - former for count, former in zip(now, before, strict=True)]

@@ -6,16 +6,18 @@ everything else happens when somebody asks, or every ten seconds in `sample`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
-from typing import Final, NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from fnmatch import fnmatchcase
+from typing import Any, Final, NamedTuple
 
 from iotmq import limits
 from iotmq.broker.statistics.counters import CounterTable, TrafficCounters
-from iotmq.broker.statistics.latencies import Latencies
 from iotmq.broker.statistics.latency_window import LatencyWindow
 from iotmq.broker.statistics.windows import StatisticsWindows
 from iotmq.clock import Clock
 from iotmq.metrics import Metric, samples, samples_by
+from iotmq.telemetry.histograms import Histogram
+from iotmq.telemetry.latencies import Latencies
 
 WINDOWS: Final = ("minute", "hour", "day")
 
@@ -43,6 +45,17 @@ def _drop(table: CounterTable, is_meant: Callable[[tuple[object, ...]], bool]) -
     for key in table.all_keys():
         if isinstance(key, tuple) and is_meant(key):
             table.drop(key)
+
+
+def _chosen(table: CounterTable, topic_of: Callable[[Any], str], pattern: str) -> list[tuple[Any, list[int]]]:
+    """Return the keys of topics that match, in order, with what was counted under each."""
+    chosen = []
+    for key in table.all_keys():
+        totals = table.totals(key) if fnmatchcase(topic_of(key), pattern) else None
+        if totals is not None:
+            _, now, origin, _ = totals
+            chosen.append((key, [total - former for total, former in zip(now, origin, strict=True)]))
+    return sorted(chosen)
 
 
 def _topic(key: str) -> Hashable | None:
@@ -112,6 +125,18 @@ class Statistics:
         self.get_latencies = Latencies()
         self.put_window = LatencyWindow(self.put_latencies)
         self.get_window = LatencyWindow(self.get_latencies)
+        self.put_histogram = Histogram(
+            "iotmq_broker_put_seconds",
+            "How long batches took, until they were as durable as promised.",
+            self.put_latencies,
+            clock,
+        )
+        self._get_histogram = Histogram(
+            "iotmq_broker_get_seconds",
+            "How long pulls with records took.",
+            self.get_latencies,
+            clock,
+        )
         counters = self.counters
         self._tables: dict[str, CounterTable] = {
             "topic_puts": counters.topic_puts,
@@ -162,6 +187,35 @@ class Statistics:
         found = self.find("GROUP_GET_NUMS", f"{topic}@{group}", "minute")
         return 0.0 if found is None else found.tps
 
+    def topic_metrics(self, pattern: str) -> Iterator[Metric]:
+        """Yield what was put into the topics that match, and what groups have pulled of them.
+
+        ValueError when they are more than TOPIC_METRICS_MAX pairs.
+        """
+        puts = _chosen(self.counters.topic_puts, lambda key: key, pattern)
+        gets = _chosen(self.counters.group_gets, lambda key: key[0], pattern)
+        if len(puts) > limits.TOPIC_METRICS_MAX or len(gets) > limits.TOPIC_METRICS_MAX:
+            raise ValueError(
+                f"{len(puts):,} topics and {len(gets):,} pairs of topic and group match; at most "
+                f"{limits.TOPIC_METRICS_MAX:,} of each are shown"
+            )
+        for topic, row in puts:
+            yield from samples(
+                ("iotmq_topic_records_total", "Records stored in the topic.", row[_RECORDS]),
+                ("iotmq_topic_bytes_total", "Bytes of records stored in the topic.", row[_BYTES]),
+                labels=(("topic", topic),),
+            )
+        for (topic, group), row in gets:
+            yield from samples(
+                (
+                    "iotmq_topic_pulled_records_total",
+                    "Records of the topic pulled by the group.",
+                    row[_RECORDS],
+                ),
+                ("iotmq_topic_pulled_bytes_total", "Bytes of them.", row[_BYTES]),
+                labels=(("topic", topic), ("group", group)),
+            )
+
     def metrics(self) -> Iterable[Metric]:
         for name, table in self._tables.items():
             labels = (("table", name),)
@@ -178,3 +232,5 @@ class Statistics:
         for side, window in (("put", self.put_window), ("get", self.get_window)):
             latencies_s = {str(share): window.percentile_ms(share) / 1_000 for share in (0.5, 0.99, 0.999)}
             yield from samples_by("quantile", f"iotmq_broker_{side}_latency_seconds", text, latencies_s)
+        yield from self.put_histogram.metrics()
+        yield from self._get_histogram.metrics()

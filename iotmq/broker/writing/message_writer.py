@@ -18,7 +18,6 @@ from typing import Any, Final, TypeAlias
 from typing_extensions import Buffer
 
 from iotmq import limits
-from iotmq.broker.statistics.latencies import now_us
 from iotmq.broker.statistics.statistics import Statistics
 from iotmq.broker.tables.changed_settings import ChangedSettings
 from iotmq.broker.tables.topics import TopicTable
@@ -38,6 +37,7 @@ from iotmq.store.log.commit_log import Appended
 from iotmq.store.log.queue import Queue
 from iotmq.store.store import Store
 from iotmq.supervised import surviving
+from iotmq.telemetry.latencies import now_us
 
 logger = logging.getLogger(__name__)
 

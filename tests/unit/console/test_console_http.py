@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from eventually import until
 
+from iotmq import limits
 from iotmq.console.pages import Pages
 from iotmq.console.server.port import HttpPort
 from iotmq.console.settings import HttpSettings
@@ -37,6 +38,15 @@ class OtherPart:
 
     def metrics(self) -> Iterable[Metric]:
         yield Metric("iotmq_sends_total", "counter", "Sends.", 5, (("topic", "d"),))
+
+
+class TopicPart(Part):
+    """A part with numbers for each topic."""
+
+    def topic_metrics(self, pattern: str) -> Iterable[Metric]:
+        if pattern == "*":
+            raise ValueError("too many topics match")
+        yield Metric("iotmq_topic_records_total", "counter", "Records.", 7, (("topic", pattern),))
 
 
 class BrokenPart:
@@ -312,3 +322,17 @@ async def test_stopping_ends_open_connections(serve) -> None:
     writer.close()
     with pytest.raises(OSError, match=r"(?i)connect"):
         await asyncio.open_connection("127.0.0.1", server.port)
+
+
+async def test_numbers_of_topics_are_a_page_of_their_own(serve: Callable[..., Awaitable[str]]) -> None:
+    url = await serve(sources=[Part(), TopicPart()])
+    status, content_type, body = await get(f"{url}/metrics/topics?match=tele%2A")
+    assert (status, content_type.split(";")[0]) == (200, "text/plain")
+    assert body.splitlines()[2:] == ['iotmq_topic_records_total{topic="tele*"} 7.0']
+    assert "iotmq_topic" not in (await get(f"{url}/metrics"))[2]
+    status, _, body = await get(f"{url}/metrics/topics?match=*")
+    assert (status, body) == (400, "too many topics match\n")
+    longest = "t" * limits.TOPIC_PATTERN_CHARACTERS_MAX
+    assert (await get(f"{url}/metrics/topics?match={longest}"))[0] == 200
+    for query in ("", "?match=", "?match", "?other=a", "?match=a&match=b", f"?match={longest}t"):
+        assert (await get(f"{url}/metrics/topics{query}"))[0] == 400, query

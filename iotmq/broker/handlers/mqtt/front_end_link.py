@@ -12,10 +12,11 @@ from typing_extensions import Buffer
 from iotmq import limits
 from iotmq.broker.light_queues.queued_push import gather_queued
 from iotmq.broker.session_store.channel import SessionChannel
-from iotmq.errors import ConnectionClosedError
+from iotmq.errors import ConnectionClosedError, RefusedError, RequestError, RequestTimeoutError
 from iotmq.ports import bodies
+from iotmq.ports.inspections import InspectionDone
 from iotmq.ports.sessions import DrainOrder
-from iotmq.remoting.codes import RequestCode
+from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Body, Command
 from iotmq.remoting.server import ServerConnection
 
@@ -23,6 +24,8 @@ from iotmq.remoting.server import ServerConnection
 _PUSH_BYTES_MAX: Final = 8 * 1024 * 1024
 _HANDOUT: Final = struct.Struct(">II")
 _WITHDRAWN: Final = struct.Struct(">IQ")
+# A front end gives up after 5 s itself.
+_INSPECTION_S: Final = 7.0
 
 
 class PushCounts(Protocol):
@@ -131,6 +134,29 @@ class FrontEndLink(_Pusher):
 
     def drain(self, order: DrainOrder) -> None:
         self._push(RequestCode.ORDER_DRAIN, body=bodies.encode(order))
+
+    def inspect(self, name: str, body: bytes, done: InspectionDone) -> None:
+        command = Command.request(RequestCode.INSPECT_FRONT_END, {"name": name}, body)
+        asked = self.connection.request(command, timeout_s=_INSPECTION_S)
+        asked.add_done_callback(lambda future: done(self._inspected(future)))
+
+    def _inspected(self, answer: asyncio.Future[Command]) -> bytes | RequestError:
+        try:
+            response = answer.result()
+        except RequestTimeoutError:
+            return RequestError(
+                ResponseCode.CONSUME_MESSAGE_TIMEOUT,
+                f"the front end {self.name} did not answer within {_INSPECTION_S:g} s",
+            )
+        except (ConnectionClosedError, asyncio.CancelledError):
+            return RequestError(
+                ResponseCode.SERVICE_NOT_AVAILABLE, f"the front end {self.name} left before it answered"
+            )
+        if response.code == ResponseCode.SUCCESS:
+            return response.body_bytes()
+        if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            return RefusedError(f"the front end {self.name} is of an older version, which answers nothing")
+        return RequestError(response.code, response.remark or "")
 
     def _remember(self, pushes: Buffer) -> None:
         self._counts.missed_pushes += 1

@@ -23,7 +23,6 @@ from iotmq.broker.pop.pop_queue import BY_KEY, BY_QUEUE, NO_ORDER, PopQueue
 from iotmq.broker.pop.pops import Pops
 from iotmq.broker.pop.states import Place
 from iotmq.broker.replies.request_table import Handler
-from iotmq.broker.statistics.latencies import now_us
 from iotmq.broker.tables.subscription_groups import known_group
 from iotmq.broker.tables.topics import RETRY_PREFIX, TopicConfig, known_topic
 from iotmq.broker.writing.message_writer import RefusedBatch
@@ -36,6 +35,7 @@ from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
 from iotmq.store.log.queue import Queue
 from iotmq.store.queues.residency import ColdRead
+from iotmq.telemetry.latencies import now_us
 
 _ANY_QUEUE: Final = -1
 # A pop waits for the disk so often before it reads whatever is there, as pulls do.

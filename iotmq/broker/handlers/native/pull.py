@@ -16,7 +16,6 @@ from iotmq.broker.handlers.native.parked_pulls import ParkedPulls, Pull
 from iotmq.broker.handlers.native.pull_fast_path import PlainPull, PullPath
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.request_table import Handler
-from iotmq.broker.statistics.latencies import now_us
 from iotmq.broker.tables.generations import Change
 from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig, known_group
 from iotmq.broker.tables.topics import known_topic
@@ -30,6 +29,7 @@ from iotmq.remoting.frames.pull_frames import PullFrame
 from iotmq.remoting.server import ServerConnection
 from iotmq.store.log.queue import Queue
 from iotmq.store.queues.reads import Read, ReadStatus
+from iotmq.telemetry.latencies import now_us
 
 # Bits of a pull's sysFlag.
 _COMMITS = 1
@@ -371,9 +371,7 @@ class PullHandler:
 
     def _loaded(self, pull: Pull, error: OSError | None, *, loads_left: int) -> None:
         """Go on with a pull whose pages were read from the disk, or could not be."""
-        answer_loaded(
-            pull.connection, pull.request, error, lambda: self._look(pull, loads_left=loads_left)
-        )
+        answer_loaded(pull.connection, pull.request, error, lambda: self._look(pull, loads_left=loads_left))
 
     def _check(self, header: PullHeader) -> SubscriptionGroupConfig:
         """Check a pull in the protocol's order, up to the queue id."""

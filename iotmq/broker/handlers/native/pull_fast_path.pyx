@@ -21,7 +21,7 @@ from iotmq.remoting.frames.pull_frames cimport EXPRESSION_TYPE, GROUP, SUBSCRIPT
 from iotmq.store.log.commit_log cimport CommitLog
 from iotmq.store.log.queue cimport Queue
 
-from iotmq.broker.statistics.latencies import now_us
+from iotmq.telemetry.latencies import now_us
 from iotmq.errors import RequestError
 from iotmq.limits import PULL_BYTES_DEFAULT_MAX, PULL_BYTES_MAX, PULL_RECORDS_DEFAULT_MAX, PULL_RECORDS_MAX
 from iotmq.remoting.frames.answer_template import binary_pieces, json_pieces

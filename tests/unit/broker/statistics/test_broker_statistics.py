@@ -11,10 +11,10 @@ from manual_clock import ManualClock
 from iotmq import limits
 from iotmq.broker.handlers.admin.runtime_info import duration_text, size_text
 from iotmq.broker.statistics.counters import CounterTable
-from iotmq.broker.statistics.latencies import BUCKET_COUNT, Latencies, bucket_end_us, now_us
 from iotmq.broker.statistics.latency_window import LatencyWindow
 from iotmq.broker.statistics.rates import DailyTotals
 from iotmq.broker.statistics.statistics import STATISTIC_NAMES, WINDOWS, Statistics
+from iotmq.telemetry.latencies import BUCKET_COUNT, Latencies, bucket_end_us, now_us
 
 
 @pytest.fixture
@@ -220,6 +220,40 @@ def test_the_distribution_has_every_range() -> None:
         latencies.add(round(took_ms * 1_000))
     assert [part.rpartition(":")[2] for part in window.distribution().split()] == ["1"] * 13
     assert window.distribution().startswith("[<=0ms]:1 [0~10ms]:1 ")
+
+
+def topics_of(statistics: Statistics, pattern: str) -> dict[tuple[str, ...], float]:
+    """(metric without its prefix, labels...) -> value."""
+    return {
+        (metric.name.removeprefix("iotmq_topic_"), *(value for _, value in metric.labels)): metric.value
+        for metric in statistics.topic_metrics(pattern)
+    }
+
+
+def test_the_traffic_of_topics_that_match_is_told(statistics: Statistics) -> None:
+    for topic in ("telemetry", "tell", "orders"):
+        statistics.counters.count_put(topic, 0, 3, 300)
+    statistics.counters.count_get("telemetry", 0, "billing", 2, 200, 5, False)
+    assert topics_of(statistics, "tele*") == {
+        ("records_total", "telemetry"): 3,
+        ("bytes_total", "telemetry"): 300,
+        ("pulled_records_total", "telemetry", "billing"): 2,
+        ("pulled_bytes_total", "telemetry", "billing"): 200,
+    }
+    assert len(topics_of(statistics, "*")) == 3 * 2 + 2
+    assert topics_of(statistics, "none") == {}
+
+
+def test_too_many_topics_are_refused_as_a_whole(
+    statistics: Statistics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        statistics.counters.count_put(f"t{number}", 0, 1, 1)
+    monkeypatch.setattr(limits, "TOPIC_METRICS_MAX", 3)
+    assert len(topics_of(statistics, "t*")) == 6
+    statistics.counters.count_put("t4", 0, 1, 1)
+    with pytest.raises(ValueError, match="4 topics"):
+        list(statistics.topic_metrics("t*"))
 
 
 def test_midnights_are_remembered() -> None:

@@ -29,6 +29,8 @@ cdef class Latencies:
     """Counts how long each of many things took."""
 
     cdef uint64_t counts[BUCKETS]
+    # All of them together, in microseconds.
+    cdef readonly uint64_t sum_us
     # The longest ever, in microseconds.
     cdef readonly uint64_t max_us
 
@@ -57,15 +59,10 @@ cdef class Latencies:
             else:
                 bucket = (power - 2) * 8 + <int> ((value >> (power - 3)) & 7)
         self.counts[bucket] += times
-
-    def take(self):
-        """Return the counts of all buckets since the last call."""
-        counts = [self.counts[bucket] for bucket in range(BUCKETS)]
-        memset(self.counts, 0, sizeof(self.counts))
-        return counts
+        self.sum_us += value * times
 
     def counted(self):
-        """Return the counts of all buckets since the last `take`."""
+        """Return the counts of all buckets; they only grow."""
         return [self.counts[bucket] for bucket in range(BUCKETS)]
 
 

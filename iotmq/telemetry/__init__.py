@@ -1,0 +1,1 @@
+"""Histograms, the lag of the event loop, traces, and their export by OpenTelemetry."""
