@@ -23,6 +23,7 @@ from iotmq.clock import Clock, SystemClock
 from iotmq.config.config import Config
 from iotmq.cycles import rare_collections, short_collections
 from iotmq.errors import IotmqError, StoreError
+from iotmq.history.questions import HISTORY
 from iotmq.metrics import Metric, MetricSource, SourceReader
 from iotmq.mqtt_front.settings.listeners import TCP_NAME
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from iotmq.client.client import IotmqClient
     from iotmq.client.transport.settings import ClientSettings
     from iotmq.front_port.gateway import RemoteGateway
+    from iotmq.history.sampler import MetricHistory
     from iotmq.master_slave.master import MasterBroker
     from iotmq.master_slave.slave import SlaveBroker
     from iotmq.ports.gateway import GatewayPort
@@ -102,6 +104,8 @@ class Process:
         self.sources: list[MetricSource] = [FAILURES, self._loop_lag]
         self._reader = SourceReader(self.sources)
         """Sources of metrics."""
+        # Made in `start`, unless it is switched off.
+        self._history: MetricHistory | None = None
         self._checks: dict[str, Callable[[], str | None]] = {"process": lambda: "starting"}
         self.addresses: dict[str, str] = {}
         """Role -> HOST:PORT it listens on; filled while starting."""
@@ -117,6 +121,8 @@ class Process:
         try:
             if self._role in ("serve", "broker") and not self._is_member:
                 await self._begin_opening_store()
+            if self._config.history.enabled:
+                await self._start_history()
             if not self._is_worker:
                 # Before the others: it shows why a process that recovers a long log is not ready yet.
                 await self._start_http()
@@ -185,6 +191,18 @@ class Process:
 
     # One method per role ------------------------------------------------------------------------------
 
+    async def _start_history(self) -> None:
+        from iotmq.history.sampler import MetricHistory
+
+        self._history = MetricHistory(
+            self.sources,
+            self._config.history,
+            self._clock,
+            refresh=None if self._workers is None else self._workers.refresh,
+        )
+        await self._start("history", self._history)
+        self._watch("history", self._history)
+
     async def _start_http(self) -> None:
         from iotmq.console.pages import Pages
         from iotmq.console.server.port import HttpPort
@@ -194,7 +212,13 @@ class Process:
         if any(token.role != "metrics" for token in settings.tokens):
             from iotmq.console.api.role import ApiRole
 
-            api = ApiRole(settings, self._api_client, self._clock, source=f"http {self._role}")
+            api = ApiRole(
+                settings,
+                self._api_client,
+                self._clock,
+                source=f"http {self._role}",
+                history=self._history,
+            )
             await self._start("http_api", api)
             self._watch("http_api", api)
         pages = Pages(settings, sources=self.sources, checks=self._checks, elsewhere=self._workers, api=api)
@@ -260,6 +284,8 @@ class Process:
     ) -> None:
         # Before it has started: a new slave waits for its master then, and says so.
         self._checks["broker"] = lambda: broker.not_ready_reason
+        if self._history is not None:
+            broker.add_inspection(HISTORY, self._history.answer)
         await self._start("broker", broker)
         self._watch("broker", broker)
         self._listens("broker", settings.listen_host, broker.port)
@@ -276,6 +302,8 @@ class Process:
             directory=Path(self._config.data),
             clock=self._clock,
         )
+        if self._history is not None:
+            member.add_inspection(HISTORY, self._history.answer)
         await self._start("broker", member)
         self._watch("broker", member)
         self._listens("broker", settings.listen_host, member.port)
@@ -303,6 +331,8 @@ class Process:
             sessions = remote = RemoteSessions(gateway, name=settings.name or _front_end_name())
             self._watch("mqtt_sessions", remote)
         front = MqttFront(settings, port, sessions=sessions, clock=self._clock, shares_port=self._is_worker)
+        if self._history is not None:
+            front.inspections.add(HISTORY, self._history.answer)
         await self._start("mqtt", front)
         self._watch("mqtt", front)
         self._listens_for_mqtt(front.addresses)

@@ -44,7 +44,9 @@ from iotmq.broker.tables.topics import HALF_TOPIC, SCHEDULE_TOPIC, TopicTable
 from iotmq.broker.writing.message_writer import MessageWriter
 from iotmq.clock import Clock
 from iotmq.errors import StoreError
+from iotmq.history.questions import STATISTICS
 from iotmq.metrics import Metric
+from iotmq.ports.inspections import Inspection
 from iotmq.remoting.server import Listening, RemotingServer, RequestHandler, RunHandler
 from iotmq.remoting.tls.files import server_tls
 from iotmq.store.log.queue import Queue
@@ -142,6 +144,7 @@ class Broker:
         self.lasting = LastingStatistics(
             parts.statistics.counters, parts.clock, parts.settings, directory=directory / "statistics"
         )
+        parts.inspections.add(STATISTICS, self.lasting.answer)
         self.consumed = ConsumedPosition(
             store,
             parts.offsets,
@@ -224,6 +227,10 @@ class Broker:
     @property
     def delivery(self) -> LiveDelivery:
         return self.mqtt.delivery
+
+    def add_inspection(self, name: str, answer: Inspection) -> None:
+        """Have operators' questions about something else of this process answered."""
+        self.parts.inspections.add(name, answer)
 
     def local_gateway(self) -> LocalGateway:
         """Return the way to this broker for an MQTT front end in the same process."""

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from iotmq import limits
+from iotmq.errors import RequestError
 
 HISTORY: Final = "history"
 STATISTICS: Final = "statistics"
@@ -34,6 +35,14 @@ COLUMNS: Final[dict[Table, tuple[str, ...]]] = {
 STEPS_MS: Final[dict[Step, int]] = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 OTHERS: Final = ""
 """Stands for all names that have no place of their own."""
+
+
+class QuestionError(RequestError):
+    """A question that cannot be answered as it is; the text says why."""
+
+    def __init__(self, message: str) -> None:
+        # INVALID_PARAMETER of the native protocol.
+        super().__init__(29, message)
 
 
 class HistoryQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -9,21 +9,21 @@ from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
 import msgspec
-import numpy as np
 
 from iotmq import limits
 from iotmq.clock import Clock
-from iotmq.errors import RefusedError
 from iotmq.history.questions import (
     History,
     HistoryQuestion,
+    QuestionError,
     Series,
     SeriesList,
     SeriesValues,
 )
-from iotmq.history.rings import RESOLUTIONS, Ring
+from iotmq.history.rings import RESOLUTIONS, VALUE_MAX, Ring
 from iotmq.history.settings import HistorySettings
 from iotmq.metrics import Metric, MetricSource, SourceReader, samples
+from iotmq.supervised import end, supervise
 
 SAMPLE_INTERVAL_S: Final = RESOLUTIONS[0].step_s
 # What a counter grew by in more than so many seconds is no rate of one step: the process did not run.
@@ -57,11 +57,11 @@ class _Span(NamedTuple):
 
 
 class MetricHistory:
-    """Values of metric sources at the last hour's, day's and week's steps.
+    """Values of metric sources at the last hour's, day's and week's steps. A role: `start()`, `stop()`.
 
-    `sample` is to be called every SAMPLE_INTERVAL_S, in the middle of a step of the wall clock, so that a timer
-    that is a little early or late stays within its step: `wait_s` says when. `refresh` is awaited before, where
-    sources are in other processes.
+    `sample` is called every SAMPLE_INTERVAL_S, in the middle of a step of the wall clock, so that a timer that
+    is a little early or late stays within its step. `refresh` is awaited before, where sources are in other
+    processes.
     """
 
     def __init__(
@@ -82,12 +82,22 @@ class MetricHistory:
         # Whether a metric is remembered; there are as many as the code has.
         self._is_wanted: dict[str, bool] = {}
         self._left_out = 0
+        # Series whose places others may have.
+        self._gone: list[_Key] = []
+        self._task: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
         return len(self._places)
 
-    async def run(self) -> None:
-        """Sample until cancelled."""
+    async def start(self) -> None:
+        """Sample until `stop`."""
+        self._task = supervise("history of metrics", self._run)
+
+    async def stop(self) -> None:
+        """End; what is remembered stays."""
+        await end([] if self._task is None else [self._task])
+
+    async def _run(self) -> None:
         while True:
             await asyncio.sleep(self.wait_s())
             if self._refresh is not None:
@@ -104,33 +114,31 @@ class MetricHistory:
         now_s, now_ms = self._clock.monotonic_s(), self._clock.now_ms()
         found: list[tuple[int, float]] = []
         self._left_out = 0
+        self._gone = [key for key, place in self._places.items() if now_s - place.seen_s >= _FORGET_S]
         for metric in self._reader.samples():
             key = (metric.name, metric.labels)
             place = self._places.get(key)
             if place is None:
                 if not self._wants(metric.name):
                     continue
-                place = self._open(key, metric, now_s)
+                place = self._open(key, metric)
                 if place is None:
                     self._left_out += 1
                     continue
             value = float(metric.value)
-            found.append((place.row, _rate(place, value, now_s) if place.is_rate else value))
+            shown = _rate(place, value, now_s) if place.is_rate else value
             place.last, place.seen_s = value, now_s
-        row = np.full(len(self._places), np.nan)
-        for index, value in found:
-            row[index] = value
-        # What float32 cannot hold is no value.
-        row[~(np.abs(row) < np.finfo(np.float32).max)] = np.nan
+            if -VALUE_MAX < shown < VALUE_MAX:
+                found.append((place.row, shown))
         for ring in self._rings:
-            ring.add(now_ms, row)
+            ring.add(now_ms, found)
 
     async def answer(self, body: bytes) -> bytes:
         """Answer a HistoryQuestion in JSON with a History or a SeriesList, as an inspection."""
         try:
             question = _questions.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise RefusedError(f"no question about the history: {error}") from None
+            raise QuestionError(f"no question about the history: {error}") from None
         return msgspec.json.encode(self.find(question) if question.series else self.series())
 
     def series(self) -> SeriesList:
@@ -141,7 +149,7 @@ class MetricHistory:
         )
 
     def find(self, question: HistoryQuestion) -> History:
-        """Return the values asked for. RefusedError for times that make no sense, or too much of them."""
+        """Return the values asked for. QuestionError for times that make no sense, or too much of them."""
         span = self._span(question)
         step_ms = 1_000 * span.ring.step_s
         places = self._asked(question.series)
@@ -157,7 +165,7 @@ class MetricHistory:
                         None if math.isnan(value) else float(f"{value:.6g}")
                         for value in span.ring.read(
                             place.row, first_slot=span.first_slot, count=span.count
-                        ).tolist()
+                        )
                     ],
                 )
                 for place in places
@@ -189,19 +197,16 @@ class MetricHistory:
             ) and not any(fnmatchcase(name, each[1:]) for each in patterns if each.startswith("!"))
         return wanted
 
-    def _open(self, key: _Key, metric: Metric, now_s: float) -> _Place | None:
+    def _open(self, key: _Key, metric: Metric) -> _Place | None:
         """Give a series a place; None when there is none."""
         name = series_name(metric.name, dict(metric.labels))
         if len(name) > limits.HISTORY_NAME_CHARACTERS_MAX:
             return None
         row = len(self._places)
         if row >= self._settings.series_max:
-            oldest = min(self._places, key=lambda each: self._places[each].seen_s)
-            former = self._places[oldest]
-            if now_s - former.seen_s < _FORGET_S:
+            if not self._gone:
                 return None
-            del self._places[oldest]
-            row = former.row
+            row = self._places.pop(self._gone.pop()).row
             for ring in self._rings:
                 ring.clear(row)
         place = self._places[key] = _Place(row, name, metric)
@@ -215,7 +220,7 @@ class MetricHistory:
             if place.name in wanted or metric in wanted
         ]
         if len(found) > limits.HISTORY_ASKED_MAX:
-            raise RefusedError(
+            raise QuestionError(
                 f"{len(found)} series are meant, and {limits.HISTORY_ASKED_MAX} are answered at a time: name "
                 "some with their labels"
             )
@@ -226,7 +231,7 @@ class MetricHistory:
         to_ms = min(question.to_ms or now_ms, now_ms)
         from_ms = question.from_ms or max(0, to_ms - _DEFAULT_SPAN_MS)
         if from_ms > to_ms:
-            raise RefusedError("the history asked for ends before it begins, or is still to come")
+            raise QuestionError("the history asked for ends before it begins, or is still to come")
         rings = [ring for ring in self._rings if question.step_s in (0, ring.step_s)]
         ring = next((each for each in rings if now_ms - from_ms <= 1_000 * each.step_s * each.length), rings[-1])
         step_ms = 1_000 * ring.step_s

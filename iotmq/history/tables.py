@@ -22,13 +22,13 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from iotmq import limits
-from iotmq.errors import RefusedError
 from iotmq.history.questions import (
     COLUMNS,
     OTHERS,
     STEPS_MS,
     NameSums,
     NameValues,
+    QuestionError,
     StatisticsAnswer,
     StatisticsQuestion,
     Step,
@@ -96,18 +96,18 @@ class StatisticsTables:
                 raise
 
     def answer(self, question: StatisticsQuestion, now_ms: int) -> StatisticsAnswer:
-        """Find what is asked for. RefusedError for too much of it, OSError for unreadable files."""
+        """Find what is asked for. QuestionError for too much of it, OSError for unreadable files."""
         step_ms = STEPS_MS[question.step]
         to_ms = min(question.to_ms or now_ms, _TIME_MS_MAX)
         from_ms = question.from_ms or max(0, to_ms - (_DEFAULT_STEPS - 1) * step_ms)
         first_ms, last_ms = _start(from_ms, question.step), _start(to_ms, question.step)
         count = (last_ms - first_ms) // step_ms + 1
         if count < 1:
-            raise RefusedError("the time asked for ends before it begins")
-        if question.names and count > limits.STATISTICS_POINTS_MAX:
-            raise RefusedError(
-                f"{count} steps are asked for, and {limits.STATISTICS_POINTS_MAX} are answered at a time: take "
-                "a larger step, or a shorter time"
+            raise QuestionError("the time asked for ends before it begins")
+        if len(question.names) * count > limits.STATISTICS_POINTS_MAX:
+            raise QuestionError(
+                f"{count} steps of {len(question.names)} names are asked for, and {limits.STATISTICS_POINTS_MAX} "
+                "are answered at a time: take a larger step, a shorter time, or fewer names"
             )
         with self._lock:
             placed = list(self._placed(question.step, question.table, first_ms, last_ms))
@@ -117,12 +117,7 @@ class StatisticsTables:
         if question.names:
             steps = _by_step(placed, question, first_ms=first_ms, count=count)
         else:
-            columns = COLUMNS[question.table]
-            largest = _largest(_sums(placed, question.table), question.names_max)
-            sums = [
-                NameSums(name=name, counts=dict(zip(columns, counts.tolist(), strict=True)))
-                for name, counts in largest.items()
-            ]
+            sums = _listed(_largest(_sums(placed, question.table), question.names_max), question.table)
         return StatisticsAnswer(
             from_ms=first_ms, step_ms=step_ms, count=count, steps=steps, sums=sums, oldest_ms=oldest_ms
         )
@@ -273,6 +268,13 @@ def _largest(counts: Mapping[str, Counts], names_max: int) -> dict[str, Counts]:
     if left:
         found[OTHERS] = np.sum(left, axis=0, dtype=np.uint64)
     return found
+
+
+def _listed(counts: Mapping[str, Counts], table: Table) -> list[NameSums]:
+    return [
+        NameSums(name=name, counts=dict(zip(COLUMNS[table], row.tolist(), strict=True)))
+        for name, row in counts.items()
+    ]
 
 
 def _as_rows(table: Table, time_ms: int, counts: Mapping[str, Counts]) -> Rows:

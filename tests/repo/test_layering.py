@@ -324,7 +324,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "session_brokers",
         "session_gateway",
     ),
-    "history": ("settings", "rings", "questions", "sampler", "statistics_file", "tables"),
+    "history": ("settings", "rings", "questions", "merging", "sampler", "statistics_file", "tables"),
     "ports": ("inspections", "gateway", "sessions", "bodies", "session_pages"),
     "mqtt_client": (
         "address",

@@ -16,8 +16,7 @@ import msgspec
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.statistics.counters import CounterTable, TrafficCounters
 from iotmq.clock import Clock
-from iotmq.errors import RefusedError
-from iotmq.history.questions import COLUMNS, OTHERS, STEPS_MS, StatisticsQuestion, Table
+from iotmq.history.questions import COLUMNS, OTHERS, STEPS_MS, QuestionError, StatisticsQuestion, Table
 from iotmq.history.tables import StatisticsTables
 from iotmq.metrics import Metric, samples
 
@@ -77,13 +76,13 @@ class LastingStatistics:
         try:
             question = _questions.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise RefusedError(f"no question about statistics: {error}") from None
+            raise QuestionError(f"no question about statistics: {error}") from None
         if not self._is_kept:
-            raise RefusedError("this broker keeps no statistics: broker.statistics_names_max is 0")
+            raise QuestionError("this broker keeps no statistics: broker.statistics_names_max is 0")
         try:
             found = await asyncio.to_thread(self._tables.answer, question, self._clock.now_ms())
         except OSError as error:
-            raise RefusedError(f"the statistics cannot be read: {error}") from error
+            raise QuestionError(f"the statistics cannot be read: {error}") from error
         return msgspec.json.encode(found)
 
     def metrics(self) -> Iterable[Metric]:

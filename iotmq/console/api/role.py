@@ -14,6 +14,7 @@ from iotmq.console.api.routes.table import ROUTES
 from iotmq.console.api.services import Services
 from iotmq.console.server.messages import Answer, Request
 from iotmq.console.settings import HttpSettings
+from iotmq.history.sampler import MetricHistory
 from iotmq.metrics import Metric
 
 
@@ -21,10 +22,16 @@ class ApiRole:
     """A role, and the part of a site that answers requests of the API."""
 
     def __init__(
-        self, settings: HttpSettings, make_client: Callable[[], IotmqClient], clock: Clock, *, source: str
+        self,
+        settings: HttpSettings,
+        make_client: Callable[[], IotmqClient],
+        clock: Clock,
+        *,
+        source: str,
+        history: MetricHistory | None = None,
     ) -> None:
-        """`make_client` is called with the first request that asks brokers."""
-        self._services = Services(make_client, clock)
+        """`make_client` is called with the first request that asks brokers; `history` is this process's."""
+        self._services = Services(make_client, clock, history)
         self._audit = ApiAudit(self._services, source=source)
         gate = TokenGate(Tokens(settings.tokens))
         self._api = Api(ROUTES, self._services, gate, record=self._audit.record)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from iotmq.client.client import IotmqClient
 from iotmq.client.sending.producer import Producer
 from iotmq.clock import Clock
+from iotmq.history.sampler import MetricHistory
 
 _GROUP = "iotmq_http_api"
 
@@ -15,8 +16,12 @@ _GROUP = "iotmq_http_api"
 class Services:
     """The parts that handlers use. `stop()` ends them."""
 
-    def __init__(self, make_client: Callable[[], IotmqClient], clock: Clock) -> None:
+    def __init__(
+        self, make_client: Callable[[], IotmqClient], clock: Clock, history: MetricHistory | None = None
+    ) -> None:
         self._make_client = make_client
+        self.history = history
+        """What this process remembers of its metrics; None for nothing."""
         self.clock = clock
         self._starting: asyncio.Task[tuple[IotmqClient, Producer]] | None = None
 

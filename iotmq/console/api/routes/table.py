@@ -10,7 +10,7 @@ import iotmq
 from iotmq.console.api.api import BASE
 from iotmq.console.api.openapi import document
 from iotmq.console.api.route import Call, NoArguments, Route, route
-from iotmq.console.api.routes import cluster, dead_letters, groups, messages, sessions, topics
+from iotmq.console.api.routes import cluster, dead_letters, groups, history, messages, sessions, topics
 from iotmq.console.api.services import Services
 from iotmq.console.server.messages import Answer
 
@@ -27,6 +27,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *dead_letters.ROUTES,
     *sessions.ROUTES,
     *cluster.ROUTES,
+    *history.ROUTES,
     route("GET", "/openapi.json", show_description, tag="description"),
 )
 
