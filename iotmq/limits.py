@@ -114,8 +114,8 @@ CONNECTION_EVENTS_MAX: Final = 1_024
 # Topics, queues and groups that statistics are kept for, in each of six tables; about 1 KiB each after a day.
 STATISTICS_KEYS_MAX: Final = 16_384
 # Statistics that are kept on the disk: names of each table in one step (further ones count together), the
-# bytes of a name, names of one answer and their steps together, names of a list, and a block of a file. Client
-# id prefixes that a front end counts, and those of one report of it.
+# bytes of a name, names of one answer and their steps together, names of a list, and a block of a file.
+# Client id prefixes that a front end counts, and those of one report of it.
 STATISTICS_NAMES_MAX: Final = 1_000
 STATISTICS_NAME_BYTES_MAX: Final = 255
 STATISTICS_ASKED_MAX: Final = 16

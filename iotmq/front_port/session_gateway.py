@@ -191,9 +191,7 @@ class RemoteSessions:
         else:
             claim_exclusive(request, session.parts, self.brokers.chosen_for, done)
 
-    def report_clients(
-        self, counts: Sequence[ClientCounts], done: Callable[[Refused | None], None]
-    ) -> None:
+    def report_clients(self, counts: Sequence[ClientCounts], done: Callable[[Refused | None], None]) -> None:
         link = next((link for link in self.brokers.links if link.is_ready), None)
         if link is None:
             done(_NO_BROKER)

@@ -330,9 +330,7 @@ class SessionLink(KeptConnection):
         """At most SHARE_REPORT_MEMBERS_MAX."""
         self._ask(_command(RequestCode.REPORT_SHARES, list(reports)), partial(tell, done))
 
-    def report_clients(
-        self, counts: Sequence[ClientCounts], done: Callable[[Refused | None], None]
-    ) -> None:
+    def report_clients(self, counts: Sequence[ClientCounts], done: Callable[[Refused | None], None]) -> None:
         self._ask(_command(RequestCode.REPORT_CLIENTS, list(counts)), partial(tell, done))
 
     def claim_exclusive(

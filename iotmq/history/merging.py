@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from iotmq.history.questions import OTHERS, NameSums, NameValues, StatisticsAnswer, StatisticsQuestion, COLUMNS
+from iotmq.history.questions import (
+    COLUMNS,
+    OTHERS,
+    NameSums,
+    NameValues,
+    StatisticsAnswer,
+    StatisticsQuestion,
+)
 
 
 def merged(question: StatisticsQuestion, answers: Sequence[StatisticsAnswer]) -> StatisticsAnswer:

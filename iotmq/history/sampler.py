@@ -59,9 +59,9 @@ class _Span(NamedTuple):
 class MetricHistory:
     """Values of metric sources at the last hour's, day's and week's steps. A role: `start()`, `stop()`.
 
-    `sample` is called every SAMPLE_INTERVAL_S, in the middle of a step of the wall clock, so that a timer that
-    is a little early or late stays within its step. `refresh` is awaited before, where sources are in other
-    processes.
+    `sample` is called every SAMPLE_INTERVAL_S, in the middle of a step of the wall clock, so that a timer
+    that is a little early or late stays within its step. `refresh` is awaited before, where sources are in
+    other processes.
     """
 
     def __init__(
@@ -163,9 +163,7 @@ class MetricHistory:
                     is_rate=place.is_rate,
                     values=[
                         None if math.isnan(value) else float(f"{value:.6g}")
-                        for value in span.ring.read(
-                            place.row, first_slot=span.first_slot, count=span.count
-                        )
+                        for value in span.ring.read(place.row, first_slot=span.first_slot, count=span.count)
                     ],
                 )
                 for place in places
@@ -215,9 +213,7 @@ class MetricHistory:
     def _asked(self, names: Iterable[str]) -> list[_Place]:
         wanted = set(names)
         found = [
-            place
-            for (metric, _), place in self._places.items()
-            if place.name in wanted or metric in wanted
+            place for (metric, _), place in self._places.items() if place.name in wanted or metric in wanted
         ]
         if len(found) > limits.HISTORY_ASKED_MAX:
             raise QuestionError(
@@ -233,7 +229,9 @@ class MetricHistory:
         if from_ms > to_ms:
             raise QuestionError("the history asked for ends before it begins, or is still to come")
         rings = [ring for ring in self._rings if question.step_s in (0, ring.step_s)]
-        ring = next((each for each in rings if now_ms - from_ms <= 1_000 * each.step_s * each.length), rings[-1])
+        ring = next(
+            (each for each in rings if now_ms - from_ms <= 1_000 * each.step_s * each.length), rings[-1]
+        )
         step_ms = 1_000 * ring.step_s
         last_slot = to_ms // step_ms
         # There is nothing before.

@@ -180,7 +180,7 @@ def first_time(path: Path) -> int | None:
 
 
 def decode_blocks(data: bytes, chosen: Chosen | None = None) -> Content:
-    """Read blocks up to the first that is not whole. Of those that are not chosen only names are looked at."""
+    """Read blocks up to the first that is not whole. Of those not chosen only names are looked at."""
     names: dict[Table, list[str]] = {table: [OTHERS] for table in TABLES}
     blocks: list[Block] = []
     view = memoryview(data)
@@ -188,7 +188,9 @@ def decode_blocks(data: bytes, chosen: Chosen | None = None) -> Content:
     at = 0
     while at + _HEADER.size <= len(data):
         magic, checksum, size, table, columns, time_ms, names_count, rows = _HEADER.unpack_from(data, at)
-        if magic != _MAGIC or not _HEADER.size <= size <= min(limits.STATISTICS_BLOCK_BYTES_MAX, len(data) - at):
+        if magic != _MAGIC or not _HEADER.size <= size <= min(
+            limits.STATISTICS_BLOCK_BYTES_MAX, len(data) - at
+        ):
             break
         is_chosen = chosen is None or (table == wanted and chosen.first_ms <= time_ms <= chosen.last_ms)
         if is_chosen or (table == wanted and names_count):

@@ -1,13 +1,13 @@
-"""Statistics by minute, hour and day that outlive the process: which files there are, and what they sum up to.
+"""Statistics by minute, hour and day that outlive the process: the files there are, and their sums.
 
     statistics/minute-YYYYMMDD    the minutes of a day
     statistics/hour-YYYYMM        the hours of a month
     statistics/day-YYYY           the days of a year, all of UTC
 
-Minutes are written as they end. An hour is the sum of its minutes, a day that of its hours; they are written when
-the first minute behind them comes. Whoever is stopped in between does it at the next start, because the same
-minute comes last in the files. Hours and days may stand there twice, when the clock was set back into them: the
-last one has all. Minutes that stand there twice add up.
+Minutes are written as they end. An hour is the sum of its minutes, a day that of its hours; they are written
+when the first minute behind them comes. Whoever is stopped in between does it at the next start, because the
+same minute comes last in the files. Hours and days may stand there twice, when the clock was set back into
+them: the last one has all. Minutes that stand there twice add up.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 Growth = Mapping[Table, Mapping[str, Sequence[int]]]
 """By table and name: what was counted."""
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TIME_MS_MAX: Final = 253_402_300_799_999  # the end of the year 9999
 _FORMATS: Final[dict[Step, str]] = {"minute": "%Y%m%d", "hour": "%Y%m", "day": "%Y"}
 _SMALLER: Final[dict[Step, Step]] = {"hour": "minute", "day": "hour"}
@@ -106,8 +106,9 @@ class StatisticsTables:
             raise QuestionError("the time asked for ends before it begins")
         if len(question.names) * count > limits.STATISTICS_POINTS_MAX:
             raise QuestionError(
-                f"{count} steps of {len(question.names)} names are asked for, and {limits.STATISTICS_POINTS_MAX} "
-                "are answered at a time: take a larger step, a shorter time, or fewer names"
+                f"{count} steps of {len(question.names)} names are asked for, and "
+                f"{limits.STATISTICS_POINTS_MAX} are answered at a time: take a larger step, a shorter time, "
+                "or fewer names"
             )
         with self._lock:
             placed = list(self._placed(question.step, question.table, first_ms, last_ms))

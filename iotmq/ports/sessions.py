@@ -392,9 +392,7 @@ class SessionPort(SharePort, Protocol):
     def report_draining(self, *, is_draining: bool) -> None:
         """Say whether devices are sent elsewhere, for operators who ask brokers."""
 
-    def report_clients(
-        self, counts: Sequence[ClientCounts], done: Callable[[Refused | None], None]
-    ) -> None:
+    def report_clients(self, counts: Sequence[ClientCounts], done: Callable[[Refused | None], None]) -> None:
         """Have one of the brokers count these in its statistics; at most CLIENT_PREFIXES_MAX and one."""
 
     def progress(self, changes: Sequence[SessionProgress], done: Callable[[Refused | None], None]) -> None:

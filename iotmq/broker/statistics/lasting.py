@@ -53,7 +53,7 @@ class LastingStatistics:
                 "day": settings.statistics_day_years,
             },
         )
-        self._copies = {table: b"" for table in self._counted}
+        self._copies = dict.fromkeys(self._counted, b"")
         self._looked_s = clock.monotonic_s()
         # What was counted and is not written, because the disk did not take it.
         self._unwritten: dict[Table, dict[str, list[int]]] = {table: {} for table in COLUMNS}
@@ -158,7 +158,9 @@ def _left(growth: _Growth, side: str, table: str, columns: slice) -> list[int]:
     return [max(0, number) for number in left]
 
 
-def _named(grown: Sequence[tuple[Hashable, tuple[int, ...]]]) -> Iterable[tuple[tuple[str, ...], tuple[int, ...]]]:
+def _named(
+    grown: Sequence[tuple[Hashable, tuple[int, ...]]],
+) -> Iterable[tuple[tuple[str, ...], tuple[int, ...]]]:
     for key, steps in grown:
         yield (key if isinstance(key, tuple) else (str(key),)), steps
 

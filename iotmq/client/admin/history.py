@@ -13,6 +13,7 @@ from iotmq.client.transport.calls import master_addresses
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.queue_tables import decode_answer
 from iotmq.errors import BrokerError, ClientError, ConnectionClosedError, RequestTimeoutError
+from iotmq.history.merging import merged
 from iotmq.history.questions import (
     HISTORY,
     STATISTICS,
@@ -23,7 +24,6 @@ from iotmq.history.questions import (
     StatisticsAnswer,
     StatisticsQuestion,
 )
-from iotmq.history.merging import merged
 
 _DEFAULT_STEPS = 60
 

@@ -1,4 +1,4 @@
-"""Count devices' messages by the beginning of their client ids, and tell a broker, whose statistics have them."""
+"""Count devices' messages by the beginning of their client ids, for the statistics of brokers."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ class ClientPrefixes:
             totals, told = traffic.totals(), self._told[prefix]
             if totals != told:
                 self._told[prefix] = totals
-                grown.append(ClientCounts(prefix, *(new - old for new, old in zip(totals, told, strict=True))))
+                grown.append(
+                    ClientCounts(prefix, *(new - old for new, old in zip(totals, told, strict=True)))
+                )
             elif prefix and not traffic.connected:
                 del self._traffic[prefix], self._told[prefix]
         if grown and self._tell is not None:
@@ -86,7 +88,11 @@ class ClientPrefixes:
     def metrics(self) -> Iterable[Metric]:
         """Report how many prefixes there are, and what could not be told."""
         return samples(
-            ("iotmq_mqtt_client_prefixes", "Prefixes of client ids that are counted.", len(self._traffic) - 1),
+            (
+                "iotmq_mqtt_client_prefixes",
+                "Prefixes of client ids that are counted.",
+                len(self._traffic) - 1,
+            ),
             (
                 "iotmq_mqtt_client_counts_untold_total",
                 "Times no broker took the counts of prefixes; they are told again.",

@@ -85,9 +85,7 @@ class LocalSessions:
     def report_draining(self, *, is_draining: bool) -> None:
         self.channel.is_draining = is_draining
 
-    def report_clients(
-        self, counts: Sequence[ClientCounts], done: Callable[[Refused | None], None]
-    ) -> None:
+    def report_clients(self, counts: Sequence[ClientCounts], done: Callable[[Refused | None], None]) -> None:
         self._sessions.count_clients(counts)
         done(None)
 

@@ -330,9 +330,7 @@ async def list_retained(services: Services, call: Call[RetainedArguments, None])
     each = call.arguments
     if not is_valid_filter(each.filter) or is_shared(each.filter):
         detail = "no topic filter: + stands for one level, # at the end for all that follow"
-        raise ProblemError(
-            INVALID, f"filter: {detail}", errors=(FieldProblem(detail, parameter="filter"),)
-        )
+        raise ProblemError(INVALID, f"filter: {detail}", errors=(FieldProblem(detail, parameter="filter"),))
     page = await RetainedAdmin(await services.client()).page(
         each.filter, decode_cursor(each.cursor), count=each.limit
     )
