@@ -1,7 +1,7 @@
 # Every target does its own set-up first; `make help` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo cluster cluster-kill test test-quick serve compile lint types bench crash fuzz cluster-crash simulate interop scenarios spark spark-soak lock reference clean
+.PHONY: help demo cluster cluster-kill test test-quick serve compile vendor lint types bench crash fuzz cluster-crash simulate interop scenarios spark spark-soak lock reference dashboards clean
 
 PYTHON_ENV := .venv/bin/python
 # The tests start hundreds of processes: each would compile all modules anew where bytecode is not to be written.
@@ -123,6 +123,9 @@ scenarios:  ## Every load scenario for some seconds, against a gateway of its ow
 compile:  ## Compile the modules whose sources changed
 	@tools/setup.sh compile
 
+vendor:  ## Fetch what the pages of the console are made with, in the versions of tools/vendor (needs npm, or fetches it)
+	@tools/setup.sh vendor
+
 lock:  ## Renew requirements/dev.lock, the versions that are installed, from pyproject.toml (needs uv)
 	@tools/lock.sh
 
@@ -130,6 +133,12 @@ reference:  ## Write the references of settings, metrics and the API into docs/
 	@tools/setup.sh core
 	@$(PYTHON_ENV) tools/blocking_stub.py
 	@$(PYTHON_ENV) tools/write_reference.py
+	@$(PYTHON_ENV) tools/dashboards.py
+
+dashboards:  ## Write the dashboards and alerting rules of deploy/ from tools/dashboards.py and prometheus_rules.py
+	@tools/setup.sh core
+	@$(PYTHON_ENV) tools/dashboards.py
+	@$(PYTHON_ENV) tools/prometheus_rules.py
 
 clean:  ## Remove what was built; .venv stays (rm -r .venv build removes everything)
 	@rm -rf build/cython build/lib* build/temp* build/demo build/pycache build/setup/compiled *.egg-info

@@ -31,7 +31,7 @@ from gateway_process import GatewayProcess
 
 MARKS: Final = {1: 15_000, 100: 300_000}
 TOKEN: Final = "token-of-the-benchmark"
-_SETTINGS: Final = f"""[http]
+SETTINGS: Final = f"""[http]
 open_paths = ["/healthz", "/readyz", "/metrics"]
 [[http.tokens]]
 name = "load"
@@ -56,7 +56,7 @@ def main(words: Sequence[str] | None = None) -> int:
     rates: dict[int, float] = {}
     with tempfile.TemporaryDirectory(prefix="data-http-", dir=machine.RESULTS) as directory:
         config = Path(directory, "iotmq.toml")
-        config.write_text(_SETTINGS)
+        config.write_text(SETTINGS)
         # What is started now stays on the first core.
         os.sched_setaffinity(0, {server_core})
         with GatewayProcess(Path(directory, "gateway"), config=config) as gateway:
@@ -134,9 +134,7 @@ class _Connection(asyncio.Protocol):
 
 
 def _request(count: int) -> bytes:
-    messages = [
-        {"mqtt_topic": f"bench/{number}", "payload": "x" * _BODY_BYTES} for number in range(count)
-    ]
+    messages = [{"mqtt_topic": f"bench/{number}", "payload": "x" * _BODY_BYTES} for number in range(count)]
     body = json.dumps(messages[0] if count == 1 else {"items": messages}).encode()
     path = "/api/v1/messages" if count == 1 else "/api/v1/messages/batch"
     return (

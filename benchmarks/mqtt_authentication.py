@@ -50,7 +50,7 @@ def cases(directory: Path, devices: int) -> list[Case]:
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    from iotmq.mqtt_front.access.kept_passwords import make_argon2
+    from iotmq.credentials.argon2 import make as make_argon2
     from iotmq.mqtt_front.access.scram import make_verifier
 
     private = ec.generate_private_key(ec.SECP256R1())

@@ -208,12 +208,15 @@ class Process:
         from iotmq.console.server.port import HttpPort
 
         settings = self._config.http
-        api = None
-        if any(token.role != "metrics" for token in settings.tokens):
+        api = access = None
+        directory = Path(self._config.data) if self._role in ("serve", "broker", "registry") else None
+        if settings.has_callers(has_data=directory is not None):
+            from iotmq.console.access.access import Access
             from iotmq.console.api.role import ApiRole
 
+            access = Access(settings, directory, self._clock)
             api = ApiRole(
-                settings,
+                access,
                 self._api_client,
                 self._clock,
                 source=f"http {self._role}",
@@ -226,6 +229,9 @@ class Process:
         await self._start("http", http)
         self._watch("http", http)
         self._listens("http", settings.listen_host, http.port)
+        if access is not None:
+            scheme = "https" if settings.tls_certificate_file else "http"
+            access.announce(f"{scheme}://{_reachable(self.addresses['http'])}")
 
     async def _start_registry(self) -> None:
         from iotmq.registry.server import Registry

@@ -6,10 +6,12 @@ the next replacement, and read by nobody.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 
@@ -60,6 +62,17 @@ def replace_private_file(path: Path, data: bytes, *, mode: int = 0o600) -> None:
             pass
 
     replace_file(path, data, private_mode=mode, written=keep_former)
+
+
+@contextlib.contextmanager
+def changing(path: Path) -> Iterator[None]:
+    """Keep others who change files of this directory in the same way waiting, so that no change is lost."""
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def is_open_to_others(path: Path, *, may_read: bool = False) -> bool:

@@ -533,4 +533,22 @@ HTTP_CONNECTIONS_MAX: Final = 256
 HTTP_BODIES_BYTES_MAX: Final = 64 * 1024 * 1024
 HTTP_UNREAD_BYTES_MAX: Final = 64 * 1024 * 1024
 HTTP_TOKENS_MAX: Final = 64
+# Streams of events: at one time, of one caller, and what one has still to write.
+HTTP_STREAMS_MAX: Final = 64
+HTTP_STREAMS_PER_CALLER_MAX: Final = 16
+HTTP_STREAM_WAITING_BYTES_MAX: Final = 2 * 1024 * 1024
 HTTP_TOKEN_CHARACTERS_MIN: Final = 16
+
+# The console: bytes of its files, users, the length of their names and passwords, sessions, those of one
+# person, names and addresses that fail, passwords that wait to be hashed, and how many are at a time (each
+# takes ARGON2_MEMORY_KIB_MAX at most, 19 MiB by default).
+CONSOLE_FILE_BYTES_MAX: Final = 1024 * 1024
+CONSOLE_USERS_MAX: Final = 1_000
+CONSOLE_USER_NAME_CHARACTERS_MAX: Final = 64
+CONSOLE_PASSWORD_CHARACTERS_MIN: Final = 10
+CONSOLE_PASSWORD_BYTES_MAX: Final = 256
+CONSOLE_SESSIONS_MAX: Final = 1_000
+CONSOLE_SESSIONS_OF_USER_MAX: Final = 16
+CONSOLE_FAILING_USERS_MAX: Final = 4_096
+CONSOLE_HASHES_WAITING_MAX: Final = 16
+CONSOLE_HASHES_AT_ONCE: Final = 2

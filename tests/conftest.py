@@ -45,6 +45,9 @@ WITH_SPARK = frozenset(
     | {"test_spark_lake.py", "test_spark_path.py", "test_spark_sink.py", "test_spark_source.py"}
 )
 
+# Those of the console share a browser and a gateway, so they run in one process, too.
+CONSOLE = "tests/console/"
+
 # Random programs, kills and very many connections: they take three times as long when each line is counted,
 # and run what others run. Rules about the tree run nothing of it.
 UNTRACED = frozenset(
@@ -121,6 +124,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
+            if file.startswith(CONSOLE):
+                return CONSOLE
             return "spark" if file.rpartition("/")[2] in WITH_SPARK else file
 
         def _assign_work_unit(self, node: Any) -> None:

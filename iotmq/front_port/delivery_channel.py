@@ -43,11 +43,22 @@ _CATCH_UP_TIMEOUT_S = 60.0
 _PING_INTERVAL_S = 20.0
 
 
+_UNKNOWN = -1
+
+
+def _is_not_told(_from: int, _to: int) -> None:
+    """The default of `missed`."""
+
+
 class ChannelFilters(NamedTuple):
     """The filters of a front end (id -> filter), which may change, and which of them one broker has whole."""
 
     by_id: dict[int, str]
     is_whole: Callable[[str], bool]
+    since: int = _UNKNOWN
+    """Where in the broker's log those that are there already begin; as a rule, at its end."""
+    missed: Callable[[int, int], None] = _is_not_told
+    """Called with two positions in the log when the broker had no more what is between them."""
 
 
 class DeliveryChannel(KeptConnection):
@@ -69,9 +80,12 @@ class DeliveryChannel(KeptConnection):
         self._filters = filters.by_id
         self._is_whole = filters.is_whole
         self._receiver = receiver
-        # Where in the broker's log everything was seen for these filters; 0 when nothing is known.
-        self._position = 0
-        self._seen: set[int] = set()
+        self._missed = filters.missed
+        self.position = filters.since
+        """Where in the broker's log everything was seen for these filters; below 0 when nothing is known."""
+        self._seen: set[int] = set() if filters.since == _UNKNOWN else set(filters.by_id)
+        # Set from the connecting on, also before the broker knows all that it has to.
+        self._incoming: ClientConnection | None = None
         # Those of them that have no wildcards, and are whole at the broker.
         self._whole: set[int] = set()
         self._placing = asyncio.Lock()
@@ -95,6 +109,16 @@ class DeliveryChannel(KeptConnection):
         self._whole.difference_update(numbers)
         if self._connection is not None:
             self._detach(self._connection, filters)
+
+    def pause(self) -> None:
+        """Read nothing more from the broker, which waits with what was missed; it drops what comes later."""
+        if self._incoming is not None:
+            self._incoming.pause()
+
+    def resume(self) -> None:
+        """Read again."""
+        if self._incoming is not None:
+            self._incoming.resume()
 
     async def place(self, filters: Sequence[PlacedFilter]) -> bool:
         """Change those of the filters (without wildcards) that the broker has in the other way.
@@ -134,7 +158,7 @@ class DeliveryChannel(KeptConnection):
             lost = asyncio.Event()
             connection: ClientConnection | None = None
             try:
-                connection = await self._connect(partial(_note_lost, lost))
+                connection = self._incoming = await self._connect(partial(_note_lost, lost))
                 await self._attach_all(connection)
                 self._connection = connection
                 self.opened_total += 1
@@ -149,7 +173,7 @@ class DeliveryChannel(KeptConnection):
                 if not backoff.failures:
                     _log.warning("no delivery channel", extra={"broker": self.address, "detail": str(error)})
             finally:
-                self._connection = None
+                self._connection = self._incoming = None
                 if connection is not None and stay.expired():
                     connection.abort("the broker is elsewhere")
                 elif connection is not None and not connection.is_closed:
@@ -188,13 +212,13 @@ class DeliveryChannel(KeptConnection):
 
         Goes out without any filter, too: the first request makes the channel.
         """
-        since, self._position = self._position, 0
+        since, self.position = self.position, _UNKNOWN
         is_attached = False
         try:
-            is_attached = await self._attach(connection, filters, since=since or None)
+            is_attached = await self._attach(connection, filters, since=None if since < 0 else since)
         finally:
             if not is_attached:
-                self._position = max(self._position, since)
+                self.position = max(self.position, since)
         return is_attached
 
     async def _attach(
@@ -224,7 +248,10 @@ class DeliveryChannel(KeptConnection):
             return False
         self.record_bytes_max = responses[-1].integer("recordBytesMax", limits.RECORD_BYTES_MAX, minimum=1)
         # What was pushed before the answer is here already.
-        self._position = max(self._position, responses[-1].integer("position", 0, minimum=0))
+        position = responses[-1].integer("position", 0, minimum=0)
+        if since is not None and responses[-1].boolean("isGap", False):
+            self._missed(max(since, self.position), position)
+        self.position = max(self.position, position)
         gone = []
         for number, name, is_whole in filters:
             if number not in self._filters:
@@ -249,7 +276,7 @@ class DeliveryChannel(KeptConnection):
             self.malformed_total += 1
             return None
         self._receiver.deliver(body[matches_size:], body[:matches_size])
-        self._position = max(self._position, request.integer("nextPosition", 0, minimum=0))
+        self.position = max(self.position, request.integer("nextPosition", 0, minimum=0))
         return None
 
 

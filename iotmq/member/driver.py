@@ -269,7 +269,8 @@ class MemberDriver:
             return False
         best = max(fit, key=lambda follower: follower.acked or 0)
         with self._ending():
-            self.member.hand_over(best.identity.member, self._now_s())
+            is_broken = self._opened.store.failure is not None
+            self.member.hand_over(best.identity.member, self._now_s(), is_broken=is_broken)
         self._tick()
         return self.is_handing_over or self.member.leading is None
 

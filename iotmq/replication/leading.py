@@ -100,6 +100,7 @@ class Leading:
         """True when it has promised a later epoch and must not confirm anything any more."""
         self._hand_over_to: int | None = None
         self._hand_over_end_s = 0.0
+        self._is_broken = False
         # What an operator wants, until it is asked for, and until when that has to be.
         self._member_change: MemberChange | None = None
         self._member_change_end_s = 0.0
@@ -282,10 +283,15 @@ class Leading:
             if follower.is_connected and follower.identity in self.state.in_sync and member in (0, number)
         ]
 
-    def hand_over(self, member: int, now_s: float) -> bool:
-        """Begin to make a follower master; False when it is not in sync."""
+    def hand_over(self, member: int, now_s: float, *, is_broken: bool = False) -> bool:
+        """Begin to make a follower master; False when it is not in sync.
+
+        It has everything first, unless `is_broken`: the disk here will not have all of the log any more, so
+        what is not confirmed never would be. A follower in sync has all that is, as after an election.
+        """
         if not self.successors(member):
             return False
+        self._is_broken = is_broken
         self._hand_over_to = member
         self._hand_over_end_s = now_s + self._settings.hand_over_s
         return True
@@ -347,7 +353,8 @@ class Leading:
         end = self._log.end
         if follower is None or not follower.is_connected or follower.identity not in self.state.in_sync:
             return False
-        if follower.acked == end == self._file.confirmed and self.is_confirmed:
+        has_all = follower.acked == end == self._file.confirmed and self.is_confirmed
+        if has_all or self._is_broken:
             # R5: nothing of this epoch is confirmed from here on, whatever becomes of the change.
             self._file.promise(self.epoch + 1)
             self.is_fenced = True

@@ -276,15 +276,18 @@ class Member:
         elif self._following.epoch is not None and self.settings.acknowledge_flushed:
             self._acknowledge()
 
-    def hand_over(self, member: int, now_s: float) -> bool:
-        """Make an in-sync follower master; False when that is not possible now."""
+    def hand_over(self, member: int, now_s: float, *, is_broken: bool = False) -> bool:
+        """Make an in-sync follower master; False when that is not possible now.
+
+        `is_broken`: the disk of this member will never have what it has not flushed.
+        """
         leading = self.leading
         if leading is None or self.role is not Role.LEADING:
             return False
         if now_s - self._beats_s >= self.settings.store_silent_s:
             # The change would not be answered, and nothing of this epoch is confirmed once it is asked for.
             return False
-        return leading.hand_over(member, now_s)
+        return leading.hand_over(member, now_s, is_broken=is_broken)
 
     def change_members(self, change: MemberChange, now_s: float) -> None:
         """Add a member or remove one, soon: `state` tells. MemberChangeError says why it cannot be done."""

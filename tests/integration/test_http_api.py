@@ -23,6 +23,7 @@ from iotmq.console.api.api import BASE
 from iotmq.console.api.route import Role, Route
 from iotmq.console.api.routes.messages import BATCH_MAX
 from iotmq.console.api.routes.table import ROUTES
+from iotmq.limits import HTTP_STREAM_WAITING_BYTES_MAX
 
 TOKENS = {role: f"token-of-the-{role.name.lower()}" for role in Role}
 SETTINGS = "[http]\nopen_paths = ['/healthz', '/readyz', '/metrics']\n" + "".join(
@@ -91,6 +92,48 @@ class Caller:
             connection.close()
         found = {name.lower(): value for name, value in answer.getheaders()}
         return Reply(answer.status, found, json.loads(read) if "json" in found["content-type"] else read)
+
+
+class Event(NamedTuple):
+    kind: str
+    id: str
+    data: Any
+
+
+class Stream:
+    """Reads events; `with` opens it."""
+
+    def __init__(self, api: Caller, query: str, headers: dict[str, str] | None = None) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", api.gateway.ports["http"], timeout=40)
+        self._target = f"{BASE}/stream/messages?{query}"
+        self._headers = {"Authorization": f"Bearer {TOKENS[Role.VIEWER]}"} | (headers or {})
+        self._answer: http.client.HTTPResponse
+
+    def __enter__(self) -> Stream:
+        self._connection.request("GET", self._target, headers=self._headers)
+        self._answer = self._connection.getresponse()
+        assert self._answer.headers["content-type"] == "text/event-stream"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+        self._answer.close()
+
+    def events(self, count: int) -> list[Event]:
+        """The next events, without what has no data."""
+        found: list[Event] = []
+        fields: dict[str, str] = {}
+        while len(found) < count:
+            line = self._answer.readline().decode().removesuffix("\n")
+            name, _, value = line.partition(": ")
+            if line:
+                fields[name] = value
+                continue
+            if "data" in fields:
+                data = json.loads(fields["data"])
+                found.append(Event(fields.get("event", ""), fields.get("id", ""), data))
+            fields = {}
+        return found
 
 
 class Device:
@@ -207,6 +250,50 @@ def test_retained_messages_are_listed_and_ended(api: Caller) -> None:
     )
     assert api.ask("delete_retained", "shelf/1").problem == "not-found"
     assert api.ask("list_retained", query="filter=a%23").body["errors"][0]["parameter"] == "filter"
+
+
+def test_a_stream_has_what_is_stored_and_goes_on_where_its_reader_was(api: Caller) -> None:
+    assert api.ask("stream_messages", query="filter=a%23").body["errors"][0]["parameter"] == "filter"
+    wrong = api.ask("stream_messages", query="filter=a&since=nothing")
+    assert wrong.body["errors"][0]["parameter"] == "since"
+    with Stream(api, "filter=live/%2B/t&payload_bytes_max=3") as stream, Stream(api, "filter=%23") as other:
+        assert [each.kind for each in (*stream.events(1), *other.events(1))] == ["open", "open"]
+        for number in range(3):
+            api.get("publish_raw", f"live/{number}/t", raw=b"%d-long" % number)
+            api.get("publish_raw", f"live/{number}/other", raw=b"x")
+        events = stream.events(3)
+        everything = other.events(6)
+    assert [(each.data["mqtt_topic"], each.data["payload"]) for each in events] == [
+        (f"live/{number}/t", f"{number}-l") for number in range(3)
+    ]
+    assert [each.id for each in everything[::2]] == [each.id for each in events]
+    assert everything[0].data["payload"] == "0-long"
+    api.get("publish_raw", "live/3/t", raw=b"3")
+    with Stream(api, "filter=live/%2B/t", {"Last-Event-ID": events[1].id}) as stream:
+        first, *rest = stream.events(3)
+        assert (first.kind, first.id) == ("open", events[1].id)
+        assert [each.data["mqtt_topic"] for each in rest] == ["live/2/t", "live/3/t"]
+        api.get("publish_raw", "live/4/t", raw=b"4")
+        assert stream.events(1)[0].data["mqtt_topic"] == "live/4/t"
+    with Stream(api, f"filter=live/%2B/t&since={quote(rest[1].id)}") as stream:
+        assert [each.data["mqtt_topic"] for each in stream.events(2)[1:]] == ["live/4/t"]
+    with Stream(api, "filter=live/%2B/t&since=broker-a%3D7") as stream:
+        gap = stream.events(2)[1]
+        assert (gap.kind, gap.data["broker"], gap.data["from"]) == ("gap", "broker-a", 7)
+
+
+def test_a_reader_that_comes_back_late_gets_all_it_has_missed_at_its_own_pace(api: Caller) -> None:
+    with Stream(api, "filter=late/%2B") as stream:
+        place = stream.events(1)[0].id
+    size = HTTP_STREAM_WAITING_BYTES_MAX // 4
+    for number in range(12):
+        api.get("publish_raw", f"late/{number}", raw=b"x" * size)
+    with Stream(api, f"filter=late/%2B&payload_bytes_max={size}&since={quote(place)}") as stream:
+        events = stream.events(13)[1:]
+        api.get("publish_raw", "late/12", raw=b"")
+        events += stream.events(1)
+    assert [each.data["mqtt_topic"] for each in events] == [f"late/{number}" for number in range(13)]
+    assert {each.data["payload_bytes"] for each in events[:-1]} == {size}
 
 
 def test_topics_are_made_changed_scaled_and_deleted(api: Caller) -> None:
@@ -393,7 +480,13 @@ def test_the_description_names_every_route(api: Caller) -> None:
     assert named == set(ROUTE_OF)
 
 
-@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
+def test_what_is_open_is_named_here() -> None:
+    assert {route.name for route in ROUTES if route.is_open} == {"show_sign_in_ways", "sign_in"}
+
+
+@pytest.mark.parametrize(
+    "route", [route for route in ROUTES if not route.is_open], ids=lambda route: route.name
+)
 def test_a_route_is_closed_to_who_has_no_token_and_to_lower_roles(api: Caller, route: Route) -> None:
     path = ["x"] * len(route.path_parameters)
     target = BASE + route.path.replace("...}", "}").format(*path, **dict.fromkeys(route.path_parameters, "x"))
@@ -450,7 +543,7 @@ def test_what_is_wrong_with_a_request_is_named(api: Caller) -> None:
     assert api.ask("publish_many", body={"items": one * (BATCH_MAX + 1)}).problem == "invalid"
 
 
-def test_every_route_is_asked_above() -> None:
-    source = Path(__file__).read_text()
-    calls = set(re.findall(r'api\.(?:get|ask)\(\s*"(\w+)"', source))
+def test_every_route_is_asked_by_a_test_of_its_area() -> None:
+    sources = "".join(file.read_text() for file in Path(__file__).parent.glob("test_http_api*.py"))
+    calls = set(re.findall(r'\.(?:get|ask)\(\s*"(\w+)"', sources))
     assert set(ROUTE_OF) - calls == set()

@@ -90,6 +90,25 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "::test_what_is_not_read_of_all_answers_together_has_a_limit",
     ),
     Bound(
+        "console.access.console_sessions: browsers in which somebody is signed in",
+        "CONSOLE_SESSIONS_MAX, CONSOLE_SESSIONS_OF_USER_MAX",
+        "items x 1 KiB",
+        "tests/unit/console/access/test_console_sessions.py"
+        "::test_past_the_limit_of_all_the_one_not_used_for_longest_ends",
+    ),
+    Bound(
+        "console.access.passwords: names that failed",
+        "CONSOLE_FAILING_USERS_MAX",
+        "items x CONSOLE_USER_NAME_CHARACTERS_MAX",
+        "tests/unit/console/access/test_passwords.py::test_names_that_failed_are_bounded",
+    ),
+    Bound(
+        "console.access.passwords: passwords that wait to be hashed",
+        "CONSOLE_HASHES_AT_ONCE, CONSOLE_HASHES_WAITING_MAX",
+        "the first x ARGON2_MEMORY_KIB_MAX, the others x CONSOLE_PASSWORD_BYTES_MAX",
+        "tests/unit/console/access/test_passwords.py::test_so_many_are_hashed_and_so_many_wait",
+    ),
+    Bound(
         "audit_log: records that wait to be stored",
         "AUDIT_RECORDS_MAX",
         "AUDIT_BYTES_MAX and a batch of AUDIT_BATCH_BYTES_MAX",
@@ -603,21 +622,21 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "tests/unit/mqtt_front/sessions/test_drain.py::test_only_so_many_connections_wait_to_be_refused",
     ),
     Bound(
-        "mqtt_front.access.failed_attempts: addresses that failed",
+        "credentials.failed_attempts: addresses that failed",
         "MQTT_FAILING_ADDRESSES_MAX",
         "items x an address",
-        "tests/unit/mqtt_front/access/test_failed_attempts.py"
+        "tests/unit/credentials/test_failed_attempts.py"
         "::test_addresses_are_bounded_and_the_oldest_goes",
     ),
     Bound(
-        "mqtt_front.access.failed_attempts: users who were right",
+        "credentials.failed_attempts: users who were right",
         "MQTT_PROVEN_USERS_MAX",
         "items x 150 bytes",
-        "tests/unit/mqtt_front/access/test_failed_attempts.py"
+        "tests/unit/credentials/test_failed_attempts.py"
         "::test_users_who_were_right_are_bounded_and_the_oldest_goes",
     ),
     Bound(
-        "mqtt_front.access.pace: devices that wait for their turn at a link",
+        "credentials.pace: devices that wait for their turn at a link",
         "a setting of the link, of devices that are not read meanwhile",
         "MQTT_UNDECIDED_BYTES_MAX of all of them",
         "tests/unit/mqtt_front/access/test_mqtt_authentication.py"
@@ -740,7 +759,7 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "tests/unit/mqtt_front/limiting/test_buckets.py::test_who_has_gone_is_passed_over",
     ),
     Bound(
-        "mqtt_front.limiting.window_counts: addresses and client ids that connect",
+        "credentials.window_counts: addresses and client ids that connect",
         "MQTT_FLAPPING_COUNTED_MAX of each",
         "items x MQTT_CLIENT_ID_BYTES_MAX",
         "tests/unit/mqtt_front/limiting/test_flapping.py::test_so_many_are_counted",

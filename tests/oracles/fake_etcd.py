@@ -35,7 +35,7 @@ class FakeEtcdData:
         """Empty: no authentication."""
         self.tokens: set[str] = set()
         self.may_write = True
-        self.watches: set[asyncio.Queue[bytes | None]] = set()
+        self.watches: list[asyncio.Queue[bytes | None]] = []
         self._numbers = itertools.count(7_587_000_000_000_000_000)
 
     def put(self, key: bytes, value: bytes, lease: int = 0) -> None:
@@ -177,14 +177,14 @@ class FakeEtcd(FaultyServer):
         lines: asyncio.Queue[bytes | None] = asyncio.Queue()
         response = await stream(request)
         await response.write(json.dumps({"result": {"created": True}}).encode() + b"\n")
-        self.data.watches.add(lines)
+        self.data.watches.append(lines)
         try:
             while (line := await lines.get()) is not None:
                 # In two pieces: borders of chunks mean nothing.
                 await response.write(line[:7])
                 await response.write(line[7:] + b"\n")
         finally:
-            self.data.watches.discard(lines)
+            self.data.watches.remove(lines)
         return response
 
     def _header(self) -> dict[str, str]:

@@ -21,7 +21,7 @@ class FakeKubernetes(FaultyServer):
         self.token = "first"
         self.leases: dict[str, dict[str, Any]] = {}
         self.pods: dict[str, dict[str, Any]] = {}
-        self.watches: set[asyncio.Queue[bytes | None]] = set()
+        self.watches: list[asyncio.Queue[bytes | None]] = []
         self.is_forbidden = False
         self.meddling = 0
         """How often somebody else changes an object between a read and the next write."""
@@ -103,13 +103,13 @@ class FakeKubernetes(FaultyServer):
         if name in self.leases:
             event = {"type": "ADDED", "object": self.leases[name]}
             await response.write(json.dumps(event).encode() + b"\n")
-        self.watches.add(lines)
+        self.watches.append(lines)
         try:
             while (line := await lines.get()) is not None:
                 await response.write(line[:7])
                 await response.write(line[7:] + b"\n")
         finally:
-            self.watches.discard(lines)
+            self.watches.remove(lines)
         return response
 
 

@@ -21,7 +21,7 @@ LAYERS: tuple[frozenset[str], ...] = (
         | {"spelling", "supervised", "watched_file"}
     ),
     frozenset({"history", "message", "ports", "telemetry"}),
-    frozenset({"audit_log", "mqtt", "remoting"}),
+    frozenset({"audit_log", "credentials", "mqtt", "remoting"}),
     # Asks etcd or Kubernetes; the rest of replication does no I/O.
     frozenset({"replication.consensus"}),
     frozenset({"client", "replication", "store"}),
@@ -363,7 +363,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "submitting",
         "jobs",
     ),
-    "console": ("settings", "exposition", "server", "access", "pages", "api"),
+    "console": ("settings", "exposition", "server", "access", "assets", "pages", "api"),
     "config": ("setting_text", "config"),
     "workers": ("channel", "supervisor"),
     "commands": (

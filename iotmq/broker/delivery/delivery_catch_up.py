@@ -55,16 +55,18 @@ class DeliveryCatchUp:
         push: Callable[[Buffer, bytes], None],
         *,
         since: int,
-    ) -> None:
+    ) -> bool:
         """Push what matches from `since` on, then attach the filters to the channel.
 
-        What is no longer in memory, or not in this log at all, is left out and counted.
+        What is no longer in memory, or not in this log at all, is left out and counted; then False.
         """
-        if await self._catch_up(connection, attached, push, since=since):
+        is_whole = await self._catch_up(connection, attached, push, since=since)
+        if is_whole:
             self.caught_up_total += 1
         else:
             self.gaps_total += 1
         self._delivery.attach(channel, attached.filters, attached.marks)
+        return is_whole
 
     async def _catch_up(
         self,

@@ -31,6 +31,7 @@ from iotmq.console.api.routing import RouteTree
 from iotmq.console.server.messages import Answer, Request
 from iotmq.errors import IotmqError
 from iotmq.metrics import Metric, samples_by
+from iotmq.secret_text import SECRET_SHOWN, Secret
 from iotmq.supervised import FAILURES
 
 logger = logging.getLogger("iotmq.http.api")
@@ -46,6 +47,9 @@ class Gate(Protocol):
 
     def caller(self, request: Request) -> Caller:
         """Return who asks. ProblemError when nobody may, or when a page of another site asks."""
+
+    def anybody(self, request: Request) -> Caller:
+        """Return who asks for what is open. ProblemError when a page of another site asks."""
 
 
 class Api:
@@ -77,7 +81,7 @@ class Api:
                 # The detail of this problem is the list of methods there are.
                 headers = (("Allow", str(error)),)
             elif error.kind is UNAUTHENTICATED:
-                logger.warning("request without a token", extra={"peer": request.peer})
+                logger.warning("nobody is signed in", extra={"peer": request.peer})
                 headers = (("WWW-Authenticate", 'Bearer realm="iotmq"'),)
             answer = answer_of(error, headers)
         except Exception:
@@ -93,8 +97,8 @@ class Api:
     async def _answer(self, request: Request) -> Answer:
         route, path = self._tree.find(request.method, request.path.removeprefix(BASE))
         caller = self._allow(route, request)
-        arguments = decode_arguments(route.arguments, path, request.query)
-        call = Call(arguments, _body(route, request), caller)
+        arguments = decode_arguments(route.arguments, path, request.query, request.headers)
+        call = Call(arguments, _body(route, request), caller, request)
         result = "done"
         try:
             async with asyncio.timeout(_HANDLER_S_MAX):
@@ -116,7 +120,13 @@ class Api:
         return Answer(msgspec.json.encode(answer), 200, "application/json")
 
     def _allow(self, route: Route, request: Request) -> Caller:
+        if route.is_open:
+            return self._gate.anybody(request)
         caller = self._gate.caller(request)
+        if (caller.scopes and route.tag not in caller.scopes) or (
+            route.is_for_people and caller.way == "key"
+        ):
+            raise ProblemError(FORBIDDEN, f"the key {caller.name} is not for {route.tag}")
         if caller.role < route.role:
             needed, own = route.role.name.lower(), caller.role.name.lower()
             raise ProblemError(FORBIDDEN, f"this takes the role {needed}; {caller.name} is {own}")
@@ -125,7 +135,7 @@ class Api:
     def _audit(self, route: Route, call: Call[Any, Any], result: str) -> None:
         fields = msgspec.json.encode(call.arguments).decode()
         if isinstance(call.body, msgspec.Struct):
-            fields += " " + msgspec.json.encode(call.body).decode()
+            fields += " " + msgspec.json.encode(_shown(call.body)).decode()
         self._record(
             "administered",
             account=call.caller.name,
@@ -134,6 +144,12 @@ class Api:
             fields=fields[:_AUDITED_CHARACTERS_MAX],
             result=result,
         )
+
+
+def _shown(body: msgspec.Struct) -> dict[str, Any]:
+    """Return the fields of a body without the secrets among them."""
+    fields = msgspec.structs.asdict(body)
+    return {name: SECRET_SHOWN if isinstance(each, Secret) else each for name, each in fields.items()}
 
 
 def _body(route: Route, request: Request) -> Any:

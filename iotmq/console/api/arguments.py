@@ -8,18 +8,29 @@ from typing import Any, Final
 from urllib.parse import parse_qsl
 
 import msgspec
+from msgspec import Meta
 
 from iotmq.console.api.problems import MALFORMED, ProblemError, invalid_arguments
 
 PARAMETERS_MAX: Final = 64
+_HEADER: Final = "header"
+_NO_HEADERS: Final[Mapping[str, str]] = {}
 
 
-def decode_arguments(form: type[msgspec.Struct], path: Mapping[str, str], query: str) -> Any:
+def header(name: str) -> Meta:
+    """Make the mark of a field that stands in the head of a request."""
+    return Meta(extra={_HEADER: name})
+
+
+def decode_arguments(
+    form: type[msgspec.Struct], path: Mapping[str, str], query: str, headers: Mapping[str, str] = _NO_HEADERS
+) -> Any:
     """Return an instance of `form`; a parameter of a list may be there more than once.
 
     ProblemError names the parameter that is wrong.
     """
     fields: dict[str, Any] = {}
+    in_head = headers_of(form)
     lists = _lists(form)
     if query:
         try:
@@ -33,8 +44,9 @@ def decode_arguments(form: type[msgspec.Struct], path: Mapping[str, str], query:
         except ValueError as error:
             raise ProblemError(MALFORMED, f"the query cannot be read: {error}") from None
         for name, value in pairs:
-            if name in path:
-                raise ProblemError(MALFORMED, f"the parameter {name} stands in the path")
+            if name in path or name in in_head:
+                place = "path" if name in path else f"header {in_head[name]}"
+                raise ProblemError(MALFORMED, f"the parameter {name} stands in the {place}")
             if name in lists:
                 fields.setdefault(name, []).append(value)
             elif name in fields:
@@ -42,6 +54,9 @@ def decode_arguments(form: type[msgspec.Struct], path: Mapping[str, str], query:
             else:
                 fields[name] = value
     fields.update(path)
+    for name, field in in_head.items():
+        if field.lower() in headers:
+            fields[name] = headers[field.lower()]
     try:
         # Texts are numbers and truth values where the field is one.
         return msgspec.convert(fields, form, strict=False)
@@ -56,3 +71,15 @@ def _lists(form: type[msgspec.Struct]) -> frozenset[str]:
     info = msgspec.inspect.type_info(form)
     assert isinstance(info, msgspec.inspect.StructType)
     return frozenset(field.encode_name for field in info.fields if isinstance(field.type, kinds))
+
+
+@cache
+def headers_of(form: type[msgspec.Struct]) -> dict[str, str]:
+    """Return the fields that stand in the head, with the names of theirs there."""
+    info = msgspec.inspect.type_info(form)
+    assert isinstance(info, msgspec.inspect.StructType)
+    return {
+        field.encode_name: field.type.extra[_HEADER]
+        for field in info.fields
+        if isinstance(field.type, msgspec.inspect.Metadata) and field.type.extra
+    }

@@ -1,34 +1,67 @@
-"""The gate of the API: a token with a role."""
+"""The gate of the API: who asks, by a token, or by the cookie of somebody who is signed in."""
 
 from __future__ import annotations
 
+import logging
 from typing import Final
 
-from iotmq.console.access.tokens import Tokens
+from iotmq.console.access.access import Access
+from iotmq.console.access.browser import is_of_other_site
+from iotmq.console.access.console_users import RoleName
 from iotmq.console.api.problems import FORBIDDEN, UNAUTHENTICATED, ProblemError
 from iotmq.console.api.route import Caller, Role
 from iotmq.console.server.messages import Request
 
-_ROLES: Final = {"viewer": Role.VIEWER, "operator": Role.OPERATOR, "administrator": Role.ADMINISTRATOR}
+logger = logging.getLogger("iotmq.http.api")
+
+ROLES: Final[dict[RoleName, Role]] = {
+    "viewer": Role.VIEWER,
+    "operator": Role.OPERATOR,
+    "administrator": Role.ADMINISTRATOR,
+}
 
 
-class TokenGate:
-    """Knows callers by the tokens of the settings. A page of another site has none to show."""
+class Gate:
+    """Knows callers by what they show; a token comes before a cookie, and one that is wrong is the end."""
 
-    def __init__(self, tokens: Tokens) -> None:
-        self._tokens = tokens
+    def __init__(self, access: Access) -> None:
+        self._access = access
 
     def caller(self, request: Request) -> Caller:
-        """Return who asks. ProblemError for who shows no token, or one that is for metrics only."""
-        token = self._tokens.find(request)
+        """Return who asks. ProblemError for who shows nothing that counts."""
+        if "authorization" in request.headers:
+            return self._by_token(request)
+        found = self._by_cookie(request)
+        if found is None:
+            raise ProblemError(
+                UNAUTHENTICATED, "sign in, or show a token with a role: Authorization: Bearer TOKEN"
+            )
+        # What a browser adds by itself counts only where it says that a page of ours has asked.
+        if is_of_other_site(request, may_be_silent=False):
+            raise ProblemError(FORBIDDEN, "a page of another site has asked, or a program without an Origin")
+        return found
+
+    def anybody(self, request: Request) -> Caller:
+        """Return who asks for what is open. ProblemError when a page of another site asks."""
+        if request.method != "GET" and is_of_other_site(request, may_be_silent=True):
+            raise ProblemError(FORBIDDEN, "a page of another site has asked")
+        return Caller("nobody", Role.VIEWER, request.peer, None)
+
+    def _by_token(self, request: Request) -> Caller:
+        token = self._access.tokens.find(request)
         if token is None:
             raise ProblemError(
-                UNAUTHENTICATED,
-                "show a token of the settings (http.tokens, with a role): Authorization: Bearer TOKEN",
+                UNAUTHENTICATED, "the header Authorization has no token that counts: Bearer TOKEN"
             )
-        role = _ROLES.get(token.role)
-        if role is None:
+        if token.role == "metrics":
             raise ProblemError(
                 FORBIDDEN, f"the token {token.name} is for metrics: set the role of it in http.tokens"
             )
-        return Caller(token.name, role, request.peer)
+        return Caller(token.name, ROLES[token.role], request.peer)
+
+    def _by_cookie(self, request: Request) -> Caller | None:
+        token = self._access.cookie.token(request)
+        session = None if token is None else self._access.sessions.find(token)
+        if session is None:
+            return None
+        return Caller(session.name, ROLES[session.role], request.peer, session.way, session)

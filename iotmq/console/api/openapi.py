@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from iotmq.console.api.arguments import headers_of
 from iotmq.console.api.problems import (
     FORBIDDEN,
     INTERNAL,
@@ -76,6 +77,8 @@ def _operation(route: Route, arguments: dict[str, Any]) -> dict[str, Any]:
         "parameters": list(_parameters(route, arguments)),
         "responses": {"200": _response(route), **_problem_responses(route)},
     }
+    if route.is_open:
+        operation["security"] = []
     if route.body is bytes:
         operation["requestBody"] = {"required": True, "content": {"*/*": {"schema": {"type": "string"}}}}
     elif route.body is not None:
@@ -86,13 +89,14 @@ def _operation(route: Route, arguments: dict[str, Any]) -> dict[str, Any]:
 
 def _parameters(route: Route, arguments: dict[str, Any]) -> Iterable[dict[str, Any]]:
     in_path = route.path_parameters
+    in_head = headers_of(route.arguments)
     required = arguments.get("required", ())
     for name, schema in arguments.get("properties", {}).items():
         described = dict(schema)
         text = described.pop("description", "")
         yield {
-            "name": name,
-            "in": "path" if name in in_path else "query",
+            "name": in_head.get(name, name),
+            "in": "path" if name in in_path else "header" if name in in_head else "query",
             "required": name in in_path or name in required,
             **({"description": text} if text else {}),
             "schema": described,
@@ -101,7 +105,7 @@ def _parameters(route: Route, arguments: dict[str, Any]) -> Iterable[dict[str, A
 
 def _response(route: Route) -> dict[str, Any]:
     if route.answer is Answer:
-        return {"description": "As it is.", "content": {"*/*": {"schema": {"type": "string"}}}}
+        return {"description": "As it is.", "content": {route.answer_type: {"schema": {"type": "string"}}}}
     schema = {"$ref": _REFERENCE.format(name=route.answer.__name__)}
     return {"description": "Done.", "content": {"application/json": {"schema": schema}}}
 

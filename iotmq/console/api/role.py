@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable
 
 from iotmq.client.client import IotmqClient
 from iotmq.clock import Clock
-from iotmq.console.access.tokens import Tokens
+from iotmq.console.access.access import Access
+from iotmq.console.access.browser import security_headers
 from iotmq.console.api.api import Api
 from iotmq.console.api.audit import ApiAudit
-from iotmq.console.api.gate import TokenGate
+from iotmq.console.api.gate import Gate
 from iotmq.console.api.routes.table import ROUTES
 from iotmq.console.api.services import Services
 from iotmq.console.server.messages import Answer, Request
-from iotmq.console.settings import HttpSettings
 from iotmq.history.sampler import MetricHistory
 from iotmq.metrics import Metric
 
@@ -23,7 +23,7 @@ class ApiRole:
 
     def __init__(
         self,
-        settings: HttpSettings,
+        access: Access,
         make_client: Callable[[], IotmqClient],
         clock: Clock,
         *,
@@ -31,17 +31,19 @@ class ApiRole:
         history: MetricHistory | None = None,
     ) -> None:
         """`make_client` is called with the first request that asks brokers; `history` is this process's."""
-        self._services = Services(make_client, clock, history)
+        self._access = access
+        self._services = Services(make_client, clock, access, history)
         self._audit = ApiAudit(self._services, source=source)
-        gate = TokenGate(Tokens(settings.tokens))
-        self._api = Api(ROUTES, self._services, gate, record=self._audit.record)
+        self._api = Api(ROUTES, self._services, Gate(access), record=self._audit.record)
 
     async def start(self) -> None:
-        """Nothing is started before somebody asks."""
+        """Read who may ask; the client starts when somebody does."""
+        await self._access.start()
 
     async def stop(self) -> None:
         """Write the audit records that wait, then end the client."""
         await self._audit.stop()
+        await self._access.stop()
         await self._services.stop()
 
     def body_bytes_max(self, head: Request) -> int:
@@ -50,9 +52,12 @@ class ApiRole:
 
     async def answer(self, request: Request) -> Answer:
         """Answer a request below the base of the API."""
-        return await self._api.answer(request)
+        answer = await self._api.answer(request)
+        return answer._replace(headers=answer.headers + security_headers(request))
 
     def metrics(self) -> Iterable[Metric]:
         """Report the requests and the audit records."""
         yield from self._api.metrics()
+        yield from self._access.metrics()
         yield from self._audit.metrics()
+        yield from self._services.streams.metrics()

@@ -14,7 +14,9 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar, get_args, get_type_
 
 import msgspec
 
+from iotmq.console.access.console_sessions import Session, Way
 from iotmq.console.api.problems import Kind
+from iotmq.console.server.messages import Request
 
 _PARAMETER: Final = re.compile(r"\{(\w+)(\.\.\.)?\}")
 
@@ -41,6 +43,12 @@ class Caller(NamedTuple):
     name: str
     role: Role
     address: str
+    way: Way | None = "token"
+    """How it has shown who it is; None where it has not."""
+    session: Session | None = None
+    """Of somebody who is signed in."""
+    scopes: frozenset[str] = frozenset()
+    """The areas it may use; empty: all."""
 
 
 class Call(NamedTuple, Generic[ArgumentsT, BodyT]):
@@ -49,6 +57,8 @@ class Call(NamedTuple, Generic[ArgumentsT, BodyT]):
     arguments: ArgumentsT
     body: BodyT
     caller: Caller
+    request: Request
+    """As it came, for what a route has to know of it beside its arguments."""
 
 
 class NoArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,12 +85,18 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     """One line for the reference."""
     answer: type
     """A struct."""
+    answer_type: str = "*/*"
+    """The content type of an answer that is none."""
     arguments: type[msgspec.Struct] = NoArguments
     """A struct of the parameters of path and query; those of the path have no default."""
     body: type | None = None
     """A struct, or `bytes` for a body as it is; None: no body."""
     body_bytes_max: int = 0
     is_audited: bool = False
+    is_open: bool = False
+    """Whether it is for everybody, signed in or not."""
+    is_for_people: bool = False
+    """Whether API keys may not use it, whatever their role."""
     problems: tuple[Kind, ...] = ()
     """Those that are its own, beside the ones every route has."""
 
@@ -104,12 +120,17 @@ def route(
     tag: str,
     role: Role = Role.VIEWER,
     body_bytes_max: int = _BODY_BYTES_MAX,
+    answer_type: str = "*/*",
     is_audited: bool | None = None,
+    is_open: bool = False,
+    is_for_people: bool = False,
+    answer: type | None = None,
     problems: tuple[Kind, ...] = (),
 ) -> Route:
     """Make a route of a handler: its name, its first line and its types are those of the route.
 
-    All but GET is audited unless it says otherwise.
+    All but GET is audited unless it says otherwise. `answer` is what the body is, of a handler that makes an
+    `Answer` with headers.
     """
     hints = get_type_hints(handler, include_extras=True)
     call = hints[tuple(inspect.signature(handler).parameters)[1]]
@@ -124,10 +145,13 @@ def route(
         role=role,
         handler=handler,
         summary=text.splitlines()[0],
-        answer=hints["return"],
+        answer=answer or hints["return"],
+        answer_type=answer_type,
         arguments=arguments,
         body=None if body is type(None) else body,
         body_bytes_max=0 if body is type(None) else body_bytes_max,
         is_audited=method != "GET" if is_audited is None else is_audited,
+        is_open=is_open,
+        is_for_people=is_for_people,
         problems=problems,
     )

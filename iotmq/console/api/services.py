@@ -8,6 +8,8 @@ from collections.abc import Callable
 from iotmq.client.client import IotmqClient
 from iotmq.client.sending.producer import Producer
 from iotmq.clock import Clock
+from iotmq.console.access.access import Access
+from iotmq.console.api.streams.streams import Streams
 from iotmq.history.sampler import MetricHistory
 
 _GROUP = "iotmq_http_api"
@@ -17,12 +19,18 @@ class Services:
     """The parts that handlers use. `stop()` ends them."""
 
     def __init__(
-        self, make_client: Callable[[], IotmqClient], clock: Clock, history: MetricHistory | None = None
+        self,
+        make_client: Callable[[], IotmqClient],
+        clock: Clock,
+        access: Access,
+        history: MetricHistory | None = None,
     ) -> None:
+        self.access = access
         self._make_client = make_client
         self.history = history
         """What this process remembers of its metrics; None for nothing."""
         self.clock = clock
+        self.streams = Streams(self.client)
         self._starting: asyncio.Task[tuple[IotmqClient, Producer]] | None = None
 
     async def client(self) -> IotmqClient:

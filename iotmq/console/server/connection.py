@@ -117,6 +117,9 @@ class HttpConnection(asyncio.Protocol):
         self._next_turn: asyncio.Handle | None = None
         self._can_write = asyncio.Event()
         self._can_write.set()
+        # The peer sends no more; and who is told so, while a stream wants to know.
+        self._has_peer_ended = False
+        self._peer_ended: Callable[[], None] | None = None
         # Nothing more is taken in; the connection ends behind the answers to what has come.
         self._is_ending = False
         self._deadline_s = self._loop.time() + port.request_timeout_s
@@ -163,7 +166,9 @@ class HttpConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """Answer what is whole; then the connection ends."""
-        self._is_ending = True
+        self._is_ending = self._has_peer_ended = True
+        if self._peer_ended is not None:
+            self._peer_ended()
         self._go_on()
         return self._answering is not None or bool(self._waiting)
 
@@ -298,7 +303,8 @@ class HttpConnection(asyncio.Protocol):
                 self._answering = self._loop.create_task(self._answer_later(whole, reply))
         is_idle = self._answering is None and not self._waiting
         if not is_idle:
-            self._transport.pause_reading()
+            if self._peer_ended is None:
+                self._transport.pause_reading()
         elif self._is_ending:
             self._transport.close()
         else:
@@ -350,7 +356,17 @@ class HttpConnection(asyncio.Protocol):
                 await stream(_Chunks(self, is_chunked=is_chunked))
                 self._transport.write(_LAST_CHUNK if is_chunked else b"")
         finally:
+            self._peer_ended = None
             self._restart_deadline()
+
+    def when_peer_ends(self, call: Callable[[], None]) -> None:
+        """Call at the peer's end, and take nothing more of it."""
+        self._peer_ended = call
+        self._is_ending = True
+        if self._has_peer_ended:
+            call()
+        elif not self._transport.is_closing():
+            self._transport.resume_reading()
 
     async def write_piece(self, data: bytes) -> None:
         """Write a piece of a stream. Waits while the peer does not read, as long as for a request at most."""
@@ -411,6 +427,9 @@ class _Chunks:
         if data:
             piece = b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data
             await self._connection.write_piece(piece)
+
+    def when_peer_ends(self, call: Callable[[], None]) -> None:
+        self._connection.when_peer_ends(call)
 
 
 def _head(whole: _Whole | None, answer: Answer, framing: str) -> bytes:

@@ -67,6 +67,13 @@ class Sink(Protocol):
     async def write(self, data: bytes) -> None:
         """Send a piece; waits while the peer does not read. ConnectionError when it has gone."""
 
+    def when_peer_ends(self, call: Callable[[], None]) -> None:
+        """Call when the peer sends no more, which is most often the first to be seen of its going.
+
+        For streams without an end: what else the peer sends is thrown away, and the connection ends with
+        the stream.
+        """
+
 
 Reply: TypeAlias = Answer | Awaitable[Answer]
 

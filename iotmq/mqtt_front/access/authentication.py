@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from iotmq import limits
 from iotmq.clock import Clock
+from iotmq.credentials.failed_attempts import FailedAttempts
 from iotmq.metrics import Metric, samples, samples_by
 from iotmq.mqtt.codec.packets import Auth, Connect
 from iotmq.mqtt.reason_codes import (
@@ -34,7 +35,6 @@ from iotmq.mqtt.reason_codes import (
 )
 from iotmq.mqtt_front.access.client_ids import ClientIds
 from iotmq.mqtt_front.access.exchanges import Exchange, Presented
-from iotmq.mqtt_front.access.failed_attempts import FailedAttempts
 from iotmq.mqtt_front.access.identity import Identity
 from iotmq.mqtt_front.access.undecided import Undecided
 from iotmq.mqtt_front.access.verdicts import Accepted, Credentials, Denied, Question

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from iotmq.clock import Clock
+from iotmq.credentials.pace import Pace
 from iotmq.errors import ConfigError
 from iotmq.metrics import Metric, samples, samples_by
 from iotmq.mqtt.reason_codes import SERVER_BUSY, SERVER_UNAVAILABLE
@@ -20,7 +21,6 @@ from iotmq.mqtt_front.access.answers import Answer, Answers, digest
 from iotmq.mqtt_front.access.exchanges import Exchange
 from iotmq.mqtt_front.access.identity import Identity
 from iotmq.mqtt_front.access.links.link import Link, LinkFailedError, told_everything
-from iotmq.mqtt_front.access.pace import Pace
 from iotmq.mqtt_front.access.verdicts import Accepted, Credentials, Denied, NotMine
 from iotmq.mqtt_front.patterns import compile_pattern
 from iotmq.mqtt_front.settings.links import LinkSettings

@@ -9,30 +9,15 @@ takes MEMORY KiB. Both are text, and parts of a line of the file of users.
 
 from __future__ import annotations
 
-import base64
-import re
-import secrets
 from typing import Final
 
-from iotmq import limits
+from iotmq.credentials import argon2
+from iotmq.credentials.argon2 import ARGON2
 from iotmq.mqtt.auth.scram import METHOD
 from iotmq.mqtt_front.access import scram
 
-ARGON2: Final = "$argon2id$"
 FORMS: Final = (f"{METHOD}$", ARGON2)
 """The beginning of each."""
-DEFAULT_MEMORY_KIB: Final = 19 * 1024
-DEFAULT_ROUNDS: Final = 2
-# The second line of RFC 9106 section 4 asks for more memory than a gateway has for each of its threads; these
-# are what OWASP names first.
-_LANES: Final = 1
-_SALT_BYTES: Final = 16
-_HASH_BYTES: Final = 32
-_MEMORY_KIB_MIN: Final = 8
-_ARGON2: Final = re.compile(
-    r"\$argon2id\$v=19\$m=(\d{1,9}),t=(\d{1,9}),p=(\d{1,9})\$([A-Za-z0-9+/]{11,86})\$([A-Za-z0-9+/]{16,128})",
-    re.ASCII,
-)
 
 
 def check_kept(text: str) -> None:
@@ -40,17 +25,7 @@ def check_kept(text: str) -> None:
     if not text.startswith(ARGON2):
         scram.parse_verifier(text)
         return
-    found = _ARGON2.fullmatch(text)
-    if found is None:
-        raise ValueError(f"it is not {ARGON2}v=19$m=MEMORY,t=ROUNDS,p=LANES$SALT$HASH")
-    memory_kib, rounds, lanes = (int(found[at]) for at in (1, 2, 3))
-    for what, value, least, most in (
-        ("KiB of memory", memory_kib, _MEMORY_KIB_MIN * max(1, lanes), limits.ARGON2_MEMORY_KIB_MAX),
-        ("rounds", rounds, 1, limits.ARGON2_ROUNDS_MAX),
-        ("lanes", lanes, 1, limits.ARGON2_LANES_MAX),
-    ):
-        if not least <= value <= most:
-            raise ValueError(f"{value} {what}; {least} to {most} are allowed")
+    argon2.check(text)
 
 
 def is_password_of(kept: str, password: bytes) -> bool:
@@ -60,43 +35,17 @@ def is_password_of(kept: str, password: bytes) -> bool:
     """
     if not kept.startswith(ARGON2):
         return scram.is_password_of(scram.parse_verifier(kept), password)
-    # Loaded where there is such a user.
-    from argon2.exceptions import VerifyMismatchError
-    from argon2.low_level import Type, verify_secret
-
-    try:
-        return verify_secret(kept.encode(), password, Type.ID)
-    except VerifyMismatchError:
-        return False
-
-
-def make_argon2(
-    password: bytes, *, memory_kib: int = DEFAULT_MEMORY_KIB, rounds: int = DEFAULT_ROUNDS
-) -> str:
-    """Hash a password. Milliseconds; other threads run meanwhile."""
-    from argon2.low_level import Type, hash_secret
-
-    salt = secrets.token_bytes(_SALT_BYTES)
-    made = hash_secret(password, salt, rounds, memory_kib, _LANES, _HASH_BYTES, Type.ID)
-    return made.decode()
+    return argon2.is_password_of(kept, password)
 
 
 def cost_of(kept: str) -> str:
     """Return the part that says how much work a guess is, with the form in front."""
-    return (
-        kept[: kept.index("$", len(ARGON2) + len("v=19$"))]
-        if kept.startswith(ARGON2)
-        else kept.partition(":")[0]
-    )
+    return argon2.cost_of(kept) if kept.startswith(ARGON2) else kept.partition(":")[0]
 
 
 def pretended(cost: str) -> str:
     """Return something of this cost that no password proves."""
-    if not cost.startswith(ARGON2):
-        iterations = int(cost.partition("$")[2])
-        return str(scram.UnknownUsers().verifier("", iterations=iterations))
-    salt, made = (
-        base64.b64encode(secrets.token_bytes(size)).decode().rstrip("=")
-        for size in (_SALT_BYTES, _HASH_BYTES)
-    )
-    return f"{cost}${salt}${made}"
+    if cost.startswith(ARGON2):
+        return argon2.pretended(cost)
+    iterations = int(cost.partition("$")[2])
+    return str(scram.UnknownUsers().verifier("", iterations=iterations))

@@ -22,9 +22,10 @@ from collections.abc import Callable
 from typing import Final
 
 from iotmq import limits
+from iotmq.credentials.argon2 import ARGON2
 from iotmq.errors import IotmqError
 from iotmq.mqtt.auth.scram import METHOD
-from iotmq.mqtt_front.access.kept_passwords import ARGON2, check_kept, is_password_of
+from iotmq.mqtt_front.access.kept_passwords import check_kept, is_password_of
 from iotmq.mqtt_front.access.scram import can_be_password
 
 # It looks at no more of a password, and version 5 of the library refuses longer ones.

@@ -12,9 +12,7 @@ does not begin with # or begin or end with a space.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
-import os
 import stat
 import sys
 import time
@@ -24,10 +22,11 @@ from pathlib import Path
 from typing import Final
 
 from iotmq import limits
+from iotmq.credentials.argon2 import ARGON2
 from iotmq.errors import IotmqError
 from iotmq.files import replace_private_file
 from iotmq.mqtt.auth.saslprep import saslprep
-from iotmq.mqtt_front.access.kept_passwords import ARGON2, FORMS, check_kept, cost_of
+from iotmq.mqtt_front.access.kept_passwords import FORMS, check_kept, cost_of
 from iotmq.mqtt_front.access.scram import Verifier, parse_verifier
 
 _log: Final = logging.getLogger("iotmq.mqtt")
@@ -164,17 +163,6 @@ def without_user(data: bytes, name: str) -> bytes:
     if len(kept) == len(lines):
         raise UsersFileError(f"there is no user {name[:64]!a}")
     return b"".join(kept) or b"# nobody\n"
-
-
-@contextlib.contextmanager
-def changing(path: Path) -> Iterator[None]:
-    """Keep others who change files of this directory in the same way waiting, so that no change is lost."""
-    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def write_users(path: Path, data: bytes) -> None:

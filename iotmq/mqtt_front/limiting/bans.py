@@ -14,8 +14,8 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import Final
 
 from iotmq import limits
+from iotmq.credentials.addresses import parsed
 from iotmq.mqtt.bans import KINDS, Ban, BanKind
-from iotmq.mqtt_front.limiting.addresses import parsed
 from iotmq.mqtt_front.patterns import Pattern, compile_pattern
 
 _EXACT: Final[tuple[BanKind, ...]] = ("client", "user", "address")

@@ -8,9 +8,9 @@ from typing import Final
 
 from iotmq import limits
 from iotmq.clock import Clock
+from iotmq.credentials.addresses import network_of, parsed
+from iotmq.credentials.window_counts import WindowCounts
 from iotmq.mqtt.bans import Ban, BanKind
-from iotmq.mqtt_front.limiting.addresses import network_of, parsed
-from iotmq.mqtt_front.limiting.window_counts import WindowCounts
 from iotmq.mqtt_front.settings.limiting import FlappingSettings
 
 _IPV6_COUNTED_BITS: Final = 64

@@ -12,9 +12,9 @@ import msgspec
 
 from iotmq import limits
 from iotmq.clock import Clock
+from iotmq.credentials.addresses import network_of
 from iotmq.metrics import Metric, samples, samples_by
 from iotmq.mqtt.reason_codes import CONNECTION_RATE_EXCEEDED, QUOTA_EXCEEDED, Reason
-from iotmq.mqtt_front.limiting.addresses import network_of
 from iotmq.mqtt_front.limiting.buckets import DeviceLimits, Pacer, Scope
 from iotmq.mqtt_front.settings.limiting import (
     LimitSettings,

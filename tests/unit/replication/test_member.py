@@ -468,6 +468,7 @@ def lead_two(**settings: float) -> Bench:
     bench = Bench(**settings)
     bench.told(ClusterState(epoch=1, master=2, in_sync=(A, B)))
     bench.member.received(1, Open(A, 0, 0, 0, 0, ()), 0.0)
+    bench.log.flushed = bench.log.end
     bench.member.received(1, Ack(1, bench.log.end, bench.log.end), 0.0)
     assert bench.member.role is Role.LEADING
     bench.take()
@@ -528,6 +529,25 @@ def test_a_hand_over_is_given_up_while_a_change_is_not_answered() -> None:
     bench.member.tick(1.3)
     assert not leading.is_handing_over, "messages are taken again"
     assert leading.takes_appends
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_who_never_flushes_its_last_records_hands_over_without_them(is_broken: bool) -> None:
+    bench = lead_two(acknowledge_flushed=True)
+    bench.log.append("message")
+    bench.member.log_grew(0.1)
+    bench.member.received(1, Ack(1, bench.log.end, bench.log.end), 0.1)
+    assert bench.file.confirmed < bench.log.end
+    assert bench.member.hand_over(1, 0.2, is_broken=is_broken)
+    bench.member.tick(0.2)
+    (asked,) = [action for action in bench.take() if isinstance(action, ReplaceState)] or [None]
+    if not is_broken:
+        assert asked is None, "it may be flushed yet"
+        return
+    assert asked is not None
+    assert (asked.state.epoch, asked.state.master) == (2, 1)
+    assert asked.state.in_sync == (A,)
+    assert bench.file.promised_epoch == 2, "nothing of this epoch is confirmed any more"
 
 
 def test_nothing_is_handed_over_while_the_consensus_store_is_away() -> None:

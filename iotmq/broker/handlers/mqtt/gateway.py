@@ -370,8 +370,12 @@ class GatewayHandler:
         since: int,
     ) -> None:
         try:
-            await self._catch_up.attach(connection, front_end.channel, attached, front_end.push, since=since)
+            is_whole = await self._catch_up.attach(
+                connection, front_end.channel, attached, front_end.push, since=since
+            )
             answer = self._attached(request)
+            if not is_whole:
+                answer.ext["isGap"] = "true"
         except ConnectionClosedError:
             return
         except Exception as error:

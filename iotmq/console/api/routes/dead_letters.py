@@ -9,9 +9,9 @@ from msgspec import Meta
 
 from iotmq.console.api.problems import NOT_FOUND
 from iotmq.console.api.route import Call, Role, route
-from iotmq.console.api.routes.messages import ReadMessage, read_message
 from iotmq.console.api.routes.names import GroupArguments, TimeMs
 from iotmq.console.api.services import Services
+from iotmq.console.api.stored_messages import ReadMessage, read_message
 
 LIST_MAX: Final = 500
 RESEND_MAX: Final = 1000

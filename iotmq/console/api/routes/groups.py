@@ -199,7 +199,9 @@ async def move_group(services: Services, call: Call[GroupArguments, Move]) -> Mo
 
 
 async def _detail(admin: Admin, name: str) -> GroupDetail:
-    connections, progress = await asyncio.gather(admin.groups.connections(name), admin.groups.progress(name))
+    connections, progress = await asyncio.gather(
+        admin.groups.connections(name), admin.groups.progress(name)
+    )
     members = () if connections is None else connections.connection_set
     group = Group(
         name=name,

@@ -14,7 +14,7 @@ from iotmq import limits
 from iotmq.client.admin.retained import RetainedAdmin
 from iotmq.client.consuming.offsets import offsets
 from iotmq.client.sending.device_messages import DEVICE_TOPIC, device_message
-from iotmq.client.transport.message import Message, SendResult, StoredMessage
+from iotmq.client.transport.message import Message, SendResult
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.console.api.pages import Cursor, decode_cursor, encode_cursor
 from iotmq.console.api.problems import (
@@ -29,28 +29,26 @@ from iotmq.console.api.problems import (
 from iotmq.console.api.route import Call, NoArguments, Role, route
 from iotmq.console.api.routes.names import (
     BrokerText,
+    MqttTopicText,
     Offset,
     QueueId,
     TimeMs,
     Told,
     TopicArguments,
     TopicText,
+    check_filter,
 )
 from iotmq.console.api.services import Services
+from iotmq.console.api.stored_messages import PAYLOAD_BYTES_MAX, ReadMessage, read_message
 from iotmq.errors import IotmqError
-from iotmq.message.errors import MessageFormatError
-from iotmq.message.properties import MQTT_TOPIC
-from iotmq.mqtt.topics.topics import is_shared, is_valid_filter
 
 BATCH_MAX: Final = 1000
 BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
 READ_MAX: Final = 500
 READ_BYTES_MAX: Final = 4 * 1024 * 1024
-_PAYLOAD_BYTES_MAX: Final = 1024 * 1024
 # A payload of the largest size, and what JSON or Base64 add to it where it is no text full of controls.
 _MESSAGE_BYTES_MAX: Final = 2 * limits.MQTT_PACKET_BYTES_MAX
 
-MqttTopicText = Annotated[str, Meta(min_length=1, max_length=limits.MQTT_TOPIC_BYTES_MAX)]
 Qos = Annotated[int, Meta(ge=0, le=2)]
 ExpiryS = Annotated[float, Meta(ge=0, le=2**32 - 1)]
 
@@ -168,7 +166,7 @@ class ReadArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The message of all queues with this id of its sender."""
     limit: Annotated[int, Meta(ge=1, le=READ_MAX)] = 50
     """The most messages of an answer; a broker may give fewer."""
-    payload_bytes_max: Annotated[int, Meta(ge=0, le=_PAYLOAD_BYTES_MAX)] = 4096
+    payload_bytes_max: Annotated[int, Meta(ge=0, le=PAYLOAD_BYTES_MAX)] = 4096
     """Longer payloads are cut."""
 
 
@@ -181,7 +179,7 @@ class RetainedArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """The most items of a page."""
     cursor: Cursor = ""
     """`next` of the page before; empty for the first page."""
-    payload_bytes_max: Annotated[int, Meta(ge=0, le=_PAYLOAD_BYTES_MAX)] = 4096
+    payload_bytes_max: Annotated[int, Meta(ge=0, le=PAYLOAD_BYTES_MAX)] = 4096
     """Longer payloads are cut."""
 
 
@@ -205,37 +203,8 @@ class MessageArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     offset_message_id: Annotated[str, Meta(max_length=64)]
     """The id that names the place of the message in the log."""
-    payload_bytes_max: Annotated[int, Meta(ge=0, le=_PAYLOAD_BYTES_MAX)] = _PAYLOAD_BYTES_MAX
+    payload_bytes_max: Annotated[int, Meta(ge=0, le=PAYLOAD_BYTES_MAX)] = PAYLOAD_BYTES_MAX
     """A longer payload is cut."""
-
-
-class ReadMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A message as it is stored."""
-
-    message_id: str
-    """The id of its sender."""
-    offset_message_id: str
-    """The id of its place."""
-    topic: str
-    broker: str
-    queue: int
-    offset: int
-    stored_ms: int
-    """When the broker stored it, in milliseconds since 1970."""
-    born_ms: int
-    """When its sender made it."""
-    mqtt_topic: str = ""
-    keys: list[str] = []
-    tags: str = ""
-    properties: dict[str, str] = {}
-    payload: str | None = None
-    """The payload, where it is text in UTF-8."""
-    payload_base64: str | None = None
-    """The payload, where it is no such text."""
-    payload_bytes: int
-    """The size of the whole payload."""
-    problem: str = ""
-    """Why there is no payload."""
 
 
 class Messages(msgspec.Struct, frozen=True, kw_only=True):
@@ -328,9 +297,7 @@ async def read_messages(services: Services, call: Call[ReadArguments, None]) -> 
 async def list_retained(services: Services, call: Call[RetainedArguments, None]) -> Retained:
     """List retained messages: the last one of each MQTT topic that was sent with retain."""
     each = call.arguments
-    if not is_valid_filter(each.filter) or is_shared(each.filter):
-        detail = "no topic filter: + stands for one level, # at the end for all that follow"
-        raise ProblemError(INVALID, f"filter: {detail}", errors=(FieldProblem(detail, parameter="filter"),))
+    check_filter(each.filter)
     page = await RetainedAdmin(await services.client()).page(
         each.filter, decode_cursor(each.cursor), count=each.limit
     )
@@ -417,51 +384,6 @@ def _outcome(sent: asyncio.Future[SendResult] | ProblemError) -> Outcome:
         problem = from_error(error)
     assert problem is not None
     return Outcome(problem=problem.document)
-
-
-def read_message(message: StoredMessage, payload_bytes_max: int) -> ReadMessage:
-    text: str | None = None
-    encoded: str | None = None
-    why = ""
-    try:
-        body = message.body
-    except MessageFormatError as error:
-        body, why = message.record.body, str(error)
-    else:
-        shown = body[:payload_bytes_max]
-        try:
-            # A character that is cut is left out.
-            text = shown.decode() if len(shown) == len(body) else _decoded_cut(shown)
-        except UnicodeDecodeError:
-            encoded = base64.b64encode(shown).decode()
-    properties = message.properties
-    return ReadMessage(
-        message_id=message.message_id,
-        offset_message_id=message.offset_message_id,
-        topic=message.topic,
-        broker=message.queue.broker_name,
-        queue=message.queue.queue_id,
-        offset=message.queue_offset,
-        stored_ms=message.store_timestamp_ms,
-        born_ms=message.record.born_timestamp_ms,
-        mqtt_topic=properties.get(MQTT_TOPIC, ""),
-        keys=message.keys,
-        tags=message.tags,
-        properties=properties,
-        payload=text,
-        payload_base64=encoded,
-        payload_bytes=len(body),
-        problem=why,
-    )
-
-
-def _decoded_cut(data: bytes) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        if len(data) - error.start < 4 and error.end == len(data):
-            return data[: error.start].decode()
-        raise
 
 
 _AREA: Final = "messages"

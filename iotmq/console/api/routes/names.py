@@ -8,12 +8,15 @@ import msgspec
 from msgspec import Meta
 
 from iotmq import limits
+from iotmq.console.api.problems import INVALID, FieldProblem, ProblemError
+from iotmq.mqtt.topics.topics import is_shared, is_valid_filter
 
 TopicText = Annotated[str, Meta(min_length=1, max_length=limits.TOPIC_BYTES_MAX)]
 GroupText = Annotated[str, Meta(min_length=1, max_length=limits.TOPIC_BYTES_MAX)]
 BrokerText = Annotated[str, Meta(min_length=1, max_length=255)]
 ClientText = Annotated[str, Meta(min_length=1, max_length=65_535)]
 TimeMs = Annotated[int, Meta(ge=0, le=1 << 53)]
+MqttTopicText = Annotated[str, Meta(min_length=1, max_length=limits.MQTT_TOPIC_BYTES_MAX)]
 QueueId = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Offset = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
@@ -43,3 +46,10 @@ class ClientArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     client_id: ClientText
     """The client id."""
+
+
+def check_filter(topic_filter: str) -> None:
+    """Raise the problem of a parameter `filter` that is no topic filter."""
+    if not is_valid_filter(topic_filter) or is_shared(topic_filter):
+        detail = "no topic filter: + stands for one level, # at the end for all that follow"
+        raise ProblemError(INVALID, f"filter: {detail}", errors=(FieldProblem(detail, parameter="filter"),))

@@ -10,7 +10,18 @@ import iotmq
 from iotmq.console.api.api import BASE
 from iotmq.console.api.openapi import document
 from iotmq.console.api.route import Call, NoArguments, Route, route
-from iotmq.console.api.routes import cluster, dead_letters, groups, history, messages, sessions, topics
+from iotmq.console.api.routes import (
+    cluster,
+    dead_letters,
+    groups,
+    history,
+    messages,
+    sessions,
+    sign_in,
+    streams,
+    topics,
+    users,
+)
 from iotmq.console.api.services import Services
 from iotmq.console.server.messages import Answer
 
@@ -22,12 +33,15 @@ async def show_description(_services: Services, _call: Call[NoArguments, None]) 
 
 ROUTES: Final[tuple[Route, ...]] = (
     *messages.ROUTES,
+    *streams.ROUTES,
     *topics.ROUTES,
     *groups.ROUTES,
     *dead_letters.ROUTES,
     *sessions.ROUTES,
     *cluster.ROUTES,
     *history.ROUTES,
+    *sign_in.ROUTES,
+    *users.ROUTES,
     route("GET", "/openapi.json", show_description, tag="description"),
 )
 

@@ -187,7 +187,7 @@ async def scale_topic(services: Services, call: Call[TopicArguments, QueueNumber
             await scaling.add(name, body.queues, (broker,))
         elif body.queues < state.read_queue_nums:
             await scaling.remove(name, body.queues, (broker,), is_forced=body.is_forced)
-    return await show_topic(services, Call(call.arguments, None, call.caller))
+    return await show_topic(services, Call(call.arguments, None, call.caller, call.request))
 
 
 async def freeze_queues(services: Services, call: Call[TopicArguments, Freeze]) -> TopicDetail:
@@ -195,7 +195,7 @@ async def freeze_queues(services: Services, call: Call[TopicArguments, Freeze]) 
     scaling = (await services.client()).admin.scaling
     change = scaling.freeze if call.body.is_frozen else scaling.thaw
     await change(call.arguments.topic, call.body.queues, call.body.brokers)
-    return await show_topic(services, Call(call.arguments, None, call.caller))
+    return await show_topic(services, Call(call.arguments, None, call.caller, call.request))
 
 
 def _topic(name: str, settings_of: dict[str, TopicSettings], *, is_system: bool) -> Topic:

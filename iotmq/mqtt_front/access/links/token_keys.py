@@ -27,11 +27,10 @@ from jwt.utils import base64url_encode
 
 from iotmq import limits
 from iotmq.clock import Clock
-from iotmq.files import is_open_to_others, make_directory, replace_file
+from iotmq.files import changing, is_open_to_others, make_directory, replace_file
 from iotmq.metrics import Metric, samples
 from iotmq.mqtt_front.access.links.link import LinkFailedError
 from iotmq.mqtt_front.access.links.service_client import ServiceClient
-from iotmq.mqtt_front.access.users_file import changing
 from iotmq.mqtt_front.settings.links import JwtLinkSettings
 from iotmq.supervised import supervise
 

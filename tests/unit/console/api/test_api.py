@@ -43,6 +43,7 @@ from iotmq.errors import (
     SendFailedError,
 )
 from iotmq.remoting.codes import ResponseCode
+from iotmq.secret_text import hide
 from iotmq.supervised import FAILURES
 
 
@@ -66,6 +67,14 @@ class Result(msgspec.Struct, frozen=True):
     total: int
 
 
+class Secrets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    password: str
+
+    def __post_init__(self) -> None:
+        hide(self, "password")
+
+
 async def add(services: Services, call: Call[Arguments, Body]) -> Result:
     """Add values."""
     services.callers.append(call.caller)
@@ -87,6 +96,12 @@ async def hang(_services: Services, _call: Call[NoArguments, None]) -> Result:
     raise AssertionError
 
 
+async def keep_secret(services: Services, call: Call[NoArguments, Secrets]) -> Result:
+    """Take a secret."""
+    services.callers.append(call.caller)
+    return Result(call.body.name, len(call.body.password))
+
+
 async def keep(_services: Services, call: Call[NoArguments, bytes]) -> Answer:
     """Answer with the body."""
     return Answer(call.body, content_type="application/octet-stream")
@@ -96,6 +111,8 @@ ROUTES = (
     route("POST", "/sums/{name}", add, tag="t", role=Role.OPERATOR, body_bytes_max=100),
     route("GET", "/number", show, tag="t"),
     route("GET", "/never", hang, tag="t"),
+    route("POST", "/secrets", keep_secret, tag="t", is_open=True),
+    route("DELETE", "/number", show, tag="u", is_for_people=True),
     route("PUT", "/bytes", keep, tag="t", body_bytes_max=10, is_audited=False),
 )
 
@@ -108,6 +125,9 @@ class Gate:
         if name is None:
             raise ProblemError(UNAUTHENTICATED, "nobody")
         return Caller(name, Role[name.upper()], request.peer)
+
+    def anybody(self, request: Request) -> Caller:
+        return Caller("nobody", Role.VIEWER, request.peer, None)
 
 
 class Site:
@@ -156,6 +176,32 @@ async def test_a_request_goes_all_the_way(site: Site) -> None:
             "result": "done",
         }
     ]
+
+
+async def test_what_is_open_asks_nobody_who_that_is_and_secrets_are_not_audited(site: Site) -> None:
+    answer = await site.ask("POST", "/secrets", b'{"name": "ada", "password": "12345"}', role=None)
+    assert (answer.status, answer.body) == (200, b'{"name":"ada","total":5}')
+    assert site.services.callers[0].way is None
+    assert (site.records[0]["account"], site.records[0]["fields"]) == (
+        "nobody",
+        '{} {"name":"ada","password":"********"}',
+    )
+
+
+async def test_a_key_is_for_its_areas_and_never_for_what_is_for_people(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def caller(_self: Gate, request: Request) -> Caller:
+        scopes = frozenset(request.headers["x-role"].split())
+        return Caller("k", Role.ADMINISTRATOR, request.peer, "key", scopes=scopes)
+
+    monkeypatch.setattr(Gate, "caller", caller)
+    assert (await site.ask("GET", "/number", role="t")).status == 200
+    assert (await site.ask("GET", "/number", role="")).status == 200
+    denied = await site.ask("GET", "/number", role="u v")
+    assert problem(denied).detail == "the key k is not for t"
+    for scopes in ("", "u"):
+        assert (await site.ask("DELETE", "/number", role=scopes)).status == 403
 
 
 async def test_reading_and_what_is_not_to_be_audited_leave_no_record(site: Site) -> None:

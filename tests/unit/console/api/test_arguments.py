@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from iotmq.console.api.arguments import PARAMETERS_MAX, decode_arguments
+from iotmq.console.api.arguments import PARAMETERS_MAX, decode_arguments, header
 from iotmq.console.api.problems import INVALID, MALFORMED, ProblemError
 
 
@@ -18,6 +18,10 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     is_system: bool = False
     ids: tuple[int, ...] = ()
     until_ms: int | None = None
+
+
+class WithHead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    last: Annotated[str, Meta(max_length=3), header("X-Last")] = ""
 
 
 PATH = {"name": "a"}
@@ -54,3 +58,13 @@ def test_so_many_parameters_are_read() -> None:
     assert len(decode_arguments(Arguments, PATH, "&".join(["ids=1"] * PARAMETERS_MAX)).ids) == PARAMETERS_MAX
     with pytest.raises(ProblemError, match="query"):
         decode_arguments(Arguments, PATH, "&".join(["ids=1"] * (PARAMETERS_MAX + 1)))
+
+
+def test_a_field_of_the_head_is_taken_from_there_alone() -> None:
+    assert decode_arguments(WithHead, {}, "", {"x-last": "abc", "x-other": "d"}) == WithHead(last="abc")
+    assert decode_arguments(WithHead, {}, "") == WithHead()
+    with pytest.raises(ProblemError, match="X-Last"):
+        decode_arguments(WithHead, {}, "last=a")
+    with pytest.raises(ProblemError) as raised:
+        decode_arguments(WithHead, {}, "", {"x-last": "abcd"})
+    assert [each.parameter for each in raised.value.errors] == ["last"]

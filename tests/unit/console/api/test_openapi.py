@@ -10,6 +10,7 @@ import jsonschema
 import msgspec
 import pytest
 
+from iotmq.console.api.arguments import headers_of
 from iotmq.console.api.problems import KINDS
 from iotmq.console.api.route import Route
 from iotmq.console.api.routes.table import ROUTES, openapi_json
@@ -55,10 +56,15 @@ def test_names_of_operations_are_unique() -> None:
 def test_an_operation_says_all_that_the_route_asks_for(route: Route) -> None:
     found = operation(route)
     parameters = {each["name"]: each for each in found["parameters"]}
-    assert set(parameters) == {field.encode_name for field in msgspec.structs.fields(route.arguments)}
+    in_head = headers_of(route.arguments)
+    assert set(parameters) == {
+        in_head.get(field.encode_name, field.encode_name) for field in msgspec.structs.fields(route.arguments)
+    }
+    assert {name for name, each in parameters.items() if each["in"] == "header"} == set(in_head.values())
     in_path = {name for name, each in parameters.items() if each["in"] == "path"}
     assert in_path == set(route.path_parameters)
     assert all(parameters[name]["required"] for name in in_path)
+    assert (found.get("security") == []) == route.is_open
     assert ("requestBody" in found) == (route.body is not None)
     assert found["x-role"] == route.role.name.lower()
     assert {"200", "401", "403", "500", "503", "504"} <= set(found["responses"])

@@ -42,6 +42,8 @@ class Echo:
             return Answer(status=200, content_type="text/event-stream", stream=self._stream)
         if request.path == "/large":
             return Answer(bytes(32_000_000))
+        if request.path == "/quiet":
+            return Answer(status=200, stream=self._quiet)
         if request.path == "/endless":
             return Answer(status=200, stream=self._endless)
         return Answer(f"{request.method} {request.path} {request.query} ".encode() + request.body)
@@ -54,6 +56,14 @@ class Echo:
         for piece in (b"one\n", b"", b"two\n"):
             await sink.write(piece)
         self.ended.append("whole")
+
+    async def _quiet(self, sink: Sink) -> None:
+        self.sinks.append(sink)
+        left = asyncio.Event()
+        await sink.write(b"begun")
+        sink.when_peer_ends(left.set)
+        await left.wait()
+        self.ended.append("left")
 
     async def _endless(self, sink: Sink) -> None:
         self.sinks.append(sink)
@@ -326,3 +336,21 @@ async def test_what_is_not_read_of_all_answers_together_has_a_limit(monkeypatch:
         assert (await exchange(port, head(b"GET", b"/a", CLOSE))).startswith(b"HTTP/1.1 200 ")
         assert len(await reader.readexactly(1000)) == 1000
         writer.transport.abort()
+
+
+@pytest.mark.parametrize("is_before", [False, True])
+async def test_a_stream_with_nothing_to_say_sees_its_reader_go(is_before: bool) -> None:
+    async with serving() as (site, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port.port)
+        writer.write(head(b"GET", b"/quiet"))
+        if is_before:
+            writer.write_eof()
+        await reader.readuntil(b"begun")
+        # What it says meanwhile is nobody's.
+        if not is_before:
+            writer.write(head(b"GET", b"/a"))
+            writer.write_eof()
+        await soon(lambda: site.ended == ["left"], "the end of the stream")
+        assert await reader.read() == b"\r\n0\r\n\r\n"
+        assert [each.path for each in site.asked] == ["/quiet"]
+        writer.close()

@@ -10,12 +10,12 @@ from users_site import REFUSED, line_of, running
 
 from iotmq import limits
 from iotmq.commands.cli import main
+from iotmq.credentials.argon2 import make as make_argon2
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt_front.access.kept_passwords import (
     check_kept,
     cost_of,
     is_password_of,
-    make_argon2,
     pretended,
 )
 from iotmq.mqtt_front.access.users_file import parse_users, write_users

@@ -14,6 +14,7 @@ import pytest
 
 from iotmq import limits
 from iotmq.commands.cli import main
+from iotmq.files import changing
 from iotmq.mqtt_front.access import users_file
 from iotmq.mqtt_front.access.scram import is_password_of, make_verifier
 from iotmq.mqtt_front.access.users_file import (
@@ -327,7 +328,7 @@ def test_no_change_is_lost_between_two_who_change_the_file(tmp_path: Path) -> No
 
     def add(prefix: str) -> None:
         for number in range(20):
-            with users_file.changing(path):
+            with changing(path):
                 data = users_file.read_bytes(path)
                 users_file.write_users(path, with_users(data, {f"{prefix}{number}": VERIFIER}))
 

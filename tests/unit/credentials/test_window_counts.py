@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from iotmq.mqtt_front.limiting.window_counts import WindowCounts
+from iotmq.credentials.window_counts import WindowCounts
 
 
 def test_a_window_begins_with_the_first_count() -> None:

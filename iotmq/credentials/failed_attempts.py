@@ -6,8 +6,8 @@ import hashlib
 from typing import Final
 
 from iotmq import limits
-from iotmq.mqtt_front.limiting.addresses import network_of
-from iotmq.mqtt_front.limiting.window_counts import WindowCounts
+from iotmq.credentials.addresses import network_of
+from iotmq.credentials.window_counts import WindowCounts
 
 _MINUTE_S: Final = 60.0
 _DIGEST_BYTES: Final = 16
@@ -54,6 +54,10 @@ class FailedAttempts:
         if len(self._proven) >= limits.MQTT_PROVEN_USERS_MAX:
             del self._proven[next(iter(self._proven))]
         self._proven[proven] = None
+
+    def is_proven(self, address: str, user: str) -> bool:
+        """Return whether a user was right from an address before."""
+        return _at(network_of(address), user) in self._proven
 
     def _counted(self, address: str, user: str | None) -> str | bytes:
         network = network_of(address)

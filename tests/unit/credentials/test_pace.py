@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from iotmq.mqtt_front.access.pace import Pace
+from iotmq.credentials.pace import Pace
 
 
 def wanted() -> bool:

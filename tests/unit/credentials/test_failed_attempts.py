@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from iotmq import limits
-from iotmq.mqtt_front.access.failed_attempts import FailedAttempts
+from iotmq.credentials.failed_attempts import FailedAttempts
 
 
 def test_a_minute_begins_with_the_first_failure() -> None:

@@ -1,0 +1,103 @@
+"""Everything by which the HTTP port knows who asks: tokens, users, sessions, and the first link."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from iotmq.clock import Clock
+from iotmq.console.access.browser import SessionCookie
+from iotmq.console.access.console_sessions import Session, Sessions
+from iotmq.console.access.console_users import ConsoleUser, users_file
+from iotmq.console.access.first_link import FirstLink
+from iotmq.console.access.kept_file import KeptFile
+from iotmq.console.access.passwords import Passwords
+from iotmq.console.access.tokens import Tokens
+from iotmq.console.settings import HttpSettings
+from iotmq.metrics import Metric, samples, samples_by
+
+logger = logging.getLogger("iotmq.http")
+
+CONSOLE_PATH: Final = "/console/"
+_USERS_FILE: Final = "console/users"
+
+
+class Access:
+    """The people and programs that may ask. A role: `start` reads the files, and changes of them count."""
+
+    def __init__(self, settings: HttpSettings, directory: Path | None, clock: Clock) -> None:
+        """`directory` is the data directory of the process; None where it has none."""
+        self.settings = settings.sign_in
+        self._base_path = settings.base_path
+        self._has_administrator = any(token.role == "administrator" for token in settings.tokens)
+        self.tokens = Tokens(settings.tokens)
+        self.cookie = SessionCookie(settings.base_path)
+        self.sessions = Sessions(clock, idle_s=self.settings.idle_s, absolute_s=self.settings.session_s)
+        self.passwords = Passwords(self.settings, clock)
+        self.link = FirstLink(clock)
+        path = users_path(settings, directory)
+        self.users: KeptFile[ConsoleUser] | None = users_file(path) if path else None
+        if self.users is not None:
+            self.users.on_change = self._users_changed
+        self.sign_ins = {"done": 0, "refused": 0}
+        """How many there were, by their outcome."""
+
+    async def start(self) -> None:
+        """Read the users."""
+        if self.users is not None:
+            await self.users.start()
+
+    async def stop(self) -> None:
+        """Look at no files any more."""
+        if self.users is not None:
+            await self.users.stop()
+        self.passwords.close()
+
+    def announce(self, origin: str) -> None:
+        """Log the link for the first administrator, unless somebody can be one already."""
+        users = self.users
+        if users is None or users.items or not users.is_read or self._has_administrator:
+            return
+        address = f"{origin}{self._base_path}{CONSOLE_PATH}#/sign-in?link={self.link.make()}"
+        logger.warning(
+            "the console has no users yet: sign in once with this link, or use `iotmq console user add`",
+            extra={"link": address},
+        )
+
+    def metrics(self) -> Iterable[Metric]:
+        """Report sessions and sign-ins."""
+        yield from samples(
+            ("iotmq_http_sessions", "Browsers in which somebody is signed in.", len(self.sessions))
+        )
+        yield from samples_by(
+            "result", "iotmq_http_sign_ins_total", "Sign-ins at the console.", self.sign_ins
+        )
+
+    def _users_changed(self) -> None:
+        """End the sessions of passwords that do not count any more; roles count at once."""
+        assert self.users is not None, "there is a file"
+        users = self.users.items
+        if users:
+            self.link.close()
+
+        def is_over(session: Session) -> bool:
+            if session.way != "password":
+                return False
+            user = users.get(session.name)
+            if user is None or user.kept != session.proof:
+                return True
+            session.role = user.role
+            return False
+
+        self.sessions.end_where(is_over)
+
+
+def users_path(settings: HttpSettings, directory: Path | None) -> Path | None:
+    """Return the file of the users; None where there is none."""
+    if not settings.sign_in.enabled:
+        return None
+    if settings.sign_in.users_file:
+        return Path(settings.sign_in.users_file)
+    return None if directory is None else directory / _USERS_FILE

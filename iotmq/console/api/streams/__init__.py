@@ -1,0 +1,1 @@
+"""Streams of server-sent events: a queue for each reader, and what pushes into them."""

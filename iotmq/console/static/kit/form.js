@@ -1,0 +1,104 @@
+/** Fields of forms, with their labels, hints and what is wrong with them. */
+
+import { html, useId } from "../ui.js";
+
+/**
+ * @typedef {{label: string, value: any, onChange: (value: any) => void, hint?: string, wrong?: string,
+ *   isNarrow?: boolean, isLabelHidden?: boolean, [more: string]: any}} FieldProps
+ */
+
+/** One line of text, a number (type="number"), a time, a password. @param {FieldProps} props */
+export function TextField({ label, value, onChange, hint, wrong, isNarrow, isLabelHidden, ...more }) {
+  return field({ label, hint, wrong, isNarrow, isLabelHidden }, (/** @type {any} */ names) => html`
+    <input
+      class="input"
+      spellcheck=${false}
+      autocomplete="off"
+      ...${more}
+      ...${names}
+      value=${value}
+      onInput=${(/** @type {any} */ event) => onChange(event.target.value)}
+    />
+  `);
+}
+
+/** Several lines of text. @param {FieldProps} props */
+export function LongField({ label, value, onChange, hint, wrong, isNarrow, isLabelHidden, ...more }) {
+  return field({ label, hint, wrong, isNarrow, isLabelHidden }, (/** @type {any} */ names) => html`
+    <textarea
+      class="input"
+      rows="6"
+      spellcheck=${false}
+      ...${more}
+      ...${names}
+      value=${value}
+      onInput=${(/** @type {any} */ event) => onChange(event.target.value)}
+    ></textarea>
+  `);
+}
+
+/** One of some. @param {FieldProps & {options: [string | number, string][]}} props */
+export function Choice({ label, value, onChange, options, hint, wrong, isNarrow, isLabelHidden, ...more }) {
+  return field({ label, hint, wrong, isNarrow, isLabelHidden }, (/** @type {any} */ names) => html`
+    <select
+      class="input"
+      ...${more}
+      ...${names}
+      value=${value}
+      onChange=${(/** @type {any} */ event) => onChange(event.target.value)}
+    >
+      ${options.map(([each, text]) => html`<option value=${each} selected=${String(each) === String(value)}>${text}</option>`)}
+    </select>
+  `);
+}
+
+/** Yes or no. @param {{label: string, value: boolean, onChange: (value: boolean) => void, hint?: string}} props */
+export function Check({ label, value, onChange, hint }) {
+  const id = useId();
+  return html`
+    <label class="check">
+      <input
+        type="checkbox"
+        checked=${value}
+        aria-describedby=${hint ? id : undefined}
+        onChange=${(/** @type {any} */ event) => onChange(event.target.checked)}
+      />
+      <span>${label}${hint && html`<span class="hint" id=${id}>${hint}</span>`}</span>
+    </label>
+  `;
+}
+
+/**
+ * @param {{label: string, hint?: string, wrong?: string, isNarrow?: boolean, isLabelHidden?: boolean}} about
+ * @param {(names: Record<string, unknown>) => any} control
+ */
+function field({ label, hint, wrong, isNarrow, isLabelHidden }, control) {
+  const id = useId();
+  const described = [hint && `${id}-hint`, wrong && `${id}-wrong`].filter(Boolean).join(" ") || undefined;
+  return html`
+    <div class=${`field ${isNarrow ? "is-narrow" : ""}`}>
+      <label class=${isLabelHidden ? "unseen" : "field-label"} for=${id}>${label}</label>
+      ${control({ id, "aria-describedby": described, "aria-invalid": wrong ? "true" : undefined })}
+      ${hint && html`<p class="hint" id=${`${id}-hint`}>${hint}</p>`}
+      ${wrong && html`<p class="wrong" id=${`${id}-wrong`}>${wrong}</p>`}
+    </div>
+  `;
+}
+
+/**
+ * A form that sends when Enter is pressed, and not twice.
+ * @param {{onSubmit: () => void, children?: any, id?: string, class?: string}} props
+ */
+export function Form({ onSubmit, children, ...more }) {
+  return html`
+    <form
+      ...${more}
+      onSubmit=${(/** @type {Event} */ event) => {
+        event.preventDefault();
+        onSubmit();
+      }}
+    >
+      ${children}
+    </form>
+  `;
+}

@@ -1,0 +1,5 @@
+import { html, Page, texts } from "../kit.js";
+
+export default function Later() {
+  return html`<${Page} title=${"groups"} />`;
+}

@@ -1,0 +1,92 @@
+/** The way in: user and password, a one-time link, another provider, or a token. */
+
+import { Button, Form, html, Problem, problemText, TextField, texts, useAnswer, useEffect, useState } from "../kit.js";
+import { address } from "../kit/api.js";
+import { signIn, useToken } from "../kit/session.js";
+
+const words = texts.signIn;
+
+/** @param {{link?: string}} props */
+export default function SignIn({ link = "" }) {
+  const ways = useAnswer("/sign-in").answer;
+  const [wished, setWished] = useState("");
+  const [user, setUser] = useState("");
+  const [password, setPassword] = useState("");
+  const [secret, setSecret] = useState("");
+  const [wrong, setWrong] = useState("");
+  const [isBusy, setBusy] = useState(false);
+  const hasUsers = ways?.password ?? true;
+  const way = wished || (hasUsers ? "password" : "token");
+
+  /** @param {() => Promise<void>} enter @param {string} refused */
+  async function enter(enter, refused) {
+    setBusy(true);
+    setWrong("");
+    try {
+      await enter();
+    } catch (error) {
+      if (!(error instanceof Problem)) throw error;
+      setWrong([401, 403, 422].includes(error.status) ? refused : problemText(error));
+    } finally {
+      setBusy(false);
+    }
+  }
+
+  useEffect(() => {
+    if (link) enter(() => signIn({ link }), words.linkUsed);
+  }, [link]);
+
+  return html`
+    <div class="sign-in">
+      <header>
+        <h1 tabindex="-1">${words.title}</h1>
+        <p class="lead">${words.lead}</p>
+      </header>
+      ${link && isBusy && html`<p role="status">${words.usingLink}</p>`}
+      ${wrong && html`<p class="trouble" role="alert">${wrong}</p>`}
+      ${way === "password"
+        ? html`
+            <${Form} class="stack" onSubmit=${() => enter(() => signIn({ user, password }), words.refused)}>
+              <${TextField} label=${words.user} value=${user} onChange=${setUser} autocomplete="username" name="user" required />
+              <${TextField}
+                label=${words.password}
+                value=${password}
+                onChange=${setPassword}
+                type="password"
+                autocomplete="current-password"
+                name="password"
+                required
+              />
+              <button type="submit" class="button is-primary is-wide" disabled=${isBusy}>${words.submit}</button>
+            <//>
+          `
+        : html`
+            <${Form} class="stack" onSubmit=${() => enter(() => useToken(secret.trim()), words.refused)}>
+              <${TextField}
+                label=${words.token}
+                value=${secret}
+                onChange=${setSecret}
+                type="password"
+                name="token"
+                hint=${words.tokenHint}
+                required
+              />
+              <button type="submit" class="button is-primary is-wide" disabled=${isBusy}>${words.submit}</button>
+            <//>
+          `}
+      ${ways?.oidc &&
+      html`
+        <p class="or"><span>${words.or}</span></p>
+        <a class="button is-wide" href=${address("/sign-in/oidc")}>${words.provider}</a>
+      `}
+      ${ways && !ways.is_safe && html`<p class="note">${words.notSafe}</p>`}
+      ${ways && !ways.password && html`<p class="hint">${ways.link ? words.firstLink : words.noUsers}</p>`}
+      ${hasUsers &&
+      html`
+        <${Button} kind="quiet" onClick=${() => setWished(way === "password" ? "token" : "password")}>
+          ${way === "password" ? words.withToken : words.withPassword}
+        <//>
+      `}
+    </div>
+  `;
+}

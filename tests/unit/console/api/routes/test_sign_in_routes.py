@@ -1,0 +1,277 @@
+"""Signing in and out by the API, users and sessions, and what forged and foreign requests get."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from console_site import Browser, ConsoleSite
+
+from iotmq import limits
+from iotmq.console.settings import HttpSettings, HttpTokenSettings, SignInSettings
+
+PASSWORDS = {"ada": "password of ada", "bob": "password of bob"}
+TOKEN = "secret-of-a-program"
+SETTINGS = HttpSettings(
+    tokens=(HttpTokenSettings(name="program", token=TOKEN, role="administrator"),),
+    sign_in=SignInSettings(idle_s=600, session_s=3600),
+)
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[ConsoleSite]:
+    async with ConsoleSite(SETTINGS, tmp_path) as running:
+        program = running.browser(authorization=f"Bearer {TOKEN}", sec_fetch_site="")
+        program.headers["sec-fetch-site"] = ""
+        for name, role in (("ada", "administrator"), ("bob", "viewer")):
+            body = {"role": role, "password": PASSWORDS[name]}
+            assert (await program.ask("PUT", f"/console-users/{name}", body)).status == 200
+        yield running
+
+
+async def signed_in(site: ConsoleSite, name: str) -> Browser:
+    browser = site.browser()
+    assert (await browser.sign_in(name, PASSWORDS[name])).status == 200
+    return browser
+
+
+async def test_a_session_begins_with_a_password_and_ends_with_a_word(site: ConsoleSite) -> None:
+    bob = site.browser()
+    assert (await bob.ask("GET", "/me")).problem == "unauthenticated"
+    reply = await bob.sign_in("bob", PASSWORDS["bob"])
+    assert (reply.body["name"], reply.body["role"], reply.body["way"]) == ("bob", "viewer", "password")
+    assert reply.body["expires_ms"] == site.clock.now_ms() + 600_000
+    assert reply.body["ends_ms"] == site.clock.now_ms() + 3_600_000
+    assert reply.headers["cache-control"] == "no-store"
+    assert (await bob.ask("GET", "/me")).body == reply.body
+    kept = bob.cookie
+    assert (await bob.ask("DELETE", "/sign-in")).status == 200
+    bob.cookie = kept
+    assert (await bob.ask("GET", "/me")).problem == "unauthenticated"
+
+
+async def test_a_wrong_password_says_no_more_than_a_wrong_name(site: ConsoleSite) -> None:
+    browser = site.browser()
+    replies = [await browser.sign_in(name, "a wrong password") for name in ("ada", "nobody")]
+    assert replies[0] == replies[1]
+    assert (replies[0].problem, browser.cookie) == ("unauthenticated", "")
+    for _ in range(8):
+        await browser.sign_in("ada", "a wrong password")
+    late = await browser.sign_in("ada", PASSWORDS["ada"])
+    assert (late.problem, late.headers["retry-after"]) == ("too-many", "1")
+    assert site.access.sign_ins["refused"] == 11
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ({}, "invalid"),
+        ({"user": "ada", "link": "x"}, "invalid"),
+        ({"password": "x"}, "invalid"),
+        ({"user": "ada", "password": ["x"]}, "invalid"),
+        ({"user": "ada", "passwort": "x"}, "invalid"),
+        ({"user": "a" * (limits.CONSOLE_USER_NAME_CHARACTERS_MAX + 1), "password": "x"}, "invalid"),
+        ({"user": "ada", "password": "x" * (limits.CONSOLE_PASSWORD_BYTES_MAX + 1)}, "invalid"),
+        ({"user": "ada", "password": "ä" * limits.CONSOLE_PASSWORD_BYTES_MAX}, "unauthenticated"),
+        ({"user": "ada\x00", "password": "x"}, "unauthenticated"),
+        ({"link": "x"}, "unauthenticated"),
+    ],
+)
+async def test_what_is_no_sign_in(site: ConsoleSite, body: object, problem: str) -> None:
+    assert (await site.browser().ask("POST", "/sign-in", body)).problem == problem
+
+
+async def test_forged_cookies_open_nothing(site: ConsoleSite) -> None:
+    bob = await signed_in(site, "bob")
+    name, _, token = bob.cookie.partition("=")
+    for forged in (token[:-1], token[:-1] + ("A" if token[-1] != "A" else "B"), "A" * 43, "", "é" * 43):
+        bob.cookie = f"{name}={forged}"
+        assert (await bob.ask("GET", "/me")).problem == "unauthenticated"
+    bob.cookie = f"x={token}"
+    assert (await bob.ask("GET", "/me")).problem == "unauthenticated"
+    bob.cookie = f"{name}={token}"
+    assert (await bob.ask("GET", "/me", authorization="Bearer wrong")).problem == "unauthenticated"
+    assert (await bob.ask("GET", "/me", authorization="Basic YTpi")).problem == "unauthenticated"
+    assert (await bob.ask("GET", "/me")).status == 200
+
+
+async def test_pages_of_other_sites_can_do_nothing_with_a_cookie(site: ConsoleSite) -> None:
+    ada = await signed_in(site, "ada")
+    for headers in (
+        {"sec_fetch_site": "cross-site"},
+        {"sec_fetch_site": "same-site"},
+        {"sec_fetch_site": "", "origin": "http://elsewhere.example"},
+        {"sec_fetch_site": "", "origin": "null"},
+        {"sec_fetch_site": ""},
+    ):
+        assert (await ada.ask("DELETE", "/console-users/bob", **headers)).problem == "forbidden"
+    assert (await ada.ask("GET", "/me", sec_fetch_site="cross-site")).problem == "forbidden"
+    own = {"sec_fetch_site": "", "origin": "http://127.0.0.1:8080"}
+    assert (await ada.ask("DELETE", "/console-users/bob", **own)).status == 200
+
+
+async def test_pages_of_other_sites_sign_nobody_in(site: ConsoleSite) -> None:
+    body = {"user": "ada", "password": PASSWORDS["ada"]}
+    browser = site.browser()
+    for headers in ({"sec_fetch_site": "cross-site"}, {"sec_fetch_site": "", "origin": "http://elsewhere"}):
+        assert (await browser.ask("POST", "/sign-in", body, **headers)).problem == "forbidden"
+    form = {"content_type": "text/plain", "sec_fetch_site": ""}
+    assert (await browser.ask("POST", "/sign-in", body, **form)).problem == "media-type"
+    assert (await browser.ask("POST", "/sign-in", body, sec_fetch_site="")).status == 200
+
+
+async def test_nobody_signs_in_over_an_open_network(site: ConsoleSite) -> None:
+    browser = site.browser()
+    browser.peer = "192.0.2.9"
+    assert (await browser.ask("GET", "/sign-in")).body["is_safe"] is False
+    reply = await browser.sign_in("ada", PASSWORDS["ada"])
+    assert reply.problem == "forbidden"
+    assert "tls_certificate_file" in reply.body["detail"]
+    browser.is_encrypted = True
+    assert (await browser.sign_in("ada", PASSWORDS["ada"])).status == 200
+    assert browser.cookie.startswith("__Host-")
+    assert (await browser.ask("GET", "/me")).status == 200
+    browser.is_encrypted = False
+    assert (await browser.ask("GET", "/me")).problem == "unauthenticated"
+
+
+async def test_signing_in_again_takes_the_place_of_the_session_of_this_browser(site: ConsoleSite) -> None:
+    browser = await signed_in(site, "ada")
+    former = browser.cookie
+    assert (await browser.sign_in("bob", PASSWORDS["bob"])).status == 200
+    assert browser.cookie != former
+    browser.cookie = former
+    assert (await browser.ask("GET", "/me")).problem == "unauthenticated"
+    assert len(site.access.sessions) == 1
+
+
+async def test_sessions_are_listed_and_ended_by_their_owner_and_administrators(site: ConsoleSite) -> None:
+    ada, bob, other = [await signed_in(site, name) for name in ("ada", "bob", "bob")]
+    assert [each["name"] for each in (await bob.ask("GET", "/console-sessions")).body["items"]] == ["bob"] * 2
+    listed = (await ada.ask("GET", "/console-sessions")).body["items"]
+    assert [each["name"] for each in listed] == ["ada", "bob", "bob"]
+    assert [each["is_own"] for each in listed] == [True, False, False]
+    own_of_ada = listed[0]["id"]
+    assert (await bob.ask("DELETE", f"/console-sessions/{own_of_ada}")).problem == "not-found"
+    own = next(
+        each["id"] for each in (await bob.ask("GET", "/console-sessions")).body["items"] if each["is_own"]
+    )
+    assert (await other.ask("DELETE", f"/console-sessions/{own}")).status == 200
+    assert (await bob.ask("GET", "/me")).problem == "unauthenticated"
+    (left,) = [
+        each["id"]
+        for each in (await ada.ask("GET", "/console-sessions")).body["items"]
+        if each["name"] == "bob"
+    ]
+    assert (await ada.ask("DELETE", f"/console-sessions/{left}")).status == 200
+    assert (await other.ask("GET", "/me")).problem == "unauthenticated"
+
+
+async def test_a_role_that_changes_counts_at_once_and_a_password_ends_sessions(site: ConsoleSite) -> None:
+    ada, bob = await signed_in(site, "ada"), await signed_in(site, "bob")
+    assert (await ada.ask("PUT", "/console-users/bob", {"role": "administrator"})).status == 200
+    assert (await bob.ask("GET", "/console-users")).status == 200
+    assert (await ada.ask("PUT", "/console-users/bob", {"role": "viewer"})).status == 200
+    assert (await bob.ask("GET", "/console-users")).problem == "forbidden"
+    assert (await ada.ask("PUT", "/console-users/bob", {"password": "quite another"})).status == 200
+    assert (await bob.ask("GET", "/me")).problem == "unauthenticated"
+    assert (await bob.sign_in("bob", "quite another")).body["role"] == "viewer"
+
+
+async def test_what_others_write_into_the_file_counts(site: ConsoleSite) -> None:
+    bob = await signed_in(site, "bob")
+    users = site.access.users
+    assert users is not None
+    users.change_now(lambda items: items.pop("bob"))
+    assert (await bob.ask("GET", "/me")).status == 200
+    await users.look()
+    assert (await bob.ask("GET", "/me")).problem == "unauthenticated"
+
+
+async def test_there_is_always_an_administrator(site: ConsoleSite) -> None:
+    ada = await signed_in(site, "ada")
+    program = site.browser(authorization=f"Bearer {TOKEN}")
+    assert (await ada.ask("PUT", "/console-users/ada", {"role": "viewer"})).problem == "conflict"
+    assert (await ada.ask("DELETE", "/console-users/ada")).problem == "conflict"
+    assert (await program.ask("DELETE", "/console-users/ada")).problem == "conflict"
+    assert (await ada.ask("PUT", "/console-users/bob", {"role": "administrator"})).status == 200
+    assert (await program.ask("DELETE", "/console-users/ada")).status == 200
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "problem"),
+    [
+        ("eve", {"role": "viewer"}, "invalid"),
+        ("eve", {"password": "long enough 1"}, "invalid"),
+        ("eve", {"role": "viewer", "password": "too short"}, "invalid"),
+        ("eve", {"role": "root", "password": "long enough 1"}, "invalid"),
+        ("e%3Ave", {"role": "viewer", "password": "long enough 1"}, "invalid"),
+        ("e%0Ave", {"role": "viewer", "password": "long enough 1"}, "invalid"),
+        ("e%0A", {"role": "viewer", "password": "long enough 1"}, "invalid"),
+        ("%3Cimg%3E", {"role": "viewer", "password": "long enough 1"}, "invalid"),
+    ],
+)
+async def test_users_that_cannot_be(site: ConsoleSite, name: str, body: object, problem: str) -> None:
+    ada = await signed_in(site, "ada")
+    assert (await ada.ask("PUT", f"/console-users/{name}", body)).problem == problem
+    listed = (await ada.ask("GET", "/console-users")).body["items"]
+    assert [each["name"] for each in listed] == ["ada", "bob"]
+    assert (await ada.ask("DELETE", "/console-users/eve")).problem == "not-found"
+
+
+async def test_one_changes_ones_own_password_with_the_former_one(site: ConsoleSite) -> None:
+    bob = await signed_in(site, "bob")
+    wrong = await bob.ask("PUT", "/me/password", {"former": "wrong", "password": "quite another"})
+    assert (wrong.problem, wrong.body["errors"][0]["pointer"]) == ("invalid", "/former")
+    short = await bob.ask("PUT", "/me/password", {"former": PASSWORDS["bob"], "password": "short"})
+    assert short.body["errors"][0]["pointer"] == "/password"
+    change = {"former": PASSWORDS["bob"], "password": "quite another"}
+    assert (await bob.ask("PUT", "/me/password", change)).status == 200
+    assert (await bob.ask("GET", "/me")).problem == "unauthenticated"
+    assert (await bob.sign_in("bob", "quite another")).status == 200
+    program = site.browser(authorization=f"Bearer {TOKEN}")
+    assert (await program.ask("PUT", "/me/password", change)).problem == "forbidden"
+
+
+async def test_the_first_link_signs_an_administrator_in_where_there_is_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with ConsoleSite(HttpSettings(base_path="/ops"), tmp_path / "none") as site:
+        site.access.announce("http://127.0.0.1:8080")
+        address = caplog.records[-1].__dict__["link"]
+        assert address.startswith("http://127.0.0.1:8080/ops/console/#/sign-in?link=")
+        browser = site.browser()
+        ways = (await browser.ask("GET", "/sign-in")).body
+        assert (ways["password"], ways["link"]) == (False, True)
+        reply = await browser.ask("POST", "/sign-in", {"link": address.partition("link=")[2]})
+        assert (reply.body["role"], reply.body["way"]) == ("administrator", "link")
+        user = {"role": "operator", "password": "password of ada"}
+        assert (await browser.ask("PUT", "/console-users/ada", user)).status == 200
+        ways = (await browser.ask("GET", "/sign-in")).body
+        assert (ways["password"], ways["link"]) == (True, False)
+
+
+async def test_there_is_no_link_where_somebody_is_administrator_or_the_file_is_broken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with ConsoleSite(SETTINGS, tmp_path / "token") as site:
+        site.access.announce("http://x")
+        assert not site.access.link.is_open
+    broken = tmp_path / "broken"
+    broken.write_text("nonsense")
+    broken.chmod(0o600)
+    settings = HttpSettings(sign_in=SignInSettings(users_file=str(broken)))
+    async with ConsoleSite(settings, None) as site:
+        site.access.announce("http://x")
+        assert not site.access.link.is_open
+        refused = await site.browser().sign_in("ada", "password of ada")
+        assert refused.problem == "unauthenticated"
+    assert "cannot be used" in caplog.text
+
+
+async def test_without_users_the_routes_of_users_say_so(tmp_path: Path) -> None:
+    async with ConsoleSite(SETTINGS, None) as site:
+        program = site.browser(authorization=f"Bearer {TOKEN}")
+        assert (await program.ask("GET", "/console-users")).problem == "not-supported"
+        assert (await site.browser().sign_in("ada", "x")).problem == "unauthenticated"
