@@ -53,7 +53,7 @@ class _Place:
 class _Span(NamedTuple):
     ring: Ring
     first_slot: int
-    count: int
+    steps: int
 
 
 class MetricHistory:
@@ -156,14 +156,14 @@ class MetricHistory:
         return History(
             from_ms=span.first_slot * step_ms,
             step_s=span.ring.step_s,
-            count=span.count,
+            count=span.steps,
             items=[
                 SeriesValues(
                     name=place.name,
                     is_rate=place.is_rate,
                     values=[
                         None if math.isnan(value) else float(f"{value:.6g}")
-                        for value in span.ring.read(place.row, first_slot=span.first_slot, count=span.count)
+                        for value in span.ring.read(place.row, first_slot=span.first_slot, count=span.steps)
                     ],
                 )
                 for place in places

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from manual_clock import ManualClock
 
+from iotmq import limits
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.statistics.counters import CounterTable, TrafficCounters
 from iotmq.broker.statistics.lasting import LastingStatistics
@@ -141,6 +142,41 @@ async def test_without_names_nothing_is_written(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
     with pytest.raises(QuestionError, match="statistics_names_max is 0"):
         await site.sums("topics")
+
+
+async def test_a_question_has_so_many_names_and_its_list_so_many(tmp_path: Path) -> None:
+    lasting = Site(tmp_path).lasting
+    fields: dict[str, object] = {"table": "topics", "step": "minute"}
+    names = [f"n{number}" for number in range(limits.STATISTICS_ASKED_MAX)]
+    for taken, refused in (
+        ({"names": names}, {"names": [*names, "more"]}),
+        ({"names_max": limits.STATISTICS_LISTED_MAX}, {"names_max": limits.STATISTICS_LISTED_MAX + 1}),
+        (
+            {"names": ["x" * limits.STATISTICS_NAME_BYTES_MAX]},
+            {"names": ["x" * (limits.STATISTICS_NAME_BYTES_MAX + 1)]},
+        ),
+    ):
+        json.loads(await lasting.answer(json.dumps(fields | taken).encode()))
+        with pytest.raises(QuestionError):
+            await lasting.answer(json.dumps(fields | refused).encode())
+
+
+async def test_an_answer_of_the_most_is_one_that_is_sent(tmp_path: Path) -> None:
+    site = Site(tmp_path, keys_max=limits.STATISTICS_LISTED_MAX, names_max=limits.STATISTICS_LISTED_MAX)
+    for number in range(limits.STATISTICS_LISTED_MAX):
+        site.counters.count_clients(f"{number:064}", *[1 << 40] * 5)
+    site.end_minute()
+    fields: dict[str, object] = {"table": "clients", "step": "minute", "to_ms": START_MS}
+    steps = limits.STATISTICS_POINTS_MAX // limits.STATISTICS_ASKED_MAX
+    for more in (
+        {},
+        {
+            "names": [f"{number:064}" for number in range(limits.STATISTICS_ASKED_MAX)],
+            "from_ms": START_MS - (steps - 1) * 60_000,
+        },
+    ):
+        answer = await site.lasting.answer(json.dumps(fields | more).encode())
+        assert len(answer) <= limits.INSPECTION_ANSWER_BYTES_MAX
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"\xff", b'{"table": "x", "step": "minute"}'])
