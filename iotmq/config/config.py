@@ -70,7 +70,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     http: HttpSettings = HttpSettings()
     """The operator's port: metrics, health, readiness."""
     history: HistorySettings = HistorySettings()
-    """What a process remembers of its metrics."""
+    """History of the metrics of each process."""
     log: LogSettings = LogSettings()
     """The log on standard error."""
 

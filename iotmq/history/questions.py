@@ -31,7 +31,7 @@ COLUMNS: Final[dict[Table, tuple[str, ...]]] = {
     "groups": ("messages", "bytes", "sent_back"),
     "clients": ("published", "published_bytes", "delivered", "delivered_bytes", "connections"),
 }
-"""What is counted for a name of each table, the number that ranks names first."""
+"""The counts of a name of each table, the one that ranks names first."""
 STEPS_MS: Final[dict[Step, int]] = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 OTHERS: Final = ""
 """Stands for all names that have no place of their own."""

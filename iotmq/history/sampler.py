@@ -143,6 +143,7 @@ class MetricHistory:
 
     def series(self) -> SeriesList:
         """List the series there are."""
+        self._have_a_sample()
         places = sorted(self._places.values(), key=lambda place: place.name)
         return SeriesList(
             items=[Series(name=each.name, is_rate=each.is_rate, help=each.help) for each in places]
@@ -150,6 +151,7 @@ class MetricHistory:
 
     def find(self, question: HistoryQuestion) -> History:
         """Return the values asked for. QuestionError for times that make no sense, or too much of them."""
+        self._have_a_sample()
         span = self._span(question)
         step_ms = 1_000 * span.ring.step_s
         places = self._asked(question.series)
@@ -185,6 +187,11 @@ class MetricHistory:
                 sum(ring.size_bytes for ring in self._rings),
             ),
         )
+
+    def _have_a_sample(self) -> None:
+        """A process that has just started is asked before it has looked at itself."""
+        if not self._places:
+            self.sample()
 
     def _wants(self, name: str) -> bool:
         wanted = self._is_wanted.get(name)

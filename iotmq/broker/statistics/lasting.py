@@ -35,7 +35,7 @@ _questions = msgspec.json.Decoder(StatisticsQuestion)
 
 
 class LastingStatistics:
-    """What was counted of topics, groups and prefixes of client ids, by minute, hour and day."""
+    """Keep the counts of topics, groups and prefixes of client ids, by minute, hour and day."""
 
     def __init__(
         self, counters: TrafficCounters, clock: Clock, settings: BrokerSettings, *, directory: Path

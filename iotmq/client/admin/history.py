@@ -1,4 +1,4 @@
-"""What processes remember of their metrics, and what brokers keep of what they counted."""
+"""Ask for the history of metrics that processes remember, and for the statistics that brokers keep."""
 
 from __future__ import annotations
 

@@ -459,17 +459,16 @@ _WORDS: Final = (
         "print the values of series; of a counter what it grew by in a second",
         _PROCESS,
         arg("series", nargs="+", metavar="SERIES", help="a metric, or one of its series"),
-        arg("--step", dest="step_s", type=int, choices=(10, 60, 1_200), default=0, help="seconds (what fits)"),
+        arg("--step", dest="step_s", type=int, choices=(10, 60, 1_200), default=0, help="(what fits)"),
         _BEGIN,
         _END,
     ),
     *(
         word(
             f"statistics {table}",
-            "history:show_statistics",
+            f"history:show_{table}",
             what,
-            arg("--table", default=table, help=argparse.SUPPRESS),
-            arg("--step", choices=("minute", "hour", "day"), default="minute", help="length of a step (minute)"),
+            arg("--step", choices=("minute", "hour", "day"), default="minute", help="(minute)"),
             arg(
                 "--name",
                 dest="names",

@@ -9,6 +9,7 @@ from iotmq.commands.admin.output import Result, Table
 from iotmq.commands.admin.session import Session
 from iotmq.errors import ClientError
 from iotmq.history.questions import HistoryQuestion, StatisticsQuestion
+from iotmq.history.questions import Table as StatisticsTable
 
 _REST = "(others)"
 
@@ -38,10 +39,25 @@ async def show_history(session: Session, options: argparse.Namespace) -> Result:
     return Table(rows, nothing=f"{options.process} knows nothing of that time")
 
 
-async def show_statistics(session: Session, options: argparse.Namespace) -> Result:
-    """Print what was counted for each name, or step by step for those asked for."""
+async def show_topics(session: Session, options: argparse.Namespace) -> Result:
+    """Print what was sent to topics and consumed from them."""
+    return await _statistics(session, "topics", options)
+
+
+async def show_groups(session: Session, options: argparse.Namespace) -> Result:
+    """Print what groups consumed and gave back."""
+    return await _statistics(session, "groups", options)
+
+
+async def show_clients(session: Session, options: argparse.Namespace) -> Result:
+    """Print what devices published and got, by the beginning of their client ids."""
+    return await _statistics(session, "clients", options)
+
+
+async def _statistics(session: Session, table: StatisticsTable, options: argparse.Namespace) -> Result:
+    """Return what was counted for each name, or step by step for those asked for."""
     question = StatisticsQuestion(
-        table=options.table,
+        table=table,
         step=options.step,
         names=tuple(options.names),
         from_ms=options.begin_ms or 0,

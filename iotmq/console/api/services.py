@@ -28,7 +28,7 @@ class Services:
         self.access = access
         self._make_client = make_client
         self.history = history
-        """What this process remembers of its metrics; None for nothing."""
+        """The history of this process; None where it has none."""
         self.clock = clock
         self.streams = Streams(self.client)
         self._starting: asyncio.Task[tuple[IotmqClient, Producer]] | None = None
