@@ -34,6 +34,7 @@ from iotmq.telemetry.loop_lag import LoopLag
 
 # What a role needs is imported when it starts: half of what a process costs at first are modules.
 if TYPE_CHECKING:
+    from iotmq.alarms.role import AlarmsRole, SysTopics
     from iotmq.broker.broker import Broker
     from iotmq.client.client import IotmqClient
     from iotmq.client.transport.settings import ClientSettings
@@ -104,9 +105,11 @@ class Process:
         self.sources: list[MetricSource] = [FAILURES, self._loop_lag]
         self._reader = SourceReader(self.sources)
         """Sources of metrics."""
-        # Made in `start`, unless it is switched off.
-        self._history: MetricHistory | None = None
+        self.history: MetricHistory | None = None
+        """What it remembers of its metrics; made by `start`, unless it is switched off."""
         self._checks: dict[str, Callable[[], str | None]] = {"process": lambda: "starting"}
+        # Set while there is a front end in this process that has such topics.
+        self._sys_topics: SysTopics | None = None
         self.addresses: dict[str, str] = {}
         """Role -> HOST:PORT it listens on; filled while starting."""
 
@@ -124,8 +127,12 @@ class Process:
             if self._config.history.enabled:
                 await self._start_history()
             if not self._is_worker:
-                # Before the others: it shows why a process that recovers a long log is not ready yet.
-                await self._start_http()
+                # Before the others: they show why a process that recovers a long log is not ready yet.
+                alarms = self._alarms() if self._config.alarms.enabled else None
+                await self._start_http(alarms)
+                if alarms is not None:
+                    await self._start("alarms", alarms)
+                    self._watch("alarms", alarms)
             if self._role in ("serve", "registry"):
                 await self._start_registry()
             broker = None
@@ -151,6 +158,8 @@ class Process:
         loop = asyncio.get_running_loop()
         stop_s = _CONNECTIONS_STOP_S if self._workers is None else _WORKERS_STOP_S
         deadline_s = loop.time() + (_MEMBER_STOP_S if self._is_member else stop_s)
+        # What ends from now on is no alarm.
+        self._started.sort(key=lambda started: started[0] == "alarms")
         while self._started:
             name, role = self._started.pop()
             try:
@@ -178,12 +187,16 @@ class Process:
 
     async def status(self) -> str:
         """Ask the workers, too, and return in one line why parts are not ready, or "ready"."""
+        states = await self.states()
+        reasons = [f"{part}: {reason}" for part, reason in states.items() if reason is not None]
+        return "; ".join(reasons) or "ready"
+
+    async def states(self) -> Mapping[str, str | None]:
+        """Part -> why it is not ready, None when it is; workers are asked, and their numbers are from now."""
         workers = self._workers
         if workers is not None:
             await workers.refresh()
-        states = {**self.readiness(), **({} if workers is None else workers.worker_states())}
-        reasons = [f"{part}: {reason}" for part, reason in states.items() if reason is not None]
-        return "; ".join(reasons) or "ready"
+        return {**self.readiness(), **({} if workers is None else workers.worker_states())}
 
     def metrics(self) -> Iterable[Metric]:
         """The numbers of all parts; those of one that cannot be read are left out, and the log says why."""
@@ -194,16 +207,41 @@ class Process:
     async def _start_history(self) -> None:
         from iotmq.history.sampler import MetricHistory
 
-        self._history = MetricHistory(
+        self.history = MetricHistory(
             self.sources,
             self._config.history,
             self._clock,
             refresh=None if self._workers is None else self._workers.refresh,
         )
-        await self._start("history", self._history)
-        self._watch("history", self._history)
+        await self._start("history", self.history)
+        self._watch("history", self.history)
 
-    async def _start_http(self) -> None:
+    def _alarms(self) -> AlarmsRole:
+        from iotmq.alarms.role import AlarmsRole, ProcessView
+
+        settings = self._config.alarms
+        workers = self._workers
+        view = ProcessView(
+            settings.process_name or f"{socket.gethostname()}-{self._role}",
+            self.sources,
+            lambda: {**self.readiness(), **({} if workers is None else workers.worker_states())},
+            refresh=None if workers is None else workers.refresh,
+            sys_topics=lambda: self._sys_topics,
+        )
+        directory = settings.directory
+        if not directory and self._role in ("serve", "broker", "registry"):
+            directory = str(Path(self._config.data) / "alarms")
+        # Registries are few, and live longer than brokers.
+        watches = self._role in ("serve", "registry") and settings.cluster_interval_s > 0
+        return AlarmsRole(
+            settings,
+            view,
+            self._clock,
+            make_client=self._cluster_client if watches else None,
+            file=Path(directory) / f"{self._role}.json" if directory else None,
+        )
+
+    async def _start_http(self, alarms: AlarmsRole | None) -> None:
         from iotmq.console.pages import Pages
         from iotmq.console.server.port import HttpPort
 
@@ -215,13 +253,8 @@ class Process:
             from iotmq.console.api.role import ApiRole
 
             access = Access(settings, directory, self._clock)
-            api = ApiRole(
-                access,
-                self._api_client,
-                self._clock,
-                source=f"http {self._role}",
-                history=self._history,
-            )
+            source = f"http {self._role}"
+            api = ApiRole(access, self._api_client, self._clock, own=self, source=source, alarms=alarms)
             await self._start("http_api", api)
             self._watch("http_api", api)
         pages = Pages(settings, sources=self.sources, checks=self._checks, elsewhere=self._workers, api=api)
@@ -290,8 +323,8 @@ class Process:
     ) -> None:
         # Before it has started: a new slave waits for its master then, and says so.
         self._checks["broker"] = lambda: broker.not_ready_reason
-        if self._history is not None:
-            broker.add_inspection(HISTORY, self._history.answer)
+        if self.history is not None:
+            broker.add_inspection(HISTORY, self.history.answer)
         await self._start("broker", broker)
         self._watch("broker", broker)
         self._listens("broker", settings.listen_host, broker.port)
@@ -308,8 +341,8 @@ class Process:
             directory=Path(self._config.data),
             clock=self._clock,
         )
-        if self._history is not None:
-            member.add_inspection(HISTORY, self._history.answer)
+        if self.history is not None:
+            member.add_inspection(HISTORY, self.history.answer)
         await self._start("broker", member)
         self._watch("broker", member)
         self._listens("broker", settings.listen_host, member.port)
@@ -337,10 +370,11 @@ class Process:
             sessions = remote = RemoteSessions(gateway, name=settings.name or _front_end_name())
             self._watch("mqtt_sessions", remote)
         front = MqttFront(settings, port, sessions=sessions, clock=self._clock, shares_port=self._is_worker)
-        if self._history is not None:
-            front.inspections.add(HISTORY, self._history.answer)
+        if self.history is not None:
+            front.inspections.add(HISTORY, self.history.answer)
         await self._start("mqtt", front)
         self._watch("mqtt", front)
+        self._sys_topics = front.parts.sys_topics
         self._listens_for_mqtt(front.addresses)
 
     async def _start_bridges(self, broker: Broker | None) -> None:
@@ -386,6 +420,19 @@ class Process:
                 raise ConnectionClosedError("the registry of this process is not started yet")
             settings = msgspec.structs.replace(settings, registries=(_reachable(registry),))
         return IotmqClient(settings)
+
+    def _cluster_client(self) -> IotmqClient:
+        """Make the client that alarms look at the cluster with: it knows the other registries, too."""
+        from iotmq.client.client import IotmqClient
+        from iotmq.errors import ConnectionClosedError
+
+        settings = _client_settings(self._config.mqtt)
+        registry = self.addresses.get("registry")
+        if registry is None:
+            raise ConnectionClosedError("the registry of this process is not started yet")
+        others = () if settings.registries == MqttSettings().registries else settings.registries
+        registries = tuple(dict.fromkeys((_reachable(registry), *others)))
+        return IotmqClient(msgspec.structs.replace(settings, registries=registries))
 
     async def _begin_opening_store(self) -> None:
         """Open the log in a thread, because recovery after a crash reads for a while.

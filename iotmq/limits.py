@@ -527,6 +527,20 @@ AUDIT_BATCH_BYTES_MAX: Final = 256 * 1024
 AUDIT_TEXT_CHARACTERS_MAX: Final = 1_024
 AUDIT_RECORDS_PER_S_MAX: Final = 1_000
 
+# Traces of one front end: how many, what each keeps (events, and their bytes), how long one may last, what is
+# looked at of a packet, what is kept of its payload and of a text, and packets in a second of all traces.
+MQTT_TRACES_MAX: Final = 16
+MQTT_TRACE_EVENTS_MAX: Final = 100_000
+MQTT_TRACE_BYTES_MAX: Final = 8 * 1024 * 1024
+MQTT_TRACE_S_MAX: Final = 24 * 3600
+MQTT_TRACE_PACKET_BYTES_MAX: Final = 32 * 1024
+MQTT_TRACE_PAYLOAD_BYTES_MAX: Final = 4 * 1024
+MQTT_TRACE_TEXT_CHARACTERS_MAX: Final = 256
+MQTT_TRACE_PACKETS_PER_S_MAX: Final = 2_000
+# Events, and their bytes, of one answer.
+MQTT_TRACE_PAGE_EVENTS_MAX: Final = 1_000
+MQTT_TRACE_PAGE_BYTES_MAX: Final = 512 * 1024
+
 # The HTTP port: connections at one time, bodies of their requests that are not answered yet, answers that are
 # not read yet, tokens, and how long one has to be.
 HTTP_CONNECTIONS_MAX: Final = 256
@@ -539,16 +553,37 @@ HTTP_STREAMS_PER_CALLER_MAX: Final = 16
 HTTP_STREAM_WAITING_BYTES_MAX: Final = 2 * 1024 * 1024
 HTTP_TOKEN_CHARACTERS_MIN: Final = 16
 
-# The console: bytes of its files, users, the length of their names and passwords, sessions, those of one
-# person, names and addresses that fail, passwords that wait to be hashed, and how many are at a time (each
-# takes ARGON2_MEMORY_KIB_MAX at most, 19 MiB by default).
+# The console: bytes of its files, users, the length of their names and passwords, keys, sessions, those of
+# one person, names that fail, passwords that wait to be hashed, and how many are at a time (each takes
+# ARGON2_MEMORY_KIB_MAX at most, 19 MiB by default).
 CONSOLE_FILE_BYTES_MAX: Final = 1024 * 1024
 CONSOLE_USERS_MAX: Final = 1_000
 CONSOLE_USER_NAME_CHARACTERS_MAX: Final = 64
 CONSOLE_PASSWORD_CHARACTERS_MIN: Final = 10
 CONSOLE_PASSWORD_BYTES_MAX: Final = 256
+CONSOLE_API_KEYS_MAX: Final = 1_000
 CONSOLE_SESSIONS_MAX: Final = 1_000
 CONSOLE_SESSIONS_OF_USER_MAX: Final = 16
 CONSOLE_FAILING_USERS_MAX: Final = 4_096
 CONSOLE_HASHES_WAITING_MAX: Final = 16
 CONSOLE_HASHES_AT_ONCE: Final = 2
+
+# Alarms of one process: those that are met at one time, those that have ended and are remembered, conditions,
+# receivers and silences of the settings and of operators, the texts of these, the series whose growth is
+# known, and what is read of a file of them and of a receiver's answer.
+ALARMS_MAX: Final = 1_024
+ALARMS_ENDED_MAX: Final = 1_000
+ALARM_RULES_MAX: Final = 256
+ALARM_RECEIVERS_MAX: Final = 16
+ALARM_SILENCES_MAX: Final = 256
+ALARM_TEXT_CHARACTERS_MAX: Final = 512
+ALARM_SERIES_MAX: Final = 4_096
+ALARM_FILE_BYTES_MAX: Final = 64 * 1024 * 1024
+ALARM_ANSWER_BYTES_MAX: Final = 64 * 1024
+# What a look at the cluster asks for: groups and topics of dead letters, groups that are asked about one by
+# one, sessions of devices that are watched, and brokers, registries and front ends that are missed when gone.
+ALARM_GROUPS_MAX: Final = 4_096
+ALARM_GROUPS_ASKED_MAX: Final = 64
+ALARM_DEAD_LETTER_TOPICS_MAX: Final = 512
+ALARM_SESSIONS_MAX: Final = 100_000
+ALARM_KNOWN_MAX: Final = 1_024

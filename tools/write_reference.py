@@ -1,9 +1,10 @@
-"""Write docs/reference/settings.md, metrics.md, http-api.md, and the clients' api.md."""
+"""Write docs/reference/settings.md, metrics.md, http-api.md, the clients' api.md, and how-to/alarms.md."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import alarms_reference
 import api_reference
 import http_api_reference
 import metrics_reference
@@ -16,6 +17,7 @@ SETTINGS_PAGE = DOCS / "settings.md"
 METRICS_PAGE = DOCS / "metrics.md"
 API_PAGE = DOCS / "api.md"
 HTTP_API_PAGE = DOCS / "http-api.md"
+ALARMS_PAGE = DOCS.parent / "how-to" / "alarms.md"
 
 
 def settings_page() -> str:
@@ -38,6 +40,11 @@ def http_api_page() -> str:
     return _renewed(HTTP_API_PAGE, "http api", http_api_reference.text())
 
 
+def alarms_page() -> str:
+    """docs/how-to/alarms.md with all built-in conditions."""
+    return _renewed(ALARMS_PAGE, "conditions", alarms_reference.table())
+
+
 def _renewed(page: Path, mark: str, text: str) -> str:
     begin, end = f"<!-- {mark}: begin -->\n", f"<!-- {mark}: end -->\n"
     head, rest = page.read_text().split(begin, 1)
@@ -50,3 +57,4 @@ if __name__ == "__main__":
     METRICS_PAGE.write_text(metrics_page())
     API_PAGE.write_text(api_page())
     HTTP_API_PAGE.write_text(http_api_page())
+    ALARMS_PAGE.write_text(alarms_page())

@@ -175,6 +175,11 @@ def _add_tools(commands: Commands) -> None:
 
         add_users_actions(command, add_config_options=_add_config_options, load=_load)
 
+    def fill_console(command: argparse.ArgumentParser) -> None:
+        from iotmq.commands.console import add_console_actions
+
+        add_console_actions(command, add_config_options=_add_config_options, load=_load)
+
     def fill_access(command: argparse.ArgumentParser) -> None:
         from iotmq.commands.access import add_access_actions
 
@@ -184,6 +189,11 @@ def _add_tools(commands: Commands) -> None:
         from iotmq.commands.bridges import add_bridges_actions
 
         add_bridges_actions(command, add_config_options=_add_config_options, load=_load, run=_run_role)
+
+    def fill_alarms(command: argparse.ArgumentParser) -> None:
+        from iotmq.commands.alarms import add_alarms_actions
+
+        add_alarms_actions(command, add_config_options=_add_config_options, load=_load)
 
     def fill_routes(command: argparse.ArgumentParser) -> None:
         from iotmq.commands.routes import add_routes_actions
@@ -223,7 +233,9 @@ def _add_tools(commands: Commands) -> None:
         fill_users,
         "Change the file of MQTT users. Front ends notice changes by themselves.",
     )
+    _add(commands, "console", "say who may sign in at the console", fill_console)
     _add(commands, "bridges", "run bridges to other MQTT brokers, and show how they are doing", fill_bridges)
+    _add(commands, "alarms", "show, acknowledge and silence alarms, and try who is told", fill_alarms)
     _add(commands, "routes", "try the routes of MQTT topics", fill_routes)
     _add(
         commands,

@@ -95,7 +95,7 @@ def _command(
 def _add(options: argparse.Namespace, path: Path, config: Config) -> int:
     make = _maker(options, config)
     name = _prepared_name(options.name)
-    password = _password(options, is_new=True)
+    password = read_password(options, is_new=True)
     added = _put(path, {name: make(password)})
     print(f"{name}: {'added' if added else 'has another password now'}", file=sys.stderr)
     return _OK
@@ -183,7 +183,7 @@ def _check(options: argparse.Namespace, path: Path, _config: Config) -> int:
     if kept is None:
         print(f"there is no user {options.name[:64]!a}")
         return _FAILED
-    is_right = is_password_of(kept, _password(options, is_new=False))
+    is_right = is_password_of(kept, read_password(options, is_new=False))
     print("the password is right" if is_right else "the password is wrong")
     return _OK if is_right else _FAILED
 
@@ -205,7 +205,7 @@ def _prepared_name(name: str) -> str:
         raise ConfigError(f"user name {name[:64]!a} is refused: {error}") from error
 
 
-def _password(options: argparse.Namespace, *, is_new: bool) -> bytes:
+def read_password(options: argparse.Namespace, *, is_new: bool) -> bytes:
     from iotmq import limits
     from iotmq.mqtt_front.access.scram import can_be_password
 

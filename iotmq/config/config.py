@@ -13,6 +13,7 @@ import msgspec
 
 from iotmq import limits
 from iotmq.addresses import is_loopback
+from iotmq.alarms.settings import AlarmSettings
 from iotmq.broker.settings import BrokerSettings
 from iotmq.config.setting_text import (
     Setting,
@@ -71,6 +72,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The operator's port: metrics, health, readiness."""
     history: HistorySettings = HistorySettings()
     """History of the metrics of each process."""
+    alarms: AlarmSettings = AlarmSettings()
+    """When something is an alarm, and who is told."""
     log: LogSettings = LogSettings()
     """The log on standard error."""
 
@@ -409,6 +412,7 @@ def _contradictions(config: Config) -> Iterable[str]:
     yield from _chain_contradictions(config.mqtt)
     yield from config.replication.problems()
     yield from config.registry.problems()
+    yield from config.alarms.problems()
     mode = config.replication.mode
     if mode == "elected" and not config.broker.listen_port:
         yield "broker.listen_port = 0 is refused: other members reach this one by replication.members"

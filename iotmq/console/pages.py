@@ -10,6 +10,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from iotmq import limits
+from iotmq.console.access.proxies import Proxies, networks_of
 from iotmq.console.access.tokens import Tokens
 from iotmq.console.assets import Assets, is_of_console
 from iotmq.console.exposition import Exposition
@@ -71,15 +72,18 @@ class Pages:
             "/readyz": self._readiness,
         }
         self._tokens = Tokens(settings.tokens)
+        self._proxies = Proxies(networks_of(settings.proxies), settings.base_path)
         self._open_paths = frozenset(settings.open_paths)
         self._unauthorized_count = 0
 
     def body_bytes_max(self, head: Request) -> int:
         """Return how large a body may be; pages want none."""
+        head = self._proxies.seen(head)
         return self._api.body_bytes_max(head) if self._api and _is_of_api(head) else 0
 
     def answer(self, request: Request) -> Reply:
         """Answer a request."""
+        request = self._proxies.seen(request)
         if self._api and _is_of_api(request):
             return self._api.answer(request)
         if self._api and is_of_console(request):

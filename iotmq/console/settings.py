@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_network
 from typing import Annotated, Literal
 
 import msgspec
@@ -12,8 +13,8 @@ from iotmq.remoting.tls.files import TlsCertificateFile, TlsClientCaFile, TlsKey
 from iotmq.secret_text import hide
 from iotmq.setting_types import Port, SecretText
 
-HTTP_PATHS = Literal["/metrics", "/metrics/topics", "/healthz", "/readyz"]
-"""The paths that the port serves."""
+HTTP_PATHS = Literal["/metrics", "/metrics/topics", "/healthz", "/readyz", "/api/v1/health"]
+"""The paths that the port may serve to everybody."""
 
 
 class HttpTokenSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,6 +43,9 @@ class SignInSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The file of the people who may sign in, which `iotmq console user` writes: a line NAME:ROLE:HASH each.
     Changes are noticed within two seconds. Empty: `console/users` in the data directory; a front end has none
     then."""
+    api_keys_file: Annotated[str, Meta(max_length=limits.FILE_NAME_BYTES_MAX)] = ""
+    """The file of API keys, which administrators make by the API; empty: `console/api-keys` in the data
+    directory."""
     idle_s: Annotated[int, Meta(ge=60, le=604_800)] = 3_600
     """Seconds after which a session ends that nothing asks for. Pages that show live numbers ask."""
     session_s: Annotated[int, Meta(ge=60, le=2_592_000)] = 43_200
@@ -52,6 +56,11 @@ class SignInSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Wrong passwords for one user within a quarter of an hour, from all addresses; then only addresses from
     which that user has signed in before may try, until it is over. A small number lets strangers lock people
     out."""
+
+    @property
+    def has_files(self) -> bool:
+        """Return whether there are users or keys, whatever process it is."""
+        return bool(self.users_file or self.api_keys_file)
 
 
 class HttpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,6 +86,10 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     host that reaches the port may then read the metrics."""
     sign_in: SignInSettings = SignInSettings()
     """How people sign in at the console."""
+    proxies: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=32)] = ()
+    """Addresses and networks of the proxies in front of this port, such as 10.0.0.5 or 10.1.0.0/24. From
+    them, and from nobody else, X-Forwarded-For, X-Forwarded-Proto and X-Forwarded-Host count; each proxy has
+    to set them and not to let through what a browser sends."""
     base_path: Annotated[str, Meta(pattern=r"^(/[A-Za-z0-9._~-]+)*$", max_length=128)] = ""
     """The path below which a proxy shows this port, such as /iotmq; empty: /. Paths are served with it and
     without it, so the proxy may take it away or leave it."""
@@ -86,8 +99,12 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def has_callers(self, *, has_data: bool) -> bool:
         """Return whether anybody may use the API of a process, one with a data directory or without."""
-        is_for_people = self.sign_in.enabled and (has_data or bool(self.sign_in.users_file))
+        is_for_people = self.sign_in.enabled and (has_data or self.sign_in.has_files)
         return is_for_people or any(token.role != "metrics" for token in self.tokens)
+
+    def __post_init__(self) -> None:
+        for text in self.proxies:
+            ip_network(text)
 
     @property
     def has_to_be_proved(self) -> bool:

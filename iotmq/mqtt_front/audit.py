@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from iotmq.audit_log import AUDIT_TOPIC, AuditLog
@@ -24,8 +24,14 @@ class Audit:
             events=settings.audit_events,
             per_second_max=settings.audit_records_per_s_max,
         )
-        self.record = self._log.record
+        self.heard: Callable[[str, dict[str, str | int | None]], None] | None = None
+        """Told of every event, whatever the setting names; None for nobody."""
+
+    def record(self, event: str, **fields: str | int | None) -> None:
         """As `audit_log.no_audit`. Events that the setting does not name cost a look at it."""
+        if self.heard is not None:
+            self.heard(event, fields)
+        self._log.record(event, **fields)
 
     def close(self) -> None:
         """Hand over all that waits; before the gateway stops."""

@@ -21,6 +21,7 @@ from iotmq.mqtt_front.sessions.durable_egress import DurableEgress
 from iotmq.mqtt_front.sessions.sessions import ConnectedSessions
 from iotmq.mqtt_front.sessions.shared_subscriptions import SharedSubscriptions
 from iotmq.mqtt_front.sessions.subscriptions import Subscriptions
+from iotmq.mqtt_front.tracing.traces import Traces
 
 if TYPE_CHECKING:
     from iotmq.mqtt_front.hooks.hook_parts import HookParts
@@ -49,3 +50,4 @@ class FrontEndParts:
     plugins: FrontPlugins | None
     guard: Guard
     hooks: HookParts | None
+    traces: Traces

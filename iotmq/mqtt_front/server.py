@@ -54,8 +54,10 @@ from iotmq.mqtt_front.sessions.shared_subscriptions import SharedSubscriptions
 from iotmq.mqtt_front.sessions.subscriptions import BrokerSessions, Subscriptions
 from iotmq.mqtt_front.settings.listeners import TCP_NAME
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
+from iotmq.mqtt_front.tracing.decisions import Decisions
+from iotmq.mqtt_front.tracing.traces import Traces
 from iotmq.ports.gateway import GatewayPort
-from iotmq.ports.inspections import Inspections
+from iotmq.ports.inspections import TRACE_CHANGES, TRACES, Inspections
 from iotmq.ports.sessions import SessionPort
 from iotmq.supervised import surviving
 
@@ -144,6 +146,8 @@ class MqttFront:
         """Start the gateway, then listen."""
         loop = asyncio.get_running_loop()
         parts = self._parts = self._assembled(loop)
+        self.inspections.add(TRACES, parts.traces.answer)
+        self.inspections.add(TRACE_CHANGES, parts.traces.change)
         try:
             await self._gateway.start(
                 self._routes.router.broker_topics,
@@ -269,7 +273,9 @@ class MqttFront:
         )
         if plugins is not None:
             group.listeners = (*group.listeners, plugins)
-        events = AccessEvents(self._open_session, self._identity_renewed, self._audit.record)
+        decisions = Decisions(ingress, permissions.refusals, self._audit)
+        traces = Traces(group, self._clock, sessions.devices, decisions)
+        events = AccessEvents(traces.opening(self._open_session), self._identity_renewed, self._audit.record)
         authentication = open_authentication(
             settings,
             loop,
@@ -300,6 +306,7 @@ class MqttFront:
             plugins,
             guard,
             hooks,
+            traces,
         )
 
     def _plugins_of(self, loop: asyncio.AbstractEventLoop) -> FrontPlugins | None:
@@ -348,6 +355,7 @@ class MqttFront:
             await parts.guard.stop()
             if parts.hooks is not None:
                 await parts.hooks.stop()
+            parts.traces.stop()
             parts.ingress.close()
             parts.egress.close()
             parts.sessions.prefixes.tell()

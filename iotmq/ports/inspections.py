@@ -18,7 +18,9 @@ logger = logging.getLogger(__name__)
 LOCAL_FRONT_END: Final = "local"
 """The name of the front end in the process of a broker."""
 KICK: Final = "kick"
-CHANGING_INSPECTIONS: Final = frozenset({KICK})
+TRACES: Final = "traces"
+TRACE_CHANGES: Final = "trace_changes"
+CHANGING_INSPECTIONS: Final = frozenset({KICK, TRACE_CHANGES})
 """Those that do something to others, so that audit records have them."""
 
 Inspection: TypeAlias = Callable[[bytes], Awaitable[bytes]]

@@ -91,7 +91,9 @@ class Caller:
         finally:
             connection.close()
         found = {name.lower(): value for name, value in answer.getheaders()}
-        return Reply(answer.status, found, json.loads(read) if "json" in found["content-type"] else read)
+        return Reply(
+            answer.status, found, json.loads(read) if found["content-type"].endswith("json") else read
+        )
 
 
 class Event(NamedTuple):
@@ -498,6 +500,67 @@ def test_statistics_are_those_of_all_brokers(api: Caller) -> None:
     assert api.get("show_client_statistics", query="limit=1&from_ms=1")["sums"] == []
     assert api.ask("show_client_statistics", query="step=week").problem == "invalid"
     assert api.ask("show_client_statistics", query="name=a&from_ms=1").problem == "invalid"
+def test_a_trace_is_begun_read_downloaded_ended_and_deleted(api: Caller) -> None:
+    name = "<b>\u202edevice"
+    begun = api.get(
+        "start_trace", body={"kind": "client", "value": name, "name": "of-device", "payload_bytes": 100}
+    )
+    assert begun == {"name": "of-device", "front_ends": ["local"], "problems": {}}
+    by_itself = api.get("start_trace", body={"kind": "address", "value": "10.0.0.0/8"})["name"]
+    for _ in range(2):
+        with Device(api.gateway.ports["mqtt"], name) as device:
+            device.subscribe("traced/#")
+            api.get("publish_raw", "traced/1", raw=b"hello")
+            device.messages(1)
+    kinds: list[str] = []
+    query = "limit=3"
+    while True:
+        page = api.get("read_trace", "of-device", query=query)
+        kinds += [f"{each['what']} {each['kind']}" for each in page["items"]]
+        assert {each["client"] for each in page["items"]} <= {name}
+        if page["next"] is None:
+            break
+        query = f"limit=3&cursor={page['next']}"
+    for kind in ("received CONNECT", "decided session", "sent CONNACK", "sent SUBACK", "sent PUBLISH"):
+        assert kinds.count(kind) == 2, (kind, kinds)
+    text = api.ask("download_trace", "of-device")
+    assert text.headers["content-disposition"] == 'attachment; filename="of-device.txt"'
+    assert "<b>\\u202edevice 127.0.0.1 sent PUBLISH topic=traced/1" in text.body.decode()
+    assert "payload=hello" in text.body.decode()
+    lines = api.ask("download_trace", "of-device", query="format=jsonl").body
+    assert [json.loads(line)["kind"] for line in lines.splitlines()][: len(kinds)] == [
+        kind.partition(" ")[2] for kind in kinds
+    ]
+    listed = api.get("list_traces")
+    assert {each["name"]: each["is_running"] for each in listed["items"]} == {
+        "of-device": True,
+        by_itself: True,
+    }
+    assert api.get("stop_trace", by_itself)["front_ends"] == ["local"]
+    assert not api.get("show_trace", by_itself)["is_running"]
+    assert api.get("show_trace", "of-device")["by"] == "operator"
+    assert (
+        api.ask("start_trace", body={"kind": "client", "value": "c", "name": "of-device"}).problem
+        == "conflict"
+    )
+    wrong = api.ask("start_trace", body={"kind": "topic", "value": "a/#/b"})
+    assert (wrong.problem, wrong.body["errors"][0]["pointer"]) == ("invalid", "/value")
+    for each in ("of-device", by_itself):
+        assert api.get("delete_trace", each)["front_ends"] == ["local"]
+        for route in ("show_trace", "stop_trace", "delete_trace", "read_trace", "download_trace"):
+            assert api.ask(route, each).problem == "not-found"
+    assert api.ask("read_trace", "x", query="cursor=!").problem == "invalid"
+
+
+def test_what_is_well_is_said(api: Caller) -> None:
+    assert {"store", "broker", "mqtt"} <= set(api.get("check_ready")["checked"])
+    assert "iotmq_store_refusing" in api.get("check_alarms")["checked"]
+    assert api.get("check_port", str(api.gateway.ports["mqtt"]))["checked"] == ["mqtt"]
+    refused = api.ask("check_port", "1")
+    assert (refused.problem, refused.body["detail"]) == ("unhealthy", "nothing listens on port 1")
+    assert refused.headers["retry-after"] == "1"
+    assert api.get("check_certificates") == {"checked": []}
+    assert api.get("list_certificates") == {"items": []}
 
 
 def test_the_description_names_every_route(api: Caller) -> None:

@@ -89,6 +89,10 @@ def test_the_first_sign_in_is_by_the_link_of_the_log(gateway: GatewayProcess) ->
     assert bob.ask("show_me").status == 401, "a session ends with the password it began with"
     assert bob.ask("sign_in", body={"user": "bob", "password": "password of bob"}).status == 401
     assert bob.ask("sign_in", body={"user": "bob", "password": "another password of bob"}).status == 200
+    key = {"name": "robot", "role": "viewer"}
+    assert ada.ask("make_api_key", body=key).body["key"].startswith("iotmq-key.robot.")
+    assert [each["name"] for each in ada.ask("list_api_keys").body["items"]] == ["robot"]
+    assert ada.ask("remove_api_key", "robot").status == 200
     assert ada.ask("remove_console_user", "bob").status == 200
     assert bob.ask("show_me").status == 401
     assert ada.ask("sign_out").status == 200

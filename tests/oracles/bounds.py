@@ -669,10 +669,10 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "tests/unit/mqtt_front/access/test_answers.py::test_bytes_at_their_maximum_and_past_it",
     ),
     Bound(
-        "mqtt_front.access.links.token_keys: keys of a link",
+        "credentials.token_keys: keys of an issuer",
         "MQTT_TOKEN_KEYS_MAX of one set",
         "MQTT_TOKEN_KEYS_BYTES_MAX of one set or file",
-        "tests/unit/mqtt_front/access/links/test_token_keys.py::test_a_set_at_its_maximum_and_past_it",
+        "tests/unit/credentials/test_token_keys.py::test_a_set_at_its_maximum_and_past_it",
     ),
     Bound(
         "mqtt_front.access.links.http: what a service answers",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 from manual_clock import ManualClock
@@ -14,6 +15,7 @@ from iotmq.console.api.api import BASE
 from iotmq.console.api.role import ApiRole
 from iotmq.console.server.messages import Request
 from iotmq.console.settings import HttpSettings
+from iotmq.metrics import Metric
 
 
 class Reply(NamedTuple):
@@ -36,7 +38,7 @@ class ConsoleSite:
     def __init__(self, settings: HttpSettings, directory: Path | None) -> None:
         self.clock = ManualClock()
         self.access = Access(settings, directory, self.clock)
-        self.role = ApiRole(self.access, _no_client, self.clock, source="test")
+        self.role = ApiRole(self.access, _no_client, self.clock, own=_Alone(), source="test")
 
     async def __aenter__(self) -> ConsoleSite:
         await self.role.start()
@@ -92,6 +94,18 @@ class Browser:
     async def sign_in(self, user: str, password: str) -> Reply:
         """Sign in with a password."""
         return await self.ask("POST", "/sign-in", {"user": user, "password": password})
+
+
+class _Alone:
+    """A process with no other parts."""
+
+    addresses: ClassVar[Mapping[str, str]] = {}
+
+    async def states(self) -> Mapping[str, str | None]:
+        return {}
+
+    def metrics(self) -> Iterable[Metric]:
+        return ()
 
 
 def _no_client() -> IotmqClient:

@@ -50,5 +50,9 @@ def test_all_routes_of_the_http_api_are_in_the_documents(write_reference: Module
     assert [line for line in page.splitlines() if line.startswith("| `") and line.endswith("|  |")] == []
 
 
+def test_all_conditions_of_alarms_are_in_the_documents(write_reference: ModuleType) -> None:
+    assert write_reference.alarms_page() == write_reference.ALARMS_PAGE.read_text(), "make reference"
+
+
 def test_every_public_name_of_the_clients_has_a_meaning(write_reference: ModuleType) -> None:
     assert [line for line in write_reference.api_page().splitlines() if line.endswith("|  |")] == []

@@ -31,6 +31,7 @@ from iotmq.broker.scheduled.delivery_time import (
     read_delivery_time,
     waiting_until,
 )
+from iotmq.broker.scheduled.lateness import Lateness
 from iotmq.broker.scheduled.recall_handle import RecallHandle
 from iotmq.broker.scheduled.unflushed_deliveries import UnflushedDeliveries
 from iotmq.broker.tables.topics import TIMER_TOPIC
@@ -102,9 +103,7 @@ class Timers:
         self.skipped_count = 0
         self.cancelled_count = 0
         self.refused_count = 0
-        # How late the last message was, and the latest since the last call of `metrics`.
-        self.late_ms = 0
-        self.late_ms_max = 0
+        self.lateness = Lateness(parts.clock)
         parts.writer.add_confirmed_listener(self._confirmed)
 
     def start(self) -> None:
@@ -292,15 +291,14 @@ class Timers:
             self._timer.arm(self._clock.monotonic_s() + RETRY_S)
 
     def metrics(self) -> Iterable[Metric]:
-        latest, self.late_ms_max = self.late_ms_max, 0
         yield from samples(
             ("", "Messages waiting for their time.", self.pending_count),
             ("_delivered_total", "Delayed messages moved to their topics.", self.delivered_count),
             ("_skipped_total", "Delayed messages that no topic takes.", self.skipped_count),
             ("_cancelled_total", "Delayed messages taken back.", self.cancelled_count),
             ("_refused_total", "Messages refused because too many wait.", self.refused_count),
-            ("_late_ms", "Milliseconds the last delayed message came too late.", self.late_ms),
-            ("_late_ms_max", "Most milliseconds too late since last read.", latest),
+            ("_late_ms", "Milliseconds the last delayed message came too late.", self.lateness.last_ms),
+            ("_late_ms_max", "Most milliseconds too late in the last minute or two.", self.lateness.most_ms),
             prefix="iotmq_broker_delayed_messages",
         )
 
@@ -388,8 +386,7 @@ class Timers:
         if isinstance(result, StoredBatch):
             self._ended.stored(timer, result.appended.end_position)
             self.delivered_count += 1
-            self.late_ms = max(0, result.appended.store_timestamp_ms - timer.due_ms)
-            self.late_ms_max = max(self.late_ms_max, self.late_ms)
+            self.lateness.add(max(0, result.appended.store_timestamp_ms - timer.due_ms))
             return
         self._ended.refused(timer)
         self._index.look_again()

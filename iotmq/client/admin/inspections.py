@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from iotmq.client.admin.asking import Asking
@@ -55,8 +56,13 @@ class InspectionAdmin(Asking):
         """List the names of all front ends that are connected."""
         return sorted(await self._front_ends(await master_addresses(self._client)))
 
-    async def ask_all_front_ends(self, name: str, body: bytes = b"") -> FrontEndAnswers:
-        """Ask every connected front end the same; one that does not answer takes nothing from the others."""
+    async def ask_all_front_ends(
+        self, name: str, body: bytes | Callable[[str], bytes] = b""
+    ) -> FrontEndAnswers:
+        """Ask every connected front end; one that does not answer takes nothing from the others.
+
+        `body` is the same for all, or what is returned for a front end's name.
+        """
         masters = await master_addresses(self._client)
         turns = asyncio.Semaphore(_AT_A_TIME)
         answers: dict[str, bytes] = {}
@@ -65,7 +71,10 @@ class InspectionAdmin(Asking):
         async def one(front_end: str, own_name: str, broker_names: list[str]) -> None:
             async with turns:
                 try:
-                    answers[front_end] = await self._ask_through(masters, broker_names, own_name, name, body)
+                    question = body if isinstance(body, bytes) else body(front_end)
+                    answers[front_end] = await self._ask_through(
+                        masters, broker_names, own_name, name, question
+                    )
                 except _FAILURES as error:
                     problems[front_end] = str(error)
 

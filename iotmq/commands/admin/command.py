@@ -108,6 +108,7 @@ _BEGIN = arg("--since", dest="begin_ms", type=arguments.time_ms, metavar="TIME",
 _END = arg("--until", dest="end_ms", type=arguments.time_ms, metavar="TIME", help="such as 1h or a date")
 _MESSAGE_ID = arg("message_id", metavar="ID", help="the id that names a message's place")
 _CLIENT = arg("client", metavar="CLIENT", help="its id, see `group connections`")
+_TRACE = arg("name", metavar="NAME", help="letters, digits, dots and dashes")
 _ACCOUNT = arg("account", metavar="ACCESS_KEY")
 _ACCESS: Final = ("DENY", "PUB", "SUB", "PUB|SUB")
 _NAMESPACE = arg("namespace", metavar="NAMESPACE", help="such as ORDER_TOPIC_CONFIG")
@@ -123,6 +124,7 @@ _AREAS: Final = {
     "message": "finding single messages",
     "dlq": "dead letters: what consumer groups gave up",
     "timer": "messages that wait for their time",
+    "trace": "what happens to a client, to messages of a topic, or to connections from an address",
     "kv": "key-value settings of the registries",
     "acl": "accounts of brokers with access control",
     "history": "how the metrics of a process changed",
@@ -366,6 +368,62 @@ _WORDS: Final = (
         _GROUP,
         _BEGIN,
         _END,
+    ),
+    word(
+        "trace start",
+        "traces:start",
+        "begin a trace at all front ends",
+        _TRACE,
+        arg("--client", dest="of_client", default="", metavar="ID", help="trace the client with this id"),
+        arg("--topic", dest="of_topic", default="", metavar="FILTER", help="trace messages of these topics"),
+        arg(
+            "--address",
+            dest="of_address",
+            default="",
+            metavar="ADDRESS",
+            help="trace connections from this address or network",
+        ),
+        arg(
+            "--for",
+            dest="duration_ms",
+            type=arguments.duration_ms,
+            default=600_000,
+            metavar="TIME",
+            help="how long, such as 90s or 2h (10m)",
+        ),
+        arg(
+            "--events",
+            dest="events_max",
+            type=arguments.positive,
+            default=10_000,
+            metavar="N",
+            help="the newest so many are kept at each front end (10000)",
+        ),
+        arg(
+            "--bytes",
+            dest="bytes_max",
+            type=arguments.positive,
+            default=4 * 1024 * 1024,
+            metavar="N",
+            help="the newest so many bytes of them are kept (4 MiB)",
+        ),
+        arg(
+            "--payload-bytes",
+            type=int,
+            default=0,
+            metavar="N",
+            help="keep so much of each payload, and user properties (nothing)",
+        ),
+    ),
+    word("trace stop", "traces:stop", "end a trace; what it has is kept", _TRACE),
+    word("trace delete", "traces:delete", "end a trace and forget it", _TRACE),
+    word("trace list", "traces:list_all", "list traces"),
+    word(
+        "trace show",
+        "traces:show",
+        "write the events of a trace, a line each, oldest first",
+        _TRACE,
+        flag("--json-lines", "has_json_lines", "as lines of JSON"),
     ),
     word(
         "timer list",

@@ -1,4 +1,4 @@
-"""Everything by which the HTTP port knows who asks: tokens, users, sessions, and the first link."""
+"""Everything by which the HTTP port knows who asks: tokens, keys, users, sessions, and the first link."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from iotmq.clock import Clock
+from iotmq.console.access.api_keys import ApiKey, find_key, keys_file
 from iotmq.console.access.browser import SessionCookie
 from iotmq.console.access.console_sessions import Session, Sessions
 from iotmq.console.access.console_users import ConsoleUser, users_file
@@ -22,6 +23,7 @@ logger = logging.getLogger("iotmq.http")
 
 CONSOLE_PATH: Final = "/console/"
 _USERS_FILE: Final = "console/users"
+_KEYS_FILE: Final = "console/api-keys"
 
 
 class Access:
@@ -30,6 +32,8 @@ class Access:
     def __init__(self, settings: HttpSettings, directory: Path | None, clock: Clock) -> None:
         """`directory` is the data directory of the process; None where it has none."""
         self.settings = settings.sign_in
+        self.open_paths = settings.open_paths
+        self._clock = clock
         self._base_path = settings.base_path
         self._has_administrator = any(token.role == "administrator" for token in settings.tokens)
         self.tokens = Tokens(settings.tokens)
@@ -41,19 +45,33 @@ class Access:
         self.users: KeptFile[ConsoleUser] | None = users_file(path) if path else None
         if self.users is not None:
             self.users.on_change = self._users_changed
+        path = keys_path(settings, directory)
+        self.keys: KeptFile[ApiKey] | None = keys_file(path) if path else None
+        self.keys_used_ms: dict[str, int] = {}
+        """When a key was used last, by its name."""
         self.sign_ins = {"done": 0, "refused": 0}
         """How many there were, by their outcome."""
 
     async def start(self) -> None:
-        """Read the users."""
-        if self.users is not None:
-            await self.users.start()
+        """Read the files."""
+        for file in (self.users, self.keys):
+            if file is not None:
+                await file.start()
 
     async def stop(self) -> None:
         """Look at no files any more."""
-        if self.users is not None:
-            await self.users.stop()
+        for file in (self.users, self.keys):
+            if file is not None:
+                await file.stop()
         self.passwords.close()
+
+    def key_of(self, token: str) -> ApiKey | None:
+        """Return the API key that a token is, and note its use; None for one that is none."""
+        now_ms = self._clock.now_ms()
+        key = None if self.keys is None else find_key(self.keys.items, token, now_ms)
+        if key is not None:
+            self.keys_used_ms[key.name] = now_ms
+        return key
 
     def announce(self, origin: str) -> None:
         """Log the link for the first administrator, unless somebody can be one already."""
@@ -96,8 +114,17 @@ class Access:
 
 def users_path(settings: HttpSettings, directory: Path | None) -> Path | None:
     """Return the file of the users; None where there is none."""
+    return _path(settings, settings.sign_in.users_file, directory, _USERS_FILE)
+
+
+def keys_path(settings: HttpSettings, directory: Path | None) -> Path | None:
+    """Return the file of the API keys; None where there is none."""
+    return _path(settings, settings.sign_in.api_keys_file, directory, _KEYS_FILE)
+
+
+def _path(settings: HttpSettings, named: str, directory: Path | None, usual: str) -> Path | None:
     if not settings.sign_in.enabled:
         return None
-    if settings.sign_in.users_file:
-        return Path(settings.sign_in.users_file)
-    return None if directory is None else directory / _USERS_FILE
+    if named:
+        return Path(named)
+    return None if directory is None else directory / usual

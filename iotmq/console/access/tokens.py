@@ -22,13 +22,19 @@ class Tokens:
 
     def find(self, request: Request) -> HttpTokenSettings | None:
         """Return the token in the header Authorization; None without one, and for one that is none."""
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer":
+        token = bearer_token(request)
+        if token is None:
             return None
-        digest = _digest(token.strip())
+        digest = _digest(token)
         # All of them are looked at, so that the time does not tell which is nearly right.
         found = [each for known, each in self._tokens if hmac.compare_digest(digest, known)]
         return found[0] if found else None
+
+
+def bearer_token(request: Request) -> str | None:
+    """Return what stands in the header Authorization, if that is a token."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else None
 
 
 def _digest(token: str) -> bytes:

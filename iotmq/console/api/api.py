@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import cache
 from typing import Any, Final, Protocol
 
@@ -55,11 +55,21 @@ class Gate(Protocol):
 class Api:
     """Answers the requests below `BASE`."""
 
-    def __init__(self, routes: Iterable[Route], services: object, gate: Gate, *, record: Record) -> None:
+    def __init__(
+        self,
+        routes: Iterable[Route],
+        services: object,
+        gate: Gate,
+        *,
+        record: Record,
+        open_paths: Collection[str] = (),
+    ) -> None:
+        """`open_paths` are paths of the port below which nobody has to show who they are."""
         self._tree = RouteTree(routes)
         self._services = services
         self._gate = gate
         self._record = record
+        self._open_paths = frozenset(open_paths)
         self._count_of: Counter[str] = Counter()
 
     def body_bytes_max(self, head: Request) -> int:
@@ -120,7 +130,7 @@ class Api:
         return Answer(msgspec.json.encode(answer), 200, "application/json")
 
     def _allow(self, route: Route, request: Request) -> Caller:
-        if route.is_open:
+        if route.is_open or route.open_path in self._open_paths:
             return self._gate.anybody(request)
         caller = self._gate.caller(request)
         if (caller.scopes and route.tag not in caller.scopes) or (

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Final
 
 from iotmq.console.access.access import Access
+from iotmq.console.access.api_keys import PREFIX
 from iotmq.console.access.browser import is_of_other_site
 from iotmq.console.access.console_users import RoleName
+from iotmq.console.access.tokens import bearer_token
 from iotmq.console.api.problems import FORBIDDEN, UNAUTHENTICATED, ProblemError
 from iotmq.console.api.route import Caller, Role
 from iotmq.console.server.messages import Request
-
-logger = logging.getLogger("iotmq.http.api")
 
 ROLES: Final[dict[RoleName, Role]] = {
     "viewer": Role.VIEWER,
@@ -48,6 +47,9 @@ class Gate:
         return Caller("nobody", Role.VIEWER, request.peer, None)
 
     def _by_token(self, request: Request) -> Caller:
+        shown = bearer_token(request)
+        if shown is not None and shown.startswith(PREFIX):
+            return self._by_key(shown, request)
         token = self._access.tokens.find(request)
         if token is None:
             raise ProblemError(
@@ -58,6 +60,12 @@ class Gate:
                 FORBIDDEN, f"the token {token.name} is for metrics: set the role of it in http.tokens"
             )
         return Caller(token.name, ROLES[token.role], request.peer)
+
+    def _by_key(self, shown: str, request: Request) -> Caller:
+        key = self._access.key_of(shown)
+        if key is None:
+            raise ProblemError(UNAUTHENTICATED, "there is no such key, or it has expired")
+        return Caller(key.name, ROLES[key.role], request.peer, "key", scopes=key.areas)
 
     def _by_cookie(self, request: Request) -> Caller | None:
         token = self._access.cookie.token(request)

@@ -60,11 +60,12 @@ TOO_MANY: Final = Kind("too-many", 429, "Too much is asked at once.")
 INTERNAL: Final = Kind("internal", 500, "A fault of the server; its log says more.")
 NOT_SUPPORTED: Final = Kind("not-supported", 501, "The broker does not know this.")
 UNAVAILABLE: Final = Kind("unavailable", 503, "No broker can do this now.")
+UNHEALTHY: Final = Kind("unhealthy", 503, "What was checked is not well.")
 TIMEOUT: Final = Kind("timeout", 504, "No answer came in time; the work may have been done.")
 
 KINDS: Final = (
     *(MALFORMED, UNAUTHENTICATED, FORBIDDEN, NOT_FOUND, METHOD, CONFLICT, MEDIA_TYPE),
-    *(INVALID, TOO_MANY, INTERNAL, NOT_SUPPORTED, UNAVAILABLE, TIMEOUT),
+    *(INVALID, TOO_MANY, INTERNAL, NOT_SUPPORTED, UNAVAILABLE, UNHEALTHY, TIMEOUT),
 )
 
 

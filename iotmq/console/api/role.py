@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from iotmq.alarms.role import AlarmsRole
 from iotmq.client.client import IotmqClient
 from iotmq.clock import Clock
 from iotmq.console.access.access import Access
@@ -12,9 +13,8 @@ from iotmq.console.api.api import Api
 from iotmq.console.api.audit import ApiAudit
 from iotmq.console.api.gate import Gate
 from iotmq.console.api.routes.table import ROUTES
-from iotmq.console.api.services import Services
+from iotmq.console.api.services import OwnProcess, Services
 from iotmq.console.server.messages import Answer, Request
-from iotmq.history.sampler import MetricHistory
 from iotmq.metrics import Metric
 
 
@@ -27,14 +27,22 @@ class ApiRole:
         make_client: Callable[[], IotmqClient],
         clock: Clock,
         *,
+        own: OwnProcess,
         source: str,
-        history: MetricHistory | None = None,
+        alarms: AlarmsRole | None = None,
     ) -> None:
-        """`make_client` is called with the first request that asks brokers; `history` is this process's."""
+        """`make_client` is called with the first request that asks brokers."""
         self._access = access
-        self._services = Services(make_client, clock, access, history)
+        areas = frozenset(route.tag for route in ROUTES)
+        self._services = Services(make_client, clock, access, own, areas=areas, alarms=alarms)
         self._audit = ApiAudit(self._services, source=source)
-        self._api = Api(ROUTES, self._services, Gate(access), record=self._audit.record)
+        self._api = Api(
+            ROUTES,
+            self._services,
+            Gate(access),
+            record=self._audit.record,
+            open_paths=access.open_paths,
+        )
 
     async def start(self) -> None:
         """Read who may ask; the client starts when somebody does."""

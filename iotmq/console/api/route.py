@@ -97,6 +97,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it is for everybody, signed in or not."""
     is_for_people: bool = False
     """Whether API keys may not use it, whatever their role."""
+    open_path: str | None = None
+    """The word of `http.open_paths` with which everybody may ask."""
     problems: tuple[Kind, ...] = ()
     """Those that are its own, beside the ones every route has."""
 
@@ -125,6 +127,7 @@ def route(
     is_open: bool = False,
     is_for_people: bool = False,
     answer: type | None = None,
+    open_path: str | None = None,
     problems: tuple[Kind, ...] = (),
 ) -> Route:
     """Make a route of a handler: its name, its first line and its types are those of the route.
@@ -153,5 +156,6 @@ def route(
         is_audited=method != "GET" if is_audited is None else is_audited,
         is_open=is_open,
         is_for_people=is_for_people,
+        open_path=open_path,
         problems=problems,
     )

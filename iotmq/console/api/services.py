@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
 
+from iotmq.alarms.role import AlarmsRole
 from iotmq.client.client import IotmqClient
 from iotmq.client.sending.producer import Producer
 from iotmq.clock import Clock
 from iotmq.console.access.access import Access
 from iotmq.console.api.streams.streams import Streams
 from iotmq.history.sampler import MetricHistory
+from iotmq.metrics import Metric
 
 _GROUP = "iotmq_http_api"
+
+
+class OwnProcess(Protocol):
+    """The process that the API belongs to."""
+
+    @property
+    def addresses(self) -> Mapping[str, str]:
+        """Return HOST:PORT of its listeners by role."""
+
+    @property
+    def history(self) -> MetricHistory | None:
+        """Return what it remembers of its metrics; None when that is switched off."""
+
+    async def states(self) -> Mapping[str, str | None]:
+        """Return why parts are not ready, None for those that are. Asks workers, whose numbers come along."""
+
+    def metrics(self) -> Iterable[Metric]:
+        """Report the numbers of all its parts."""
 
 
 class Services:
@@ -23,13 +44,19 @@ class Services:
         make_client: Callable[[], IotmqClient],
         clock: Clock,
         access: Access,
-        history: MetricHistory | None = None,
+        own: OwnProcess,
+        *,
+        areas: frozenset[str],
+        alarms: AlarmsRole | None = None,
     ) -> None:
+        """`areas` are those of the routes there are."""
+        self.areas = areas
         self.access = access
+        self.alarms = alarms
+        """Those of this process; None when they are switched off."""
         self._make_client = make_client
-        self.history = history
-        """The history of this process; None where it has none."""
         self.clock = clock
+        self.own = own
         self.streams = Streams(self.client)
         self._starting: asyncio.Task[tuple[IotmqClient, Producer]] | None = None
 

@@ -49,6 +49,8 @@ class Request(NamedTuple):
     """The address it came from, without the port."""
     is_encrypted: bool = False
     body: bytes = b""
+    proxy: str = ""
+    """The address of the named proxy that it came through; then `peer` is what that says."""
 
 
 class Answer(NamedTuple):

@@ -14,13 +14,14 @@ from typing import Final
 
 from iotmq.clock import Clock
 from iotmq.credentials.pace import Pace
+from iotmq.credentials.service_client import ServiceFailedError
 from iotmq.errors import ConfigError
 from iotmq.metrics import Metric, samples, samples_by
 from iotmq.mqtt.reason_codes import SERVER_BUSY, SERVER_UNAVAILABLE
 from iotmq.mqtt_front.access.answers import Answer, Answers, digest
 from iotmq.mqtt_front.access.exchanges import Exchange
 from iotmq.mqtt_front.access.identity import Identity
-from iotmq.mqtt_front.access.links.link import Link, LinkFailedError, told_everything
+from iotmq.mqtt_front.access.links.link import Link, told_everything
 from iotmq.mqtt_front.access.verdicts import Accepted, Credentials, Denied, NotMine
 from iotmq.mqtt_front.patterns import compile_pattern
 from iotmq.mqtt_front.settings.links import LinkSettings
@@ -101,7 +102,7 @@ class ChainLink:
                 answer = await self.link.decide(asked)
         except TimeoutError:
             return self._failed("late", f"no answer within timeout_s = {settings.timeout_s}")
-        except LinkFailedError as error:
+        except ServiceFailedError as error:
             return self._failed("failed", str(error))
         except Exception as error:
             _log.exception("a link of the authentication chain broke", extra={"link": self.name})

@@ -4,7 +4,7 @@ from iotmq.mqtt.codec.byte_buffer cimport ByteBuffer
 from iotmq.mqtt.server.outbound cimport DeliveryOptions, OutboundMessage
 from iotmq.mqtt.server.publish_sink cimport PublishSink
 from iotmq.mqtt_front.connection.bridge_role cimport BridgeRole
-from iotmq.mqtt_front.connection.device_calls cimport DeviceLink, DeviceSession
+from iotmq.mqtt_front.connection.device_calls cimport DeviceSession
 from iotmq.mqtt_front.connection.limited cimport LimitedConnection
 from iotmq.mqtt_front.connection.outgoing cimport OutgoingMessage
 
@@ -21,6 +21,7 @@ cdef class DeviceGroup:
     cdef readonly object loop
     cdef readonly PublishSink sink
     cdef object _handler
+    cdef public object tracing          # told of connections; None while nothing is traced
     cdef public tuple listeners         # told of sessions and subscriptions: users' programs and plug-ins
     cdef public object may_deliver      # asked whether a device gets a message; None without such a program
     cdef public list delivered          # messages that were handed to devices in this turn; None for nobody

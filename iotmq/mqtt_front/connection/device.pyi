@@ -25,8 +25,12 @@ class SessionListener(Protocol):
     def unsubscribed(self, device: Device, event: Unsubscribe) -> None: ...
     def lost(self, device: Device) -> None: ...
 
+class ConnectionTracing(Protocol):
+    def connected(self, device: Device) -> None: ...
+
 class DeviceGroup:
     now_s: float
+    tracing: ConnectionTracing | None
     listeners: tuple[SessionListener, ...]
     may_deliver: Callable[[Message], bool] | None
     delivered: list[Message] | None

@@ -20,18 +20,14 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from iotmq.message.records.fields cimport FORMAT_OK, RecordParts
 from iotmq.message.records.record cimport parse_record
 from iotmq.mqtt.codec.packet_types cimport (
-    NO_LOCAL, OPTIONS_QOS, RETAIN_AS_PUBLISHED,
-    LEVEL_5,
-    STATE_AUTHENTICATING,
-    STATE_CLOSED,
-    STATE_CONNECTED,
+    LEVEL_5, NO_LOCAL, OPTIONS_QOS, RETAIN_AS_PUBLISHED, STATE_AUTHENTICATING, STATE_CLOSED, STATE_CONNECTED,
     STATE_OPENING,
 )
 from iotmq.mqtt.server.connection cimport ServerConnection
 from iotmq.mqtt.server.connection_settings cimport ConnectionSettings
 from iotmq.mqtt.server.outbound cimport DeliveryOptions, OutboundHalf, OutboundMessage
 from iotmq.mqtt.server.publish_sink cimport PublishSink
-from iotmq.mqtt_front.connection.device_calls cimport DeviceLink, hook_message
+from iotmq.mqtt_front.connection.device_calls cimport hook_message
 from iotmq.mqtt_front.connection.limited cimport LimitedConnection
 from iotmq.mqtt_front.connection.outgoing cimport OutgoingMessage
 
@@ -292,6 +288,8 @@ cdef class Device(LimitedConnection):
 
     def connection_made(self, transport):
         self.transport = transport
+        if self.group.tracing is not None:
+            self.group.tracing.connected(self)
         self.group._handler.device_connected(self)
 
     def get_buffer(self, size_hint):
@@ -603,6 +601,7 @@ cdef class Device(LimitedConnection):
         """How the device gets a message, by the options of a subscription; False when it does not get it."""
         if message.is_expired:
             self.group.expired += 1
+            self.note_lost("it has expired", &message.view)
             return False
         if options & NO_LOCAL and message.is_from(self.client_id_utf8, len(self.client_id_utf8)):   # [MQTT-3.8.3-3]
             return False
@@ -615,6 +614,7 @@ cdef class Device(LimitedConnection):
             message.encode_properties()
         if self._sent_bytes_max != 0xFFFFFFFF and not self.fits(&message.view, delivery):
             self.group.too_large += 1
+            self.note_lost("it is larger than the client takes", &message.view)
             return False
         return self.group.may_deliver is None or self.group.may_deliver(
             hook_message(self._client_id, message, delivery)
@@ -655,10 +655,12 @@ cdef class Device(LimitedConnection):
 
     cdef int message_dropped(self) except -1:
         self.group.dropped += 1
+        self.note_lost("the oldest message made room for a newer one", NULL)
         return 0
 
     cdef int message_expired(self) except -1:
         self.group.expired += 1
+        self.note_lost("it expired while it waited", NULL)
         return 0
 
     cdef int message_done(self, uint16_t packet_id, uint32_t place) except -1:
@@ -688,10 +690,7 @@ cdef class Device(LimitedConnection):
             return 0
         cdef bint had_room = self.has_output_room()
         self.group.sent_bytes += self.output.size
-        if isinstance(self.transport, DeviceLink):
-            (<DeviceLink>self.transport).take(&self.output)
-        else:
-            self.transport.write(self.data_to_send())
+        self.hand_over(self.transport)
         if not had_room and self.state == STATE_CONNECTED and not self.is_write_paused:
             # The socket took all of it: nobody says `resume_writing`.
             self._room_again()

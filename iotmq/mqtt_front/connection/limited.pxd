@@ -1,7 +1,7 @@
 from libc.stdint cimport uint8_t, uint32_t
 
-from iotmq.mqtt.server.connection cimport ServerConnection
 from iotmq.mqtt_front.connection.client_traffic cimport ClientTraffic
+from iotmq.mqtt_front.connection.traced cimport TracedConnection
 from iotmq.mqtt_front.limiting.buckets cimport DeviceLimits
 
 
@@ -9,7 +9,7 @@ cdef enum:
     WAITS_FOR_TOKENS = 4    # a bit of ServerConnection._waits_for_turn
 
 
-cdef class LimitedConnection(ServerConnection):
+cdef class LimitedConnection(TracedConnection):
     cdef readonly DeviceLimits limits   # how much may pass; None without limits
     cdef public ClientTraffic traffic   # where its messages count
     cdef uint8_t _lacks_tokens          # it is not read because of a limit

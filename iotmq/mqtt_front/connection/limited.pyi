@@ -1,8 +1,8 @@
-from iotmq.mqtt.server.connection import ServerConnection
 from iotmq.mqtt_front.connection.client_traffic import ClientTraffic
+from iotmq.mqtt_front.connection.traced import TracedConnection
 from iotmq.mqtt_front.limiting.buckets import DeviceLimits
 
-class LimitedConnection(ServerConnection):
+class LimitedConnection(TracedConnection):
     traffic: ClientTraffic
     @property
     def limits(self) -> DeviceLimits | None: ...

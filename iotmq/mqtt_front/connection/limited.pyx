@@ -11,6 +11,7 @@ from iotmq.mqtt.codec.framing cimport Packet
 from iotmq.mqtt.codec.packet_types cimport STATE_CLOSED
 from iotmq.mqtt.server.connection cimport ServerConnection
 from iotmq.mqtt_front.connection.client_traffic cimport ClientTraffic
+from iotmq.mqtt_front.connection.traced cimport TracedConnection
 from iotmq.mqtt_front.limiting.buckets cimport BYTES_IN, BYTES_OUT, MESSAGES_IN, MESSAGES_OUT, DeviceLimits
 
 from iotmq.mqtt_front.connection.client_traffic import UNNAMED
@@ -18,7 +19,7 @@ from iotmq.mqtt_front.connection.client_traffic import UNNAMED
 cdef ClientTraffic _UNNAMED = UNNAMED
 
 
-cdef class LimitedConnection(ServerConnection):
+cdef class LimitedConnection(TracedConnection):
     """Use Device."""
 
     def __cinit__(self):
@@ -37,6 +38,8 @@ cdef class LimitedConnection(ServerConnection):
 
     cdef int end_limits(self) except -1:
         """The connection is over."""
+        if self.tap is not None:
+            self.end_trace()
         if self.limits is not None:
             self.limits.close()
             self.limits = None
@@ -88,6 +91,7 @@ cdef class LimitedConnection(ServerConnection):
         """Read no more until there are tokens."""
         if not self._lacks_tokens and not self._is_over and self.state != STATE_CLOSED:
             self._lacks_tokens = True
+            self.note("quota", direction="from the client", result="it is not read for a while")
             self.limits.wait(MESSAGES_IN)
         return 0
 
@@ -95,8 +99,10 @@ cdef class LimitedConnection(ServerConnection):
         self.limits.pacer.look()
         if self.limits.take(MESSAGES_OUT, 1) | self.limits.take(BYTES_OUT, size) and not self.is_output_held:
             self.is_output_held = True
+            self.note("quota", direction="to the client", result="messages wait for a while")
             self.limits.wait(MESSAGES_OUT)
         return 0
 
     cdef int message_withheld(self) except -1:
+        self.note_lost("a message of QoS 0 past a limit of the client", NULL)
         return self.limits.note_dropped()

@@ -399,6 +399,7 @@ cdef class Egress:
             return 0
         if self.sheds and not delivery.qos:
             self.shed += 1
+            device.note_lost("the front end is overloaded", &message.view)
             return 0
         if device.deliver(&message.view, &delivery):
             self.delivered += 1
@@ -407,4 +408,5 @@ cdef class Egress:
                 self.group.touch(device)
         elif device.state == STATE_CONNECTED:   # one that is on its way out is no slow subscriber
             self.dropped += 1
+            device.note_lost("the client does not read, and its queue is full", &message.view)
         return 0

@@ -14,7 +14,8 @@ from libc.stdlib cimport free
 from libc.string cimport memcpy, strerror
 
 from iotmq.mqtt.codec.byte_buffer cimport ByteBuffer, append, release
-from iotmq.mqtt_front.connection.device cimport Device, DeviceLink
+from iotmq.mqtt_front.connection.device cimport Device
+from iotmq.mqtt_front.connection.device_calls cimport DeviceLink
 
 import logging
 import os

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from iotmq import limits
@@ -32,6 +32,8 @@ class Refusals:
         # When the next line may be written, and how many refusals have had none.
         self._next_line_s: dict[tuple[str, str], float] = {}
         self._silent: Counter[tuple[str, str]] = Counter()
+        self.heard: Callable[[Subject, str, str, str, str], None] | None = None
+        """Told of every refusal: to whom, what, the topic, the rule, the detail; None for nobody."""
 
     @property
     def count(self) -> int:
@@ -40,6 +42,8 @@ class Refusals:
 
     def note(self, subject: Subject, what: str, topic: str, *, rule: str, detail: str = "") -> None:
         """A rule has refused something to a device."""
+        if self.heard is not None:
+            self.heard(subject, what, topic, rule, detail)
         key = (what, rule)
         if key not in self._counts and len(self._counts) >= limits.MQTT_REFUSING_RULES_MAX:
             key = (what, OTHERS)

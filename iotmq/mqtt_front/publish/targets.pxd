@@ -40,6 +40,8 @@ cdef struct Ruling:
 cdef class Asking:
     cdef str name               # the MQTT topic
     cdef str key
+    cdef str broker_topic       # of the route, with the next one for traces
+    cdef int queue_id
     cdef object delay_s
     cdef RouteRules rules       # None: the route asks nothing of a message
     cdef object routes          # MessageRoutes of TARGET_BY_MESSAGE
@@ -72,6 +74,8 @@ cdef class Targets:
     cdef int count_new(self, Device device) except -1
     cdef Target* of_device(self, Device device, const uint8_t* topic, Py_ssize_t size) except NULL
     cdef Target* resolve(self, const uint8_t* topic, Py_ssize_t size) except NULL
+    cdef int _rule(self, Target* target, Device device, const Publication* publication, Ruling* ruling) except -1
+    cdef int _note(self, Device device, const Publication* publication, const Ruling* ruling) except -1
     cdef int rule(self, Target* target, Device device, const Publication* publication, Ruling* ruling) except -1
     cdef int rule_will(self, Device device, object will, Ruling* ruling, ByteBuffer* own) except -1
     cdef void drop(self) noexcept

@@ -1,6 +1,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
+from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.publish.routes import Router
 from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
 
@@ -8,6 +9,7 @@ class QueueCounts(Protocol):
     def queue_count(self, topic: str) -> int: ...
 
 class Targets:
+    def explain(self, device: Device, topic: bytes) -> tuple[str | None, int | None, bool]: ...
     @property
     def asks_names(self) -> bool: ...
     @property

@@ -196,6 +196,8 @@ cdef class Targets:
         if asking.rules is not None and asking.rules.is_dropped:
             return b""
         queue_id = queue_of_key(route.key, self._port.queue_count(route.topic))
+        asking.broker_topic = route.topic
+        asking.queue_id = queue_id
         # To wait is to be in the log, whatever the route says.
         target.lane = self._lane_at(
             route.topic, queue_id, is_stored=route.is_stored or is_delayed, is_delayed=is_delayed
@@ -216,6 +218,41 @@ cdef class Targets:
 
     cdef int rule(self, Target* target, Device device, const Publication* publication, Ruling* ruling) except -1:
         """Say what becomes of a message of a target that is TARGET_RULED or TARGET_BY_MESSAGE."""
+        self._rule(target, device, publication, ruling)
+        if device.tap is not None:
+            self._note(device, publication, ruling)
+        return 0
+
+    cdef int _note(self, Device device, const Publication* publication, const Ruling* ruling) except -1:
+        """Tell a trace of a message that its route has asked something of."""
+        cdef Asking asking = None
+        if ruling.target != NULL and ruling.target.asking != NULL:
+            asking = <Asking>ruling.target.asking
+        elif ruling.target != NULL and ruling.target == &self._single:
+            asking = self._single_asking
+        topic = publication.topic[:publication.topic_size].decode("utf-8", "replace")
+        if ruling.target == NULL:
+            device.note("routing", topic, result="dropped by its route")
+        else:
+            device.note(
+                "routing", topic, result="put aside by its route" if ruling.is_put_aside else "goes to a queue",
+                broker_topic=None if asking is None else asking.broker_topic,
+                queue=None if asking is None else asking.queue_id, qos=ruling.qos,
+            )
+        return 0
+
+    def explain(self, Device device not None, bytes topic not None):
+        """Return (name after rewriting, place of the lane, whether it waits) of what a device publishes, for traces.
+
+        The name is None of a topic that cannot be rewritten, the place of one whose route asks something of each
+        message. MqttProtocolError for a topic that is none.
+        """
+        cdef Target* target = self.of_device(device, topic, len(topic))
+        if target.kind == TARGET_REFUSED:
+            return None, None, False
+        return topic_of(target), target.lane if target.kind == TARGET_RESOLVED else None, bool(target.is_delayed)
+
+    cdef int _rule(self, Target* target, Device device, const Publication* publication, Ruling* ruling) except -1:
         cdef Asking asking = <Asking>target.asking
         cdef RouteRules rules
         cdef uint64_t has, gives

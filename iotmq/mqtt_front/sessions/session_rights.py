@@ -152,7 +152,9 @@ class SessionRights:
     def _decide_will(
         self, device: Device, decision: Decision, topic: str, done: Callable[[bool], None]
     ) -> None:
-        if not decision.is_allowed:
+        if decision.is_allowed:
+            device.note("permission", topic, result="allowed", what="will", rule=decision.rule)
+        else:
             self._note_will(device.rights, topic, decision)
         done(decision.is_allowed)
 
@@ -190,6 +192,7 @@ class SessionRights:
         if decision is None:
             return name, options
         if decision.is_allowed:
+            device.note("permission", name, result="allowed", what="subscribe", rule=decision.rule)
             return name, options & ~QOS | min(options & QOS, decision.qos)
         self.permissions.refusals.note(
             device.rights.subject, "subscribe", name, rule=decision.rule, detail=decision.detail

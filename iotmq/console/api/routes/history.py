@@ -97,10 +97,10 @@ async def show_history(services: Services, call: Call[HistoryArguments, None]) -
     )
     if asked.process:
         return await HistoryAdmin(await services.client()).history(asked.process, question)
-    if services.history is None:
+    if services.own.history is None:
         raise _nothing_remembered()
     try:
-        return services.history.find(question)
+        return services.own.history.find(question)
     except QuestionError as error:
         raise ProblemError(INVALID, str(error)) from None
 
@@ -109,9 +109,9 @@ async def list_series(services: Services, call: Call[ProcessArguments, None]) ->
     """List the series whose history a process has."""
     if call.arguments.process:
         return await HistoryAdmin(await services.client()).series(call.arguments.process)
-    if services.history is None:
+    if services.own.history is None:
         raise _nothing_remembered()
-    return services.history.series()
+    return services.own.history.series()
 
 
 async def show_topic_statistics(services: Services, call: Call[StatisticsArguments, None]) -> Statistics:

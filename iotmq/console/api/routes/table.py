@@ -11,15 +11,19 @@ from iotmq.console.api.api import BASE
 from iotmq.console.api.openapi import document
 from iotmq.console.api.route import Call, NoArguments, Route, route
 from iotmq.console.api.routes import (
+    alarms,
+    api_keys,
     cluster,
     dead_letters,
     groups,
+    health,
     history,
     messages,
     sessions,
     sign_in,
     streams,
     topics,
+    traces,
     users,
 )
 from iotmq.console.api.services import Services
@@ -40,8 +44,12 @@ ROUTES: Final[tuple[Route, ...]] = (
     *sessions.ROUTES,
     *cluster.ROUTES,
     *history.ROUTES,
+    *traces.ROUTES,
+    *alarms.ROUTES,
     *sign_in.ROUTES,
     *users.ROUTES,
+    *health.ROUTES,
+    *api_keys.ROUTES,
     route("GET", "/openapi.json", show_description, tag="description"),
 )
 

@@ -39,10 +39,10 @@ PasswordText = Annotated[str, Meta(max_length=limits.CONSOLE_PASSWORD_BYTES_MAX)
 
 
 class UserArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One user of the console."""
+    """One user of the console, or one API key."""
 
     name: UserName
-    """The name somebody signs in with."""
+    """The name."""
 
     def __post_init__(self) -> None:
         # A pattern lets a line end pass behind it.

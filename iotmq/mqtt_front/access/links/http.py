@@ -23,11 +23,11 @@ import msgspec
 from msgspec import Meta
 
 from iotmq import limits
+from iotmq.credentials.service_client import ServiceClient
 from iotmq.metrics import Metric
 from iotmq.mqtt.reason_codes import NOT_AUTHORIZED
 from iotmq.mqtt_front.access.identity import Identity
 from iotmq.mqtt_front.access.links.link import LinkFailedError
-from iotmq.mqtt_front.access.links.service_client import ServiceClient
 from iotmq.mqtt_front.access.verdicts import Accepted, Credentials, Denied, NotMine
 from iotmq.mqtt_front.settings.links import HttpLinkSettings
 
@@ -93,7 +93,7 @@ class HttpLink:
         self._settings = settings
         self._headers = {"content-type": "application/json", **settings.headers}
         self._client = ServiceClient(
-            settings.name, settings.url, ca_file=settings.ca_file, at_once_max=settings.at_once_max
+            f"link {settings.name}", settings.url, ca_file=settings.ca_file, at_once_max=settings.at_once_max
         )
 
     async def start(self) -> None:

@@ -1,56 +1,31 @@
 """Signed tokens (JWT, RFC 7519): who a device is, what it may do and until when, as its token says.
 
-The signature is checked by PyJWT with one key and its one algorithm; what the claims have to be is checked
-here, against the clock of the gateway and what else the device says of itself.
+The signature is checked by `credentials.signed_tokens`; what the claims have to be is checked here, against
+the clock of the gateway and what else the device says of itself.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import math
 import re
-import time
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple
-
-import msgspec
-from jwt import PyJWS
-from jwt.exceptions import InvalidSignatureError, PyJWTError
+from typing import Any, Final
 
 from iotmq import limits
 from iotmq.clock import Clock
+from iotmq.credentials.signed_tokens import SignedTokens, TokenError, claim_of
+from iotmq.credentials.token_keys import TokenKeys
 from iotmq.errors import ConfigError
 from iotmq.metrics import Metric
 from iotmq.mqtt.auth.method_names import TOKEN_METHOD
 from iotmq.mqtt.reason_codes import BAD_USER_NAME_OR_PASSWORD, NOT_AUTHORIZED
 from iotmq.mqtt_front.access.exchanges import TokenExchange
 from iotmq.mqtt_front.access.identity import Identity
-from iotmq.mqtt_front.access.links.link import LinkFailedError
-from iotmq.mqtt_front.access.links.token_keys import KeySet, TokenKeys
 from iotmq.mqtt_front.access.verdicts import NEVER_MINE, Accepted, Credentials, Denied, NotMine
 from iotmq.mqtt_front.settings.links import JwtLinkSettings
 
 _FORM: Final = re.compile(rb"eyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*\.[A-Za-z0-9_-]*")
-# Headers are the same for all tokens of a key.
-_HEADERS_KEPT_MAX: Final = 256
-_HEADER_BYTES_MAX: Final = 2_048
-# Keys that are tried for a token that names none.
-_TRIED_MAX: Final = 8
 _LIMITS_MAX: Final = 64
-# After so much work the front end's thread gets the interpreter, which Python would keep here for five
-# milliseconds.
-_WORK_S: Final = 0.001
-_PAUSE_S: Final = 0.000_1
-
-
-class TokenError(Exception):
-    """The token does not count; the text is for the operator."""
-
-
-class _Header(NamedTuple):
-    algorithm: str
-    kid: str | None
 
 
 class JwtLink:
@@ -65,9 +40,9 @@ class JwtLink:
             self._keys = TokenKeys(settings, clock)
         except (OSError, ValueError) as error:
             raise ConfigError(f"link {settings.name}: {error}") from error
-        self._jws = PyJWS()
-        self._headers: dict[bytes, _Header] = {}
-        self._work_s = 0.0
+        self._tokens = SignedTokens(
+            self._keys, settings.algorithms, bytes_max=limits.MQTT_PASSWORD_BYTES_MAX
+        )
 
     async def start(self) -> None:
         """Fetch keys that have to be fetched."""
@@ -98,7 +73,7 @@ class JwtLink:
         if token is None:
             return NEVER_MINE
         try:
-            claims = await self._verified(token)
+            claims = await self._tokens.verified(token)
             return self._accepted(claims, asked)
         except TokenError as error:
             reason = BAD_USER_NAME_OR_PASSWORD if asked.token is None else NOT_AUTHORIZED
@@ -113,72 +88,13 @@ class JwtLink:
             token = None if asked.user_name is None else asked.user_name.encode()
         return token if token is not None and _FORM.fullmatch(token) else None
 
-    # The signature
-
-    async def _verified(self, token: bytes) -> Mapping[str, Any]:
-        if len(token) > limits.MQTT_PASSWORD_BYTES_MAX:
-            raise TokenError(f"a token of {len(token)} bytes")
-        header = self._header(token.partition(b".")[0])
-        keys = self._keys.current
-        if not keys.find(header.algorithm, header.kid) and await self._keys.refresh_for_unknown():
-            keys = self._keys.current
-        if not keys.keys:
-            raise LinkFailedError("there are no keys yet")
-        began_s = time.perf_counter()
-        try:
-            return self._signed(token, header, keys)
-        finally:
-            self._rest(time.perf_counter() - began_s)
-
-    def _signed(self, token: bytes, header: _Header, keys: KeySet) -> Mapping[str, Any]:
-        found = keys.find(header.algorithm, header.kid)
-        if not found:
-            raise TokenError(f"there is no key {header.kid!a} for {header.algorithm}")
-        for key in found[:_TRIED_MAX]:
-            try:
-                payload = self._jws.decode_complete(token, key.key, [key.algorithm])["payload"]
-                return msgspec.json.decode(payload, type=dict[str, Any])
-            except InvalidSignatureError:
-                continue
-            except (PyJWTError, msgspec.MsgspecError, RecursionError) as error:
-                raise TokenError(f"no token: {error}") from error
-        raise TokenError("its signature is wrong")
-
-    def _header(self, segment: bytes) -> _Header:
-        """Return what a token says of its signature; that it may say so is not checked yet."""
-        known = self._headers.get(segment)
-        if known is not None:
-            return known
-        if len(segment) > _HEADER_BYTES_MAX:
-            raise TokenError(f"a header of {len(segment)} bytes")
-        try:
-            text = base64.urlsafe_b64decode(segment + b"=" * (-len(segment) % 4))
-            found = msgspec.json.decode(text, type=dict[str, Any])
-        except (binascii.Error, ValueError, RecursionError) as error:
-            raise TokenError(f"no header of a token: {error}") from error
-        algorithm, kid = found.get("alg"), found.get("kid")
-        if algorithm not in self._settings.algorithms:
-            raise TokenError(f"algorithm {str(algorithm)[:32]!a} is not allowed")
-        if kid is not None and not isinstance(kid, str):
-            raise TokenError("its key has no name that is text")
-        if len(self._headers) >= _HEADERS_KEPT_MAX:
-            del self._headers[next(iter(self._headers))]
-        header = self._headers[segment] = _Header(algorithm, kid)
-        return header
-
-    def _rest(self, taken_s: float) -> None:
-        self._work_s += taken_s
-        if self._work_s >= _WORK_S:
-            self._work_s = 0.0
-            time.sleep(_PAUSE_S)
-
     # The claims
 
     def _accepted(self, claims: Mapping[str, Any], asked: Credentials) -> Accepted:
         settings = self._settings
         expires_at_s = self._checked_times(claims)
         self._check_parties(claims)
-        user = _claim(claims, settings.user_claim)
+        user = claim_of(claims, settings.user_claim)
         if not isinstance(user, str) or not _is_name(user):
             raise TokenError(f"its claim {settings.user_claim} is no user name")
         if (
@@ -232,24 +148,12 @@ class JwtLink:
         name = self._settings.client_id_claim
         if not name:
             return None
-        client_id = _claim(claims, name)
+        client_id = claim_of(claims, name)
         if not isinstance(client_id, str) or not _is_name(client_id):
             raise TokenError(f"its claim {name} is no client id")
         if asked.client_id not in ("", client_id):
             raise TokenError(f"it is for the client id {client_id[:64]!a}")
         return client_id
-
-
-def _claim(claims: Mapping[str, Any], name: str) -> Any:
-    """Return a claim of this name, or in the objects that its dots lead through; None without it."""
-    if not name or name in claims:
-        return claims.get(name)
-    found: Any = claims
-    for part in name.split("."):
-        if not isinstance(found, Mapping):
-            return None
-        found = found.get(part)
-    return found
 
 
 def _seconds(claims: Mapping[str, Any], name: str) -> float | None:
@@ -262,7 +166,7 @@ def _seconds(claims: Mapping[str, Any], name: str) -> float | None:
 
 
 def _names(claims: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    value = _claim(claims, name)
+    value = claim_of(claims, name)
     if value is None:
         return ()
     listed = value if isinstance(value, list) else [value]
@@ -274,7 +178,7 @@ def _names(claims: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def _attributes(claims: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
-    found = ((name, _claim(claims, name)) for name in names)
+    found = ((name, claim_of(claims, name)) for name in names)
     return {name: _text(name, value) for name, value in found if value is not None}
 
 
@@ -287,7 +191,7 @@ def _text(name: str, value: Any) -> str:
 
 
 def _permissions(claims: Mapping[str, Any], name: str) -> tuple[Mapping[str, object], ...] | None:
-    value = _claim(claims, name)
+    value = claim_of(claims, name)
     if value is None:
         return None
     if not isinstance(value, list) or not all(isinstance(rule, dict) for rule in value):
@@ -296,7 +200,7 @@ def _permissions(claims: Mapping[str, Any], name: str) -> tuple[Mapping[str, obj
 
 
 def _limits(claims: Mapping[str, Any], name: str) -> Mapping[str, int] | None:
-    value = _claim(claims, name)
+    value = claim_of(claims, name)
     if value is None:
         return None
     if not isinstance(value, dict) or len(value) > _LIMITS_MAX or not all(map(_is_limit, value.values())):

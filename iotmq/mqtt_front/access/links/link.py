@@ -12,14 +12,14 @@ from typing import Protocol
 
 import msgspec
 
-from iotmq.errors import IotmqError
+from iotmq.credentials.service_client import ServiceFailedError
 from iotmq.metrics import Metric
 from iotmq.mqtt_front.access.verdicts import Accepted, Credentials, Denied, NotMine
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class LinkFailedError(IotmqError):
+class LinkFailedError(ServiceFailedError):
     """The service of a link did not answer, or not as it has to; the text is for the operator."""
 
 

@@ -70,7 +70,7 @@ async def test_a_message_comes_at_its_time_and_not_before(bench: TimerBench) -> 
     assert decode_properties(record.properties) == {"UNIQ_KEY": "k1", "TIMER_OUT_MS": str(due_ms)}
     assert record.prepared_position == mark_of(stored.appended.start_position, 0)
     assert bench.timers.pending_count == 0
-    assert bench.timers.late_ms == 0
+    assert bench.timers.lateness.last_ms == 0
     bench.pass_time(10)
     assert len(bench.bodies(2)) == 1
 

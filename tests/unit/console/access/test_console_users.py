@@ -44,6 +44,7 @@ def test_users_are_read_as_they_were_written(tmp_path: Path) -> None:
         (f"ä:viewer:{HASH}", "a name has"),
         (f"a\x00:viewer:{HASH}", "a name has"),
     ],
+    ids=range(10),
 )
 def test_a_wrong_line_is_named_without_its_hash(line: str, problem: str) -> None:
     with pytest.raises(KeptFileError, match=problem) as raised:

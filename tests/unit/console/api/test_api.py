@@ -113,6 +113,7 @@ ROUTES = (
     route("GET", "/never", hang, tag="t"),
     route("POST", "/secrets", keep_secret, tag="t", is_open=True),
     route("DELETE", "/number", show, tag="u", is_for_people=True),
+    route("GET", "/open", show, tag="t", open_path="/open"),
     route("PUT", "/bytes", keep, tag="t", body_bytes_max=10, is_audited=False),
 )
 
@@ -131,10 +132,10 @@ class Gate:
 
 
 class Site:
-    def __init__(self) -> None:
+    def __init__(self, open_paths: tuple[str, ...] = ()) -> None:
         self.services = Services()
         self.records: list[dict[str, Any]] = []
-        self.api = Api(ROUTES, self.services, Gate(), record=self._record)
+        self.api = Api(ROUTES, self.services, Gate(), record=self._record, open_paths=open_paths)
 
     def _record(self, event: str, **fields: Any) -> None:
         self.records.append({"event": event, **fields})
@@ -318,3 +319,11 @@ def test_a_key_of_a_table_has_a_pointer_too() -> None:
     with pytest.raises(msgspec.ValidationError) as raised:
         msgspec.json.decode(b'{"a": {"b": [1, "x"]}}', type=dict[str, dict[str, list[int]]])
     assert invalid_body(raised.value).errors[0].pointer.endswith("/1")
+
+
+async def test_a_path_that_the_settings_open_is_for_everybody() -> None:
+    for open_paths, status in (((), 401), (("/number",), 401), (("/open",), 200)):
+        site = Site(open_paths)
+        assert (await site.ask("GET", "/open", role=None)).status == status
+        assert (await site.ask("GET", "/open", role="viewer")).status == 200
+        assert (await site.ask("GET", "/number", role=None)).status == 401

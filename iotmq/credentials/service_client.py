@@ -12,12 +12,15 @@ from typing import Final, NamedTuple
 
 import aiohttp
 
-from iotmq.errors import ConfigError
-from iotmq.mqtt_front.access.links.link import LinkFailedError
+from iotmq.errors import ConfigError, IotmqError
 
 _OK: Final = 200
 _HEADER_BYTES_MAX: Final = 8 * 1024
 _KEPT_ALIVE_S: Final = 15.0
+
+
+class ServiceFailedError(IotmqError):
+    """A service did not answer, or not as it has to; the text is for the operator."""
 
 
 class ServiceAnswer(NamedTuple):
@@ -30,8 +33,8 @@ class ServiceAnswer(NamedTuple):
 class ServiceClient:
     """Connections to one service. Made before there is a loop; used on one."""
 
-    def __init__(self, link: str, url: str, *, ca_file: str, at_once_max: int) -> None:
-        """ConfigError when the roots of its certificate cannot be used."""
+    def __init__(self, asked_by: str, url: str, *, ca_file: str, at_once_max: int) -> None:
+        """ConfigError, which names who asks, when the roots of its certificate cannot be used."""
         self._url = url
         self._at_once_max = at_once_max
         try:
@@ -39,7 +42,7 @@ class ServiceClient:
                 ssl.create_default_context(cafile=ca_file or None) if url.startswith("https:") else None
             )
         except (OSError, ssl.SSLError) as error:
-            raise ConfigError(f"link {link}: {ca_file or 'the roots of this machine'}: {error}") from error
+            raise ConfigError(f"{asked_by}: {ca_file or 'the roots of this machine'}: {error}") from error
         # Made on the loop by the first question.
         self._session: aiohttp.ClientSession | None = None
 
@@ -51,7 +54,7 @@ class ServiceClient:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> ServiceAnswer:
-        """Send one request. LinkFailedError unless it is answered with 200 and few enough bytes.
+        """Send one request. ServiceFailedError unless it is answered with 200 and few enough bytes.
 
         How long that may take is the caller's business.
         """
@@ -61,13 +64,13 @@ class ServiceClient:
                 method, self._url, data=body, headers=headers, allow_redirects=False
             ) as answer:
                 if answer.status != _OK:
-                    raise LinkFailedError(f"the service answers with status {answer.status}")
+                    raise ServiceFailedError(f"the service answers with status {answer.status}")
                 content = await _bounded(answer.content, bytes_max)
                 return ServiceAnswer(content, answer.headers)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             if isinstance(error, TimeoutError):
                 raise
-            raise LinkFailedError(f"{type(error).__name__}: {error}") from error
+            raise ServiceFailedError(f"{type(error).__name__}: {error}") from error
 
     async def close(self) -> None:
         """End the connections."""
@@ -100,6 +103,6 @@ async def _bounded(content: aiohttp.StreamReader, bytes_max: int) -> bytes:
     async for part in content.iter_any():
         size += len(part)
         if size > bytes_max:
-            raise LinkFailedError(f"the service answers with more than {bytes_max:,} bytes")
+            raise ServiceFailedError(f"the service answers with more than {bytes_max:,} bytes")
         parts.append(part)
     return b"".join(parts)

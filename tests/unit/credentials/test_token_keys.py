@@ -17,7 +17,7 @@ from http_service import HttpService, serving
 from tokens import SigningKey, jwks, key_of
 
 from iotmq import limits
-from iotmq.mqtt_front.access.links.token_keys import keys_of_set
+from iotmq.credentials.token_keys import keys_of_set
 
 BAD, UNAVAILABLE = 0x86, 0x88
 

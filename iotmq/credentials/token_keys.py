@@ -11,7 +11,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 from cryptography import x509
@@ -27,11 +27,9 @@ from jwt.utils import base64url_encode
 
 from iotmq import limits
 from iotmq.clock import Clock
+from iotmq.credentials.service_client import ServiceClient, ServiceFailedError
 from iotmq.files import changing, is_open_to_others, make_directory, replace_file
 from iotmq.metrics import Metric, samples
-from iotmq.mqtt_front.access.links.link import LinkFailedError
-from iotmq.mqtt_front.access.links.service_client import ServiceClient
-from iotmq.mqtt_front.settings.links import JwtLinkSettings
 from iotmq.supervised import supervise
 
 _log: Final = logging.getLogger("iotmq.mqtt")
@@ -43,6 +41,40 @@ _CURVES: Final = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512"}
 _RSA: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 # A token with an unknown key has the set fetched sooner than refresh_s by this factor.
 _SOONER: Final = 10
+
+
+class KeySettings(Protocol):
+    """The places that keys come from; empty names are none."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def algorithms(self) -> Sequence[str]: ...
+
+    @property
+    def secret_file(self) -> str: ...
+
+    @property
+    def key_files(self) -> Sequence[str]: ...
+
+    @property
+    def jwks_file(self) -> str: ...
+
+    @property
+    def jwks_url(self) -> str: ...
+
+    @property
+    def jwks_copy_file(self) -> str: ...
+
+    @property
+    def jwks_ca_file(self) -> str: ...
+
+    @property
+    def refresh_s(self) -> float: ...
+
+    @property
+    def timeout_s(self) -> float: ...
 
 
 class TokenKey(NamedTuple):
@@ -71,9 +103,9 @@ class KeySet:
 
 
 class TokenKeys:
-    """The keys of one link, which change as their files and their service say."""
+    """The keys of one issuer, which change as their files and their service say."""
 
-    def __init__(self, settings: JwtLinkSettings, clock: Clock) -> None:
+    def __init__(self, settings: KeySettings, clock: Clock) -> None:
         """Read the files. ValueError or OSError when one cannot be used."""
         self._settings = settings
         self._clock = clock
@@ -82,7 +114,9 @@ class TokenKeys:
         self._copy = Path(settings.jwks_copy_file) if settings.jwks_copy_file else None
         self._copied = b""
         self._client = (
-            ServiceClient(settings.name, settings.jwks_url, ca_file=settings.jwks_ca_file, at_once_max=1)
+            ServiceClient(
+                f"link {settings.name}", settings.jwks_url, ca_file=settings.jwks_ca_file, at_once_max=1
+            )
             if settings.jwks_url
             else None
         )
@@ -152,7 +186,7 @@ class TokenKeys:
             async with asyncio.timeout(self._settings.timeout_s):
                 await read()
             self._read_total += 1
-        except (OSError, ValueError, LinkFailedError) as error:
+        except (OSError, ValueError, ServiceFailedError) as error:
             self._failed_total += 1
             _log.error(
                 "the keys of tokens cannot be read, so the former ones count",
@@ -251,7 +285,7 @@ def _algorithms_of(jwk: Mapping[str, Any]) -> Sequence[str]:
     return ("EdDSA",) if kind == "OKP" and curve in ("Ed25519", "Ed448") else ()
 
 
-def _keys_of_files(settings: JwtLinkSettings) -> list[TokenKey]:
+def _keys_of_files(settings: KeySettings) -> list[TokenKey]:
     """Return the keys of all files of the settings. OSError or ValueError, which name the file."""
     keys: list[TokenKey] = []
     if settings.secret_file:
