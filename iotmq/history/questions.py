@@ -84,7 +84,7 @@ class SeriesValues(msgspec.Struct, frozen=True, kw_only=True):
     """One of each step; null where nothing is known."""
 
 
-class History(msgspec.Struct, frozen=True, kw_only=True):
+class SeriesHistory(msgspec.Struct, frozen=True, kw_only=True):
     """Values of some series at equal steps."""
 
     from_ms: int

@@ -13,10 +13,10 @@ import msgspec
 from iotmq import limits
 from iotmq.clock import Clock
 from iotmq.history.questions import (
-    History,
     HistoryQuestion,
     QuestionError,
     Series,
+    SeriesHistory,
     SeriesList,
     SeriesValues,
 )
@@ -134,7 +134,7 @@ class MetricHistory:
             ring.add(now_ms, found)
 
     async def answer(self, body: bytes) -> bytes:
-        """Answer a HistoryQuestion in JSON with a History or a SeriesList, as an inspection."""
+        """Answer a HistoryQuestion in JSON with a SeriesHistory or a SeriesList, as an inspection."""
         try:
             question = _questions.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -149,13 +149,13 @@ class MetricHistory:
             items=[Series(name=each.name, is_rate=each.is_rate, help=each.help) for each in places]
         )
 
-    def find(self, question: HistoryQuestion) -> History:
+    def find(self, question: HistoryQuestion) -> SeriesHistory:
         """Return the values asked for. QuestionError for times that make no sense, or too much of them."""
         self._have_a_sample()
         span = self._span(question)
         step_ms = 1_000 * span.ring.step_s
         places = self._asked(question.series)
-        return History(
+        return SeriesHistory(
             from_ms=span.first_slot * step_ms,
             step_s=span.ring.step_s,
             count=span.steps,

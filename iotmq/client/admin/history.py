@@ -18,8 +18,8 @@ from iotmq.history.questions import (
     HISTORY,
     STATISTICS,
     STEPS_MS,
-    History,
     HistoryQuestion,
+    SeriesHistory,
     SeriesList,
     StatisticsAnswer,
     StatisticsQuestion,
@@ -47,12 +47,12 @@ class HistoryAdmin:
         body = await self._inspections.ask(process, HISTORY, msgspec.json.encode(HistoryQuestion()))
         return decode_answer(body, SeriesList, doing=f"listing the series of {process}")
 
-    async def history(self, process: str, question: HistoryQuestion) -> History:
+    async def history(self, process: str, question: HistoryQuestion) -> SeriesHistory:
         """Return the values of series of a broker or front end. RouteNotFoundError for an unknown one."""
         if not question.series:
             raise ClientError("a history has at least one series: `series` lists them")
         body = await self._inspections.ask(process, HISTORY, msgspec.json.encode(question))
-        return decode_answer(body, History, doing=f"reading the history of {process}")
+        return decode_answer(body, SeriesHistory, doing=f"reading the history of {process}")
 
     async def statistics(self, question: StatisticsQuestion) -> ClusterStatistics:
         """Return the statistics of all brokers together.

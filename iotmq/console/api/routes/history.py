@@ -14,12 +14,12 @@ from iotmq.console.api.route import Call, route
 from iotmq.console.api.routes.names import TimeMs
 from iotmq.console.api.services import Services
 from iotmq.history.questions import (
-    History,
     HistoryQuestion,
     HistoryStep,
     NameSums,
     NameValues,
     QuestionError,
+    SeriesHistory,
     SeriesList,
     SeriesName,
     StatisticsName,
@@ -38,7 +38,7 @@ class ProcessArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Name of a broker or of a front end; empty for the process that answers."""
 
 
-class HistoryArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SeriesArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Some series of a process."""
 
     series: Annotated[list[SeriesName], Meta(min_length=1, max_length=limits.HISTORY_ASKED_MAX)]
@@ -89,7 +89,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     """Brokers whose counts are missing, and why."""
 
 
-async def show_history(services: Services, call: Call[HistoryArguments, None]) -> History:
+async def show_history(services: Services, call: Call[SeriesArguments, None]) -> SeriesHistory:
     """Show how metrics of a process changed."""
     asked = call.arguments
     question = HistoryQuestion(
