@@ -113,6 +113,7 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.mqtt_front.sessions.durable_egress", ".pyx", []),
     ("iotmq.mqtt_front.sessions.durable", ".pyx", []),
     ("iotmq.mqtt_front.sessions.shared", ".pyx", []),
+    ("iotmq.mqtt_front.views.connection_walk", ".pyx", []),
     ("iotmq.client.sending.message_elements", ".pyx", []),
     ("iotmq.client.sending.send_room", ".pyx", []),
     ("iotmq.client.sending.waiting_sends", ".pyx", ["z"]),

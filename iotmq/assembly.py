@@ -28,6 +28,7 @@ from iotmq.metrics import Metric, MetricSource, SourceReader
 from iotmq.mqtt_front.settings.listeners import TCP_NAME
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.ports.inspections import LOCAL_FRONT_END
+from iotmq.ports.publishing import PublishPlaces
 from iotmq.service_manager import ServiceManager
 from iotmq.supervised import FAILURES
 from iotmq.telemetry.loop_lag import LoopLag
@@ -407,6 +408,12 @@ class Process:
         self._listens_for_mqtt(workers.addresses)
 
     # Helpers ------------------------------------------------------------------------------------------
+
+    def places(self) -> PublishPlaces:
+        """Make what says where messages go that the HTTP API publishes: where a front end would send them."""
+        from iotmq.mqtt_front.publish.places import Places
+
+        return Places(self._config.mqtt)
 
     def _api_client(self) -> IotmqClient:
         """Make the client that the HTTP API asks brokers with; it has the account of the front end."""

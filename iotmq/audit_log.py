@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Final, Literal, TypeAlias
 
@@ -17,10 +17,12 @@ import msgspec
 from iotmq import limits
 from iotmq.backoff import Backoff
 from iotmq.clock import Clock
+from iotmq.errors import RefusedError
 from iotmq.message.message_ids import UniqueKeys
 from iotmq.message.properties import KEYS, TAGS, UNIQ_KEY, encode_properties
 from iotmq.message.records.record import encode_batch
 from iotmq.metrics import Metric, samples, samples_by
+from iotmq.ports.client_pages import Refusal, RefusedAnswer, RefusedQuestion, fits_pattern
 from iotmq.ports.gateway import AppendDone
 from iotmq.supervised import FAILURES, surviving
 
@@ -46,12 +48,60 @@ _SUCCESS: Final = 0
 _FAILED: Final = 1
 # The code of a batch that will never be taken.
 _ILLEGAL: Final = 13
+_REFUSED: Final = "refused"
+# Fields of such an event, and what they are of a Refusal.
+_REFUSAL_FIELDS: Final = {
+    "client": "client_id",
+    **{
+        name: name
+        for name in (
+            "user", "account", "address", "listener", "certificate", "request", "reason", "detail",
+        )
+    },
+}  # fmt: skip
+# Of each text of a refusal that is remembered: half a mebibyte for all of them, if somebody makes them long.
+_REMEMBERED_CHARACTERS: Final = 128
 # What a record is found by: the first of these that it has.
 _KEY_FIELDS: Final = ("client", "account", "user", "address")
 
 
 def no_audit(event: str, **fields: str | int | None) -> None:
     """Record nothing: what parts have until they are given something that does."""
+
+
+class Refusals:
+    """The last ones who were not let in, for operators; a bounded number, with their texts cut."""
+
+    def __init__(self) -> None:
+        self._last: deque[Refusal] = deque(maxlen=limits.REFUSALS_REMEMBERED_MAX)
+
+    def note(self, now_ms: int, fields: Mapping[str, str | int | None]) -> None:
+        """Remember a refusal by the fields of its event."""
+        texts = {
+            _REFUSAL_FIELDS[name]: value[:_REMEMBERED_CHARACTERS].encode("utf-8", "replace").decode()
+            for name, value in fields.items()
+            if isinstance(value, str) and name in _REFUSAL_FIELDS
+        }
+        self._last.append(Refusal(time_ms=now_ms, **texts))
+
+    async def answer(self, body: bytes) -> bytes:
+        """Answer a RefusedQuestion of an operator."""
+        try:
+            asked = msgspec.msgpack.decode(body, type=RefusedQuestion)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise RefusedError(f"the question cannot be read: {error}") from None
+        patterns = {
+            name: pattern
+            for name in ("client_id", "user", "address", "reason")
+            if (pattern := getattr(asked, name))
+        }
+        found: list[Refusal] = []
+        for refusal in reversed(self._last):
+            if all(fits_pattern(pattern, getattr(refusal, name)) for name, pattern in patterns.items()):
+                found.append(refusal)
+                if len(found) == asked.limit:
+                    break
+        return msgspec.msgpack.encode(RefusedAnswer(refusals=found, remembered=len(self._last)))
 
 
 class AuditLog:
@@ -77,11 +127,15 @@ class AuditLog:
         self._is_writing = False
         self._backoff = Backoff(min_s=_RETRY_S_MIN, max_s=_RETRY_S_MAX)
         self._timer: asyncio.TimerHandle | None = None
+        self.refusals = Refusals()
+        """The last events `refused`, whether they are recorded or not."""
         self.recorded_count = 0
         self.dropped = {"rate": 0, "room": 0, "refused": 0}
 
     def record(self, event: str, **fields: str | int | None) -> None:
         """Note an event; what a field is is its name. Never waits and never fails."""
+        if event == _REFUSED:
+            self.refusals.note(self._clock.now_ms(), fields)
         if event not in self._events:
             return
         now_ms = self._clock.now_ms()

@@ -253,6 +253,13 @@ MQTT_WORKERS_MAX: Final = 256
 INSPECTION_QUESTION_BYTES_MAX: Final = 256 * 1024
 INSPECTION_ANSWER_BYTES_MAX: Final = 1024 * 1024
 INSPECTIONS_PENDING_MAX: Final = 64
+# Lists of connected clients: a pattern of a filter, clients or subscriptions of one page, clients that one
+# request disconnects and those it names, and refusals that a process remembers.
+CLIENT_PATTERN_CHARACTERS_MAX: Final = 1_024
+CONNECTIONS_LISTED_MAX: Final = 1_000
+KICKED_CLIENTS_MAX: Final = 10_000
+KICKED_NAMES_MAX: Final = 500
+REFUSALS_REMEMBERED_MAX: Final = 1_024
 # What a worker and its supervisor say in one piece, mostly metrics: past it one of them is broken.
 WORKER_FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
 SESSIONS_PER_REQUEST_MAX: Final = 1_024
@@ -553,14 +560,16 @@ HTTP_STREAMS_PER_CALLER_MAX: Final = 16
 HTTP_STREAM_WAITING_BYTES_MAX: Final = 2 * 1024 * 1024
 HTTP_TOKEN_CHARACTERS_MIN: Final = 16
 
-# The console: bytes of its files, users, the length of their names and passwords, keys, sessions, those of
-# one person, names that fail, passwords that wait to be hashed, and how many are at a time (each takes
-# ARGON2_MEMORY_KIB_MAX at most, 19 MiB by default).
+# The console: bytes of its files, users, the length of their names and passwords, of the names of people of
+# other systems, roles of these, keys, sessions, those of one person, names that fail, passwords that wait to
+# be hashed, and how many are at a time (each takes ARGON2_MEMORY_KIB_MAX at most, 19 MiB by default).
 CONSOLE_FILE_BYTES_MAX: Final = 1024 * 1024
 CONSOLE_USERS_MAX: Final = 1_000
 CONSOLE_USER_NAME_CHARACTERS_MAX: Final = 64
 CONSOLE_PASSWORD_CHARACTERS_MIN: Final = 10
 CONSOLE_PASSWORD_BYTES_MAX: Final = 256
+CONSOLE_FOREIGN_NAME_CHARACTERS_MAX: Final = 256
+CONSOLE_FOREIGN_ROLES_MAX: Final = 1_000
 CONSOLE_API_KEYS_MAX: Final = 1_000
 CONSOLE_SESSIONS_MAX: Final = 1_000
 CONSOLE_SESSIONS_OF_USER_MAX: Final = 16

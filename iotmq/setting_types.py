@@ -35,12 +35,17 @@ TopicName = Annotated[str, Meta(pattern=TOPIC_NAME_PATTERN, max_length=limits.TO
 @cache
 def texts_below_fields(struct: type[msgspec.Struct]) -> dict[str, str]:
     """Read from the source of a struct, and of those it extends, what stands as a string below each field."""
-    (found,) = ast.parse(inspect.getsource(struct)).body
-    assert isinstance(found, ast.ClassDef)
     texts: dict[str, str] = {}
     for base in struct.__bases__:
         if base is not msgspec.Struct:
             texts |= texts_below_fields(base)
+    try:
+        source = inspect.getsource(struct)
+    except OSError:
+        # Made by a program: its own fields have their texts in their types.
+        return texts
+    (found,) = ast.parse(source).body
+    assert isinstance(found, ast.ClassDef)
     for field, below in pairwise(found.body):
         match field, below:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from ipaddress import ip_network
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
 
 from iotmq import limits
+from iotmq.addresses import is_loopback
 from iotmq.remoting.tls.files import TlsCertificateFile, TlsClientCaFile, TlsKeyFile
 from iotmq.secret_text import hide
 from iotmq.setting_types import Port, SecretText
@@ -31,6 +33,87 @@ class HttpTokenSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     def __post_init__(self) -> None:
         hide(self, "token")
+
+
+RoleNames = Annotated[tuple[Annotated[str, Meta(max_length=256)], ...], Meta(max_length=64)]
+ServiceUrl = Annotated[str, Meta(max_length=2_048, pattern=r"^(https?://[^\s/?#@]+[^\s?#]*)?$")]
+ScopeText = Annotated[str, Meta(pattern=r"^\S+$", max_length=128)]
+HeaderName = Annotated[str, Meta(max_length=64, pattern=r"^[A-Za-z0-9-]*$")]
+
+
+class RoleSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The roles of people whom another system names."""
+
+    administrators: RoleNames = ()
+    """Roles or groups there whose people are administrators here; "*" is everybody."""
+    operators: RoleNames = ()
+    """Those whose people are operators here."""
+    viewers: RoleNames = ()
+    """Those whose people are viewers here. Who is in none of these may not sign in."""
+
+
+class HeaderSettings(RoleSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Section [http.sign_in.header]: people whom a proxy has signed in."""
+
+    user: HeaderName = ""
+    """The header with the name, such as X-Forwarded-User; empty: no header counts. It does in requests of
+    http.proxies alone, and each of these has to take it away from what browsers send."""
+    roles: HeaderName = ""
+    """The header with roles or groups, with commas between them."""
+    secret: Annotated[SecretText, Meta(max_length=256)] = ""
+    """The text the proxy has to send in X-Iotmq-Proxy-Secret, at least 16 characters. Needed with a proxy on
+    this machine, where other programs and pages in browsers reach the port from the same address."""
+
+    def __post_init__(self) -> None:
+        hide(self, "secret")
+        if self.user and not (self.administrators or self.operators or self.viewers):
+            raise ValueError("with user there has to be one of administrators, operators and viewers")
+        if self.user and 0 < len(self.secret) < limits.HTTP_TOKEN_CHARACTERS_MIN:
+            raise ValueError(f"secret has at least {limits.HTTP_TOKEN_CHARACTERS_MIN} characters")
+
+
+class OidcSettings(RoleSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Section [http.sign_in.oidc]: people of an OpenID Connect provider."""
+
+    issuer: ServiceUrl = ""
+    """The provider, as it calls itself; empty: none. By https, or on this machine."""
+    client_id: Annotated[str, Meta(max_length=512)] = ""
+    """The name of this gateway there. The address to come back to is BASE/api/v1/sign-in/oidc/return."""
+    client_secret: Annotated[SecretText, Meta(max_length=512)] = ""
+    """The secret of this gateway there; empty for a public client. PKCE is used in any case."""
+    label: Annotated[str, Meta(max_length=64)] = "Single sign-on"
+    """The text of the button on the sign-in page."""
+    scopes: Annotated[tuple[ScopeText, ...], Meta(max_length=32)] = ("openid", "profile", "email")
+    """Scopes that are asked for; one of them has to bring roles_claim."""
+    name_claim: Annotated[str, Meta(min_length=1, max_length=256)] = "preferred_username"
+    """Claim with the name that stands in audit records: one that people cannot choose for themselves. Claims
+    in objects have dots."""
+    roles_claim: Annotated[str, Meta(min_length=1, max_length=256)] = "roles"
+    """Claim with a list of roles or groups, or one; of Keycloak realm_access.roles."""
+    algorithms: Annotated[
+        tuple[Literal["RS256", "PS256", "ES256", "ES384", "EdDSA"], ...], Meta(min_length=1, max_length=5)
+    ] = ("RS256", "PS256", "ES256", "ES384", "EdDSA")
+    """Algorithms with which identities may be signed."""
+    other_hosts: Annotated[tuple[Annotated[str, Meta(max_length=255)], ...], Meta(max_length=16)] = ()
+    """Hosts beside that of the issuer that this gateway may ask, where the provider names such (for Google
+    oauth2.googleapis.com, www.googleapis.com and openidconnect.googleapis.com). No others are asked."""
+    ca_file: Annotated[str, Meta(max_length=limits.FILE_NAME_BYTES_MAX)] = ""
+    """PEM file with the roots of the provider's certificate; empty for the machine's own."""
+    timeout_s: Annotated[float, Meta(ge=0.05, le=60)] = 10.0
+    """Seconds the provider has for an answer."""
+    refresh_s: Annotated[float, Meta(ge=1, le=86_400)] = 3_600.0
+    """How often its keys and addresses are read again, in seconds."""
+
+    def __post_init__(self) -> None:
+        hide(self, "client_secret")
+        if not self.issuer:
+            return
+        if not self.client_id:
+            raise ValueError("with issuer there has to be a client_id")
+        if self.issuer.startswith("http:") and not is_loopback(urlsplit(self.issuer).hostname or ""):
+            raise ValueError("issuer has to be https, beyond this machine")
+        if not (self.administrators or self.operators or self.viewers):
+            raise ValueError("with issuer there has to be one of administrators, operators and viewers")
 
 
 class SignInSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,11 +139,15 @@ class SignInSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Wrong passwords for one user within a quarter of an hour, from all addresses; then only addresses from
     which that user has signed in before may try, until it is over. A small number lets strangers lock people
     out."""
+    header: HeaderSettings = HeaderSettings()
+    """People whom a proxy has signed in."""
+    oidc: OidcSettings = OidcSettings()
+    """People of an OpenID Connect provider."""
 
     @property
-    def has_files(self) -> bool:
-        """Return whether there are users or keys, whatever process it is."""
-        return bool(self.users_file or self.api_keys_file)
+    def has_ways(self) -> bool:
+        """Return whether there is a way to sign in, whatever process it is."""
+        return bool(self.users_file or self.api_keys_file or self.header.user or self.oidc.issuer)
 
 
 class HttpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -99,12 +186,16 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def has_callers(self, *, has_data: bool) -> bool:
         """Return whether anybody may use the API of a process, one with a data directory or without."""
-        is_for_people = self.sign_in.enabled and (has_data or self.sign_in.has_files)
+        is_for_people = self.sign_in.enabled and (has_data or self.sign_in.has_ways)
         return is_for_people or any(token.role != "metrics" for token in self.tokens)
 
     def __post_init__(self) -> None:
-        for text in self.proxies:
-            ip_network(text)
+        networks = [ip_network(text) for text in self.proxies]
+        header = self.sign_in.header
+        if header.user and not networks:
+            raise ValueError("sign_in.header.user needs proxies: the addresses that may send it")
+        if header.user and not header.secret and any(each.is_loopback for each in networks):
+            raise ValueError("sign_in.header needs a secret with proxies on this machine")
 
     @property
     def has_to_be_proved(self) -> bool:

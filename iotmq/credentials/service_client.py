@@ -23,6 +23,14 @@ class ServiceFailedError(IotmqError):
     """A service did not answer, or not as it has to; the text is for the operator."""
 
 
+class ServiceStatusError(ServiceFailedError):
+    """A service answers with another status than 200."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"the service answers with status {status}")
+        self.status = status
+
+
 class ServiceAnswer(NamedTuple):
     """Hold what a service has said."""
 
@@ -64,7 +72,7 @@ class ServiceClient:
                 method, self._url, data=body, headers=headers, allow_redirects=False
             ) as answer:
                 if answer.status != _OK:
-                    raise ServiceFailedError(f"the service answers with status {answer.status}")
+                    raise ServiceStatusError(answer.status)
                 content = await _bounded(answer.content, bytes_max)
                 return ServiceAnswer(content, answer.headers)
         except (aiohttp.ClientError, OSError, ValueError) as error:

@@ -24,6 +24,7 @@ class Audit:
             events=settings.audit_events,
             per_second_max=settings.audit_records_per_s_max,
         )
+        self.refusals = self._log.refusals
         self.heard: Callable[[str, dict[str, str | int | None]], None] | None = None
         """Told of every event, whatever the setting names; None for nobody."""
 

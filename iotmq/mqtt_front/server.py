@@ -56,6 +56,8 @@ from iotmq.mqtt_front.settings.listeners import TCP_NAME
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.mqtt_front.tracing.decisions import Decisions
 from iotmq.mqtt_front.tracing.traces import Traces
+from iotmq.mqtt_front.views.connections import ConnectionViews
+from iotmq.ports.client_pages import REFUSED
 from iotmq.ports.gateway import GatewayPort
 from iotmq.ports.inspections import TRACE_CHANGES, TRACES, Inspections
 from iotmq.ports.sessions import SessionPort
@@ -131,6 +133,7 @@ class MqttFront:
         self._plugin_device: Device | None = None
         self.inspections = Inspections()
         """The questions of operators; parts of the process add what they have to show."""
+        self.inspections.add(REFUSED, self._audit.refusals.answer)
         # Made in `start`, which is the first to know the loop.
         self._parts: FrontEndParts | None = None
 
@@ -159,6 +162,7 @@ class MqttFront:
                 await self._session_port.start(SessionEvents(parts.durable, parts.drain, self.inspections))
             if parts.plugins is not None:
                 await parts.plugins.start()
+            ConnectionViews(parts.sessions, self._clock).add_to(self.inspections)
             parts.authentication.start()
             parts.permissions.start(parts.sessions.rules_changed)
             self._routes.start(self._gateway.add_topics, parts.ingress.forget_routes)

@@ -33,6 +33,29 @@ SETTINGS = "[http]\nopen_paths = ['/healthz', '/readyz', '/metrics']\n" + "".joi
         ("metrics", "token-of-the-scraper"),
     )
 )
+SETTINGS += """
+[[mqtt.routes]]
+filter = "routed/+/state"
+topic = "routed"
+key = "{1}"
+tags = "state"
+properties = { unit = "{1}" }
+[[mqtt.routes]]
+filter = "routed/live"
+topic = "routed-live"
+store = false
+[[mqtt.routes]]
+filter = "routed/dropped"
+drop = true
+[[mqtt.routes]]
+filter = "routed/frames"
+topic = "routed"
+checksum = { algorithm = "modbus" }
+[[mqtt.rewrites]]
+filter = "old/#"
+pattern = "^old/(.+)$"
+template = "routed/$1/state"
+"""
 ROUTE_OF = {route.name: route for route in ROUTES}
 
 
@@ -63,6 +86,7 @@ class Caller:
         raw: bytes = b"",
         role: Role | None = None,
         token: str = "",
+        headers: dict[str, str] | None = None,
     ) -> Reply:
         """Ask a route, by default with the lowest role it allows."""
         route = ROUTE_OF[name]
@@ -71,7 +95,7 @@ class Caller:
             **{key: quote(each, safe="") for key, each in values.items()}
         )
         sent = raw if body is None else json.dumps(body).encode()
-        headers = {"Authorization": f"Bearer {token or TOKENS[role or route.role]}"}
+        headers = {"Authorization": f"Bearer {token or TOKENS[role or route.role]}"} | (headers or {})
         if body is not None:
             headers["Content-Type"] = "application/json"
         return self.request(route.method, BASE + target + (f"?{query}" if query else ""), sent, headers)
@@ -161,6 +185,9 @@ class Device:
         self._client.disconnect()
         self._client.loop_stop()
 
+    def publish(self, topic: str, payload: bytes) -> None:
+        self._client.publish(topic, payload, qos=1).wait_for_publish(30)
+
     def subscribe(self, topic_filter: str) -> None:
         before = self.granted
         self._client.subscribe(topic_filter, qos=1)
@@ -202,7 +229,7 @@ def test_a_published_message_comes_to_subscribers_and_is_read_back(api: Caller) 
     with Device(api.gateway.ports["mqtt"]) as device:
         device.subscribe("plant/#")
         first = api.get("publish", body={"mqtt_topic": "plant/1/cmd", "payload": "on é"})
-        assert (first["status"], first["topic"], first["broker"]) == ("SEND_OK", "commands", "broker-a")
+        assert (first["status"], first["topic"], first["broker"]) == ("SEND_OK", "mqtt", "broker-a")
         api.get("publish_raw", "plant/1//raw", query="qos=0", raw=b"\x00\xff")
         bad = {"mqtt_topic": "plant/+"}
         base64_text = base64.b64encode(b"\x01\x02").decode()
@@ -226,12 +253,61 @@ def test_a_published_message_comes_to_subscribers_and_is_read_back(api: Caller) 
         "plant/2": b'{"t": [1, 2.5]}',
         "plant/3": b"\x01\x02",
     }
-    (read,) = api.get("read_messages", "commands", query=f"message_id={first['message_id']}")["items"]
+    (read,) = api.get("read_messages", "mqtt", query=f"message_id={first['message_id']}")["items"]
     assert (read["payload"], read["mqtt_topic"], read["payload_bytes"]) == ("on é", "plant/1/cmd", 5)
     place = read["offset_message_id"]
     assert api.get("show_message", place, query="payload_bytes_max=4")["payload"] == "on "
-    (raw,) = api.get("read_messages", "commands", query="key=plant/1//raw")["items"]
+    (raw,) = api.get("read_messages", "mqtt", query="key=plant/1//raw")["items"]
     assert raw["payload_base64"] == "AP8="
+
+
+def test_what_is_published_lands_where_a_device_would_have_put_it(api: Caller) -> None:
+    with Device(api.gateway.ports["mqtt"]) as device:
+        device.subscribe("#")
+        for topic in ("routed/7/state", "old/8", "unrouted/1"):
+            device.publish(topic, b"by a device")
+            api.get("publish_raw", topic, raw=b"by http")
+        live = api.get("publish", body={"mqtt_topic": "routed/live", "payload": "now"})
+        assert (live["status"], live["topic"], live["offset"]) == ("NOT_STORED", "routed-live", None)
+        eventually(lambda: device.got.get("routed/live") == b"now", "the message that is not stored")
+    for topic, key in (("routed", "7"), ("routed", "8"), ("mqtt", "unrouted/1")):
+        found = api.get("read_messages", topic, query=f"key={key}")["items"]
+        assert {each["payload"] for each in found} == {"by a device", "by http"}
+        alike = [
+            {name: each.get(name) for name in ("topic", "queue", "mqtt_topic", "keys", "tags")}
+            | {name: each["properties"].get(name) for name in ("unit", "MQTT_QOS", "MQTT_RETAIN")}
+            for each in found
+        ]
+        assert alike[0] == alike[1]
+    dropped = api.get("publish", body={"mqtt_topic": "routed/dropped"})
+    assert (dropped["status"], dropped["topic"]) == ("NOT_STORED", "")
+    assert "drops" in dropped["why"]
+    aside = api.get("publish_raw", "routed/frames", raw=b"frame")
+    assert (aside["status"], aside["topic"]) == ("SEND_OK", "mqtt-quarantine")
+    assert "checksum" in aside["why"]
+    named = api.get("publish", body={"mqtt_topic": "routed/7/state", "topic": "mqtt"})
+    assert named["topic"] == "mqtt"
+    assert api.ask("publish", body={"mqtt_topic": "$SYS/x"}).problem == "invalid"
+
+
+def test_a_request_with_a_key_of_its_own_is_done_once(api: Caller) -> None:
+    once = {"Idempotency-Key": "order-7"}
+    first = api.get("publish_raw", "once/1", raw=b"a", headers=once)
+    assert api.get("publish_raw", "once/1", raw=b"a", headers=once) == first
+    assert api.get("publish", body={"mqtt_topic": "once/1", "payload": "a"}, headers=once) == first
+    assert api.get("publish_raw", "once/1", raw=b"b", headers=once)["offset"] > first["offset"]
+    assert api.get("publish_raw", "once/2", raw=b"a", headers=once)["message_id"] != first["message_id"]
+    assert api.get("publish_raw", "once/1", raw=b"a", headers=once, role=Role.ADMINISTRATOR) != first
+    api.get("put_topic", "once-topic", body={"queues": 1})
+    sent = [api.get("send", "once-topic", body={"payload": "x"}, headers=once) for _ in range(2)]
+    assert sent[0] == sent[1]
+    body = {"items": [{"mqtt_topic": f"once/{number}", "payload": "x"} for number in range(20)]}
+    many = [api.get("publish_many", body=body, headers=once) for _ in range(2)]
+    assert many[0] == many[1]
+    assert len({each["stored"]["message_id"] for each in many[0]["items"]}) == 20
+    late = api.ask("send", "once-topic", body={"delay_ms": 1000}, headers=once)
+    assert late.problem == "invalid"
+    assert api.ask("publish", body={"mqtt_topic": "a"}, headers={"Idempotency-Key": "x" * 256}).status == 422
 
 
 def test_retained_messages_are_listed_and_ended(api: Caller) -> None:
@@ -342,6 +418,13 @@ def test_lists_are_read_page_by_page(api: Caller) -> None:
             break
         query = f"match=page-&limit=2&cursor={page['next']}"
     assert names == [f"page-{number}" for number in range(5)]
+    first = api.ask("list_topics", query="match=page-&limit=2&fields=name,queues")
+    assert first.body["items"] == [{"name": f"page-{number}", "queues": 1} for number in range(2)]
+    target = re.fullmatch(r"<(\?.+)>; rel=\"next\"", first.headers["link"])
+    assert target is not None
+    second = api.ask("list_topics", query=target[1].removeprefix("?"))
+    assert second.body["items"] == [{"name": f"page-{number}", "queues": 1} for number in (2, 3)]
+    assert api.ask("list_topics", query="fields=name,size").body["errors"][0]["parameter"] == "fields"
     assert api.ask("list_topics", query="cursor=%25%25").problem == "invalid"
 
 
@@ -438,6 +521,55 @@ def test_sessions_are_listed_shown_kicked_and_ended(api: Caller) -> None:
     assert api.get("end_session", "pump/7") == {"brokers": ["broker-a"]}
     assert api.ask("show_session", "pump/7").problem == "not-found"
     assert api.ask("kick_client", "pump/7").problem == "not-found"
+
+
+def test_connected_clients_are_listed_shown_and_disconnected(api: Caller) -> None:
+    port = api.gateway.ports["mqtt"]
+    with Device(port, "valve/7") as device, Device(port, "valve/8") as other:
+        device.subscribe("open/#")
+        first = api.get("list_clients", query="client_id=valve/*&sort=-subscriptions&limit=1")
+        assert (first["matched"], first["missing"]) == (2, {})
+        second = api.get(
+            "list_clients",
+            query=f"client_id=valve/*&sort=-subscriptions&limit=1&cursor={first['next']}",
+        )
+        rows = [*first["items"], *second["items"]]
+        assert [(row["client_id"], row["subscriptions"], row["version"]) for row in rows] == [
+            ("valve/7", 1, "3.1.1"),
+            ("valve/8", 0, "3.1.1"),
+        ]
+        assert second["next"] is None
+        few = "client_id=valve/*&subscriptions_min=1&is_kept=true&version=3.1.1&connected_from_ms=1"
+        assert api.get("list_clients", query=few)["matched"] == 1
+        assert api.ask("list_clients", query="cursor=eHg").body["errors"][0]["parameter"] == "cursor"
+        assert api.ask("list_clients", query="sort=size").problem == "invalid"
+        shown = api.get("show_client", "valve/7")
+        assert [each["topic_filter"] for each in shown["subscriptions"]] == ["open/#"]
+        assert api.ask("show_client", "nobody").problem == "not-found"
+        listed = api.get("list_subscriptions", query="topic=open/1&client_id=valve/*")
+        assert [(each["client_id"], each["topic_filter"]) for each in listed["items"]] == [
+            ("valve/7", "open/#")
+        ]
+        assert api.ask("list_subscriptions", query="cursor=eHg").problem == "invalid"
+        assert api.get("list_client_subscriptions", "valve/7")["is_connected"]
+        assert api.get("list_slow_subscribers", query="by=dropped")["items"] == []
+        assert api.ask("list_slow_subscribers", query="by=user").problem == "invalid"
+
+        wanted = {"client_id": "valve/*"}
+        tried = api.get("kick_clients", body={"filter": wanted, "is_dry_run": True})
+        assert tried == {"matched": 2, "kicked": 0, "client_ids": ["valve/7", "valve/8"], "missing": {}}
+        assert api.ask("kick_clients", body={"filter": wanted, "limit": 1}).problem == "conflict"
+        assert api.ask("kick_clients", body={}).problem == "invalid"
+        assert api.ask("kick_clients", body={"client_ids": []}).problem == "invalid"
+        assert api.get("kick_clients", body={"client_ids": ["valve/8", "nobody"]})["kicked"] == 1
+        other.wait_closed()
+        assert api.get("disconnect_client", "valve/7")["kicked"] == 1
+        device.wait_closed()
+    assert api.ask("disconnect_client", "valve/7").problem == "not-found"
+    away = api.get("list_client_subscriptions", "valve/7")
+    assert (away["is_connected"], [each["topic_filter"] for each in away["items"]]) == (False, ["open/#"])
+    assert api.ask("list_client_subscriptions", "nobody").problem == "not-found"
+    assert api.get("list_refused_clients", query="address=127.*")["missing"] == {}
 
 
 def test_bans_and_delayed_messages_are_made_listed_and_ended(api: Caller) -> None:
@@ -571,7 +703,12 @@ def test_the_description_names_every_route(api: Caller) -> None:
 
 
 def test_what_is_open_is_named_here() -> None:
-    assert {route.name for route in ROUTES if route.is_open} == {"show_sign_in_ways", "sign_in"}
+    assert {route.name for route in ROUTES if route.is_open} == {
+        "show_sign_in_ways",
+        "sign_in",
+        "begin_oidc_sign_in",
+        "finish_oidc_sign_in",
+    }
 
 
 @pytest.mark.parametrize(

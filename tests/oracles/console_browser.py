@@ -42,8 +42,13 @@ class Asked:
         url = urlsplit(route.request.url)
         self.method = route.request.method
         self.path = unquote(url.path.partition("/api/v1")[2])
-        self.query = dict(parse_qsl(url.query))
+        self._words = parse_qsl(url.query)
+        self.query = dict(self._words)
         self.body = json.loads(route.request.post_data) if route.request.post_data else None
+
+    def query_all(self, name: str) -> list[str]:
+        """Return all values of a parameter."""
+        return [value for each, value in self._words if each == name]
 
     def __repr__(self) -> str:
         return f"{self.method} {self.path} {self.query} {self.body}"
@@ -57,6 +62,38 @@ class RefusedError(Exception):
         self.document = {"type": f"urn:iotmq:problem:{word}", "title": word, "status": status} | more
         if detail:
             self.document["detail"] = detail
+
+
+class Rows:
+    """An answer of a stub that is a list with pages; `match` is looked for in the names."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.rows = rows
+
+    def __call__(self, asked: Asked) -> dict[str, Any]:
+        match = asked.query.get("match", "")
+        found = [row for row in self.rows if not match or match in row["name"]]
+        begin, limit = int(asked.query.get("cursor") or 0), int(asked.query.get("limit", 100))
+        is_last = begin + limit >= len(found)
+        return {"items": found[begin : begin + limit], "next": None if is_last else str(begin + limit)}
+
+
+def message(index: int, **more: Any) -> dict[str, Any]:
+    """A stored message as the API shows it."""
+    payload = more.get("payload", "")
+    return {
+        "message_id": f"7F0000010A2B18B4AAC2{index:012X}",
+        "offset_message_id": f"7F00000100002A9F{index:016X}",
+        "topic": "orders",
+        "broker": "broker-a",
+        "queue": 0,
+        "offset": index,
+        "stored_ms": 1_700_000_000_000 + index,
+        "born_ms": 1_700_000_000_000,
+        "properties": {"UNIQ_KEY": "7F", "<b>": "\u202e"},
+        "payload": payload,
+        "payload_bytes": len(payload.encode()),
+    } | more
 
 
 class Stub:
@@ -95,9 +132,12 @@ class Watched:
         self.page = page
         self.origin = origin
         self.faults: list[str] = []
+        self._pending: set[Any] = set()
         page.on("pageerror", lambda error: self.faults.append(f"exception: {error}"))
         page.on("console", self._said)
         page.on("request", self._requested)
+        for ended in ("requestfinished", "requestfailed"):
+            page.on(ended, lambda request: self._pending.discard(request))
         page.expose_function("noteViolation", lambda text: self.faults.append(f"policy: {text}"))
         page.add_init_script(
             "addEventListener('securitypolicyviolation', (event) => noteViolation("
@@ -109,6 +149,9 @@ class Watched:
             self.faults.append(f"console: {message.text}")
 
     def _requested(self, request: Any) -> None:
+        # A stream ends with the page.
+        if "/stream/" not in request.url:
+            self._pending.add(request)
         if not request.url.startswith((self.origin + "/", "data:", "blob:" + self.origin)):
             self.faults.append(f"another host: {request.url}")
 
@@ -119,16 +162,22 @@ class Watched:
         return self.page
 
     def settle(self) -> None:
-        """Wait until nothing is being asked and drawn any more."""
-        self.page.wait_for_selector(".waiting, [aria-busy=true]", state="detached")
-        self.page.wait_for_load_state("networkidle")
+        """Wait until nothing is being asked any more, and all of it is drawn."""
+        drawn = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+        for _ in range(2):
+            self.page.evaluate(drawn)
+            self.page.wait_for_selector(".waiting, [aria-busy=true]", state="detached")
+            while self._pending:
+                self.page.wait_for_timeout(5)
+        self.page.evaluate(drawn)
 
-    def axe(self) -> list[str]:
-        """Return what axe-core finds: rule, element, and what is wrong with it."""
+    def axe(self, rule: str = "") -> list[str]:
+        """Return what axe-core finds, by one rule or by all: rule, element, and what is wrong with it."""
         if not self.page.evaluate("typeof axe === 'object'"):
             self.page.evaluate(AXE.read_text())
         found = self.page.evaluate(
-            "(tags) => axe.run(document, {runOnly: tags, resultTypes: ['violations']})", AXE_TAGS
+            "(only) => axe.run(document, {runOnly: only, resultTypes: ['violations']})",
+            {"type": "rule", "values": [rule]} if rule else {"type": "tag", "values": AXE_TAGS},
         )
         return [
             f"{violation['id']}: {node['target']} {node['failureSummary']}"

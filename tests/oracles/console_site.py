@@ -35,8 +35,10 @@ class Reply(NamedTuple):
 class ConsoleSite:
     """Start and stop it; `link` is what the log has said."""
 
-    def __init__(self, settings: HttpSettings, directory: Path | None) -> None:
-        self.clock = ManualClock()
+    def __init__(
+        self, settings: HttpSettings, directory: Path | None, clock: ManualClock | None = None
+    ) -> None:
+        self.clock = clock or ManualClock()
         self.access = Access(settings, directory, self.clock)
         self.role = ApiRole(self.access, _no_client, self.clock, own=_Alone(), source="test")
 
@@ -57,8 +59,13 @@ class Browser:
 
     def __init__(self, site: ConsoleSite, headers: dict[str, str]) -> None:
         self.site = site
-        self.headers = {"host": "127.0.0.1:8080", "sec-fetch-site": "same-origin", **headers}
+        self.headers = {
+            "host": "127.0.0.1:8080",
+            "sec-fetch-site": "same-origin",
+            **{name.replace("_", "-"): value for name, value in headers.items()},
+        }
         self.peer = "127.0.0.1"
+        self.proxy = ""
         self.is_encrypted = False
         self.cookie = ""
 
@@ -66,7 +73,7 @@ class Browser:
         """Make the request that would be sent; an empty header is left out."""
         sent = b"" if body is None else msgspec.json.encode(body)
         fields = {"content-type": "application/json"} if sent else {}
-        fields |= {name.replace("_", "-"): value for name, value in {**self.headers, **headers}.items()}
+        fields |= self.headers | {name.replace("_", "-"): value for name, value in headers.items()}
         if self.cookie:
             fields["cookie"] = self.cookie
         path, _, query = path.partition("?")
@@ -78,6 +85,7 @@ class Browser:
             self.peer,
             self.is_encrypted,
             sent,
+            self.proxy,
         )
 
     async def ask(self, method: str, path: str, body: object = None, **headers: str) -> Reply:
@@ -86,10 +94,20 @@ class Browser:
         found = {name.lower(): value for name, value in answer.headers} | {
             "content-type": answer.content_type
         }
-        if "set-cookie" in found:
-            self.cookie = found["set-cookie"].partition(";")[0]
+        for name, value in answer.headers:
+            if name == "Set-Cookie":
+                self._take(value)
         is_json = "json" in answer.content_type
         return Reply(answer.status, found, msgspec.json.decode(answer.body) if is_json else answer.body)
+
+    def _take(self, header: str) -> None:
+        pair, _, marks = header.partition(";")
+        kept = dict(each.partition("=")[::2] for each in self.cookie.split("; ") if each)
+        name, _, value = pair.partition("=")
+        kept[name] = value
+        if "Max-Age=0" in marks:
+            del kept[name]
+        self.cookie = "; ".join(f"{name}={value}" for name, value in kept.items())
 
     async def sign_in(self, user: str, password: str) -> Reply:
         """Sign in with a password."""

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import parse_qsl
 
 from aiohttp import web
 
@@ -67,7 +68,9 @@ class HttpService:
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         body = await request.read()
-        self.asked.append(json.loads(body) if body else {})
+        is_form = request.content_type == "application/x-www-form-urlencoded"
+        read = dict(parse_qsl(body.decode())) if is_form else json.loads(body or b"{}")
+        self.asked.append(read)
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         self.under_way += 1
         self.under_way_most = max(self.under_way_most, self.under_way)

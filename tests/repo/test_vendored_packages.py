@@ -72,7 +72,8 @@ def test_pages_import_what_is_there_and_nothing_by_a_bare_name(manifest: dict[st
         text = file.read_text()
         for name in re.findall(r"vendor/([\w.-]+/[\w.-]+)", text):
             assert name in manifest, (file, name)
-        for imported in re.findall(r"""(?:\bfrom|\bimport)\s*["']([^"']+)["']""", text):
+        pattern = r"""(?m)^(?:import|export)\b(?:[^;"'()]*\bfrom)?\s*["']([^"']+)["']"""
+        for imported in re.findall(pattern, text):
             assert imported.startswith("."), (file, imported)
 
 

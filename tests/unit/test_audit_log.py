@@ -13,6 +13,7 @@ from iotmq import audit_log, limits
 from iotmq.audit_log import AuditLog, no_audit
 from iotmq.broker.writing.single_message_batch import split_elements
 from iotmq.message.properties import decode_properties
+from iotmq.ports.client_pages import RefusedAnswer, RefusedQuestion
 from iotmq.ports.gateway import AppendDone
 
 
@@ -222,6 +223,32 @@ async def test_a_log_that_fails_at_the_end_keeps_nobody_from_it() -> None:
     log.audit.close()
     assert not log.fails
     assert [record["client"] for record in log.records()] == ["under way"]
+
+
+async def test_the_last_refusals_are_remembered_whether_recorded_or_not() -> None:
+    log = Log(events=())
+
+    async def asked(**question: Any) -> RefusedAnswer:
+        answer = await log.audit.refusals.answer(msgspec.msgpack.encode(RefusedQuestion(**question)))
+        return msgspec.msgpack.decode(answer, type=RefusedAnswer)
+
+    for number in range(limits.REFUSALS_REMEMBERED_MAX):
+        log.audit.record(
+            "refused", client=f"c{number}", address="10.0.0.1", code=7, reason="NO\ud800" + "x" * 200
+        )
+    log.audit.record("kicked", client="c")
+    assert (await asked()).remembered == limits.REFUSALS_REMEMBERED_MAX
+    assert (await asked(client_id="c0")).refusals[0].address == "10.0.0.1"
+    log.audit.record("refused", client="last", user="u\0", certificate=None)
+    answer = await asked(limit=2)
+    assert answer.remembered == limits.REFUSALS_REMEMBERED_MAX
+    last, before = answer.refusals
+    assert (last.client_id, last.user, last.time_ms) == ("last", "u\0", log.clock.now_ms())
+    assert before.reason.startswith("NO?x")
+    assert len(before.reason) == 128
+    assert (await asked(client_id="c0")).refusals == [], "the oldest is forgotten"
+    assert [each.client_id for each in (await asked(user="u*")).refusals] == ["last"]
+    assert (await asked(reason="*y")).refusals == []
 
 
 async def test_what_is_counted() -> None:

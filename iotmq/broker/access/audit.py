@@ -12,6 +12,7 @@ from iotmq.broker.writing.message_writer import MessageWriter, RefusedBatch, Sto
 from iotmq.clock import Clock
 from iotmq.errors import RequestError
 from iotmq.metrics import Metric
+from iotmq.ports.client_pages import REFUSED
 from iotmq.ports.gateway import AppendDone
 from iotmq.ports.inspections import CHANGING_INSPECTIONS
 from iotmq.remoting.codes import RequestCode, ResponseCode, request_name
@@ -63,6 +64,7 @@ class BrokerAudit:
             per_second_max=settings.audit_records_per_s_max,
         )
         self.record: Record = self._log.record
+        parts.inspections.add(REFUSED, self._log.refusals.answer)
 
     def close(self) -> None:
         """Write all that waits; before the writer closes."""

@@ -10,6 +10,7 @@ from iotmq.broker.delivery.delivery_catch_up import DeliveryCatchUp
 from iotmq.broker.delivery.retained import RetainedProjection
 from iotmq.broker.delivery.retained_reads import RetainedReads
 from iotmq.broker.handlers.mqtt.gateway import GatewayHandler, LocalGateway
+from iotmq.broker.handlers.mqtt.inspected_sessions import InspectedSessions
 from iotmq.broker.handlers.mqtt.inspections import InspectionHandler
 from iotmq.broker.handlers.mqtt.local_sessions import LocalSessions, WillPublisher
 from iotmq.broker.handlers.mqtt.session_views import SessionViewsHandler
@@ -63,6 +64,7 @@ class MqttProcessors:
             parts, self._delayed_batches, self.delivery, DeliveryCatchUp(self.delivery, store.recent_records)
         )
         self.session_requests = SessionHandler(self.sessions, self._retained_reads, parts.writer)
+        InspectedSessions(self.sessions).add_to(parts.inspections)
         self._inspections = InspectionHandler(self.sessions.front_ends, parts.inspections)
         self.processors: list[RequestProcessor] = [
             self._gateway,

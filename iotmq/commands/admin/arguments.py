@@ -7,10 +7,14 @@ import datetime
 import re
 from typing import Final
 
+from iotmq.limits import CONNECTIONS_LISTED_MAX
+
 _PERMISSIONS: Final = {"rw": 6, "r": 4, "w": 2, "none": 0, "6": 6, "4": 4, "2": 2, "0": 0}
 _AGO: Final = re.compile(r"(\d{1,9})(s|m|h|d)")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _END_MS: Final = -1
+# COLUMN>=NUMBER or COLUMN<=NUMBER.
+_CLIENT_BOUND: Final = re.compile(r"(\w+)(>=|<=)(\d+(?:\.\d+)?)")
 
 
 def queue_ids(text: str) -> list[int]:
@@ -102,3 +106,33 @@ def access(text: str) -> tuple[str, str]:
     if permission not in ("DENY", "PUB", "SUB", "PUB|SUB", "SUB|PUB"):
         raise argparse.ArgumentTypeError(f"{text}: permissions are DENY, PUB, SUB or PUB|SUB")
     return name, permission
+
+
+def client_bound(text: str) -> tuple[str, str, float]:
+    """Parse a bound of a column, for argparse."""
+    from iotmq.ports.client_pages import NUMBER_COLUMNS
+
+    found = _CLIENT_BOUND.fullmatch(text)
+    if found is None or found[1] not in NUMBER_COLUMNS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not COLUMN>=NUMBER or COLUMN<=NUMBER with one of {', '.join(NUMBER_COLUMNS)}"
+        )
+    return found[1], found[2], float(found[3])
+
+
+def client_order(text: str) -> tuple[str, bool]:
+    """Parse the column of an order, and whether the largest come first, for argparse."""
+    from iotmq.ports.client_pages import CLIENT_COLUMNS
+
+    column = text.removeprefix("-")
+    if column not in CLIENT_COLUMNS:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(CLIENT_COLUMNS)}")
+    return column, text != column
+
+
+def client_count(text: str) -> int:
+    """Parse how many rows of a list of clients are wanted, for argparse."""
+    count = positive(text)
+    if count > CONNECTIONS_LISTED_MAX:
+        raise argparse.ArgumentTypeError(f"at most {CONNECTIONS_LISTED_MAX} at a time; --cursor goes on")
+    return count

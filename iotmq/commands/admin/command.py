@@ -113,6 +113,28 @@ _ACCOUNT = arg("account", metavar="ACCESS_KEY")
 _ACCESS: Final = ("DENY", "PUB", "SUB", "PUB|SUB")
 _NAMESPACE = arg("namespace", metavar="NAMESPACE", help="such as ORDER_TOPIC_CONFIG")
 _KEY = arg("key", metavar="KEY")
+_COUNT = arg("--limit", dest="count_max", type=arguments.client_count, default=100, metavar="N", help="(100)")
+_CURSOR = arg("--cursor", default="", metavar="TEXT", help="go on where another answer has ended")
+_ID_PATTERN = arg("--id", dest="client_id", default="", metavar="PATTERN", help="client ids, such as pump/*")
+_USER = arg("--user", default="", metavar="PATTERN", help="their users")
+_ADDRESS = arg("--address", default="", metavar="PATTERN", help="their IP addresses, such as 10.0.*")
+_WANTED: Final = (
+    arg("--id", dest="pattern", default="", metavar="PATTERN", help="client ids, such as pump/* or *north*"),
+    _USER,
+    _ADDRESS,
+    arg("--listener", default="", metavar="PATTERN", help="the names of their listeners"),
+    arg("--version", dest="version", choices=("3.1", "3.1.1", "5"), default="", help="of MQTT"),
+    arg("--kept", dest="is_kept", action=argparse.BooleanOptionalAction, help="whose session is kept"),
+    arg(
+        "--where",
+        dest="bounds",
+        action="append",
+        default=[],
+        type=arguments.client_bound,
+        metavar="COLUMN>=N",
+        help="or COLUMN<=N, such as 'queued>=100'; may be repeated",
+    ),
+)
 _SETTINGS = arg("settings", nargs="+", type=arguments.pair, metavar="NAME=VALUE")
 
 _AREAS: Final = {
@@ -121,6 +143,7 @@ _AREAS: Final = {
     "registry": "registries: settings",
     "topic": "topics and their queues",
     "group": "consumer groups and their offsets",
+    "client": "connected MQTT clients, their subscriptions, and who was refused",
     "message": "finding single messages",
     "dlq": "dead letters: what consumer groups gave up",
     "timer": "messages that wait for their time",
@@ -305,6 +328,68 @@ _WORDS: Final = (
         arg("source", metavar="SOURCE"),
         arg("target", metavar="TARGET"),
         arg("--topic", metavar="TOPIC", help="only in this one"),
+    ),
+    word(
+        "client list",
+        "clients:list_clients",
+        "list connected clients, in any order",
+        *_WANTED,
+        arg(
+            "--sort",
+            dest="order",
+            type=arguments.client_order,
+            default=("client_id", False),
+            metavar="COLUMN",
+            help="with - in front the largest come first: --sort=-queued (client_id)",
+        ),
+        _COUNT,
+        _CURSOR,
+    ),
+    word("client show", "clients:show", "print one connected client", arg("client_id", metavar="CLIENT_ID")),
+    word(
+        "client kick",
+        "clients:kick",
+        "disconnect clients: those named, or those that fit; kept sessions stay",
+        arg("client_ids", nargs="*", metavar="CLIENT_ID"),
+        *_WANTED,
+        arg(
+            "--limit", type=arguments.positive, default=100, metavar="N", help="do nothing if more fit (100)"
+        ),
+        flag("--dry-run", "is_dry_run", "only print which ones fit"),
+    ),
+    word(
+        "client subscriptions",
+        "clients:list_subscriptions",
+        "list subscriptions of connected clients and kept sessions",
+        _ID_PATTERN,
+        arg(
+            "--filter", dest="topic_filter", default="", metavar="PATTERN", help="topic filters, such as a/*"
+        ),
+        arg("--topic", default="", metavar="TOPIC", help="only filters that this MQTT topic matches"),
+        _COUNT,
+        _CURSOR,
+    ),
+    word(
+        "client slow",
+        "clients:list_slow",
+        "list the clients that take their messages slowest",
+        arg(
+            "--by",
+            choices=("latency_ms", "queued", "queued_bytes", "unsent_bytes", "dropped", "in_flight"),
+            default="latency_ms",
+            help="(latency_ms)",
+        ),
+        _COUNT,
+    ),
+    word(
+        "client refused",
+        "clients:list_refused",
+        "list the last ones who were not let in",
+        _ID_PATTERN,
+        _USER,
+        _ADDRESS,
+        arg("--reason", default="", metavar="PATTERN", help="such as NOT_AUTHORIZED"),
+        _COUNT,
     ),
     word(
         "message consume",

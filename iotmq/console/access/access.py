@@ -14,14 +14,17 @@ from iotmq.console.access.console_sessions import Session, Sessions
 from iotmq.console.access.console_users import ConsoleUser, users_file
 from iotmq.console.access.first_link import FirstLink
 from iotmq.console.access.kept_file import KeptFile
+from iotmq.console.access.oidc import Oidc
 from iotmq.console.access.passwords import Passwords
 from iotmq.console.access.tokens import Tokens
+from iotmq.console.access.trusted_header import TrustedHeader
 from iotmq.console.settings import HttpSettings
 from iotmq.metrics import Metric, samples, samples_by
 
 logger = logging.getLogger("iotmq.http")
 
 CONSOLE_PATH: Final = "/console/"
+_FLOW_S: Final = 600
 _USERS_FILE: Final = "console/users"
 _KEYS_FILE: Final = "console/api-keys"
 
@@ -34,13 +37,21 @@ class Access:
         self.settings = settings.sign_in
         self.open_paths = settings.open_paths
         self._clock = clock
-        self._base_path = settings.base_path
-        self._has_administrator = any(token.role == "administrator" for token in settings.tokens)
+        self.base_path = settings.base_path
+        self._has_administrator = any(token.role == "administrator" for token in settings.tokens) or bool(
+            (self.settings.oidc.issuer and self.settings.oidc.administrators)
+            or (self.settings.header.user and self.settings.header.administrators)
+        )
         self.tokens = Tokens(settings.tokens)
         self.cookie = SessionCookie(settings.base_path)
+        self.flow_cookie = SessionCookie(settings.base_path, word="iotmq-oidc", lasts_s=_FLOW_S)
+        """For the time in which somebody is at the OpenID provider."""
         self.sessions = Sessions(clock, idle_s=self.settings.idle_s, absolute_s=self.settings.session_s)
         self.passwords = Passwords(self.settings, clock)
         self.link = FirstLink(clock)
+        self.header = TrustedHeader(self.settings.header)
+        oidc = self.settings.oidc
+        self.oidc = Oidc(oidc, clock) if self.settings.enabled and oidc.issuer else None
         path = users_path(settings, directory)
         self.users: KeptFile[ConsoleUser] | None = users_file(path) if path else None
         if self.users is not None:
@@ -64,6 +75,8 @@ class Access:
             if file is not None:
                 await file.stop()
         self.passwords.close()
+        if self.oidc is not None:
+            await self.oidc.close()
 
     def key_of(self, token: str) -> ApiKey | None:
         """Return the API key that a token is, and note its use; None for one that is none."""
@@ -78,7 +91,7 @@ class Access:
         users = self.users
         if users is None or users.items or not users.is_read or self._has_administrator:
             return
-        address = f"{origin}{self._base_path}{CONSOLE_PATH}#/sign-in?link={self.link.make()}"
+        address = f"{origin}{self.base_path}{CONSOLE_PATH}#/sign-in?link={self.link.make()}"
         logger.warning(
             "the console has no users yet: sign in once with this link, or use `iotmq console user add`",
             extra={"link": address},

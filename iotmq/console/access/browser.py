@@ -11,7 +11,7 @@ from iotmq.console.server.messages import Request
 
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _OWN_SITES: Final = frozenset({"same-origin", "none"})
-_COOKIE_CHARACTERS: Final = re.compile(r"[A-Za-z0-9_-]{20,100}")
+_COOKIE_CHARACTERS: Final = re.compile(r"[A-Za-z0-9_.-]{20,2000}")
 _PORT: Final = re.compile(r":(\d{1,5})$")
 
 _ALWAYS: Final = (
@@ -90,8 +90,10 @@ def may_have_session(request: Request) -> bool:
 class SessionCookie:
     """The cookie of sessions. Ports and paths of one host share their cookies, so its name has both."""
 
-    def __init__(self, base_path: str) -> None:
-        self._suffix = base_path.replace("/", ".")
+    def __init__(self, base_path: str, *, word: str = "iotmq", lasts_s: int | None = None) -> None:
+        """`word` begins its name; it is kept for `lasts_s`, or until the browser is closed."""
+        self._stem = word + base_path.replace("/", ".")
+        self._age = "" if lasts_s is None else f"; Max-Age={lasts_s}"
 
     def token(self, request: Request) -> str | None:
         """Return the token that a request shows; None without one, and for what is none in form."""
@@ -106,8 +108,8 @@ class SessionCookie:
         return None
 
     def set(self, request: Request, token: str) -> tuple[str, str]:
-        """Return the header that gives the browser its token; it forgets it when it is closed."""
-        return self._header(request, f"{token}; Path=/")
+        """Return the header that gives the browser its token."""
+        return self._header(request, f"{token}; Path=/{self._age}")
 
     def clear(self, request: Request) -> tuple[str, str]:
         """Return the header that takes it away."""
@@ -120,7 +122,7 @@ class SessionCookie:
     def _name(self, request: Request) -> str:
         port = _PORT.search(request.headers.get("host", ""))
         prefix = "__Host-" if request.is_encrypted else ""
-        return f"{prefix}iotmq{self._suffix}{f'-{port[1]}' if port else ''}"
+        return f"{prefix}{self._stem}{f'-{port[1]}' if port else ''}"
 
 
 def _host_name(request: Request) -> str:

@@ -13,6 +13,7 @@ import msgspec
 
 from iotmq.audit_log import Record
 from iotmq.console.api.arguments import decode_arguments
+from iotmq.console.api.lists import chosen_fields, link_to_next, with_fields
 from iotmq.console.api.problems import (
     FORBIDDEN,
     INTERNAL,
@@ -108,6 +109,7 @@ class Api:
         route, path = self._tree.find(request.method, request.path.removeprefix(BASE))
         caller = self._allow(route, request)
         arguments = decode_arguments(route.arguments, path, request.query, request.headers)
+        fields = chosen_fields(arguments, route.answer)
         call = Call(arguments, _body(route, request), caller, request)
         result = "done"
         try:
@@ -127,7 +129,9 @@ class Api:
                 self._audit(route, call, result)
         if isinstance(answer, Answer):
             return answer
-        return Answer(msgspec.json.encode(answer), 200, "application/json")
+        shown = answer if fields is None else with_fields(answer, fields)
+        headers = link_to_next(answer, request.query)
+        return Answer(msgspec.json.encode(shown), 200, "application/json", headers)
 
     def _allow(self, route: Route, request: Request) -> Caller:
         if route.is_open or route.open_path in self._open_paths:

@@ -1,4 +1,4 @@
-"""The gate of the API: who asks, by a token, or by the cookie of somebody who is signed in."""
+"""The gate of the API: who asks, by a token or key, a cookie, or the header of a proxy."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from iotmq.console.access.api_keys import PREFIX
 from iotmq.console.access.browser import is_of_other_site
 from iotmq.console.access.console_users import RoleName
 from iotmq.console.access.tokens import bearer_token
+from iotmq.console.access.trusted_header import HeaderRefusedError
 from iotmq.console.api.problems import FORBIDDEN, UNAUTHENTICATED, ProblemError
 from iotmq.console.api.route import Caller, Role
 from iotmq.console.server.messages import Request
@@ -21,7 +22,8 @@ ROLES: Final[dict[RoleName, Role]] = {
 
 
 class Gate:
-    """Knows callers by what they show; a token comes before a cookie, and one that is wrong is the end."""
+    """Knows callers by what they show, in this order: a token or key, which is the end when it is wrong, the
+    cookie of a session, and the header of a named proxy."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -30,7 +32,7 @@ class Gate:
         """Return who asks. ProblemError for who shows nothing that counts."""
         if "authorization" in request.headers:
             return self._by_token(request)
-        found = self._by_cookie(request)
+        found = self._by_cookie(request) or self._by_header(request)
         if found is None:
             raise ProblemError(
                 UNAUTHENTICATED, "sign in, or show a token with a role: Authorization: Bearer TOKEN"
@@ -66,6 +68,15 @@ class Gate:
         if key is None:
             raise ProblemError(UNAUTHENTICATED, "there is no such key, or it has expired")
         return Caller(key.name, ROLES[key.role], request.peer, "key", scopes=key.areas)
+
+    def _by_header(self, request: Request) -> Caller | None:
+        if not self._access.settings.enabled:
+            return None
+        try:
+            person = self._access.header.find(request)
+        except HeaderRefusedError as error:
+            raise ProblemError(FORBIDDEN, str(error)) from None
+        return None if person is None else Caller(person.name, ROLES[person.role], request.peer, "header")
 
     def _by_cookie(self, request: Request) -> Caller | None:
         token = self._access.cookie.token(request)

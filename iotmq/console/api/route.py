@@ -15,6 +15,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar, get_args, get_type_
 import msgspec
 
 from iotmq.console.access.console_sessions import Session, Way
+from iotmq.console.api.lists import fields_of_items, of_list
 from iotmq.console.api.problems import Kind
 from iotmq.console.server.messages import Request
 
@@ -140,6 +141,7 @@ def route(
     arguments, body = get_args(call)
     text = inspect.getdoc(handler)
     assert text, f"{handler} has no text"
+    shown = answer or hints["return"]
     return Route(
         method=method,
         path=path,
@@ -148,9 +150,9 @@ def route(
         role=role,
         handler=handler,
         summary=text.splitlines()[0],
-        answer=answer or hints["return"],
+        answer=shown,
         answer_type=answer_type,
-        arguments=arguments,
+        arguments=of_list(arguments) if fields_of_items(shown) and method == "GET" else arguments,
         body=None if body is type(None) else body,
         body_bytes_max=0 if body is type(None) else body_bytes_max,
         is_audited=method != "GET" if is_audited is None else is_audited,

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from iotmq import limits
 from iotmq.alarms.role import AlarmsRole
 from iotmq.client.client import IotmqClient
 from iotmq.client.sending.producer import Producer
+from iotmq.client.transport.settings import ProducerSettings
 from iotmq.clock import Clock
 from iotmq.console.access.access import Access
+from iotmq.console.api.publishing import Publisher
 from iotmq.console.api.streams.streams import Streams
 from iotmq.history.sampler import MetricHistory
 from iotmq.metrics import Metric
+from iotmq.ports.publishing import PublishPlaces
 
 _GROUP = "iotmq_http_api"
 
@@ -34,6 +38,15 @@ class OwnProcess(Protocol):
 
     def metrics(self) -> Iterable[Metric]:
         """Report the numbers of all its parts."""
+
+    def places(self) -> PublishPlaces:
+        """Make what says where the messages of an MQTT topic go, by its settings."""
+
+
+class _Started(NamedTuple):
+    client: IotmqClient
+    producer: Producer
+    publisher: Publisher
 
 
 class Services:
@@ -58,15 +71,19 @@ class Services:
         self.clock = clock
         self.own = own
         self.streams = Streams(self.client)
-        self._starting: asyncio.Task[tuple[IotmqClient, Producer]] | None = None
+        self._starting: asyncio.Task[_Started] | None = None
 
     async def client(self) -> IotmqClient:
         """Return the client, started."""
-        return (await self._started())[0]
+        return (await self._started()).client
 
     async def producer(self) -> Producer:
         """Return a producer, started."""
-        return (await self._started())[1]
+        return (await self._started()).producer
+
+    async def publisher(self) -> Publisher:
+        """Return what sends to MQTT topics."""
+        return (await self._started()).publisher
 
     async def stop(self) -> None:
         """End the client, if there is one."""
@@ -75,19 +92,21 @@ class Services:
             return
         starting.cancel()
         (made,) = await asyncio.gather(starting, return_exceptions=True)
-        if isinstance(made, tuple):
-            await made[0].stop()
+        if isinstance(made, _Started):
+            made.publisher.stop()
+            await made.client.stop()
 
-    async def _started(self) -> tuple[IotmqClient, Producer]:
+    async def _started(self) -> _Started:
         starting = self._starting
         if starting is None or (starting.done() and starting.exception() is not None):
             # One that could not start is made anew for the next who asks.
             starting = self._starting = asyncio.ensure_future(self._start())
         return await asyncio.shield(starting)
 
-    async def _start(self) -> tuple[IotmqClient, Producer]:
+    async def _start(self) -> _Started:
         client = self._make_client()
         await client.start()
-        producer = client.producer(_GROUP)
+        # A topic that a first message makes gets all the queues its template allows, as from a front end.
+        producer = client.producer(_GROUP, ProducerSettings(new_topic_queues=limits.QUEUES_PER_TOPIC_MAX))
         await producer.start()
-        return client, producer
+        return _Started(client, producer, Publisher(client, producer, self.own.places()))

@@ -392,7 +392,9 @@ class HttpConnection(asyncio.Protocol):
         self._port.counts.bad += 1
         detail = ascii(refused.detail)[:100]
         logger.warning("bad request", extra={"code": refused.status, "detail": detail})
-        answer = Answer(f"{REASONS[refused.status].lower()}: {refused.detail}\n".encode(), refused.status)
+        headers = (("Retry-After", "1"),) if refused.status == 503 else ()
+        text = f"{REASONS[refused.status].lower()}: {refused.detail}\n"
+        answer = Answer(text.encode(), refused.status, headers=headers)
         self._waiting.clear()
         self._transport.write(_head(None, answer, f"Content-Length: {len(answer.body)}\r\n") + answer.body)
         if self._transport.can_write_eof():

@@ -3,13 +3,14 @@
 export { html, signal, useCallback, useEffect, useId, useMemo, useRef, useSignal, useState } from "./ui.js";
 export { texts } from "./texts.js";
 export { address, api, at, Problem, request } from "./kit/api.js";
-export { useAnswer, useAsking, useList, useRested } from "./kit/asking.js";
+export { ROWS_MAX, useAnswer, useAsking, useList, useRested } from "./kit/asking.js";
 export { confirm, Dialog } from "./kit/dialog.js";
 export { Check, Choice, Form, LongField, TextField } from "./kit/form.js";
 export { ago, bytes, duration, exactTime, inputTime, number, rate, short, time, visible } from "./kit/format.js";
 export { Icon } from "./kit/icons.js";
 export { Ago, Button, Card, Facts, Figures, Filters, For, Name, Page, Search, State, Tabs, Time, Trouble } from "./kit/parts.js";
 export { download, Payload, payloadBytes, payloadLine } from "./kit/payload.js";
+export { MessageDialog, SendDialog } from "./kit/message.js";
 export { go, keep, link, place } from "./kit/router.js";
 export { may, me } from "./kit/session.js";
 export { Table } from "./kit/table.js";

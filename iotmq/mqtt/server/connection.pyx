@@ -98,6 +98,7 @@ cdef class ServerConnection(OutboundHalf):
 
     cdef int receive(self, const uint8_t* data, Py_ssize_t size) except -1:
         """`receive_data` for callers that keep the time themselves."""
+        self.counts.bytes_received += size
         try:
             self._receive_packets(data, size)
         except MqttProtocolError as error:
@@ -195,6 +196,7 @@ cdef class ServerConnection(OutboundHalf):
         cdef PublishHead head
         cdef Publication publication
         cdef PublishProperties properties
+        self.counts.messages_received += 1
         read_publish_head(packet, self.protocol_level, &head)
         publication.topic = head.topic
         publication.topic_size = head.topic_size

@@ -33,12 +33,29 @@ cdef struct Subscriber:
     InFlightWindow window
     ByteBuffer queued       # packets that wait for the window: a QueuedPacket each, then its bytes
     uint32_t queued_count
+    # How long the device takes for its acknowledgement: one message at a time is timed, and no more than one for
+    # each time that the device has sent something.
+    uint16_t timed_packet_id    # 0: none
+    double timed_since_s
+    double timed_received_s     # `last_received_s` then
+    float latency_s             # smoothed; 0: not known
+
+
+cdef struct ConnectionCounts:
+    # What has passed over a connection, for those who look at it.
+    uint64_t messages_received
+    uint64_t messages_sent
+    uint64_t bytes_received
+    uint64_t bytes_sent
+    uint32_t messages_dropped   # because the device is slow
+
 
 
 cdef class OutboundHalf:
     cdef readonly ConnectionSettings settings
     cdef ByteBuffer output
     cdef Subscriber* _subscriber
+    cdef ConnectionCounts counts
     cdef OutboundAliases _aliases       # None for a device that takes none
     cdef uint32_t _sent_bytes_max       # the largest packet the device takes
     cdef uint16_t _window_max           # messages of QoS 1 and 2 it may hold unacknowledged
@@ -50,6 +67,8 @@ cdef class OutboundHalf:
     cdef public double last_received_s
 
     cdef int write(self, bytes data) except -1
+    # The time by a finer clock than that of `last_received_s`, if the shell has one.
+    cdef double precise_s(self) noexcept
     # Messages
     cdef int deliver(self, const OutboundMessage* message, const DeliveryOptions* options) except -1
     cdef bint fits(self, const OutboundMessage* message, const DeliveryOptions* options) noexcept

@@ -49,6 +49,23 @@ cdef inline uint8_t awaited_for(int qos) noexcept:
     return PACKET_PUBACK if qos == 1 else PACKET_PUBREC
 
 
+cdef inline void _count_sent(OutboundHalf self, uint16_t packet_id) noexcept:
+    """Count a PUBLISH that goes out; time it if it is its turn."""
+    cdef Subscriber* subscriber = self._subscriber
+    self.counts.messages_sent += 1
+    if packet_id and not subscriber.timed_packet_id and subscriber.timed_received_s != self.last_received_s:
+        subscriber.timed_packet_id = packet_id
+        subscriber.timed_received_s = self.last_received_s
+        subscriber.timed_since_s = self.precise_s()
+
+
+cdef void _end_timing(Subscriber* subscriber, double now_s) noexcept:
+    """The message that is timed is done."""
+    cdef float passed_s = <float>(now_s - subscriber.timed_since_s)
+    subscriber.timed_packet_id = 0
+    subscriber.latency_s += (passed_s - subscriber.latency_s) / (4 if subscriber.latency_s else 1)
+
+
 cdef inline uint8_t* _put_own(uint8_t* target, uint16_t alias, const DeliveryOptions* options) noexcept:
     """Return the properties of this connection: its alias, and the subscriptions that match."""
     cdef uint32_t index
@@ -95,6 +112,9 @@ cdef class OutboundHalf:
         if self.state == STATE_CLOSED or PyBytes_GET_SIZE(data) > self._sent_bytes_max:     # [MQTT-3.1.2-25]
             return 0
         return append(&self.output, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+
+    cdef double precise_s(self) noexcept:
+        return self.last_received_s
 
     def data_to_send(self):
         """Return the bytes for the device since the last call; empty when there are none."""
@@ -159,10 +179,12 @@ cdef class OutboundHalf:
             return 0
         if is_queued:
             if not self._make_room(<uint64_t>message.topic_size + message.payload_size + 4):
+                self.counts.messages_dropped += 1
                 return 0
         elif buffer.size and (
             buffer.size - buffer.start + message.topic_size + message.payload_size + 4 > self.settings.queued_bytes_max
         ):
+            self.counts.messages_dropped += 1
             return 0
         _put(
             self, buffer, is_queued, message, options,
@@ -273,6 +295,7 @@ cdef class OutboundHalf:
             memcpy(&header, queued.data + queued.start, sizeof(QueuedPacket))
             queued.start += header.size
             self._subscriber.queued_count -= 1
+            self.counts.messages_dropped += 1
             self.message_dropped()
             _compact(queued)
         return True
@@ -319,6 +342,7 @@ cdef class OutboundHalf:
         cdef ByteBuffer* queued = &self._subscriber.queued
         cdef QueuedPacket header
         cdef uint8_t* packet
+        cdef uint16_t packet_id
         while (
             queued.start < queued.size
             and self._subscriber.window.count < self._window_max
@@ -334,10 +358,9 @@ cdef class OutboundHalf:
                     continue
                 if header.expiry_at:    # [MQTT-3.3.2-6]
                     put_u32(packet + header.expiry_at, <uint32_t>(header.expires_s - self.last_received_s + 0.999))
-            put_u16(
-                packet + header.packet_id_at,
-                take_new(&self._subscriber.window, awaited_for(packet[sizeof(QueuedPacket)] >> 1 & 3)),
-            )
+            packet_id = take_new(&self._subscriber.window, awaited_for(packet[sizeof(QueuedPacket)] >> 1 & 3))
+            put_u16(packet + header.packet_id_at, packet_id)
+            _count_sent(self, packet_id)
             append(&self.output, packet + sizeof(QueuedPacket), header.size - sizeof(QueuedPacket))
             if self.is_metered:
                 self.message_sent(header.size - <uint32_t>sizeof(QueuedPacket))
@@ -372,6 +395,8 @@ cdef class OutboundHalf:
         cdef InFlightSlot* slot = self._slot_of(packet_id)
         if slot != NULL:
             end_flight(&self._subscriber.window, slot)
+            if packet_id == self._subscriber.timed_packet_id:
+                self._subscriber.timed_packet_id = 0
         return 0
 
     cdef uint16_t take_packet_id(self) except 0:
@@ -468,6 +493,8 @@ cdef class OutboundHalf:
         cdef uint16_t packet_id = slot.packet_id
         cdef uint32_t place = slot.place
         end_flight(&self._subscriber.window, slot)
+        if packet_id == self._subscriber.timed_packet_id:
+            _end_timing(self._subscriber, self.precise_s())
         if self._subscriber.queued.size:
             self._release_queued()
         return self.message_done(packet_id, place)
@@ -537,6 +564,8 @@ cdef int _put(
         memcpy(start, &header, sizeof(QueuedPacket))
         self._subscriber.queued_count += 1
     buffer.size += <uint32_t>(target - start)
+    if not is_queued:
+        _count_sent(self, packet_id)
     if self.is_metered and not is_queued:
         self.message_sent(<uint32_t>(target - start))
     return 0

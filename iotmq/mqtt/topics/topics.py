@@ -175,6 +175,11 @@ def matches(topic_filter: str, topic: str) -> bool:
     return len(filter_levels) == len(topic_levels)
 
 
+def matches_subscription(topic_filter: str, topic: str) -> bool:
+    """Return `matches`, whatever kind of subscription has the filter."""
+    return matches(without_prefix(topic_filter), topic)
+
+
 def _check_size(raw: bytes, what: str) -> None:
     if len(raw) > limits.MQTT_TOPIC_BYTES_MAX:
         raise MqttProtocolError(

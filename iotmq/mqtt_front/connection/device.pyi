@@ -82,6 +82,8 @@ class Device(LimitedConnection, asyncio.BufferedProtocol):
     identity: Any
     rights: Any
     expires_s: float
+    @property
+    def opened_ms(self) -> int: ...
     watched_s: int
     will: Will | None
     has_session: bool

@@ -513,6 +513,7 @@ cdef class Device(LimitedConnection):
             # A will is one only when its CONNECT was accepted [MQTT-3.1.2-8].
             self.will = None
         else:
+            self.opened_ms = self.group.clock.now_ms()
             for listener in self.group.listeners:
                 listener.opened(self, bool(session_present))
         if self._unopened_bytes:
@@ -690,6 +691,7 @@ cdef class Device(LimitedConnection):
             return 0
         cdef bint had_room = self.has_output_room()
         self.group.sent_bytes += self.output.size
+        self.counts.bytes_sent += self.output.size
         self.hand_over(self.transport)
         if not had_room and self.state == STATE_CONNECTED and not self.is_write_paused:
             # The socket took all of it: nobody says `resume_writing`.

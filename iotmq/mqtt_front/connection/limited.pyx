@@ -6,6 +6,7 @@ window closed, so that messages of QoS 1 and 2 wait as for a slow device.
 """
 
 from libc.stdint cimport int64_t, uint32_t
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from iotmq.mqtt.codec.framing cimport Packet
 from iotmq.mqtt.codec.packet_types cimport STATE_CLOSED
@@ -35,6 +36,11 @@ cdef class LimitedConnection(TracedConnection):
             # It waited in the former ones, and will again.
             self.tokens_came(False)
             self.tokens_came(True)
+
+    cdef double precise_s(self) noexcept:
+        cdef timespec now
+        clock_gettime(CLOCK_MONOTONIC, &now)
+        return now.tv_sec + now.tv_nsec * 1e-9
 
     cdef int end_limits(self) except -1:
         """The connection is over."""

@@ -41,9 +41,9 @@ from iotmq.mqtt.codec.properties import encode_message_properties
 from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt.reason_codes import TOPIC_NAME_INVALID
 from iotmq.mqtt.topics.delayed import split_delayed
-from iotmq.mqtt.topics.reply import REPLY_PREFIX
-from iotmq.mqtt.topics.topics import PRIVATE_PREFIX, SYS_PREFIX, decode_topic_name
+from iotmq.mqtt.topics.topics import decode_topic_name
 from iotmq.mqtt_front.publish.device_names import DeviceNames, names_of_key
+from iotmq.mqtt_front.publish.publishable import check_publishable
 from iotmq.mqtt_front.publish.routes import MessageRoutes
 
 _log = logging.getLogger("iotmq.mqtt")
@@ -56,17 +56,6 @@ cdef enum:
     LOGGED_EACH = 1_000             # messages that are put aside, after the first
 
 cdef Py_ssize_t PROPERTIES_BYTES_MAX = limits.PROPERTIES_BYTES_MAX
-
-
-def _check_publishable(str name):
-    """Raise MqttProtocolError for a topic that is no device's."""
-    if name.startswith(SYS_PREFIX):
-        raise MqttProtocolError(TOPIC_NAME_INVALID, "what is below $SYS/ is published by the server alone")
-    if name.startswith(PRIVATE_PREFIX):
-        raise MqttProtocolError(TOPIC_NAME_INVALID, f"what is below {PRIVATE_PREFIX} is the server's own")
-    if name.startswith(REPLY_PREFIX):
-        # Of a will, or behind a delay or another name: who asked would not wait for it.
-        raise MqttProtocolError(TOPIC_NAME_INVALID, "an answer to a request is published at once")
 
 
 cdef str topic_of(const Target* target):
@@ -149,7 +138,7 @@ cdef class Targets:
         """Validate a topic that is new here, and remember what it maps to."""
         cdef bytes raw = topic[:size]
         delay_s, name = split_delayed(decode_topic_name(raw))
-        _check_publishable(name)
+        check_publishable(name)
         if self._rewrites.is_personal(name):
             return self._remember_kind(topic, size, TARGET_PERSONAL)
         return self._resolve_name(topic, size, delay_s, name, None)
@@ -163,7 +152,7 @@ cdef class Targets:
             if own != name:
                 if not delay_s:
                     delay_s, own = split_delayed(own)
-                _check_publishable(own)
+                check_publishable(own)
                 name = own
         except MqttProtocolError as error:
             _log.debug("topic not rewritten", extra={"topic": name, "detail": str(error)})

@@ -26,6 +26,7 @@ from iotmq.mqtt_front.sessions.left_wills import LeftWill, LeftWills
 from iotmq.mqtt_front.sessions.subscriptions import Subscriptions
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.ports.sessions import (
+    ENDED_BY_OPERATOR,
     FENCED_FOR_GOOD,
     NEVER_EXPIRES_S,
     CloseRequest,
@@ -88,6 +89,24 @@ class ConnectedSessions:
         """Yield every connection, with a session or without."""
         yield from list(self._devices.values())
         yield from list(self._without_session)
+
+    def all_connected(self) -> list[Device]:
+        """List the connections that have sent their CONNECT; it may not be accepted yet."""
+        return list(self._devices.values())
+
+    def connected(self, client_id: str) -> Device | None:
+        """Return the connection of a client whose CONNECT was accepted."""
+        device = self._devices.get(client_id)
+        return device if device is not None and device.opened_ms and device.close_reason is None else None
+
+    def kick(self, device: Device) -> bool:
+        """Disconnect a client for an operator; it may come back. False: it has gone already."""
+        if device.close_reason is not None:
+            return False
+        self.audit("kicked", **facts_of(device), reason=ENDED_BY_OPERATOR)
+        device.close(reason_codes.ADMINISTRATIVE_ACTION)
+        device.finish()
+        return True
 
     def add(self, device: Device) -> None:
         """Add a connection whose CONNECT is to follow."""

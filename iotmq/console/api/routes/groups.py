@@ -11,6 +11,7 @@ from msgspec import Meta
 from iotmq.client.admin.admin import Admin
 from iotmq.client.admin.changes import END_MS
 from iotmq.client.consuming.offsets import offsets
+from iotmq.client.transport.queue_tables import by_queue
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.console.api.pages import PageArguments, page_of
 from iotmq.console.api.problems import CONFLICT, NOT_FOUND, ProblemError
@@ -65,6 +66,29 @@ class Consumer(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     language: str
     version: int
+
+
+class ConsumerArguments(GroupArguments, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One member of a group."""
+
+    client_id: Annotated[str, Meta(min_length=1, max_length=1024)]
+    """The name that it connects with, from the list of members."""
+
+
+class ReadQueue(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue that a member reads."""
+
+    topic: str
+    broker: str
+    queue: int
+
+
+class ConsumerDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """A member's report of itself."""
+
+    client_id: str
+    queues: list[ReadQueue]
+    """The queues that it reads now."""
 
 
 class GroupDetail(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,6 +177,17 @@ async def show_group(services: Services, call: Call[GroupArguments, None]) -> Gr
     return detail
 
 
+async def show_consumer(services: Services, call: Call[ConsumerArguments, None]) -> ConsumerDetail:
+    """Ask a member of a group, through its broker, which queues it reads."""
+    asked = call.arguments
+    info = await (await services.client()).admin.groups.running_info(asked.group, asked.client_id)
+    queues = [
+        ReadQueue(topic=queue.topic, broker=queue.broker_name, queue=queue.queue_id)
+        for queue in sorted(by_queue(info.mq_table))
+    ]
+    return ConsumerDetail(client_id=asked.client_id, queues=queues)
+
+
 async def change_group(services: Services, call: Call[GroupArguments, GroupChange]) -> Told:
     """Make a group, or change it: pause it, or set when messages become dead letters."""
     named = {"consumeEnable": call.body.is_consuming, "retryMaxTimes": call.body.retries_max}
@@ -239,6 +274,13 @@ _AREA: Final = "groups"
 ROUTES: Final = (
     route("GET", "/groups", list_groups, tag=_AREA),
     route("GET", "/groups/{group}", show_group, tag=_AREA, problems=(NOT_FOUND,)),
+    route(
+        "GET",
+        "/groups/{group}/consumers/{client_id}",
+        show_consumer,
+        tag=_AREA,
+        problems=(NOT_FOUND, CONFLICT),
+    ),
     route("PATCH", "/groups/{group}", change_group, tag=_AREA, role=Role.OPERATOR, problems=(CONFLICT,)),
     route(
         "DELETE",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
@@ -13,9 +13,9 @@ from msgspec import Meta
 from iotmq import limits
 from iotmq.client.admin.retained import RetainedAdmin
 from iotmq.client.consuming.offsets import offsets
-from iotmq.client.sending.device_messages import DEVICE_TOPIC, device_message
-from iotmq.client.transport.message import Message, SendResult
+from iotmq.client.transport.message import Message
 from iotmq.client.transport.routes import MessageQueue
+from iotmq.console.api.arguments import header
 from iotmq.console.api.pages import Cursor, decode_cursor, encode_cursor
 from iotmq.console.api.problems import (
     INVALID,
@@ -26,7 +26,8 @@ from iotmq.console.api.problems import (
     ProblemError,
     from_error,
 )
-from iotmq.console.api.route import Call, NoArguments, Role, route
+from iotmq.console.api.publishing import Published, Stored, unique_key_of
+from iotmq.console.api.route import Call, Role, route
 from iotmq.console.api.routes.names import (
     BrokerText,
     MqttTopicText,
@@ -34,7 +35,6 @@ from iotmq.console.api.routes.names import (
     QueueId,
     TimeMs,
     Told,
-    TopicArguments,
     TopicText,
     check_filter,
 )
@@ -49,6 +49,7 @@ READ_BYTES_MAX: Final = 4 * 1024 * 1024
 # A payload of the largest size, and what JSON or Base64 add to it where it is no text full of controls.
 _MESSAGE_BYTES_MAX: Final = 2 * limits.MQTT_PACKET_BYTES_MAX
 
+IdempotencyKey = Annotated[str, Meta(max_length=255), header("Idempotency-Key")]
 Qos = Annotated[int, Meta(ge=0, le=2)]
 ExpiryS = Annotated[float, Meta(ge=0, le=2**32 - 1)]
 
@@ -75,8 +76,9 @@ class DeviceMessage(Payload, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Whether later subscribers get it, too; with an empty payload it ends what is retained."""
     expiry_s: ExpiryS = 0
     """Devices do not get it so many seconds later; 0: always."""
-    topic: TopicText = DEVICE_TOPIC
-    """The broker topic that has it."""
+    topic: TopicText | None = None
+    """The broker topic that gets it, whatever the routes say; null: what `mqtt.routes` say, as for a message
+    that a device publishes."""
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -103,20 +105,6 @@ class TopicMessage(Payload, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Milliseconds, from its storing on, after which nobody gets it; 0: never."""
 
 
-class Stored(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that is stored. Whether anybody has got it, nobody knows then."""
-
-    message_id: str
-    topic: str
-    """The broker topic that has it."""
-    broker: str
-    queue: int
-    offset: int
-    status: str
-    """How safe it is: `SEND_OK` is what the broker's settings promise, and what a PUBACK would have meant;
-    `FLUSH_DISK_TIMEOUT`, `SLAVE_NOT_AVAILABLE` and `FLUSH_SLAVE_TIMEOUT` are less."""
-
-
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The outcome of one message of many."""
 
@@ -132,7 +120,15 @@ class Outcomes(msgspec.Struct, frozen=True, kw_only=True):
     """How many of them are stored."""
 
 
-class RawArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class OnceArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How often it is done."""
+
+    idempotency_key: IdempotencyKey = ""
+    """A word of your own for this request, such as a UUID: asked for again, its messages are stored once, as
+    long as the broker has them. With another topic or payload it is another message."""
+
+
+class RawArguments(OnceArguments, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The parameters of a message whose payload is the body."""
 
     mqtt_topic: MqttTopicText
@@ -143,8 +139,16 @@ class RawArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Whether later subscribers get it, too; with an empty body it ends what is retained."""
     expiry_s: ExpiryS = 0
     """Devices do not get it so many seconds later; 0: always."""
-    topic: TopicText = DEVICE_TOPIC
-    """The broker topic that has it."""
+    topic: TopicText | None = None
+    """The broker topic that gets it, whatever the routes say; null: what `mqtt.routes` say, as for a message
+    that a device publishes."""
+
+
+class SendArguments(OnceArguments, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One broker topic."""
+
+    topic: TopicText
+    """The name of the broker topic."""
 
 
 class ReadArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -215,44 +219,39 @@ class Messages(msgspec.Struct, frozen=True, kw_only=True):
     """Where to go on in the queue; null for those found by a key or an id."""
 
 
-async def publish(services: Services, call: Call[NoArguments, DeviceMessage]) -> Stored:
+async def publish(services: Services, call: Call[OnceArguments, DeviceMessage]) -> Stored:
     """Send a message to the devices that subscribe an MQTT topic."""
-    return _stored(await (await services.producer()).send(_device_message(call.body)))
+    publisher = await services.publisher()
+    return await publisher.publish(_published(call.body), unique_key=_unique_key(call, call.body.mqtt_topic))
 
 
 async def publish_raw(services: Services, call: Call[RawArguments, bytes]) -> Stored:
     """Send the body as it is to the devices that subscribe an MQTT topic."""
     each = call.arguments
-    message = device_message(
-        each.mqtt_topic,
-        call.body,
-        topic=each.topic,
-        qos=each.qos,
-        retain=each.retain,
-        expiry_s=each.expiry_s,
-    )
-    return _stored(await (await services.producer()).send(message))
+    message = Published(each.mqtt_topic, call.body, each.qos, each.retain, each.expiry_s, each.topic or "")
+    return await (await services.publisher()).publish(message, unique_key=_unique_key(call, each.mqtt_topic))
 
 
-async def publish_many(services: Services, call: Call[NoArguments, Batch]) -> Outcomes:
+async def publish_many(services: Services, call: Call[OnceArguments, Batch]) -> Outcomes:
     """Send up to 1,000 messages to devices; each has an outcome of its own."""
-    producer = await services.producer()
-    waiting: list[asyncio.Future[SendResult] | ProblemError] = []
-    for each in call.body.items:
+    publisher = await services.publisher()
+    key = call.arguments.idempotency_key
+    waiting: list[asyncio.Task[Stored] | ProblemError] = []
+    for number, each in enumerate(call.body.items):
         try:
-            waiting.append(producer.send_nowait(_device_message(each)))
+            unique_key = unique_key_of(call.caller.name, each.mqtt_topic, key, number)
+            publishing = publisher.publish(_published(each), unique_key=unique_key)
+            waiting.append(asyncio.ensure_future(publishing))
         except ProblemError as error:
             waiting.append(error)
-        except IotmqError as error:
-            waiting.append(from_error(error))
-    futures = [each for each in waiting if isinstance(each, asyncio.Future)]
-    if futures:
-        await asyncio.wait(futures)
+    tasks = [each for each in waiting if isinstance(each, asyncio.Task)]
+    if tasks:
+        await asyncio.wait(tasks)
     items = [_outcome(each) for each in waiting]
     return Outcomes(items=items, stored=sum(each.stored is not None for each in items))
 
 
-async def send(services: Services, call: Call[TopicArguments, TopicMessage]) -> Stored:
+async def send(services: Services, call: Call[SendArguments, TopicMessage]) -> Stored:
     """Send a message to a broker topic."""
     body = call.body
     message = Message(
@@ -265,7 +264,7 @@ async def send(services: Services, call: Call[TopicArguments, TopicMessage]) -> 
         delay_ms=body.delay_ms,
         ttl_ms=body.expiry_ms,
     )
-    return _stored(await (await services.producer()).send(message))
+    return await (await services.publisher()).send(message, unique_key=_unique_key(call, message.topic))
 
 
 async def read_messages(services: Services, call: Call[ReadArguments, None]) -> Messages:
@@ -335,15 +334,12 @@ async def _queue(services: Services, each: ReadArguments) -> MessageQueue:
     return chosen[0]
 
 
-def _device_message(each: DeviceMessage) -> Message:
-    return device_message(
-        each.mqtt_topic,
-        _payload(each),
-        topic=each.topic,
-        qos=each.qos,
-        retain=each.retain,
-        expiry_s=each.expiry_s,
-    )
+def _unique_key(call: Call[Any, Any], topic: str) -> str:
+    return unique_key_of(call.caller.name, topic, call.arguments.idempotency_key)
+
+
+def _published(each: DeviceMessage) -> Published:
+    return Published(each.mqtt_topic, _payload(each), each.qos, each.retain, each.expiry_s, each.topic or "")
 
 
 def _payload(each: Payload) -> bytes:
@@ -362,23 +358,12 @@ def _payload(each: Payload) -> bytes:
         raise ProblemError(INVALID, f"payload_base64: {detail}", errors=errors) from None
 
 
-def _stored(result: SendResult) -> Stored:
-    return Stored(
-        message_id=result.message_id,
-        topic=result.queue.topic,
-        broker=result.queue.broker_name,
-        queue=result.queue.queue_id,
-        offset=result.queue_offset,
-        status=result.status.name,
-    )
-
-
-def _outcome(sent: asyncio.Future[SendResult] | ProblemError) -> Outcome:
+def _outcome(sent: asyncio.Task[Stored] | ProblemError) -> Outcome:
     problem = sent if isinstance(sent, ProblemError) else None
-    if isinstance(sent, asyncio.Future):
+    if isinstance(sent, asyncio.Task):
         error = sent.exception()
         if error is None:
-            return Outcome(stored=_stored(sent.result()))
+            return Outcome(stored=sent.result())
         if not isinstance(error, IotmqError | ConnectionError):
             raise error
         problem = from_error(error)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
 from iotmq import limits
-from iotmq.console.access.access import Access
-from iotmq.console.access.browser import may_have_session, user_agent
+from iotmq.console.access.access import CONSOLE_PATH, Access
+from iotmq.console.access.browser import may_have_session, own_origin, user_agent
 from iotmq.console.access.console_sessions import Session, Way
 from iotmq.console.access.console_users import RoleName
+from iotmq.console.access.oidc import Oidc, OidcError
 from iotmq.console.access.passwords import SignInFailedError, TooManyAttemptsError
+from iotmq.console.api.api import BASE
 from iotmq.console.api.problems import (
     FORBIDDEN,
     INVALID,
@@ -28,7 +31,10 @@ from iotmq.console.api.services import Services
 from iotmq.console.server.messages import Answer, Request
 from iotmq.secret_text import hide
 
+logger = logging.getLogger("iotmq.http")
+
 _BODY_BYTES_MAX: Final = 4_096
+_RETURN_PATH: Final = f"{BASE}/sign-in/oidc/return"
 _FIRST_NAME: Final = "first-sign-in"
 _NAME: Final = limits.CONSOLE_USER_NAME_CHARACTERS_MAX
 _ROLES: Final[dict[Role, RoleName]] = {
@@ -45,6 +51,8 @@ class SignInWays(msgspec.Struct, frozen=True, kw_only=True):
     """Whether somebody has a name and a password."""
     link: bool
     """Whether the link of the log still counts."""
+    oidc: str | None
+    """The text of the button for an OpenID provider, which leads to `sign-in/oidc`; null: there is none."""
     is_safe: bool
     """Whether this request came by TLS or from this machine; otherwise nobody can sign in."""
 
@@ -61,6 +69,26 @@ class SignIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def __post_init__(self) -> None:
         hide(self, "password", "link")
+
+
+class OidcArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The place to come back to."""
+
+    return_to: Annotated[str, Meta(max_length=1_024)] = ""
+    """The page of the console to show afterwards: what stands behind its path, from the # on."""
+
+
+class OidcReturn(msgspec.Struct, frozen=True, kw_only=True):
+    """The parameters that a provider adds; others that it has are not looked at."""
+
+    state: Annotated[str, Meta(max_length=512)] = ""
+    """Made when it began."""
+    code: Annotated[str, Meta(max_length=4_096)] = ""
+    """The code of RFC 6749."""
+    iss: Annotated[str, Meta(max_length=2_048)] = ""
+    """The provider (RFC 9207), from those that say so."""
+    error: Annotated[str, Meta(max_length=512)] = ""
+    """A word, where nobody has signed in there."""
 
 
 class Me(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +148,7 @@ async def show_sign_in_ways(services: Services, call: Call[NoArguments, None]) -
     return SignInWays(
         password=access.users is not None and bool(access.users.items),
         link=access.link.is_open,
+        oidc=None if access.oidc is None else access.settings.oidc.label,
         is_safe=may_have_session(call.request),
     )
 
@@ -144,6 +173,37 @@ async def sign_in(services: Services, call: Call[NoArguments, SignIn]) -> Answer
         access.sign_ins["refused"] += 1
         raise ProblemError(TOO_MANY, str(error)) from None
     return _signed_in(access, request, user.name, user.role, "password", proof=user.kept)
+
+
+async def begin_oidc_sign_in(services: Services, call: Call[OidcArguments, None]) -> Answer:
+    """Send the browser to the OpenID provider; it comes back to `sign-in/oidc/return`."""
+    access, request = services.access, call.request
+    oidc = _oidc(access)
+    _check_is_safe(request)
+    try:
+        begun = await oidc.begin(_redirect_uri(access, request), call.arguments.return_to)
+    except OidcError as error:
+        return _not_signed_in(access, request, error)
+    return _to(begun.location, access.flow_cookie.set(request, begun.cookie))
+
+
+async def finish_oidc_sign_in(services: Services, call: Call[OidcReturn, None]) -> Answer:
+    """Take the browser back from the OpenID provider, and show it the console."""
+    access, request, given = services.access, call.request, call.arguments
+    oidc = _oidc(access)
+    _check_is_safe(request)
+    try:
+        if given.iss and given.iss != access.settings.oidc.issuer:
+            raise OidcError("refused", "another provider sends the browser back")
+        if given.error:
+            raise OidcError("refused", f"the provider says {given.error[:64]!a}")
+        cookie = access.flow_cookie.token(request)
+        person, place = await oidc.finish(cookie, given.state, given.code, _redirect_uri(access, request))
+    except OidcError as error:
+        return _not_signed_in(access, request, error)
+    signed_in = _signed_in(access, request, person.name, person.role, "oidc")
+    there = _to(f"{access.base_path}{CONSOLE_PATH}{place}", access.flow_cookie.clear(request))
+    return there._replace(headers=there.headers + signed_in.headers)
 
 
 async def sign_out(services: Services, call: Call[NoArguments, None]) -> Answer:
@@ -190,6 +250,31 @@ async def end_console_session(services: Services, call: Call[SessionArguments, N
     if not ended:
         raise ProblemError(NOT_FOUND, "there is no such session")
     return Done()
+
+
+def _oidc(access: Access) -> Oidc:
+    if access.oidc is None:
+        raise ProblemError(NOT_FOUND, "there is no OpenID provider in the settings (http.sign_in.oidc)")
+    return access.oidc
+
+
+def _redirect_uri(access: Access, request: Request) -> str:
+    return f"{own_origin(request)}{access.base_path}{_RETURN_PATH}"
+
+
+def _to(location: str, *headers: tuple[str, str]) -> Answer:
+    return Answer(b"", 303, headers=(("Location", location), *headers))
+
+
+def _not_signed_in(access: Access, request: Request, error: OidcError) -> Answer:
+    """Show the sign-in page, with a word of why; the log has more."""
+    access.sign_ins["refused"] += 1
+    logger.warning(
+        "nobody is signed in by OpenID", extra={"peer": request.peer, "why": error.word, "detail": str(error)}
+    )
+    return _to(
+        f"{access.base_path}{CONSOLE_PATH}#/sign-in?problem={error.word}", access.flow_cookie.clear(request)
+    )
 
 
 def _check_is_safe(request: Request) -> None:
@@ -247,6 +332,22 @@ ROUTES: Final = (
         is_open=True,
         answer=Me,
         problems=(UNAUTHENTICATED, FORBIDDEN, TOO_MANY, INVALID, MALFORMED, MEDIA_TYPE),
+    ),
+    route(
+        "GET",
+        "/sign-in/oidc",
+        begin_oidc_sign_in,
+        tag=_AREA,
+        is_open=True,
+        problems=(NOT_FOUND, FORBIDDEN),
+    ),
+    route(
+        "GET",
+        "/sign-in/oidc/return",
+        finish_oidc_sign_in,
+        tag=_AREA,
+        is_open=True,
+        problems=(NOT_FOUND, FORBIDDEN),
     ),
     route("DELETE", "/sign-in", sign_out, tag=_AREA, answer=Done),
     route("GET", "/me", show_me, tag=_AREA),

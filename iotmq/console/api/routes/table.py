@@ -13,6 +13,7 @@ from iotmq.console.api.route import Call, NoArguments, Route, route
 from iotmq.console.api.routes import (
     alarms,
     api_keys,
+    clients,
     cluster,
     dead_letters,
     groups,
@@ -41,6 +42,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *topics.ROUTES,
     *groups.ROUTES,
     *dead_letters.ROUTES,
+    *clients.ROUTES,
     *sessions.ROUTES,
     *cluster.ROUTES,
     *history.ROUTES,

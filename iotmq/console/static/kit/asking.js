@@ -22,6 +22,7 @@ export function useAnswer(path, { query = {}, every_s = 0 } = {}) {
   return useAsking(
     useCallback((abort) => (path === null ? null : api.get(path, JSON.parse(words), abort)), [path, words]),
     every_s,
+    path,
   );
 }
 
@@ -29,17 +30,21 @@ export function useAnswer(path, { query = {}, every_s = 0 } = {}) {
  * What a function returns that asks, and again every `every_s` seconds.
  * @param {(abort: AbortSignal) => Promise<any> | null} ask changes when something else is to be asked (useCallback)
  * @param {number} [every_s]
+ * @param {unknown} [subject] the last answer stays while another one about the same is asked for
  * @returns {Asked}
  */
-export function useAsking(ask, every_s = 0) {
+export function useAsking(ask, every_s = 0, subject = ask) {
   const [state, setState] = useState({ answer: null, problem: null, isAsking: true, at_ms: 0 });
   const again = useRef(() => {});
+  const known = useRef(subject);
   useEffect(() => {
     let timer = 0;
     let isDue = false;
     let isRunning = false;
     const abort = new AbortController();
-    setState((known) => ({ ...known, isAsking: true, answer: null, problem: null }));
+    const isSame = known.current === subject;
+    known.current = subject;
+    setState((last) => (isSame ? { ...last, isAsking: true } : { answer: null, problem: null, isAsking: true, at_ms: 0 }));
 
     async function run() {
       if (isRunning) return;
@@ -53,7 +58,7 @@ export function useAsking(ask, every_s = 0) {
       } catch (error) {
         if (abort.signal.aborted) return;
         if (!(error instanceof Problem)) throw error;
-        setState((known) => ({ ...known, problem: error, isAsking: false }));
+        setState((last) => ({ ...last, problem: error, isAsking: false }));
       } finally {
         isRunning = false;
       }
@@ -74,7 +79,7 @@ export function useAsking(ask, every_s = 0) {
       clearTimeout(timer);
       document.removeEventListener("visibilitychange", seen);
     };
-  }, [ask, every_s]);
+  }, [ask, every_s, subject]);
   return { ...state, reload: useCallback(() => again.current(), []) };
 }
 
@@ -106,7 +111,7 @@ export function useList(path, { query = {}, every_s = 0, page_rows = PAGE_ROWS, 
     },
     [path, words, page_rows, rows_max],
   );
-  const { answer, ...rest } = useAsking(ask, every_s);
+  const { answer, ...rest } = useAsking(ask, every_s, path);
   return { ...rest, rows: answer?.rows ?? null, isComplete: answer?.isComplete ?? true };
 }
 

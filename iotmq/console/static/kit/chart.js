@@ -8,6 +8,8 @@ import { coloursCount } from "./theme.js";
 
 const HEIGHT_PX = 168;
 const TABLE_ROWS = 60;
+/** Lines of the grid stand at whole KiB, MiB. */
+const BYTES_STEPS = Array.from({ length: 50 }, (_, power) => 2 ** power);
 
 /**
  * @typedef {{label: string, values: (number | null)[]}} Series
@@ -17,8 +19,10 @@ const TABLE_ROWS = 60;
  * @param {Series[]} props.series at most six, which is how many colours there are
  * @param {(value: number | null | undefined) => string} [props.format]
  * @param {string} [props.note]
+ * @param {any} [props.actions] beside the title
+ * @param {boolean} [props.isBytes]
  */
-export function Chart({ title, times_s, series, format = short, note }) {
+export function Chart({ title, times_s, series, format = short, note, actions, isBytes = false }) {
   const place = useRef(/** @type {HTMLDivElement | null} */ (null));
   const plot = useRef(/** @type {any} */ (null));
   const [isTable, setTable] = useState(false);
@@ -28,7 +32,7 @@ export function Chart({ title, times_s, series, format = short, note }) {
   useEffect(() => {
     const element = place.current;
     if (!element || isTable) return undefined;
-    plot.current = new uPlot(options(element, series, format), data(times_s, series), element);
+    plot.current = new uPlot(options(element, series, format, isBytes), data(times_s, series), element);
     const watched = new ResizeObserver(() => {
       if (element.clientWidth) plot.current?.setSize({ width: element.clientWidth, height: HEIGHT_PX });
     });
@@ -50,15 +54,18 @@ export function Chart({ title, times_s, series, format = short, note }) {
     <section class="card chart" aria-label=${title}>
       <header class="card-head">
         <h2>${title}</h2>
-        <button
-          type="button"
-          class="button is-small is-quiet"
-          aria-pressed=${isTable}
-          aria-label=${`${texts.chart.table}: ${title}`}
-          onClick=${() => setTable(!isTable)}
-        >
-          ${texts.chart.table}
-        </button>
+        <div class="card-actions">
+          ${actions}
+          <button
+            type="button"
+            class="button is-small is-quiet"
+            aria-pressed=${isTable}
+            aria-label=${`${texts.chart.table}: ${title}`}
+            onClick=${() => setTable(!isTable)}
+          >
+            ${texts.chart.table}
+          </button>
+        </div>
       </header>
       <ul class="legend">
         ${series.map(
@@ -119,8 +126,8 @@ function data(times_s, series) {
   return [times_s, ...series.map((each) => each.values)];
 }
 
-/** @param {HTMLElement} element @param {Series[]} series @param {(value: any) => string} format */
-function options(element, series, format) {
+/** @param {HTMLElement} element @param {Series[]} series @param {(value: any) => string} format @param {boolean} isBytes */
+function options(element, series, format, isBytes) {
   const style = getComputedStyle(element);
   const colour = (/** @type {string} */ name) => style.getPropertyValue(name).trim();
   // Custom properties keep light-dark() as it was written: an element's colour is computed.
@@ -148,8 +155,8 @@ function options(element, series, format) {
     padding: [8, 8, 0, 0],
     scales: { y: { range: (/** @type {any} */ _, /** @type {number} */ low, /** @type {number} */ high) => [Math.min(0, low), high > 0 ? high * 1.15 : 1] } },
     axes: [
-      { ...axis, space: 70, size: 28, values: (/** @type {any} */ _, /** @type {number[]} */ at) => at.map((each) => clock(each)) },
-      { ...axis, space: 32, size: 52, gap: 4, values: (/** @type {any} */ _, /** @type {number[]} */ at) => at.map((each) => format(each)) },
+      { ...axis, space: 70, size: 26, gap: 5, values: (/** @type {any} */ _, /** @type {number[]} */ at) => at.map((each) => clock(each)) },
+      { ...axis, ...(isBytes && { incs: BYTES_STEPS }), space: 32, size: axisWidth, gap: 4, values: (/** @type {any} */ _, /** @type {number[]} */ at) => at.map((each) => format(each)) },
     ],
     series: [
       {},
@@ -162,6 +169,11 @@ function options(element, series, format) {
       })),
     ],
   };
+}
+
+/** As wide as the longest of its numbers. @param {any} _ @param {string[] | null} values */
+function axisWidth(_, values) {
+  return Math.max(24, ...(values ?? []).map((each) => each.length * 6.4 + 10));
 }
 
 /** @param {number} at_s */

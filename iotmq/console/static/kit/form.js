@@ -1,6 +1,7 @@
 /** Fields of forms, with their labels, hints and what is wrong with them. */
 
 import { html, useId } from "../ui.js";
+import { visible } from "./format.js";
 
 /**
  * @typedef {{label: string, value: any, onChange: (value: any) => void, hint?: string, wrong?: string,
@@ -47,7 +48,7 @@ export function Choice({ label, value, onChange, options, hint, wrong, isNarrow,
       value=${value}
       onChange=${(/** @type {any} */ event) => onChange(event.target.value)}
     >
-      ${options.map(([each, text]) => html`<option value=${each} selected=${String(each) === String(value)}>${text}</option>`)}
+      ${options.map(([each, text]) => html`<option value=${each} selected=${String(each) === String(value)}>${visible(text)}</option>`)}
     </select>
   `);
 }

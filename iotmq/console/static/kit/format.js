@@ -1,6 +1,6 @@
 /** Numbers, sizes, times and names as text. */
 
-const WHOLE = new Intl.NumberFormat("en");
+const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const SHORT = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 const TENTHS = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 const DAY_MS = 86_400_000;

@@ -50,3 +50,13 @@ export function Icon({ name }) {
     </svg>
   `;
 }
+
+/** The mark of the product. */
+export function Mark() {
+  return html`
+    <svg class="mark" viewBox="0 0 32 32" aria-hidden="true" focusable="false">
+      <rect width="32" height="32" rx="8" />
+      <path d="M6 17h5l3-8 4 14 3-6h5" />
+    </svg>
+  `;
+}

@@ -4,7 +4,7 @@ import { html, useEffect, useRef, useSignal, useState } from "../ui.js";
 import { PAGES, SIGN_IN } from "../pages.js";
 import { texts } from "../texts.js";
 import { Questions } from "./dialog.js";
-import { Icon } from "./icons.js";
+import { Icon, Mark } from "./icons.js";
 import { Trouble } from "./parts.js";
 import { link, place } from "./router.js";
 import { may, me, signOut } from "./session.js";
@@ -126,16 +126,6 @@ function Theme() {
     <button type="button" class="icon-button" aria-label=${words} title=${words} onClick=${nextTheme}>
       <${Icon} name=${THEME_ICONS[chosen]} />
     </button>
-  `;
-}
-
-function Mark() {
-  return html`
-    <svg class="mark" viewBox="0 0 32 32" aria-hidden="true" focusable="false">
-      <rect width="32" height="32" rx="8" />
-      <path class="mark-faint" d="M7 22V10m6 12V10m12 12V10m-6 12V10" />
-      <path d="M7 17h6l6-6h6" />
-    </svg>
   `;
 }
 

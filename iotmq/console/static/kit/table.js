@@ -38,13 +38,15 @@ const WHOLE_ROWS = 120;
  * @param {Set<string>} [props.chosen] the keys of the rows that are ticked
  * @param {(chosen: Set<string>) => void} [props.onChoose]
  * @param {(row: any) => string} [props.href] where a click on a row leads
+ * @param {(row: any) => void} [props.onOpen] what a click on a row does; a button in it does the same
+ * @param {() => void} [props.onMore] asks for more rows, where the server has some
  * @param {any} [props.empty] what is said instead of no rows
  * @param {boolean} [props.isComplete] false: the server has more rows than these
  * @param {boolean} [props.isTall] it may take as much of the page as there is
  */
 export function Table(props) {
-  const { caption, columns, rows, rowKey, onSort, chosen, onChoose, href, empty, isComplete = true } = props;
-  const { isTall = true } = props;
+  const { caption, columns, rows, rowKey, onSort, chosen, onChoose, href, onOpen, empty } = props;
+  const { isComplete = true, onMore, isTall = true } = props;
   const [sort, setSort] = useState(props.sort ?? null);
   const [seen, setSeen] = useState({ first: 0, count: 60 });
   const scroller = useRef(/** @type {HTMLDivElement | null} */ (null));
@@ -101,11 +103,13 @@ export function Table(props) {
       <tr
         key=${key}
         aria-rowindex=${index + 2}
-        class=${`${isChosen ? "is-chosen" : ""} ${target ? "is-link" : ""}`}
-        onClick=${target &&
+        class=${`${isChosen ? "is-chosen" : ""} ${target || onOpen ? "is-link" : ""}`}
+        onClick=${(target || onOpen) &&
         ((/** @type {MouseEvent} */ event) => {
           const hit = /** @type {Element} */ (event.target);
-          if (!hit.closest("a, button, input, label") && !String(getSelection())) location.hash = target;
+          if (hit.closest("a, button, input, label") || String(getSelection())) return;
+          if (target) location.hash = target;
+          else onOpen?.(row);
         })}
       >
         ${chosen &&
@@ -186,6 +190,7 @@ export function Table(props) {
       </div>
       <p class="table-foot">
         ${sorted === null ? texts.table.loading : isComplete ? texts.table.rows(number(total), total) : texts.table.firstRows(number(total))}
+        ${!isComplete && onMore && html`<button type="button" class="button is-small" onClick=${onMore}>${texts.table.more}</button>`}
         ${chosen && chosen.size > 0 && html`<strong>${texts.table.chosen(number(chosen.size))}</strong>`}
       </p>
     </div>

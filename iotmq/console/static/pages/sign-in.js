@@ -2,13 +2,16 @@
 
 import { Button, Form, html, Problem, problemText, TextField, texts, useAnswer, useEffect, useState } from "../kit.js";
 import { address } from "../kit/api.js";
+import { Mark } from "../kit/icons.js";
 import { signIn, useToken } from "../kit/session.js";
 
 const words = texts.signIn;
 
 /** @param {{link?: string}} props */
 export default function SignIn({ link = "" }) {
-  const ways = useAnswer("/sign-in").answer;
+  const asked = useAnswer("/sign-in");
+  const ways = asked.answer;
+  const isKnown = Boolean(ways || asked.problem);
   const [wished, setWished] = useState("");
   const [user, setUser] = useState("");
   const [password, setPassword] = useState("");
@@ -39,12 +42,15 @@ export default function SignIn({ link = "" }) {
   return html`
     <div class="sign-in">
       <header>
+        <p class="brand"><${Mark} />${texts.product}</p>
         <h1 tabindex="-1">${words.title}</h1>
         <p class="lead">${words.lead}</p>
       </header>
       ${link && isBusy && html`<p role="status">${words.usingLink}</p>`}
       ${wrong && html`<p class="trouble" role="alert">${wrong}</p>`}
-      ${way === "password"
+      ${!isKnown
+        ? html`<p role="status">${texts.navigation.loading}</p>`
+        : way === "password"
         ? html`
             <${Form} class="stack" onSubmit=${() => enter(() => signIn({ user, password }), words.refused)}>
               <${TextField} label=${words.user} value=${user} onChange=${setUser} autocomplete="username" name="user" required />

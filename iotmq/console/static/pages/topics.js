@@ -1,8 +1,16 @@
 /** All topics. */
 
 import {
+  api,
+  at,
+  attempt,
+  Button,
   Check,
+  Dialog,
   Filters,
+  For,
+  Form,
+  go,
   html,
   keep,
   link,
@@ -12,6 +20,7 @@ import {
   Search,
   State,
   Table,
+  TextField,
   texts,
   useList,
   useRested,
@@ -41,10 +50,16 @@ const COLUMNS = [
 /** @param {{match?: string, system?: string}} props */
 export default function Topics({ match = "", system = "" }) {
   const [typed, setTyped] = useState(match);
+  const [isMaking, setMaking] = useState(false);
   const hasSystem = system === "yes";
   const list = useList("/topics", { query: { match: useRested(typed), has_system: hasSystem }, every_s: 10 });
   return html`
-    <${Page} title=${words.title} lead=${words.lead} asked=${list}>
+    <${Page}
+      title=${words.title}
+      lead=${words.lead}
+      asked=${list}
+      actions=${html`<${For} role="operator"><${Button} icon="add" onClick=${() => setMaking(true)}>${words.make}<//><//>`}
+    >
       <${Filters}>
         <${Search}
           label=${words.search}
@@ -69,6 +84,7 @@ export default function Topics({ match = "", system = "" }) {
         empty=${typed ? texts.table.noMatch : words.none}
         columns=${COLUMNS}
       />
+      ${isMaking && html`<${Make} onClose=${() => setMaking(false)} />`}
     <//>
   `;
 }
@@ -83,4 +99,28 @@ function stateOf(row) {
 /** @param {any} row */
 function shownState(row) {
   return html`<${State} kind=${stateOf(row) === words.states.open ? "good" : "warn"}>${stateOf(row)}<//>`;
+}
+
+/** @param {{onClose: () => void}} props */
+function Make({ onClose }) {
+  const [name, setName] = useState("");
+  const [queues, setQueues] = useState("4");
+  async function make() {
+    if (await attempt(() => api.put(at`/topics/${name}`, { queues: Number(queues) }), words.made(name))) go("topic", { name });
+  }
+  return html`
+    <${Dialog}
+      title=${words.make}
+      onClose=${onClose}
+      buttons=${html`
+        <${Button} onClick=${onClose}>${texts.actions.cancel}<//>
+        <button type="submit" form="make" class="button is-primary">${words.make}</button>
+      `}
+    >
+      <${Form} id="make" onSubmit=${make}>
+        <${TextField} label=${words.name} value=${name} onChange=${setName} required maxlength="127" hint=${words.nameHint} />
+        <${TextField} label=${words.queues} type="number" min="1" max="1024" value=${queues} onChange=${setQueues} required hint=${words.queuesHint} />
+      <//>
+    <//>
+  `;
 }

@@ -109,7 +109,7 @@ def test_a_cookie_has_the_marks_that_keep_it() -> None:
         f"iotmq={TOKEN}",
         f"__Host-iotmq-8080={TOKEN}",
         f"iotmq-8080={TOKEN}\udcff",
-        f"iotmq-8080={'A' * 101}",
+        f"iotmq-8080={'A' * 2001}",
         f"iotmq-8080={'A' * 60_000}",
         f'iotmq-8080="{TOKEN}"',
         f"iotmq-8080={TOKEN[:19]}; iotmq-8080={TOKEN}",

@@ -9,7 +9,13 @@ import pytest
 from console_site import Browser, ConsoleSite
 
 from iotmq import limits
-from iotmq.console.settings import HttpSettings, HttpTokenSettings, SignInSettings
+from iotmq.console.settings import (
+    HeaderSettings,
+    HttpSettings,
+    HttpTokenSettings,
+    OidcSettings,
+    SignInSettings,
+)
 
 PASSWORDS = {"ada": "password of ada", "bob": "password of bob"}
 TOKEN = "secret-of-a-program"
@@ -275,3 +281,60 @@ async def test_without_users_the_routes_of_users_say_so(tmp_path: Path) -> None:
         program = site.browser(authorization=f"Bearer {TOKEN}")
         assert (await program.ask("GET", "/console-users")).problem == "not-supported"
         assert (await site.browser().sign_in("ada", "x")).problem == "unauthenticated"
+
+
+async def test_whom_a_proxy_has_signed_in_is_known_by_its_header(tmp_path: Path) -> None:
+    header = HeaderSettings(user="X-User", roles="X-Groups", administrators=("admins",), viewers=("staff",))
+    settings = HttpSettings(proxies=("10.0.0.5",), sign_in=SignInSettings(header=header))
+    async with ConsoleSite(settings, tmp_path) as site:
+        browser = site.browser(x_user="ada", x_groups="staff")
+        assert (await browser.ask("GET", "/me")).problem == "unauthenticated"
+        browser.proxy = "10.0.0.5"
+        me = (await browser.ask("GET", "/me")).body
+        assert (me["name"], me["role"], me["way"]) == ("ada", "viewer", "header")
+        assert (await browser.ask("GET", "/me", x_groups="guests")).problem == "forbidden"
+        assert (await browser.ask("GET", "/console-users")).problem == "forbidden"
+        # A browser sends what the proxy knows it by, whoever has made the page.
+        other = {"sec_fetch_site": "cross-site", "x_groups": "admins"}
+        assert (await browser.ask("DELETE", "/console-users/bob", **other)).problem == "forbidden"
+        assert (await browser.ask("DELETE", "/console-users/bob", x_groups="admins")).problem == "not-found"
+        # Whom the proxy names needs no link of the log.
+        site.access.announce("http://x")
+        assert not site.access.link.is_open
+
+
+async def test_without_the_settings_nobody_is_known_by_a_header(tmp_path: Path) -> None:
+    header = HeaderSettings(user="X-User", viewers=("*",))
+    sign_in = SignInSettings(enabled=False, header=header)
+    settings = HttpSettings(proxies=("10.0.0.5",), sign_in=sign_in)
+    async with ConsoleSite(settings, tmp_path) as site:
+        browser = site.browser(x_user="ada")
+        browser.proxy = "10.0.0.5"
+        assert (await browser.ask("GET", "/me")).problem == "unauthenticated"
+        assert (await browser.ask("GET", "/sign-in")).body == {
+            "password": False,
+            "link": False,
+            "oidc": None,
+            "is_safe": True,
+        }
+
+
+async def test_a_provider_that_is_not_there_sends_nobody_anywhere(tmp_path: Path) -> None:
+    oidc = OidcSettings(issuer="http://127.0.0.1:1", client_id="c", administrators=("*",), label="Company")
+    settings = HttpSettings(base_path="/ops", sign_in=SignInSettings(oidc=oidc))
+    async with ConsoleSite(settings, tmp_path) as site:
+        browser = site.browser()
+        assert (await browser.ask("GET", "/sign-in")).body["oidc"] == "Company"
+        reply = await browser.ask("GET", "/sign-in/oidc")
+        assert (reply.status, reply.headers["location"]) == (
+            303,
+            "/ops/console/#/sign-in?problem=unavailable",
+        )
+        assert browser.cookie == ""
+        assert (await browser.ask("GET", "/sign-in/oidc?return_to=//evil")).headers["location"].endswith(
+            "problem=refused"
+        )
+        reply = await browser.ask("GET", "/sign-in/oidc/return?code=a&state=b&session_state=c")
+        assert reply.headers["location"] == "/ops/console/#/sign-in?problem=refused"
+        browser.peer = "192.0.2.1"
+        assert (await browser.ask("GET", "/sign-in/oidc")).problem == "forbidden"

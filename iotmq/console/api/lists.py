@@ -1,0 +1,76 @@
+"""Lists in answers: the fields of their items that are asked for, and where the next page is."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Annotated, Any, Final
+from urllib.parse import parse_qsl, urlencode
+
+import msgspec
+from msgspec import Meta
+
+from iotmq.console.api.problems import INVALID, FieldProblem, ProblemError
+
+_FIELDS: Final = "fields"
+_Fields = Annotated[
+    str,
+    Meta(max_length=1024, description="Only these fields of each item, with commas between; empty: all."),
+]
+
+
+@cache
+def of_list(arguments: type[msgspec.Struct]) -> type[msgspec.Struct]:
+    """Return the arguments of a list, among them the fields that items are to have."""
+    made: type[msgspec.Struct] = msgspec.defstruct(
+        f"{arguments.__name__}OfList",
+        [(_FIELDS, _Fields, "")],
+        bases=(arguments,),
+        namespace={"__doc__": arguments.__doc__},
+        module=arguments.__module__,
+        frozen=True,
+        kw_only=True,
+        forbid_unknown_fields=True,
+    )
+    return made
+
+
+def chosen_fields(arguments: msgspec.Struct, answer: type) -> frozenset[str] | None:
+    """Return the fields that are asked for; None for all. ProblemError for one that items do not have."""
+    text = getattr(arguments, _FIELDS, "")
+    if not text:
+        return None
+    wanted = frozenset(text.split(","))
+    there = fields_of_items(answer)
+    unknown = sorted(wanted - there)
+    if unknown:
+        detail = f"there is no field {unknown[0][:100]!r}: there are {', '.join(sorted(there))}"
+        raise ProblemError(INVALID, f"fields: {detail}", errors=(FieldProblem(detail, parameter="fields"),))
+    return wanted
+
+
+def with_fields(answer: msgspec.Struct, wanted: frozenset[str]) -> Any:
+    """Return the answer with those fields of its items."""
+    made = msgspec.to_builtins(answer)
+    made["items"] = [{name: each[name] for name in each if name in wanted} for each in made["items"]]
+    return made
+
+
+def link_to_next(answer: object, query: str) -> tuple[tuple[str, str], ...]:
+    """Return the header that leads to the next page (RFC 8288), where there is one."""
+    cursor = getattr(answer, "next", None)
+    if not cursor:
+        return ()
+    pairs = [pair for pair in parse_qsl(query, keep_blank_values=True) if pair[0] != "cursor"]
+    return (("Link", f'<?{urlencode([*pairs, ("cursor", cursor)])}>; rel="next"'),)
+
+
+@cache
+def fields_of_items(answer: type) -> frozenset[str]:
+    """Return the names of the fields of a list's items; none for what is no list."""
+    if not issubclass(answer, msgspec.Struct):
+        return frozenset()
+    info = msgspec.inspect.type_info(answer)
+    lists = [field.type for field in getattr(info, "fields", ()) if field.encode_name == "items"]
+    items = [each.item_type for each in lists if isinstance(each, msgspec.inspect.ListType)]
+    structs = [each for each in items if isinstance(each, msgspec.inspect.StructType)]
+    return frozenset(field.encode_name for struct in structs for field in struct.fields)

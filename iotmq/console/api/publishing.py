@@ -1,0 +1,199 @@
+"""Sends what is published to MQTT topics to where a front end would: rewrites, routes and their rules."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Final, NamedTuple
+
+import msgspec
+
+from iotmq.client.client import IotmqClient
+from iotmq.client.sending.device_messages import device_message
+from iotmq.client.sending.message_elements import encode_element
+from iotmq.client.sending.producer import Producer
+from iotmq.client.transport.message import Message, SendResult
+from iotmq.client.transport.routes import MessageQueue, queue_of_key
+from iotmq.errors import BrokerError, MessageRefusedError, RouteNotFoundError
+from iotmq.message.properties import MQTT_QOS, MQTT_TOPIC
+from iotmq.ports.publishing import Placed, PublishPlaces
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+
+NOT_STORED: Final = "NOT_STORED"
+# Topics whose places are known; all are forgotten when there are more.
+_KNOWN_MAX: Final = 65_536
+
+
+class Stored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A message that is stored. Whether anybody has got it, nobody knows then."""
+
+    message_id: str
+    topic: str
+    """The broker topic that has it; empty: none."""
+    broker: str
+    queue: int | None
+    offset: int | None
+    """Null for a message that is not stored."""
+    status: str
+    """How safe it is: `SEND_OK` is what the broker's settings promise, and what a PUBACK would have meant;
+    `FLUSH_DISK_TIMEOUT`, `SLAVE_NOT_AVAILABLE` and `FLUSH_SLAVE_TIMEOUT` are less. `NOT_STORED`: its route
+    keeps no messages, and only who is subscribed now gets it, or drops them."""
+    why: str = ""
+    """Why its route has dropped it or put it aside, in words."""
+
+
+class Published(NamedTuple):
+    """A message for an MQTT topic."""
+
+    mqtt_topic: str
+    payload: bytes
+    qos: int
+    is_retained: bool
+    expiry_s: float
+    topic: str
+    """The broker topic it goes to, whatever routes say; empty: they say it."""
+
+
+class Publisher:
+    """Sends messages, one at a time."""
+
+    def __init__(self, client: IotmqClient, producer: Producer, places: PublishPlaces) -> None:
+        self._client = client
+        self._producer = producer
+        self._places = places
+        # MQTT topic -> its place; None where each message has to be asked about.
+        self._known: dict[str, Placed | None] = {}
+        places.start(self._known.clear)
+
+    def stop(self) -> None:
+        """Follow no routes any more."""
+        self._places.stop()
+
+    async def publish(self, each: Published, *, unique_key: str = "") -> Stored:
+        """Send a message; with a unique key once, however often it is asked for."""
+        placed = self._placed(each)
+        if not placed.topic:
+            return _not_stored(placed, "")
+        message = _message(each, placed)
+        if not placed.is_stored:
+            return await self._publish_live(message, placed, unique_key)
+        if not unique_key:
+            return _stored(await self._producer.send(message), placed.why)
+        return await self._send_once(message, unique_key, why=placed.why)
+
+    async def send(self, message: Message, *, unique_key: str) -> Stored:
+        """Send a message to its broker topic; with a unique key once."""
+        if not unique_key:
+            return _stored(await self._producer.send(message))
+        return await self._send_once(message, unique_key)
+
+    async def _send_once(self, message: Message, unique_key: str, *, why: str = "") -> Stored:
+        if message.is_delayed:
+            raise MessageRefusedError("a message that is to wait has no Idempotency-Key")
+        queue = await self._queue(message)
+        element = encode_element(message, unique_key)
+        result = await self._producer.send_encoded_batch_nowait(
+            message.topic, queue, element, 1, is_repeat=True
+        )
+        return _stored(result, why, unique_key)
+
+    def _placed(self, each: Published) -> Placed:
+        if each.topic:
+            # Chosen by who sends: no route has a word in it.
+            return Placed(each.topic, each.mqtt_topic, "", {MQTT_TOPIC: each.mqtt_topic})
+        known: dict[str, Placed | None] = self._known
+        if each.mqtt_topic in known:
+            placed = known[each.mqtt_topic]
+        else:
+            placed = self._places.fixed(each.mqtt_topic)
+            if len(known) >= _KNOWN_MAX:
+                known.clear()
+            known[each.mqtt_topic] = placed
+        if placed is not None:
+            return placed
+        expiry_s = math.ceil(each.expiry_s) or None
+        return self._places.place(
+            each.mqtt_topic, each.payload, expiry_s=expiry_s, is_retained=each.is_retained
+        )
+
+    async def _publish_live(self, message: Message, placed: Placed, unique_key: str) -> Stored:
+        queue = await self._queue(message)
+        route = self._client.routes.known(queue.topic)
+        address = None if route is None else route.master(queue.broker_name)
+        if address is None:
+            raise RouteNotFoundError(f"broker {queue.broker_name} of topic {queue.topic} has no master now")
+        ext = {"topic": queue.topic, "queueId": str(queue.queue_id)}
+        body = encode_element(message, unique_key)
+        answer = await self._client.request(
+            address, Command.request(RequestCode.PUBLISH_TRANSIENT, ext, body=body)
+        )
+        if answer.code != ResponseCode.SUCCESS:
+            raise BrokerError(answer.code, answer.remark or "")
+        return _not_stored(placed, queue.broker_name)
+
+    async def _queue(self, message: Message) -> MessageQueue:
+        queues = await self._producer.queues(message.topic)
+        if not queues:
+            raise RouteNotFoundError(f"topic {message.topic} takes no messages now")
+        return queues[queue_of_key(message.key, len(queues))]
+
+
+def unique_key_of(caller: str, topic: str, idempotency_key: str, number: int = 0) -> str:
+    """Return the unique key of what a caller sends to a topic under a key of its own; empty without one."""
+    if not idempotency_key:
+        return ""
+    told = "\0".join((caller, topic, str(number), idempotency_key)).encode("utf-8", "surrogateescape")
+    return hashlib.sha256(told).hexdigest()[:32].upper()
+
+
+def _message(each: Published, placed: Placed) -> Message:
+    if MQTT_TOPIC not in placed.properties:
+        # Put aside: no device gets it.
+        properties = {**placed.properties, MQTT_QOS: str(each.qos)}
+        return Message(placed.topic, each.payload, key=placed.key, properties=properties)
+    message = device_message(
+        placed.properties[MQTT_TOPIC],
+        each.payload,
+        topic=placed.topic,
+        qos=min(each.qos, placed.qos_max),
+        retain=each.is_retained,
+        expiry_s=each.expiry_s,
+    )
+    assert message.properties is not None
+    ttl_ms = message.ttl_ms
+    if placed.expiry_s is not None and (not ttl_ms or placed.expiry_s * 1000 < ttl_ms):
+        ttl_ms = placed.expiry_s * 1000
+    return Message(
+        placed.topic,
+        each.payload,
+        key=placed.key,
+        tags=placed.tags,
+        properties={**message.properties, **placed.properties},
+        ttl_ms=ttl_ms,
+        delay_ms=placed.delay_s * 1000,
+    )
+
+
+def _not_stored(placed: Placed, broker: str) -> Stored:
+    return Stored(
+        message_id="",
+        topic=placed.topic,
+        broker=broker,
+        queue=None,
+        offset=None,
+        status=NOT_STORED,
+        why=placed.why,
+    )
+
+
+def _stored(result: SendResult, why: str = "", unique_key: str = "") -> Stored:
+    return Stored(
+        message_id=unique_key or result.message_id,
+        topic=result.queue.topic,
+        broker=result.queue.broker_name,
+        queue=result.queue.queue_id,
+        offset=result.queue_offset,
+        status=result.status.name,
+        why=why,
+    )

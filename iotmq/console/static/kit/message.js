@@ -1,0 +1,166 @@
+/** One message with all that is known of it, and the form that sends one. */
+
+import { html, useState } from "../ui.js";
+import { texts } from "../texts.js";
+import { api, at, Problem } from "./api.js";
+import { useAnswer } from "./asking.js";
+import { Dialog } from "./dialog.js";
+import { Check, Choice, Form, LongField, TextField } from "./form.js";
+import { Button, Facts, For, Name, Time, Trouble } from "./parts.js";
+import { Payload } from "./payload.js";
+import { problemText, tell } from "./telling.js";
+
+const words = texts.message;
+const WHOLE_BYTES_MAX = 1_048_576;
+
+/**
+ * A message over the page; its whole payload is asked for where the list has cut it.
+ * @param {{message: any, onClose: () => void, actions?: any, extra?: [any, any][]}} props
+ */
+export function MessageDialog({ message, onClose, actions, extra = [] }) {
+  const [isSending, setSending] = useState(false);
+  const isCut = !message.problem && shownBytes(message) < message.payload_bytes;
+  const whole = useAnswer(isCut ? at`/messages/${message.offset_message_id}` : null, {
+    query: { payload_bytes_max: WHOLE_BYTES_MAX },
+  });
+  const shown = whole.answer ?? message;
+  if (isSending) return html`<${SendDialog} onClose=${onClose} copied=${shown} />`;
+  const properties = Object.entries(shown.properties ?? {});
+  return html`
+    <${Dialog}
+      title=${words.title}
+      isWide
+      onClose=${onClose}
+      buttons=${html`
+        ${actions}
+        <${For} role="operator"><${Button} onClick=${() => setSending(true)}>${words.again}<//><//>
+        <${Button} kind="primary" onClick=${onClose}>${texts.actions.close}<//>
+      `}
+    >
+      <div class="stack">
+        <${Facts}
+          items=${[
+            ...extra,
+            shown.mqtt_topic && [words.mqttTopic, html`<${Name} name=${shown.mqtt_topic} />`],
+            [words.place, html`<${Name} name=${`${shown.topic} · ${shown.broker} · ${shown.queue} · ${shown.offset}`} />`],
+            [words.stored, html`<${Time} ms=${shown.stored_ms} />`],
+            [words.born, html`<${Time} ms=${shown.born_ms} />`],
+            [words.id, html`<${Name} name=${shown.message_id} />`],
+            shown.keys?.length && [words.keys, html`<${Name} name=${shown.keys.join(" ")} />`],
+            shown.tags && [words.tags, html`<${Name} name=${shown.tags} />`],
+          ].filter(Boolean)}
+        />
+        ${shown.problem
+          ? html`<p class="note">${shown.problem}</p>`
+          : html`<${Payload} ...${shown} name=${shown.mqtt_topic || shown.topic} />`}
+        ${whole.problem && html`<${Trouble} problem=${whole.problem} />`}
+        ${properties.length > 0 &&
+        html`
+          <details class="details">
+            <summary>${words.properties(properties.length)}</summary>
+            <${Facts} items=${properties.map(([name, value]) => [html`<${Name} name=${name} />`, html`<${Name} name=${value} />`])} />
+          </details>
+        `}
+      </div>
+    <//>
+  `;
+}
+
+/** @param {any} message */
+function shownBytes(message) {
+  if (message.payload_base64) {
+    const padding = message.payload_base64.endsWith("==") ? 2 : message.payload_base64.endsWith("=") ? 1 : 0;
+    return (message.payload_base64.length / 4) * 3 - padding;
+  }
+  return new TextEncoder().encode(message.payload ?? "").length;
+}
+
+/**
+ * Sends a message: to devices, or to a topic for services; with `copied` as that one was.
+ * @param {{onClose: () => void, copied?: any, topic?: string, onSent?: () => void, title?: string, isEdit?: boolean}} props
+ */
+export function SendDialog({ onClose, copied = {}, topic = "", onSent, title }) {
+  const [to, setTo] = useState(copied.mqtt_topic || !(copied.topic || topic) ? "devices" : "topic");
+  const [mqttTopic, setMqttTopic] = useState(copied.mqtt_topic ?? "");
+  const [brokerTopic, setBrokerTopic] = useState(copied.topic ?? topic);
+  const [text, setText] = useState(copied.payload ?? copied.payload_base64 ?? "");
+  const [form, setForm] = useState(copied.payload_base64 ? "payload_base64" : "payload");
+  const [key, setKey] = useState(copied.keys?.[0] ?? "");
+  const [tags, setTags] = useState(copied.tags ?? "");
+  const [qos, setQos] = useState("1");
+  const [isRetained, setRetained] = useState(false);
+  const [problem, setProblem] = useState(/** @type {Problem | null} */ (null));
+  const [isBusy, setBusy] = useState(false);
+  const isForDevices = to === "devices";
+
+  async function send() {
+    setBusy(true);
+    setProblem(null);
+    try {
+      const stored = isForDevices
+        ? await api.post("/messages", { mqtt_topic: mqttTopic, qos: Number(qos), retain: isRetained, [form]: text })
+        : await api.post(at`/topics/${brokerTopic}/messages`, { key, tags, [form]: text });
+      tell(words.sent(stored.topic, stored.queue, stored.offset));
+      onSent?.();
+      onClose();
+    } catch (error) {
+      if (!(error instanceof Problem)) throw error;
+      setProblem(error);
+    } finally {
+      setBusy(false);
+    }
+  }
+
+  return html`
+    <${Dialog}
+      title=${title ?? words.send}
+      isWide
+      onClose=${onClose}
+      buttons=${html`
+        <${Button} onClick=${onClose}>${texts.actions.cancel}<//>
+        <button type="submit" form="send" class="button is-primary" disabled=${isBusy}>${words.send}</button>
+      `}
+    >
+      <${Form} id="send" onSubmit=${send}>
+        ${problem && !problem.errors.length && html`<p class="trouble" role="alert">${problemText(problem)}</p>`}
+        <div class="row">
+          <${Choice}
+            label=${words.to}
+            value=${to}
+            onChange=${setTo}
+            isNarrow
+            options=${[
+              ["devices", words.toDevices],
+              ["topic", words.toTopic],
+            ]}
+          />
+          ${isForDevices
+            ? html`
+                <${TextField} label=${words.mqttTopic} value=${mqttTopic} onChange=${setMqttTopic} required wrong=${problem?.of("/mqtt_topic")} />
+                <${Choice} label=${words.qos} value=${qos} onChange=${setQos} isNarrow options=${[["0", "0"], ["1", "1"], ["2", "2"]]} />
+              `
+            : html`
+                <${TextField} label=${words.topic} value=${brokerTopic} onChange=${setBrokerTopic} required wrong=${problem?.of("/topic")} />
+                <${TextField} label=${words.key} value=${key} onChange=${setKey} wrong=${problem?.of("/key")} />
+                <${TextField} label=${words.tags} value=${tags} onChange=${setTags} isNarrow wrong=${problem?.of("/tags")} />
+              `}
+        </div>
+        <${LongField} label=${words.payload} value=${text} onChange=${setText} wrong=${problem?.of(`/${form}`)} />
+        <div class="row">
+          <${Choice}
+            label=${words.form}
+            value=${form}
+            onChange=${setForm}
+            isNarrow
+            options=${[
+              ["payload", texts.payload.kinds.text],
+              ["payload_base64", "Base64"],
+            ]}
+          />
+          ${isForDevices && html`<${Check} label=${words.retain} value=${isRetained} onChange=${setRetained} hint=${words.retainHint} />`}
+        </div>
+        ${copied.message_id && html`<p class="hint">${words.againHint}</p>`}
+      <//>
+    <//>
+  `;
+}

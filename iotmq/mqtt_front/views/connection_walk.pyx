@@ -1,0 +1,267 @@
+"""Choose a page of connections: those that fit a filter, in an order, behind a place.
+
+Operations: one look per connection and question, at tens of thousands of connections, while these are served.
+Goals: no Python object for a connection that is not on the page, bounded memory, and pieces as short as the caller
+likes. Plan: a heap is too much work for Python objects and a sorted copy is too much memory, so what is better
+than the worst of the page so far is collected, and cut down to the page whenever there is twice as much.
+"""
+
+from libc.math cimport INFINITY
+from libc.stdint cimport int64_t
+from libc.string cimport memset
+
+from iotmq.mqtt.codec.packet_types cimport STATE_CONNECTED
+from iotmq.mqtt.server.outbound cimport ConnectionCounts
+from iotmq.mqtt_front.connection.device cimport Device
+
+from iotmq.errors import RefusedError
+from iotmq.ports.client_pages import CLIENT_COLUMNS, NUMBER_COLUMNS, ORDER_CHARACTERS, TEXT_COLUMNS, name_order
+
+cdef Py_ssize_t CHARACTERS = ORDER_CHARACTERS
+cdef double RATE_WINDOW_S = 5.0
+
+# The places of columns in the tables of ports.client_pages.
+cdef enum:
+    CLIENT_ID, USER, ADDRESS, LISTENER
+cdef enum:
+    VERSION, KEEP_ALIVE_S, CONNECTED_MS, SUBSCRIPTIONS, IN_FLIGHT, QUEUED, QUEUED_BYTES, UNSENT_BYTES
+    DROPPED, LATENCY_MS, MESSAGES_RECEIVED, MESSAGES_SENT, BYTES_RECEIVED, BYTES_SENT
+    MESSAGES_RECEIVED_PER_S, MESSAGES_SENT_PER_S, BYTES_RECEIVED_PER_S, BYTES_SENT_PER_S
+    NUMBERS
+
+if len(NUMBER_COLUMNS) != NUMBERS or TEXT_COLUMNS != ("client_id", "user", "address", "listener"):
+    raise ImportError("the columns are not those of ports.client_pages")
+
+
+cdef class ConnectionRates:
+    """The rates of one connection: of the time between two looks at it, over five seconds at least."""
+
+    cdef ConnectionCounts before
+    cdef double before_s
+    cdef double[4] per_s
+
+    cdef int look(self, Device device, double now_s) except -1:
+        cdef double passed_s = now_s - self.before_s
+        if passed_s < RATE_WINDOW_S:
+            return 0
+        cdef ConnectionCounts* now = &device.counts
+        self.per_s[0] = (now.messages_received - self.before.messages_received) / passed_s
+        self.per_s[1] = (now.messages_sent - self.before.messages_sent) / passed_s
+        self.per_s[2] = (now.bytes_received - self.before.bytes_received) / passed_s
+        self.per_s[3] = (now.bytes_sent - self.before.bytes_sent) / passed_s
+        self.before = device.counts
+        self.before_s = now_s
+        return 0
+
+
+cdef ConnectionRates _rates(Device device, double now_s, int64_t now_ms):
+    """Return the rates; the first who looks gets those since it connected."""
+    cdef ConnectionRates rates = device.rates
+    if rates is None:
+        rates = device.rates = ConnectionRates()
+        memset(&rates.before, 0, sizeof(rates.before))
+        memset(&rates.per_s, 0, sizeof(rates.per_s))
+        # Of the first seconds of a connection there is a rate as well, if a low one.
+        rates.before_s = now_s - max(<double>(now_ms - device.opened_ms) / 1000, RATE_WINDOW_S)
+    rates.look(device, now_s)
+    return rates
+
+
+cdef double _number(Device device, int column, double now_s, int64_t now_ms) except? -1:
+    if column == VERSION:
+        return device.protocol_level
+    if column == KEEP_ALIVE_S:
+        return device.keep_alive_s
+    if column == CONNECTED_MS:
+        return <double>device.opened_ms
+    if column == SUBSCRIPTIONS:
+        return 0 if device.subscriptions is None else len(device.subscriptions)
+    if column == UNSENT_BYTES:
+        return device.output.size
+    if column == DROPPED:
+        return device.counts.messages_dropped
+    if column == MESSAGES_RECEIVED:
+        return <double>device.counts.messages_received
+    if column == MESSAGES_SENT:
+        return <double>device.counts.messages_sent
+    if column == BYTES_RECEIVED:
+        return <double>device.counts.bytes_received
+    if column == BYTES_SENT:
+        return <double>device.counts.bytes_sent
+    if column >= MESSAGES_RECEIVED_PER_S:
+        return _rates(device, now_s, now_ms).per_s[column - MESSAGES_RECEIVED_PER_S]
+    if device._subscriber == NULL:
+        return 0
+    if column == IN_FLIGHT:
+        return device._subscriber.window.count
+    if column == QUEUED:
+        return device._subscriber.queued_count
+    if column == QUEUED_BYTES:
+        return device._subscriber.queued.size - device._subscriber.queued.start
+    # LATENCY_MS
+    if device._subscriber.timed_packet_id:
+        return max(
+            device._subscriber.latency_s, <float>(device.precise_s() - device._subscriber.timed_since_s)
+        ) * 1000
+    return device._subscriber.latency_s * 1000
+
+
+cdef object _text(Device device, int column):
+    """Return a text, empty where there is none."""
+    if column == CLIENT_ID:
+        return device.client_id
+    if column == USER:
+        return device.user or ""
+    if column == ADDRESS:
+        return device.address or ""
+    return "" if device.peer is None else device.peer.listener
+
+
+cdef class _TextTest:
+    """A text that is compared whole, or its beginning, end or middle."""
+
+    cdef int column
+    cdef str wanted
+    cdef bint is_open_before, is_open_behind
+
+    cdef bint fits(self, str text) except -1:
+        if self.is_open_before and self.is_open_behind:
+            return self.wanted in text
+        if self.is_open_before:
+            return text.endswith(self.wanted)
+        if self.is_open_behind:
+            return text.startswith(self.wanted)
+        return text == self.wanted
+
+
+cdef class ConnectionWalk:
+    """A page of connections. Give `take` all of them, in any pieces, then ask for `page`."""
+
+    cdef list _texts                    # of _TextTest
+    cdef list _bounds                   # (column, least, most)
+    cdef int _is_kept                   # -1: it does not matter
+    cdef bint _is_text_order
+    cdef int _order
+    cdef bint _is_descending
+    cdef Py_ssize_t _count_max
+    cdef tuple _behind                  # the order of what the page begins behind; None: from the first on
+    cdef tuple _worst                   # nothing that comes after it is on the page; None: not known yet
+    cdef double _worst_number
+    cdef list _found                    # (order of it, device)
+    cdef double _now_s
+    cdef int64_t _now_ms
+    cdef readonly Py_ssize_t matched    # those that fit the filter, on this page or not
+    cdef readonly Py_ssize_t looked_at
+
+    def __init__(self, asked not None, *, double now_s, int64_t now_ms):
+        """`asked` is a ClientsQuestion. RefusedError for columns that there are not, or another list's place."""
+        cdef str sort_by = asked.sort_by
+        self._is_text_order = sort_by in TEXT_COLUMNS
+        if not self._is_text_order and sort_by not in NUMBER_COLUMNS:
+            raise RefusedError(f"{sort_by[:40]!r} is no column: {', '.join(CLIENT_COLUMNS)}")
+        self._behind = asked.behind
+        if self._behind is not None and isinstance(self._behind[0], str) != self._is_text_order:
+            raise RefusedError(f"the place to go on from is none of a list by {sort_by}")
+        self._order = (TEXT_COLUMNS if self._is_text_order else NUMBER_COLUMNS).index(sort_by)
+        self._is_descending = asked.is_descending
+        self._count_max = asked.limit
+        self._texts = [_text_test(TEXT_COLUMNS.index(column), pattern) for column, pattern in asked.wanted.texts()]
+        self._bounds = [
+            (
+                NUMBER_COLUMNS.index(column),
+                -INFINITY if least is None else least,
+                INFINITY if most is None else most,
+            )
+            for column, least, most in asked.wanted.bounds()
+        ]
+        self._is_kept = -1 if asked.wanted.is_kept is None else asked.wanted.is_kept
+        self._found = []
+        self._now_s = now_s
+        self._now_ms = now_ms
+
+    def take(self, list devices not None, Py_ssize_t start, Py_ssize_t end):
+        """Look at some of the connections."""
+        cdef Device device
+        cdef Py_ssize_t index
+        for index in range(start, min(end, len(devices))):
+            device = devices[index]
+            if device.state != STATE_CONNECTED or device.client_id is None:
+                continue
+            self.looked_at += 1
+            if self._fits(device):
+                self.matched += 1
+                self._offer(device)
+
+    cdef bint _fits(self, Device device) except -1:
+        cdef _TextTest test
+        cdef double number
+        if self._is_kept >= 0 and (device.expiry_s != 0) != self._is_kept:
+            return False
+        for column, least, most in self._bounds:
+            number = _number(device, column, self._now_s, self._now_ms)
+            if number < <double>least or number > <double>most:
+                return False
+        for test in self._texts:
+            if not test.fits(_text(device, test.column)):
+                return False
+        return True
+
+    cdef int _offer(self, Device device) except -1:
+        cdef object key
+        cdef double number
+        if self._is_text_order:
+            key = _text(device, self._order)
+            if len(key) > CHARACTERS:
+                key = key[:CHARACTERS]
+        else:
+            number = _number(device, self._order, self._now_s, self._now_ms)
+            if self._worst is not None and (
+                number < self._worst_number if self._is_descending else number > self._worst_number
+            ):
+                return 0
+            key = number
+        cdef str client_id = device.client_id
+        cdef tuple order = (key, client_id, 0) if len(client_id) <= CHARACTERS else (key, *name_order(client_id))
+        if self._behind is not None and not self._comes_first(self._behind, order):
+            return 0
+        if self._worst is not None and not self._comes_first(order, self._worst):
+            return 0
+        self._found.append((order, device))
+        if len(self._found) >= 2 * self._count_max + 64:
+            self._cut()
+        return 0
+
+    cdef bint _comes_first(self, tuple one, tuple other) except -1:
+        return one > other if self._is_descending else one < other
+
+    cdef int _cut(self) except -1:
+        """Keep one more than the page has, so that `page` knows whether there is more."""
+        self._found.sort(key=_order_of, reverse=self._is_descending)
+        del self._found[self._count_max + 1:]
+        if len(self._found) > self._count_max:
+            self._worst = self._found[self._count_max][0]
+            if not self._is_text_order:
+                self._worst_number = self._worst[0]
+        return 0
+
+    def page(self):
+        """Return (order, device) of the page, and whether there is more behind it."""
+        self._cut()
+        return self._found[: self._count_max], len(self._found) > self._count_max
+
+    def numbers(self, Device device not None):
+        """Return the numbers of a connection, in the order of NUMBER_COLUMNS."""
+        return [_number(device, column, self._now_s, self._now_ms) for column in range(NUMBERS)]
+
+
+def _order_of(found):
+    return found[0]
+
+
+cdef _TextTest _text_test(int column, str pattern):
+    cdef _TextTest test = _TextTest()
+    test.column = column
+    test.is_open_before = pattern.startswith("*")
+    test.is_open_behind = len(pattern) > 1 and pattern.endswith("*")
+    test.wanted = pattern[test.is_open_before : len(pattern) - test.is_open_behind]
+    return test

@@ -1,0 +1,254 @@
+"""Every page of the console with no row, with one of hostile names, and with ten thousand.
+
+Light and dark, on a desk and a phone, read by axe-core; and it shows nothing as markup, asks no other host
+and breaks no policy, which each page that is opened is watched for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+from console_browser import Asked, OpenPage, Rows, message
+from playwright.sync_api import expect
+
+MARKUP = "<img src=x onerror=alert(1)>"
+"""A name that would do something if it were read as markup."""
+TURNED = "pump\u202egnp.exe\u0000\u200b"
+"""One that turns the direction of writing, and has what cannot be seen."""
+LONG = "a/" * 2000 + "z"
+MANY = 10_000
+ROWS_IN_PAGE_MAX = 150
+
+Make = Callable[[int], dict[str, Any]]
+
+
+class Case(NamedTuple):
+    """A page and the list that it is about."""
+
+    place: str
+    list_path: str
+    """The path of the API that has the rows."""
+    row: Make
+    answers: Mapping[str, Any] = MappingProxyType({})
+    """What else the page asks for."""
+    detail: Callable[[list[dict[str, Any]]], Any] | None = None
+    """Makes the answer of `list_path` where that is no list with pages."""
+    more_clicks: int = 0
+    """How often more rows are asked for, where the page does not ask for all."""
+    has_form: bool = False
+    """Whether nothing is asked before a form is sent."""
+
+
+def named(index: int, name: str) -> str:
+    """The name of a row: the first one is hostile."""
+    return name if index else MARKUP + TURNED
+
+
+def topic_row(index: int) -> dict[str, Any]:
+    return {
+        "name": named(index, f"topic-{index:05}"),
+        "brokers": ["broker-a"],
+        "queues": 4,
+        "is_readable": True,
+        "is_writable": index % 7 != 0,
+        "is_system": False,
+    }
+
+
+def group_row(index: int) -> dict[str, Any]:
+    return {
+        "name": named(index, f"group-{index:05}"),
+        "members": index % 3,
+        "model": "clustering" if index % 3 else None,
+        "behind": index * 7,
+        "consumed_per_s": index / 8,
+    }
+
+
+def queue_row(index: int) -> dict[str, Any]:
+    return {
+        "broker": named(index, "broker-a"),
+        "queue": index,
+        "begin": 0,
+        "end": index,
+        "last_stored_ms": 1_700_000_000_000,
+        "state": "open" if index % 5 else "frozen",
+        "behind": {MARKUP: index},
+    }
+
+
+def group_queue_row(index: int) -> dict[str, Any]:
+    return {
+        "topic": named(index, "orders"),
+        "broker": "broker-a",
+        "queue": index,
+        "end": index + 10,
+        "consumed": index,
+        "behind": 10,
+        "last_consumed_ms": 1_700_000_000_000,
+    }
+
+
+def stored(index: int) -> dict[str, Any]:
+    payload = f'{{"celsius": {index}}}' if index else f'{{"{MARKUP}": "{TURNED}"}}'
+    topic, keys = named(index, f"plant/{index}"), [named(index, "k")]
+    return message(index, payload=payload, mqtt_topic=topic, keys=keys)
+
+
+def letter(index: int) -> dict[str, Any]:
+    return {"message": stored(index), "original_topic": named(index, "orders"), "original_message_id": "A0"}
+
+
+CONSUMER = {"client_id": MARKUP, "address": TURNED, "language": "PYTHON", "version": 409}
+STATISTICS = {
+    "from_ms": 1_700_000_000_000,
+    "step_ms": 60_000,
+    "count": 3,
+    "steps": [{"name": "x", "counts": {"messages": [60, None, 120], "consumed": [1, 2, 3]}}],
+    "sums": [],
+    "oldest_ms": None,
+    "problems": {},
+}
+
+
+def history(asked: Asked) -> Any:
+    values = [float(index) for index in range(360)]
+    items = [
+        {"name": f'{name}{{qos="1"}}', "is_rate": True, "values": values}
+        for name in asked.query_all("series")
+    ]
+    return {"from_ms": int(asked.query["from_ms"]), "step_s": 10, "count": len(values), "items": items}
+
+
+CASES = {
+    "overview": Case(
+        "overview",
+        "/groups",
+        group_row,
+        {
+            "GET /topics": Rows([topic_row(0)]),
+            "GET /brokers": {
+                "items": [{"cluster": "c", "name": MARKUP, "broker_id": 0, "address": "10.0.0.1:10911"}]
+            },
+            "GET /front-ends": {"items": [{"name": "front-1", "clients": 3, "is_draining": True}]},
+            "GET /history": history,
+        },
+        more_clicks=-1,
+    ),
+    "topics": Case("topics", "/topics", topic_row),
+    "topic": Case(
+        "topic?name=orders",
+        "/topics/orders",
+        queue_row,
+        {
+            "GET /statistics/topics": STATISTICS,
+            "GET /topics/orders/messages": {"items": [stored(0)], "next_offset": 1},
+        },
+        detail=lambda rows: {"topic": topic_row(1) | {"name": "orders"}, "queues": rows},
+    ),
+    "groups": Case("groups", "/groups", group_row, more_clicks=3),
+    "group": Case(
+        "group?name=billing",
+        "/groups/billing",
+        group_queue_row,
+        {
+            "GET /statistics/groups": STATISTICS,
+            f"GET /groups/billing/consumers/{MARKUP}": {"client_id": MARKUP, "queues": [group_queue_row(0)]},
+        },
+        detail=lambda rows: {"group": group_row(4), "queues": rows, "consumers": [CONSUMER] * bool(rows)},
+    ),
+    "messages": Case(
+        "messages?topic=orders&by=offset",
+        "/topics/orders/messages",
+        stored,
+        {
+            "GET /topics": Rows([topic_row(0), topic_row(1) | {"name": "orders"}]),
+            "GET /topics/orders": {"topic": topic_row(1), "queues": [queue_row(0)]},
+        },
+        detail=lambda rows: {"items": rows, "next_offset": None},
+    ),
+    "dead letters": Case(
+        "dead-letters?group=billing",
+        "/groups/billing/dead-letters",
+        letter,
+        {"GET /topics": Rows([{"name": f"%DLQ%{name}"} for name in ("billing", "a")])},
+        detail=lambda rows: {"items": rows, "has_more": False},
+    ),
+    "retained": Case(
+        "retained",
+        "/retained",
+        lambda index: stored(index) | {"mqtt_topic": f"t/{index}" if index else MARKUP + TURNED + LONG},
+        more_clicks=1,
+    ),
+}
+
+
+def answers_of(case: Case, count: int) -> dict[str, Any]:
+    rows = [case.row(index) for index in range(count)]
+    return {**case.answers} | {f"GET {case.list_path}": case.detail(rows) if case.detail else Rows(rows)}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_row_of_hostile_names_looks_right_in_all_colours_and_sizes(
+    open_page: OpenPage, name: str
+) -> None:
+    case = CASES[name]
+    with open_page(answers_of(case, 1)) as opened:
+        page = opened.show(case.place)
+        opened.settle()
+        assert page.locator("main img").count() == 0
+        assert MARKUP in (page.text_content("main") or ""), "the name is shown as it is"
+        assert "\u202e" not in (page.text_content("main") or ""), "nothing turns the text"
+        assert opened.axe() == []
+        page.emulate_media(color_scheme="dark")
+        assert opened.axe("color-contrast") == []
+        page.set_viewport_size({"width": 390, "height": 844})
+        assert opened.overflow() == 0
+        assert opened.axe() == []
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_rows_are_said_in_words(open_page: OpenPage, name: str) -> None:
+    case = CASES[name]
+    with open_page(answers_of(case, 0)) as opened:
+        page = opened.show(case.place)
+        opened.settle()
+        assert page.locator("main .empty").count() > 0
+        assert opened.axe() == []
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.more_clicks >= 0])
+def test_ten_thousand_rows_cost_as_much_as_those_that_are_seen(open_page: OpenPage, name: str) -> None:
+    case = CASES[name]
+    with open_page(answers_of(case, MANY)) as opened:
+        page = opened.show(case.place)
+        opened.settle()
+        for _ in range(case.more_clicks):
+            before = page.locator(".table-foot").first.inner_text()
+            page.get_by_role("button", name="More").click()
+            expect(page.locator(".table-foot").first).not_to_have_text(before, timeout=20_000)
+        table = page.locator("table[aria-rowcount]").first
+        expect(table).to_have_attribute("aria-rowcount", str(MANY + 1), timeout=20_000)
+        assert table.locator("tbody tr").count() < ROWS_IN_PAGE_MAX
+        scroller = page.locator(".table-scroll").first
+        scroller.evaluate("(element) => { element.scrollTop = element.scrollHeight; }")
+        table.locator(f"tr[aria-rowindex='{MANY + 1}']").wait_for()
+        header = table.locator("th button.sort").first
+        header.click()
+        header.click()
+        assert table.locator("th[aria-sort]").count() == 1
+        # A click is answered within two frames, however many rows there are.
+        took_ms = header.evaluate(
+            """async (button) => {
+                const began = performance.now();
+                button.click();
+                await new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve)));
+                return performance.now() - began;
+            }"""
+        )
+        assert took_ms < 2_000, f"sorting took {took_ms} ms"
+        assert re.match(r"10,000 rows", page.locator(".table-foot").first.inner_text())
