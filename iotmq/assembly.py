@@ -107,7 +107,7 @@ class Process:
         self._reader = SourceReader(self.sources)
         """Sources of metrics."""
         self.history: MetricHistory | None = None
-        """What it remembers of its metrics; made by `start`, unless it is switched off."""
+        """The history of its metrics; made by `start`, unless it is switched off."""
         self._checks: dict[str, Callable[[], str | None]] = {"process": lambda: "starting"}
         # Set while there is a front end in this process that has such topics.
         self._sys_topics: SysTopics | None = None
