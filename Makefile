@@ -65,9 +65,10 @@ lint:  ## ruff, and cython-lint
 	@$(PYTHON_ENV) -m ruff check .
 	@PATH="$$PWD/.venv/bin:$$PATH" cython-lint $$(git ls-files '*.pyx' '*.pxd')
 
-types:  ## mypy --strict
+types:  ## mypy --strict, and the types in the pages of the console where there is Node.js
 	@tools/setup.sh dev
 	@$(PYTHON_ENV) -m mypy
+	@if command -v node >/dev/null; then node build/vendor/node_modules/typescript/bin/tsc -p tools/vendor/tsconfig.json; fi
 
 ##@ Long runs
 

@@ -27,6 +27,7 @@ from iotmq.history.questions import HISTORY
 from iotmq.metrics import Metric, MetricSource, SourceReader
 from iotmq.mqtt_front.settings.listeners import TCP_NAME
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
+from iotmq.ports.device_access import DeviceAccess
 from iotmq.ports.inspections import LOCAL_FRONT_END
 from iotmq.ports.publishing import PublishPlaces
 from iotmq.service_manager import ServiceManager
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from iotmq.ports.gateway import GatewayPort
     from iotmq.ports.sessions import SessionPort
     from iotmq.store.store import Store
+    from iotmq.telemetry.role import TelemetryRole
     from iotmq.workers.supervisor import WorkerSupervisor
 
 logger = logging.getLogger("iotmq")
@@ -103,6 +105,7 @@ class Process:
         # The log being opened, from the start to the stop of a process that has the broker.
         self._opening: asyncio.Future[Store] | None = None
         self._loop_lag = LoopLag(self._clock)
+        self._telemetry: TelemetryRole | None = None
         self.sources: list[MetricSource] = [FAILURES, self._loop_lag]
         self._reader = SourceReader(self.sources)
         """Sources of metrics."""
@@ -123,6 +126,7 @@ class Process:
             raise StartError("bridges: there are none in the settings: [[bridges]] is missing")
         self._loop_lag.start()
         try:
+            self._start_telemetry()
             if self._role in ("serve", "broker") and not self._is_member:
                 await self._begin_opening_store()
             if self._config.history.enabled:
@@ -156,6 +160,9 @@ class Process:
     async def stop(self) -> None:
         """Stop what was started, the last one first, and close the log. What goes wrong is logged."""
         self._checks["process"] = lambda: "stopping"
+        if self._telemetry is not None:
+            # The last numbers; parts that have ended have none.
+            self._telemetry.give_metrics()
         loop = asyncio.get_running_loop()
         stop_s = _CONNECTIONS_STOP_S if self._workers is None else _WORKERS_STOP_S
         deadline_s = loop.time() + (_MEMBER_STOP_S if self._is_member else stop_s)
@@ -181,6 +188,9 @@ class Process:
             except Exception:
                 logger.exception("the log could not be closed")
         self._loop_lag.stop()
+        telemetry, self._telemetry = self._telemetry, None
+        if telemetry is not None:
+            await telemetry.stop()
 
     def readiness(self) -> Mapping[str, str | None]:
         """Part -> why it is not ready, None when it is."""
@@ -217,6 +227,22 @@ class Process:
         await self._start("history", self.history)
         self._watch("history", self.history)
 
+    def _start_telemetry(self) -> None:
+        """Before the roles, which look whether messages are traced."""
+        if self._config.telemetry.endpoint:
+            from iotmq.telemetry.role import TelemetryRole
+
+            # The supervisor exports the metrics of its workers.
+            metrics = None if self._is_worker else self.metrics
+            self._telemetry = TelemetryRole(
+                self._config.telemetry,
+                metrics,
+                refresh=None if self._workers is None else self._workers.refresh,
+                instance=self._config.mqtt.name or f"{socket.gethostname()}:{self._role}:{os.getpid()}",
+            )
+            self.sources.append(self._telemetry)
+            self._telemetry.start()
+
     def _alarms(self) -> AlarmsRole:
         from iotmq.alarms.role import AlarmsRole, ProcessView
 
@@ -234,13 +260,16 @@ class Process:
             directory = str(Path(self._config.data) / "alarms")
         # Registries are few, and live longer than brokers.
         watches = self._role in ("serve", "registry") and settings.cluster_interval_s > 0
-        return AlarmsRole(
-            settings,
-            view,
-            self._clock,
-            make_client=self._cluster_client if watches else None,
-            file=Path(directory) / f"{self._role}.json" if directory else None,
-        )
+        try:
+            return AlarmsRole(
+                settings,
+                view,
+                self._clock,
+                make_client=self._cluster_client if watches else None,
+                file=Path(directory) / f"{self._role}.json" if directory else None,
+            )
+        except OSError as error:
+            raise StartError(f"alarms cannot start: {error}") from error
 
     async def _start_http(self, alarms: AlarmsRole | None) -> None:
         from iotmq.console.pages import Pages
@@ -414,6 +443,12 @@ class Process:
         from iotmq.mqtt_front.publish.places import Places
 
         return Places(self._config.mqtt)
+
+    def device_access(self) -> DeviceAccess:
+        """Make what says who devices are, and what they may do."""
+        from iotmq.mqtt_front.publish.access_trial import ConfiguredAccess
+
+        return ConfiguredAccess(self._config.mqtt)
 
     def _api_client(self) -> IotmqClient:
         """Make the client that the HTTP API asks brokers with; it has the account of the front end."""

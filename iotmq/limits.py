@@ -130,6 +130,13 @@ HISTORY_ASKED_MAX: Final = 48
 # Pairs of group and topic whose lag is a metric, and the queues that are looked at for them every 10 s.
 LAG_PAIRS_MAX: Final = 1_000
 LAG_QUEUES_MAX: Final = 10_000
+# Spans that wait to be exported, some 1 KiB each, and how many go together; deliveries of one message that
+# have a span; header fields and attributes of the settings.
+SPANS_WAITING_MAX: Final = 8_192
+SPANS_PER_EXPORT_MAX: Final = 512
+SPANS_OF_A_MESSAGE_MAX: Final = 16
+TELEMETRY_HEADERS_MAX: Final = 32
+TELEMETRY_ATTRIBUTES_MAX: Final = 64
 # Topics that /metrics/topics shows in one answer, and the characters of its pattern.
 TOPIC_METRICS_MAX: Final = 1_000
 TOPIC_PATTERN_CHARACTERS_MAX: Final = 256

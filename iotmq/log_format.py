@@ -1,11 +1,17 @@
-"""Format log lines as logfmt or JSON, one event per line, and cut floods short."""
+"""Format log lines as logfmt or JSON, one event per line, and cut floods short.
+
+A line that is written `within_trace` has the ids of its trace and span.
+"""
 
 from __future__ import annotations
 
 import logging
 import sys
 import time
-from typing import Annotated, Any, Final, Literal, TextIO
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Annotated, Any, Final, Literal, NamedTuple, TextIO
 
 import msgspec
 
@@ -18,6 +24,7 @@ _STANDARD_ATTRIBUTES: Final = frozenset(vars(logging.makeLogRecord({}))) | {
     "taskName",
     "suppressed_count",
 }
+_IN_JSON: Final = {"level": "severity", "message": "event"}
 _PLACES_MAX: Final = 1_024
 _VALUE_CHARACTERS_MAX: Final = 4_096
 
@@ -29,7 +36,8 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The least serious lines to write. At info a healthy gateway writes a line when it is ready and one when
     it stops; debug costs throughput."""
     format: Literal["logfmt", "json"] = "logfmt"
-    """One line per event, as key=value pairs for people or as JSON objects."""
+    """One line per event, as key=value pairs for people or as JSON objects, with time, severity and event
+    first, and further fields as keys."""
     lines_per_second_max: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 20
     """Lines that one place in the code may write in a second; its next line counts the suppressed ones. Keeps
     a million broken devices from filling the disk. 0 is without limit."""
@@ -49,9 +57,41 @@ def set_up_logging(
     root.addHandler(handler)
     root.setLevel(settings.level.upper())
     # Libraries speak up when something is wrong with them, and not otherwise.
-    for name in ("asyncio", "aiohttp", "py4j", "concurrent"):
+    for name in ("asyncio", "aiohttp", "py4j", "concurrent", "urllib3", "opentelemetry"):
         logging.getLogger(name).setLevel(logging.WARNING)
     return handler
+
+
+class TraceIds(NamedTuple):
+    """The trace and the span that lines are about, in hexadecimal digits."""
+
+    trace_id: str
+    span_id: str
+
+
+_trace_ids: ContextVar[TraceIds | None] = ContextVar("iotmq_trace_ids", default=None)
+
+
+@contextmanager
+def within_trace(trace_id: str, span_id: str) -> Iterator[None]:
+    """Have the lines that are written in the block name the trace they are about."""
+    token = _trace_ids.set(TraceIds(trace_id, span_id))
+    try:
+        yield
+    finally:
+        _trace_ids.reset(token)
+
+
+def trace_ids() -> TraceIds | None:
+    """Return the trace of the block, or of the current span of the program's OpenTelemetry."""
+    ids = _trace_ids.get()
+    # Not imported for this: who has spans has loaded it.
+    loaded = sys.modules.get("opentelemetry.trace")
+    if ids is None and loaded is not None:
+        context = loaded.get_current_span().get_span_context()
+        if context.is_valid:
+            ids = TraceIds(f"{context.trace_id:032x}", f"{context.span_id:016x}")
+    return ids
 
 
 class FloodFilter(logging.Filter):
@@ -98,6 +138,9 @@ def fields_of(record: logging.LogRecord) -> dict[str, Any]:
         for name, value in record.__dict__.items()
         if name not in _STANDARD_ATTRIBUTES and not name.startswith("_")
     }
+    ids = trace_ids()
+    if ids is not None:
+        fields |= ids._asdict()
     suppressed_count = getattr(record, "suppressed_count", 0)
     if suppressed_count:
         fields["suppressed_count"] = suppressed_count
@@ -115,13 +158,16 @@ class LogfmtFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line."""
+    """One JSON object per line, with the names that collectors look for: severity and event."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = {
-            name: value if isinstance(value, int | float | bool | None) else _cut(str(value))
+            _IN_JSON.get(name, name): value
+            if isinstance(value, int | float | bool | None)
+            else _cut(str(value))
             for name, value in fields_of(record).items()
         }
+        fields["severity"] = record.levelname
         return msgspec.json.encode(fields).decode()
 
 

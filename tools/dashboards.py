@@ -614,6 +614,7 @@ BOARDS: Final = (
                 "Running since": "process_start_*",
                 "Defects": "background_failures_total metrics_errors_total",
             },
+            "Telemetry": {"Exports by OpenTelemetry": "telemetry_*"},
             "Native ports": {
                 "Connections": "remoting_connections* remoting_tls_connections_total",
                 "Bytes": "remoting_*_bytes_total remoting_unfinished_bytes",

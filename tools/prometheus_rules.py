@@ -116,6 +116,17 @@ GROUPS: Final[Mapping[str, Sequence[Rule]]] = {
             "numbers of a part of {{ $labels.instance }} could not be read",
             "A defect of iotmq: the log has the exception. Report it.",
         ),
+        Rule(
+            "IotmqTelemetryFails",
+            "warning",
+            15,
+            "increase(iotmq_telemetry_failed_exports_total[15m]) > 3",
+            "{{ $labels.instance }} cannot export {{ $labels.signal }} by OpenTelemetry",
+            "Its log says what the receiver at telemetry.endpoint answers.",
+            {'iotmq_telemetry_failed_exports_total{signal="metrics"}': "0+1x200"},
+            {'iotmq_telemetry_failed_exports_total{signal="metrics"}': "5+0x200"},
+            {"signal": "metrics"},
+        ),
     ),
     "iotmq-store": (
         _gauge_rule(

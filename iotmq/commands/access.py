@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,17 +11,11 @@ from iotmq.errors import ConfigError
 
 if TYPE_CHECKING:
     from iotmq.config.config import Config
-    from iotmq.mqtt_front.permissions.rule import Decision, Use
-    from iotmq.mqtt_front.permissions.topic_template import Subject
-    from iotmq.mqtt_front.publish.device_names import DeviceNames
-    from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
-    from iotmq.mqtt_front.settings.listeners import ListenerSettings
-    from iotmq.mqtt_front.settings.mqtt import MqttSettings
     from iotmq.mqtt_front.settings.permissions import PermissionSettings
+    from iotmq.ports.device_access import AccessQuestion
 
 _ALLOWED: Final = 0
 _REFUSED: Final = 1
-_NOBODY_ASKED: Final = "nobody is asked who it is (mqtt.authentication), and there are no rules"
 
 
 def add_access_actions(
@@ -119,8 +113,14 @@ def _check(settings: PermissionSettings) -> int:
 
 
 def _test(options: argparse.Namespace, config: Config) -> int:
-    decision, really = _decided(options, config)
-    print(f"{'allowed' if decision.is_allowed else 'refused'} by {decision.rule}: {options.action} {really}")
+    import msgspec
+
+    from iotmq.mqtt_front.publish.access_trial import ConfiguredAccess
+
+    mqtt = msgspec.structs.replace(config.mqtt, permissions=_settings(options, config))
+    decision = ConfiguredAccess(mqtt).decide(_question(options))
+    said = "allowed" if decision.is_allowed else "refused"
+    print(f"{said} by {decision.rule}: {options.action} {decision.topic}")
     if decision.is_allowed and options.action == "subscribe" and decision.qos < options.qos:
         print(f"with QoS {decision.qos} at most")
     if decision.detail:
@@ -128,69 +128,8 @@ def _test(options: argparse.Namespace, config: Config) -> int:
     return _ALLOWED if decision.is_allowed else _REFUSED
 
 
-def _decided(options: argparse.Namespace, config: Config) -> tuple[Decision, str]:
-    """Return the decision, and the topic or filter it is about: after rewriting, without a prefix."""
-    from iotmq.mqtt.errors import MqttProtocolError
-    from iotmq.mqtt_front.access.identity import Identity
-    from iotmq.mqtt_front.permissions.policies import Policies
-    from iotmq.mqtt_front.permissions.rule import Decision
-    from iotmq.mqtt_front.publish.device_names import DeviceNames
-    from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
-
-    subject = _subject(options, config.mqtt)
-    names = DeviceNames(subject.client_id, subject.user)
-    rewrites = TopicRewrites(config.mqtt.rewrites)
-    are_proved = config.mqtt.authentication.client_ids != "any"
-    settings = _settings(options, config)
-    policy = Policies(settings, are_client_ids_proved=are_proved).policy_of(subject)
-    is_publish = options.action == "publish"
-    try:
-        really, use = (_published if is_publish else _subscribed)(options, rewrites, names)
-    except MqttProtocolError as error:
-        raise ConfigError(f"--topic {options.topic!r}: {error}") from error
-    decision = policy.may_publish(really, use) if is_publish else policy.may_subscribe(really, use)
-    identity = subject.identity
-    if identity == Identity() and config.mqtt.needs_user_at(_listener(options, config.mqtt)):
-        decision = Decision(False, "mqtt.authentication", "it cannot connect without a user name")
-    elif not settings.permissions_file and (identity is None or identity.permissions is None):
-        why = f'mqtt.permissions.without_rules = "{settings.without_rules}"'
-        decision = decision._replace(detail=_NOBODY_ASKED if identity is None else why)
-    return decision, really
-
-
-def _published(options: argparse.Namespace, rewrites: TopicRewrites, names: DeviceNames) -> tuple[str, Use]:
-    from iotmq.mqtt.topics.delayed import split_delayed
-    from iotmq.mqtt.topics.topics import decode_topic_name
-    from iotmq.mqtt_front.permissions.rule import PUBLISH, Use
-
-    delay_s, name = split_delayed(decode_topic_name(options.topic.encode()))
-    really = rewrites.published(name, names)
-    if not delay_s:
-        delay_s, really = split_delayed(really)
-    return really, Use(
-        PUBLISH,
-        qos=options.qos,
-        is_retained=options.retain,
-        is_will=options.will,
-        is_delayed=delay_s > 0,
-        payload_bytes=options.payload_bytes,
-    )
-
-
-def _subscribed(options: argparse.Namespace, rewrites: TopicRewrites, names: DeviceNames) -> tuple[str, Use]:
-    from iotmq.mqtt.topics.topics import decode_topic_filter
-    from iotmq.mqtt_front.permissions.filter_decisions import Wanted, use_of
-
-    name = rewrites.subscribed(decode_topic_filter(options.topic.encode()), names)
-    really, use = (None, None) if name is None else use_of(Wanted(name, options.qos))
-    if really is None or use is None:
-        raise ConfigError(f"--topic {options.topic!r} is no filter that can be subscribed")
-    return really, use
-
-
-def _subject(options: argparse.Namespace, mqtt: MqttSettings) -> Subject:
-    from iotmq.mqtt_front.access.identity import Identity
-    from iotmq.mqtt_front.permissions.topic_template import Subject
+def _question(options: argparse.Namespace) -> AccessQuestion:
+    from iotmq.ports.device_access import AccessQuestion
 
     attributes = {}
     for text in options.attribute:
@@ -198,42 +137,27 @@ def _subject(options: argparse.Namespace, mqtt: MqttSettings) -> Subject:
         if not equals or not name:
             raise ConfigError(f"--attribute {text!r} is not NAME=VALUE")
         attributes[name] = value
-    listener = _listener(options, mqtt)
-    identity = None
-    user = options.user
-    if user is None and listener.client_identity_is_user:
-        user = options.certificate
-    brought = None if options.permissions is None else _brought(Path(options.permissions))
-    if user is not None or options.role or options.group or attributes or brought is not None:
-        identity = Identity(
-            user=user,
-            roles=tuple(options.role),
-            groups=tuple(options.group),
-            attributes=attributes,
-            permissions=brought,
-        )
-    elif mqtt.asks_at(listener.name) or mqtt.needs_user_at(listener):
-        identity = Identity()
-    return Subject(
+    return AccessQuestion(
         client_id=options.client,
-        identity=identity,
+        action=options.action,
+        topic=options.topic,
+        user=options.user,
+        roles=tuple(options.role),
+        groups=tuple(options.group),
+        attributes=attributes,
+        permissions=None if options.permissions is None else _brought(Path(options.permissions)),
+        certificate=options.certificate,
         address=options.address,
-        listener=listener.name,
-        certificate_identity=options.certificate,
+        listener=options.listener,
+        qos=options.qos,
+        retain=options.retain,
+        will=options.will,
+        payload_bytes=options.payload_bytes,
     )
 
 
-def _listener(options: argparse.Namespace, mqtt: MqttSettings) -> ListenerSettings:
-    listeners = {each.name: each for each in mqtt.all_listeners}
-    if options.listener is None:
-        return mqtt.all_listeners[0]
-    if options.listener not in listeners:
-        raise ConfigError(f"--listener {options.listener}: there is none; those are {', '.join(listeners)}")
-    return listeners[options.listener]
-
-
-def _brought(path: Path) -> tuple[Mapping[str, object], ...]:
-    """Return the rules of an identity; ConfigError says what is wrong with them."""
+def _brought(path: Path) -> tuple[dict[str, Any], ...]:
+    """Return the rules of an identity; ConfigError says what is wrong with the file."""
     import msgspec
 
     from iotmq.mqtt_front.permissions.identity_rules import rules_of_identity
@@ -244,6 +168,5 @@ def _brought(path: Path) -> tuple[Mapping[str, object], ...]:
     except OSError as error:
         raise ConfigError(f"--permissions {path}: {error.strerror or error}") from error
     except ValueError as error:
-        # A device with such rules may do nothing.
         raise ConfigError(f"--permissions {path}: {error}") from error
     return tuple(found)

@@ -40,6 +40,7 @@ from iotmq.replication.settings import ReplicationSettings
 from iotmq.secret_text import SECRET_SHOWN, hidden, read_secret
 from iotmq.spelling import did_you_mean
 from iotmq.store.settings import StoreSettings
+from iotmq.telemetry.settings import TelemetrySettings
 
 CONFIG_FILE_BYTES_MAX: Final = 1024 * 1024
 # Settings of earlier versions that do nothing any more: told, and not refused.
@@ -76,6 +77,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """When something is an alarm, and who is told."""
     log: LogSettings = LogSettings()
     """The log on standard error."""
+    telemetry: TelemetrySettings = TelemetrySettings()
+    """Export of metrics and traces by OpenTelemetry."""
 
 
 def load_config(

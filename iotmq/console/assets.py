@@ -49,7 +49,9 @@ class Asset(NamedTuple):
 class Assets:
     """Answers requests for the console; the files are read, in a thread, with the first of them."""
 
-    def __init__(self, directory: Path = STATIC) -> None:
+    def __init__(self, base_path: str = "", directory: Path = STATIC) -> None:
+        # Relative where no path is set: a proxy that nobody has told of may add one.
+        self._location = f"{base_path}{PREFIX}" if base_path else PREFIX.lstrip("/")
         self._directory = directory
         self._reading: asyncio.Task[dict[str, Asset]] | None = None
 
@@ -64,7 +66,7 @@ class Assets:
             return Answer(b"method not allowed\n", 405, headers=(("Allow", "GET, HEAD"),))
         path = request.path
         if path in ("/", PREFIX.rstrip("/")):
-            return Answer(b"", 302, headers=(("Location", PREFIX.lstrip("/")),))
+            return Answer(b"", 302, headers=(("Location", self._location),))
         if self._reading is None:
             self._reading = asyncio.ensure_future(asyncio.to_thread(read_assets, self._directory))
         assets = await asyncio.shield(self._reading)

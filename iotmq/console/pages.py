@@ -61,7 +61,7 @@ class Pages:
         api: ApiSite | None = None,
     ) -> None:
         self._api = api
-        self._assets = Assets()
+        self._assets = Assets(settings.base_path)
         self._exposition = Exposition(sources)
         self._checks: Mapping[str, ReadinessCheck] = {} if checks is None else checks
         self._elsewhere = elsewhere

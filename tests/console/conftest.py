@@ -55,4 +55,3 @@ def open_page(chromium: Chromium, origin: str) -> OpenPage:
         return chromium.page(origin, stub=stub, **more)
 
     return opened
-

@@ -39,8 +39,6 @@ class Case(NamedTuple):
     """Makes the answer of `list_path` where that is no list with pages."""
     more_clicks: int = 0
     """How often more rows are asked for, where the page does not ask for all."""
-    has_form: bool = False
-    """Whether nothing is asked before a form is sent."""
 
 
 def named(index: int, name: str) -> str:
@@ -103,6 +101,52 @@ def letter(index: int) -> dict[str, Any]:
     return {"message": stored(index), "original_topic": named(index, "orders"), "original_message_id": "A0"}
 
 
+def alarm_row(index: int) -> dict[str, Any]:
+    return {
+        "id": f"{index:016x}",
+        "name": named(index, "group-behind"),
+        "labels": {"group": named(index, "billing")},
+        "level": ("critical", "warning", "info")[index % 3],
+        "state": "firing",
+        "says": named(index, "It is behind."),
+        "what_to_do": "Look.",
+        "owner": "operators",
+        "value": 3.5,
+        "since_ms": 1_700_000_000_000,
+        "fired_ms": 1_700_000_000_000,
+        "ended_ms": 0,
+        "ended_by": "",
+        "acknowledged": None,
+        "is_flapping": False,
+        "is_silenced": False,
+    }
+
+
+def rule_row(index: int) -> dict[str, Any]:
+    return {
+        "name": named(index, "own topics"),
+        "is_allow": index % 2 == 0,
+        "action": "publish",
+        "topics": [named(index, "devices/{client_id}/#")],
+        "who": {"users": [named(index, "anna")]},
+        "conditions": {},
+    }
+
+
+def session_row(index: int) -> dict[str, Any]:
+    return {
+        "id": f"s{index}",
+        "name": named(index, "anna"),
+        "role": "viewer",
+        "way": "password",
+        "address": "10.0.0.1",
+        "agent": named(index, "Browser/1.0"),
+        "signed_in_ms": 1_700_000_000_000,
+        "used_ms": 1_700_000_000_000,
+        "is_own": index == 1,
+    }
+
+
 CONSUMER = {"client_id": MARKUP, "address": TURNED, "language": "PYTHON", "version": 409}
 STATISTICS = {
     "from_ms": 1_700_000_000_000,
@@ -131,6 +175,7 @@ CASES = {
         group_row,
         {
             "GET /topics": Rows([topic_row(0)]),
+            "GET /alarms": Rows([alarm_row(0)]),
             "GET /brokers": {
                 "items": [{"cluster": "c", "name": MARKUP, "broker_id": 0, "address": "10.0.0.1:10911"}]
             },
@@ -183,6 +228,16 @@ CASES = {
         "/retained",
         lambda index: stored(index) | {"mqtt_topic": f"t/{index}" if index else MARKUP + TURNED + LONG},
         more_clicks=1,
+    ),
+    "alarms": Case("alarms", "/alarms", alarm_row),
+    "permissions": Case(
+        "permissions?view=rules", "/permissions", rule_row, detail=lambda rows: {"items": rows}
+    ),
+    "device users": Case(
+        "permissions?view=users", "/device-users", lambda index: {"name": named(index, "d"), "roles": ["r"]}
+    ),
+    "console access": Case(
+        "access", "/console-sessions", session_row, detail=lambda rows: {"items": rows}
     ),
 }
 
@@ -252,3 +307,20 @@ def test_ten_thousand_rows_cost_as_much_as_those_that_are_seen(open_page: OpenPa
         )
         assert took_ms < 2_000, f"sorting took {took_ms} ms"
         assert re.match(r"10,000 rows", page.locator(".table-foot").first.inner_text())
+
+
+def test_a_decision_is_tried(open_page: OpenPage) -> None:
+    tried: list[Asked] = []
+
+    def decide(asked: Asked) -> Any:
+        tried.append(asked)
+        return {"is_allowed": False, "rule": MARKUP, "detail": TURNED, "topic": "a/b", "qos": 1}
+
+    with open_page({"POST /access:test": decide}) as opened:
+        page = opened.show("permissions")
+        page.get_by_label("Client id").fill("pump-7")
+        page.get_by_label("Topic or filter").fill("a/b")
+        page.get_by_role("button", name="Decide").click()
+        page.get_by_text("It may not.").wait_for()
+        assert tried[0].body == {"client_id": "pump-7", "action": "publish", "topic": "a/b", "qos": 0}
+        assert opened.axe() == []

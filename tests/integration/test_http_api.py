@@ -684,6 +684,82 @@ def test_a_trace_is_begun_read_downloaded_ended_and_deleted(api: Caller) -> None
     assert api.ask("read_trace", "x", query="cursor=!").problem == "invalid"
 
 
+def test_the_latest_message_of_a_topic_is_the_retained_one_or_a_later_one(api: Caller) -> None:
+    assert api.ask("show_latest", "latest/1").problem == "not-found"
+    api.get("publish_raw", "latest/1", raw=b"first")
+    shown = api.get("show_latest", "latest/1")
+    assert (shown["message"]["payload"], shown["is_retained"]) == ("first", False)
+    api.get("publish_raw", "latest/1", query="retain=true", raw=b"kept")
+    eventually(lambda: api.get("show_latest", "latest/1")["is_retained"], "the retained message")
+    api.get("publish_raw", "latest/1", raw=b"last")
+    shown = api.get("show_latest", "latest/1", query="payload_bytes_max=2")
+    assert (shown["message"]["payload"], shown["is_retained"]) == ("la", False)
+    # The key of its route is that of other topics, too.
+    api.get("publish_raw", "routed/latest/state", raw=b"mine")
+    api.get("publish", body={"mqtt_topic": "other/latest", "topic": "routed", "payload": "not mine"})
+    assert api.get("show_latest", "routed/latest/state")["message"]["payload"] == "mine"
+    assert api.ask("show_latest", "latest/+").problem == "invalid"
+
+
+def test_audit_records_are_listed_from_the_newest_page_by_page(api: Caller) -> None:
+    for number in range(5):
+        api.get("put_topic", f"audit-{number}", body={"queues": 1}, role=Role.ADMINISTRATOR)
+
+    def names_in(page: Any) -> list[str]:
+        return [text for each in page["items"] for text in re.findall(r"audit-\d", each["details"]["fields"])]
+
+    mine = "event=administered&account=administrator"
+
+    def found(more: str) -> list[str]:
+        return names_in(api.get("list_audit_records", query=f"{mine}&limit=1000{more}"))
+
+    eventually(lambda: len(found("")) == 5, "the records")
+    assert found("") == [f"audit-{number}" for number in (4, 3, 2, 1, 0)]
+    names: list[str] = []
+    cursor = ""
+    while len(names) < 5:
+        page = api.get("list_audit_records", query=f"{mine}&limit=2&cursor={cursor}")
+        names += names_in(page)
+        cursor = page["next"]
+    assert names == found("")
+    newest = api.get("list_audit_records", query=f"{mine}&fields=time_ms,request")["items"][0]
+    assert set(newest) == {"time_ms", "request"}
+    assert found(f"&from_ms={newest['time_ms'] + 1}") == []
+    assert "audit-4" not in found(f"&to_ms={newest['time_ms'] - 1}")
+    assert api.get("list_audit_records", query="client=nobody")["items"] == []
+    assert api.ask("list_audit_records", query="cursor=W10").problem == "invalid"
+
+
+def test_settings_of_brokers_are_listed_and_changed(api: Caller) -> None:
+    (of_broker,) = api.get("list_settings")["items"]
+    assert of_broker["broker"] == "broker-a"
+    before = of_broker["settings"]["autoCreateTopicEnable"]
+    other = "false" if before == "true" else "true"
+    for value in (other, before):
+        told = api.get("change_settings", "broker-a", body={"settings": {"autoCreateTopicEnable": value}})
+        assert told == {"brokers": ["broker-a"]}
+        (of_broker,) = api.get("list_settings")["items"]
+        assert of_broker["settings"]["autoCreateTopicEnable"] == value
+    fixed = api.ask("change_settings", "broker-a", body={"settings": {"brokerName": "other"}})
+    assert fixed.status in (409, 422), fixed
+    assert api.ask("change_settings", "nobody", body={"settings": {"a": "b"}}).problem == "not-found"
+    assert api.ask("change_settings", "broker-a", body={"settings": {}}).problem == "invalid"
+
+
+def test_what_a_device_may_do_is_said_with_the_rule(api: Caller) -> None:
+    assert api.get("list_permissions") == {"items": []}
+    assert api.get("list_device_users") == {"items": [], "next": None}
+    asked = {"client_id": "pump-7", "action": "publish", "topic": "old/7"}
+    decision = api.get("try_access", body=asked)
+    assert (decision["is_allowed"], decision["topic"]) == (True, "routed/7/state")
+    assert "nobody is asked" in decision["detail"]
+    own = [{"permission": "deny", "action": "all", "topic": "routed/#"}]
+    refused = api.get("try_access", body={**asked, "permissions": own})
+    assert (refused["is_allowed"], refused["rule"]) == (False, "identity[0]")
+    for wrong in ({"topic": "a/+"}, {"listener": "none"}, {"permissions": [{"permission": "maybe"}]}):
+        assert api.ask("try_access", body={**asked, **wrong}).problem == "invalid"
+
+
 def test_what_is_well_is_said(api: Caller) -> None:
     assert {"store", "broker", "mqtt"} <= set(api.get("check_ready")["checked"])
     assert "iotmq_store_refusing" in api.get("check_alarms")["checked"]

@@ -313,7 +313,7 @@ FIELDS: dict[int, dict[str, list[str]]] = {
     RequestCode.REPORT_SHARES: {},
     RequestCode.REPORT_CLIENTS: {},
     RequestCode.CLAIM_EXCLUSIVE: {},
-    RequestCode.LIST_FRONT_ENDS: {},
+    RequestCode.LIST_FRONT_ENDS: {"isBrief": BOOLEANS},
     RequestCode.DRAIN_FRONT_END: {
         "frontEnd": NAMES,
         "isDraining": BOOLEANS,

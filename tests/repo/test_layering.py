@@ -329,13 +329,14 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "history": ("settings", "rings", "questions", "merging", "sampler", "statistics_file", "tables"),
     "ports": (
         "inspections",
-        "client_pages",
         "traces",
+        "client_pages",
         "gateway",
         "sessions",
         "bodies",
         "session_pages",
         "publishing",
+        "device_access",
     ),
     "mqtt_client": (
         "address",

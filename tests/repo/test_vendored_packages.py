@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STATIC = ROOT / "iotmq" / "console" / "static"
 VENDOR = STATIC / "vendor"
 TOOLS = ROOT / "tools" / "vendor"
+IMPORTED = re.compile(r"""^(?:import|export)\b(?:[^;"'()]*\bfrom)?\s*["']([^"']+)["']""", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +73,7 @@ def test_pages_import_what_is_there_and_nothing_by_a_bare_name(manifest: dict[st
         text = file.read_text()
         for name in re.findall(r"vendor/([\w.-]+/[\w.-]+)", text):
             assert name in manifest, (file, name)
-        pattern = r"""(?m)^(?:import|export)\b(?:[^;"'()]*\bfrom)?\s*["']([^"']+)["']"""
-        for imported in re.findall(pattern, text):
+        for imported in IMPORTED.findall(text):
             assert imported.startswith("."), (file, imported)
 
 

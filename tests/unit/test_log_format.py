@@ -9,8 +9,16 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 from manual_clock import ManualClock
+from opentelemetry import trace
 
-from iotmq.log_format import FloodFilter, JsonFormatter, LogfmtFormatter, LogSettings, set_up_logging
+from iotmq.log_format import (
+    FloodFilter,
+    JsonFormatter,
+    LogfmtFormatter,
+    LogSettings,
+    set_up_logging,
+    within_trace,
+)
 
 
 @pytest.fixture
@@ -71,15 +79,36 @@ def test_a_json_line_is_one_object_with_typed_fields() -> None:
     )
     assert msgspec.json.decode(line) == {
         "time": "2023-11-14T22:13:20.250Z",
-        "level": "warning",
+        "severity": "WARNING",
         "logger": "iotmq.test",
-        "message": "stopped",
+        "event": "stopped",
         "count": 3,
         "share": 0.5,
         "is_last": False,
         "reason": None,
         "text": "?",
     }
+
+
+@pytest.mark.parametrize("formatter", [JsonFormatter(), LogfmtFormatter()])
+def test_a_line_names_the_trace_it_is_about(formatter: logging.Formatter) -> None:
+    assert "trace_id" not in formatter.format(record())
+    with within_trace("0af7", "b7ad"):
+        line = formatter.format(record(peer="a"))
+    assert line.endswith(
+        ('"peer":"a","trace_id":"0af7","span_id":"b7ad"}', " peer=a trace_id=0af7 span_id=b7ad")
+    )
+    assert "trace_id" not in formatter.format(record())
+
+
+def test_a_line_names_the_current_span_of_the_program() -> None:
+    context = trace.SpanContext(10, 11, is_remote=False, trace_flags=trace.TraceFlags(1))
+    with trace.use_span(trace.NonRecordingSpan(context)):
+        fields = msgspec.json.decode(JsonFormatter().format(record()))
+        with within_trace("0af7", "b7ad"):
+            inner = msgspec.json.decode(JsonFormatter().format(record()))
+    assert (fields["trace_id"], fields["span_id"]) == (f"{10:032x}", f"{11:016x}")
+    assert inner["trace_id"] == "0af7"
 
 
 def test_an_exception_is_on_the_same_line() -> None:
@@ -135,7 +164,7 @@ def test_the_level_and_the_format_come_from_the_settings() -> None:
     set_up_logging(LogSettings(level="warning", format="json"), stream)
     logging.getLogger("iotmq.x").info("not written")
     logging.getLogger("iotmq.x").warning("written")
-    assert [msgspec.json.decode(line)["message"] for line in stream.getvalue().splitlines()] == ["written"]
+    assert [msgspec.json.decode(line)["event"] for line in stream.getvalue().splitlines()] == ["written"]
 
 
 @pytest.mark.usefixtures("_restored_root")

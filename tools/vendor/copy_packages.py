@@ -26,18 +26,32 @@ class Copied(NamedTuple):
     name: str
     replaced: tuple[tuple[str, str], ...] = ()
     appended: str = ""
+    types: str = ""
+    """What its declaration says, for those who check the types of pages."""
 
 
 PACKAGES: dict[str, tuple[Copied, ...]] = {
     "preact": (
-        Copied("dist/preact.mjs", "preact.mjs"),
-        Copied("hooks/dist/hooks.mjs", "hooks.mjs", replaced=(('from"preact"', 'from"./preact.mjs"'),)),
+        Copied("dist/preact.mjs", "preact.mjs", types='export * from "preact";'),
+        Copied(
+            "hooks/dist/hooks.mjs",
+            "hooks.mjs",
+            replaced=(('from"preact"', 'from"./preact.mjs"'),),
+            types='export * from "preact/hooks";',
+        ),
     ),
-    "htm": (Copied("dist/htm.mjs", "htm.mjs"),),
-    "@preact/signals-core": (Copied("dist/signals-core.mjs", "signals-core.mjs"),),
+    "htm": (Copied("dist/htm.mjs", "htm.mjs", types='export { default } from "htm";'),),
+    "@preact/signals-core": (
+        Copied("dist/signals-core.mjs", "signals-core.mjs", types='export * from "@preact/signals-core";'),
+    ),
     # The module of the package is not minified: half of the size is the other one.
     "uplot": (
-        Copied("dist/uPlot.iife.min.js", "uplot.mjs", appended="export default uPlot;\n"),
+        Copied(
+            "dist/uPlot.iife.min.js",
+            "uplot.mjs",
+            appended="export default uPlot;\n",
+            types='export { default } from "uplot";',
+        ),
         Copied("dist/uPlot.min.css", "uplot.css"),
     ),
 }
@@ -59,6 +73,8 @@ def main() -> None:
         directory.mkdir(parents=True)
         for file in files:
             (directory / file.name).write_text(_changed(source / file.source, file))
+            if file.types:
+                (directory / file.name).with_suffix(".d.mts").write_text(file.types + "\n")
         shutil.copyfile(source / "LICENSE", directory / "LICENSE")
         for each in sorted(directory.iterdir()):
             manifest[f"{directory.name}/{each.name}"] = sha384(each.read_bytes())

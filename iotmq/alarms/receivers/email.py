@@ -6,6 +6,7 @@ import ssl
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from email.message import EmailMessage
+from email.policy import SMTP
 from email.utils import format_datetime, make_msgid
 from typing import Final
 
@@ -19,6 +20,8 @@ from iotmq.clock import Clock
 from iotmq.errors import ConfigError
 
 _SUBJECT_CHARACTERS_MAX: Final = 150
+# A subject stays on the line of its name.
+_POLICY: Final = SMTP.clone(max_line_length=200)
 
 
 class Email:
@@ -48,7 +51,10 @@ class Email:
         settings = self._settings
         try:
             await self._library.send(
-                mail_of(settings, notification, self._clock.now_ms()),
+                # As bytes: the library would fold its lines otherwise.
+                mail_of(settings, notification, self._clock.now_ms()).as_bytes(),
+                sender=settings.sender,
+                recipients=list(settings.to),
                 hostname=settings.host,
                 port=settings.port,
                 use_tls=settings.encryption == "tls",
@@ -67,7 +73,7 @@ class Email:
 
 def mail_of(settings: EmailSettings, notification: Notification, now_ms: int) -> EmailMessage:
     """Make the mail of a notification."""
-    mail = EmailMessage()
+    mail = EmailMessage(policy=_POLICY)
     mail["From"] = settings.sender
     mail["To"] = ", ".join(settings.to)
     mail["Date"] = format_datetime(datetime.fromtimestamp(now_ms / 1000, UTC))

@@ -9,6 +9,7 @@ from iotmq.broker.delivery.delivery import LiveDelivery
 from iotmq.broker.delivery.delivery_catch_up import DeliveryCatchUp
 from iotmq.broker.delivery.retained import RetainedProjection
 from iotmq.broker.delivery.retained_reads import RetainedReads
+from iotmq.broker.delivery.stored_traces import StoredTraces
 from iotmq.broker.handlers.mqtt.gateway import GatewayHandler, LocalGateway
 from iotmq.broker.handlers.mqtt.inspected_sessions import InspectedSessions
 from iotmq.broker.handlers.mqtt.inspections import InspectionHandler
@@ -24,6 +25,7 @@ from iotmq.broker.session_store.projection import SessionProjection
 from iotmq.broker.session_store.queue_reader import LightQueueReader
 from iotmq.broker.sessions.sessions import Sessions
 from iotmq.metrics import Metric
+from iotmq.telemetry.tracing import tracing
 
 
 class MqttProcessors:
@@ -39,6 +41,12 @@ class MqttProcessors:
             call_soon=lambda callback: asyncio.get_running_loop().call_soon(callback),
         )
         store.add_projection(self.delivery)
+        self._traces: StoredTraces | None = None
+        if (traced := tracing()) is not None:
+            self._traces = StoredTraces(
+                traced, parts.statistics.put_histogram.note, applied_position=store.confirmed_position
+            )
+            store.add_projection(self._traces)
         self.retained = RetainedProjection(
             store.key_values(),
             parts.clock,
@@ -84,6 +92,8 @@ class MqttProcessors:
     def start(self) -> None:
         """Wait for front ends to come back; before the first request."""
         self._parts.stored_once.start()
+        if self._traces is not None:
+            self._traces.is_leading = True
         self.sessions.start()
 
     def save_progress(self) -> None:

@@ -87,7 +87,9 @@ class InspectionAdmin(Asking):
 
         async def one(address: str) -> FrontEndsPage:
             doing = "listing front ends"
-            answer = await ask(self._client, address, RequestCode.LIST_FRONT_ENDS, doing=doing)
+            answer = await ask(
+                self._client, address, RequestCode.LIST_FRONT_ENDS, {"isBrief": "true"}, doing=doing
+            )
             return decode_answer(answer.body, FrontEndsPage, doing=doing)
 
         pages = await asyncio.gather(*(one(address) for address in masters.values()))

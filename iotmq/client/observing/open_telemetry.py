@@ -16,6 +16,7 @@ from iotmq.client.transport.interceptors import (
 from iotmq.client.transport.message import StoredMessage
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.errors import ClientError
+from iotmq.message.properties import MQTT_USER_PREFIX
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -152,7 +153,13 @@ class OpenTelemetry(Interceptor):
         self._end(consumed.span, error, description)
 
     def _extracted(self, message: StoredMessage) -> Context:
-        return self._propagate.extract(message.properties)
+        """Return the context of the send; of a message of a device that of its user properties."""
+        of_device = {
+            name.removeprefix(MQTT_USER_PREFIX): value
+            for name, value in message.properties.items()
+            if name.startswith(MQTT_USER_PREFIX)
+        }
+        return self._propagate.extract({**of_device, **message.properties})
 
     def _end(self, span: Span, error: BaseException | None, description: str) -> None:
         if error is not None:

@@ -98,18 +98,21 @@ class Publisher:
         )
         return _stored(result, why, unique_key)
 
+    def place_of(self, mqtt_topic: str) -> Placed | None:
+        """Return the place of all messages of an MQTT topic; None where it depends on the message."""
+        known = self._known
+        if mqtt_topic not in known:
+            placed = self._places.fixed(mqtt_topic)
+            if len(known) >= _KNOWN_MAX:
+                known.clear()
+            known[mqtt_topic] = placed
+        return known[mqtt_topic]
+
     def _placed(self, each: Published) -> Placed:
         if each.topic:
             # Chosen by who sends: no route has a word in it.
             return Placed(each.topic, each.mqtt_topic, "", {MQTT_TOPIC: each.mqtt_topic})
-        known: dict[str, Placed | None] = self._known
-        if each.mqtt_topic in known:
-            placed = known[each.mqtt_topic]
-        else:
-            placed = self._places.fixed(each.mqtt_topic)
-            if len(known) >= _KNOWN_MAX:
-                known.clear()
-            known[each.mqtt_topic] = placed
+        placed = self.place_of(each.mqtt_topic)
         if placed is not None:
             return placed
         expiry_s = math.ceil(each.expiry_s) or None

@@ -17,6 +17,7 @@ from iotmq.console.api.publishing import Publisher
 from iotmq.console.api.streams.streams import Streams
 from iotmq.history.sampler import MetricHistory
 from iotmq.metrics import Metric
+from iotmq.ports.device_access import DeviceAccess
 from iotmq.ports.publishing import PublishPlaces
 
 _GROUP = "iotmq_http_api"
@@ -41,6 +42,9 @@ class OwnProcess(Protocol):
 
     def places(self) -> PublishPlaces:
         """Make what says where the messages of an MQTT topic go, by its settings."""
+
+    def device_access(self) -> DeviceAccess:
+        """Make what says who devices are and what they may do, by its settings."""
 
 
 class _Started(NamedTuple):

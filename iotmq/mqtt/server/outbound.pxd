@@ -50,7 +50,6 @@ cdef struct ConnectionCounts:
     uint32_t messages_dropped   # because the device is slow
 
 
-
 cdef class OutboundHalf:
     cdef readonly ConnectionSettings settings
     cdef ByteBuffer output

@@ -627,6 +627,8 @@ cdef class Device(LimitedConnection):
         if self.group.delivered is not None:
             self.group.delivered.append(hook_message(self._client_id, message, delivery))
             self.group.schedule_turn()
+        if message.is_sampled:
+            message.note_traced(self.client_id, delivery.qos)
         return 0
 
     cdef int deliver(self, const OutboundMessage* message, const DeliveryOptions* options) except -1:

@@ -115,6 +115,14 @@ cdef int append_publish_properties(ByteBuffer* target, const uint8_t* properties
     return 0
 
 
+cdef int append_user_property(ByteBuffer* target, bytes name, const uint8_t* value, Py_ssize_t size) except -1:
+    if size <= 65535 and is_text_value(value, size):
+        _append_byte(target, USER_PROPERTY)
+        _append_sized(target, <const uint8_t*>name, len(name))
+        _append_sized(target, value, size)
+    return 0
+
+
 cdef int append_publish_property(ByteBuffer* target, const uint8_t* at, const uint8_t* end) except -1:
     cdef const uint8_t* value
     cdef Py_ssize_t name_size

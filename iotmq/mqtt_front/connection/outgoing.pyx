@@ -8,21 +8,30 @@ from iotmq.message.records.layout cimport SYS_FLAG_COMPRESSED, put_u32
 from iotmq.message.records.fields cimport RecordParts
 from iotmq.mqtt.codec.byte_buffer cimport ByteBuffer, reserve
 from iotmq.mqtt.codec.packet_types cimport MESSAGE_EXPIRY
-from iotmq.mqtt_front.connection.message_properties cimport append_publish_properties
+from iotmq.mqtt_front.connection.message_properties cimport append_publish_properties, append_user_property
+from iotmq.telemetry.trace_context cimport TRACEPARENT_BYTES, find_value, is_sampled, is_traceparent
 
+import time
+
+from iotmq import limits
 from iotmq.message import properties as names
 from iotmq.message.bodies import inflate_body
 from iotmq.message.errors import MessageFormatError
+from iotmq.telemetry.tracing import tracing
 
 cdef enum:
     PROPERTY_END = 2
     EXPIRY_PROPERTY_BYTES = 5
 
+cdef int SPANS_OF_A_MESSAGE_MAX = limits.SPANS_OF_A_MESSAGE_MAX
 cdef bytes _TOPIC = names.MQTT_TOPIC.encode() + b"\x01"
 cdef bytes _QOS = names.MQTT_QOS.encode() + b"\x01"
 cdef bytes _RETAIN = names.MQTT_RETAIN.encode() + b"\x01"
 cdef bytes _CLIENT_ID = names.MQTT_CLIENT_ID.encode() + b"\x01"
 cdef bytes _BRIDGE = names.MQTT_BRIDGE.encode() + b"\x01"
+cdef bytes _USER_TRACEPARENT = f"{names.MQTT_USER_PREFIX}traceparent".encode() + b"\x01"
+cdef bytes _TRACEPARENT = b"traceparent\x01"
+cdef bytes _TRACESTATE = b"tracestate\x01"
 cdef bytes _TTL = names.TIME_TO_LIVE_MS.encode() + b"\x01"
 
 
@@ -36,6 +45,7 @@ cdef class OutgoingMessage:
 
     def __init__(self, clock not None):
         self._clock = clock
+        self._tracing = tracing()
 
     def __dealloc__(self):
         free(self._properties.data)
@@ -54,6 +64,8 @@ cdef class OutgoingMessage:
         self.has_come_over_bridge = False
         self._raw = at
         self._raw_size = record.properties_size
+        if self._tracing is not None:
+            self._look_for_context()
         # Forward, so that the last of several wins.
         while at < end:
             stop = <const uint8_t*>memchr(at, PROPERTY_END, end - at)
@@ -82,6 +94,32 @@ cdef class OutgoingMessage:
             self.view.has_expiry = True
             self.view.expires_s = <double>self._clock.monotonic_s() + self._left_s
         return True
+
+    cdef int _look_for_context(self) except -1:
+        """Find the trace of the message, in a process that traces."""
+        cdef Py_ssize_t size
+        self.is_sampled = False
+        self._traced_count = 0
+        self._tracestate = NULL
+        self._traceparent = find_value(self._raw, self._raw_size, _TRACEPARENT, &size)
+        if self._traceparent == NULL:
+            return 0
+        if not is_traceparent(self._traceparent, size):
+            self._traceparent = NULL
+            return 0
+        self._has_user_context = find_value(self._raw, self._raw_size, _USER_TRACEPARENT, &size) != NULL
+        self._tracestate = find_value(self._raw, self._raw_size, _TRACESTATE, &self._tracestate_size)
+        if is_sampled(self._traceparent):
+            self.is_sampled = True
+            self._begun_ns = time.time_ns()
+        return 0
+
+    cdef int note_traced(self, client_id, int qos) except -1:
+        """A sampled message was handed to a device; the first of many are spans."""
+        if self._traced_count < SPANS_OF_A_MESSAGE_MAX:
+            self._traced_count += 1
+            self._tracing.delivered(self._traceparent[:TRACEPARENT_BYTES], client_id, qos, self._begun_ns)
+        return 0
 
     cdef int _look(self, const uint8_t* at, const uint8_t* end, int64_t* time_to_live_ms) except -1:
         """A property whose name begins with M."""
@@ -116,6 +154,11 @@ cdef class OutgoingMessage:
         self.append_expiry(&self._properties)
         if self._has_v5:
             append_publish_properties(&self._properties, self._raw, self._raw_size)
+        if self._traceparent != NULL and not self._has_user_context:
+            # Of a native producer, or begun here.
+            append_user_property(&self._properties, b"traceparent", self._traceparent, TRACEPARENT_BYTES)
+            if self._tracestate != NULL:
+                append_user_property(&self._properties, b"tracestate", self._tracestate, self._tracestate_size)
         self.view.properties = self._properties.data
         self.view.properties_size = self._properties.size
         return 0

@@ -27,6 +27,7 @@ cdef class Batch:
     cdef bint has_key                   # a message of it has a unique key
     cdef bint has_packet_ids            # messages of it have MQTT_PACKET_ID
     cdef bint was_offered               # a broker may have it
+    cdef list traced                    # spans of its sampled messages; None while there are none
     cdef list settling                  # Settling that wait for this batch; None while there are none
     cdef bint is_done                   # `completed` was called; set False when it is handed over
 

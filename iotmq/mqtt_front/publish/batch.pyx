@@ -78,6 +78,7 @@ cdef class Batch:
         self.has_key = False
         self.has_packet_ids = False
         self.was_offered = False
+        self.traced = None
 
     def completed(self, int code, str remark):
         """Take the broker's answer (ports.gateway.AppendDone)."""

@@ -6,6 +6,7 @@ from iotmq.mqtt_front.connection.device cimport Device, DeviceGroup
 from iotmq.mqtt_front.publish.batch cimport Batch, BatchOwner, Waiter
 from iotmq.mqtt_front.publish.guard cimport PublishGuard
 from iotmq.mqtt_front.publish.releases cimport Releases
+from iotmq.mqtt_front.publish.sampler cimport Sampler
 from iotmq.mqtt_front.publish.targets cimport Ruling, Target, Targets
 
 
@@ -34,6 +35,8 @@ cdef class Lane(BatchOwner):
 cdef class Ingress(PublishSink):
     cdef object _port
     cdef object _loop
+    cdef Sampler _sampler               # None while messages are not traced
+    cdef object _traced                 # the span of the message that is being added; None of one not sampled
     cdef public DeviceGroup group       # set once, by the front end that owns both
     cdef Targets _targets
     cdef readonly PublishGuard guard    # of devices with rights; None where nobody has any
@@ -72,6 +75,7 @@ cdef class Ingress(PublishSink):
     cdef int _refuse_rewritten(self, Device device, const Publication* publication) except -1
     cdef int add(self, Target* target, Device device, const uint8_t* payload, Py_ssize_t payload_size, int qos,
             bint retain, bint is_waiting, uint32_t sequence) except -1
+    cdef int _sample(self, Device device, const Publication* publication, const Target* target) except -1
     cdef int _mark(self, Lane lane, const Publication* publication) except -1
     cdef int _after_answer(self) except -1
     cdef int _answer(self, const Waiter* waiter, int code, str remark, object broker) except -1

@@ -23,10 +23,12 @@ from iotmq.mqtt_front.connection.message_properties cimport append_record_proper
 from iotmq.mqtt_front.publish.batch cimport Batch, BatchOwner, Waiter
 from iotmq.mqtt_front.publish.guard cimport PublishGuard
 from iotmq.mqtt_front.publish.releases cimport Releases
+from iotmq.mqtt_front.publish.sampler cimport Sampler
 from iotmq.mqtt_front.publish.targets cimport TARGET_REFUSED, TARGET_RESOLVED, Ruling, Target, Targets, topic_of
 
 import logging
 from collections import deque
+from contextlib import nullcontext
 
 from iotmq import limits
 from iotmq.message.message_ids import UniqueKeys
@@ -53,6 +55,7 @@ from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
 from iotmq.ports.sessions import Will as KeptWill
 from iotmq.remoting.codes import ResponseCode
 from iotmq.supervised import FAILURES, surviving
+from iotmq.telemetry.tracing import tracing
 
 _log = logging.getLogger("iotmq.mqtt")
 
@@ -206,6 +209,7 @@ cdef class Ingress(PublishSink):
         self._retry_interval_s = settings.retry_interval_s
         # For brokers that may have to be asked whether they have a batch.
         self._unique_keys = UniqueKeys() if port.may_lose_answers else None
+        self._sampler = None if tracing() is None else Sampler(tracing())
         self._releases = Releases(port, loop, settings.retry_interval_s, self._released)
 
     def __dealloc__(self):
@@ -341,6 +345,8 @@ cdef class Ingress(PublishSink):
         self._own_properties.size = 0
         if publication.properties != NULL:
             append_record_properties(&self._own_properties, publication.properties)
+        if self._sampler is not None:
+            self._sample(device, publication, target)
         if publication.qos == 2 and device.session is not None:
             self._mark(<Lane>self._lanes[target.lane], publication)
         return self.add(
@@ -358,6 +364,8 @@ cdef class Ingress(PublishSink):
             return 0
         self._own_properties.size = 0
         append_record_properties(&self._own_properties, &ruling.properties)
+        if self._sampler is not None:
+            self._sample(device, publication, ruling.target)
         if publication.qos == 2 and device.session is not None and not ruling.is_put_aside:
             self._mark(<Lane>self._lanes[ruling.target.lane], publication)
         self.add(
@@ -376,6 +384,11 @@ cdef class Ingress(PublishSink):
         mark = _PACKET_ID + str(publication.packet_id).encode() + b"\x02"
         self._is_marked = True
         append(&self._own_properties, <const uint8_t*>mark, len(mark))
+        return 0
+
+    cdef int _sample(self, Device device, const Publication* publication, const Target* target) except -1:
+        topic = (<Lane>self._lanes[target.lane]).topic
+        self._traced = self._sampler.trace(device, publication, topic, &self._own_properties)
         return 0
 
     def publish_will(self, Device device not None, will not None):
@@ -509,6 +522,11 @@ cdef class Ingress(PublishSink):
         self._pending_bytes += size
         if is_waiting:
             batch.add_waiter(device, sequence)
+        if self._traced is not None:
+            if batch.traced is None:
+                batch.traced = []
+            batch.traced.append(self._traced)
+            self._traced = None
         if not lane.is_active:
             lane.is_active = True
             self._active.append(lane)
@@ -639,10 +657,11 @@ cdef class Ingress(PublishSink):
         self.batches += 1
         if code != 0:
             self.not_stored += batch.count
-            _log.error(
-                "batch refused by the broker",
-                extra={"topic": lane.topic, "queue": lane.queue_id, "code": code, "detail": remark},
-            )
+            with nullcontext() if batch.traced is None else batch.traced[0].current():
+                _log.error(
+                    "batch refused by the broker",
+                    extra={"topic": lane.topic, "queue": lane.queue_id, "code": code, "detail": remark},
+                )
         broker = None
         if batch.has_packet_ids and code == 0:
             broker = self._port.broker_of(lane.topic, lane.queue_id, is_delayed=lane.is_delayed)
@@ -652,6 +671,9 @@ cdef class Ingress(PublishSink):
             except Exception:
                 # The others are answered, and the queue goes on.
                 FAILURES.note("answers to devices")
+        if batch.traced is not None:
+            for span in batch.traced:
+                span.end(f"the broker has refused it: {code} {remark}" if code != 0 else "")
         lane.under_way = None
         self._pending_bytes -= batch.size
         if batch.settling is not None:

@@ -40,7 +40,7 @@ def header(answer: Answer, name: str) -> str:
 
 
 async def test_the_page_names_its_files_by_the_digest_of_all(directory: Path) -> None:
-    assets = Assets(directory)
+    assets = Assets(directory=directory)
     page = await assets.answer(asked("/console/"))
     assert page.status == 200
     assert header(page, "Cache-Control") == "no-cache"
@@ -52,7 +52,7 @@ async def test_the_page_names_its_files_by_the_digest_of_all(directory: Path) ->
 
 
 async def test_every_module_that_is_needed_at_once_is_announced(directory: Path) -> None:
-    page = await Assets(directory).answer(asked("/console/"))
+    page = await Assets(directory=directory).answer(asked("/console/"))
     found = re.findall(rb'modulepreload" href="[0-9a-f]{16}/([^"]+)"', page.body)
     assert found == [b"main.js", b"kit/a.js", b"b.mjs"]
 
@@ -65,7 +65,7 @@ async def test_a_changed_file_changes_the_addresses_of_all(directory: Path) -> N
 
 
 async def test_who_has_a_file_is_not_sent_it_again(directory: Path) -> None:
-    assets = Assets(directory)
+    assets = Assets(directory=directory)
     first = await assets.answer(asked("/console/"))
     again = await assets.answer(asked("/console/", if_none_match=header(first, "ETag")))
     assert (again.status, again.body) == (304, b"")
@@ -74,7 +74,7 @@ async def test_who_has_a_file_is_not_sent_it_again(directory: Path) -> None:
 
 
 async def test_it_is_compressed_for_those_who_can_read_that(directory: Path) -> None:
-    assets = Assets(directory)
+    assets = Assets(directory=directory)
     plain = await assets.answer(asked("/console/"))
     packed = await assets.answer(asked("/console/", accept_encoding="br, gzip"))
     assert header(packed, "Content-Encoding") == "gzip"
@@ -84,8 +84,14 @@ async def test_it_is_compressed_for_those_who_can_read_that(directory: Path) -> 
 
 @pytest.mark.parametrize("path", ["/", "/console"])
 async def test_the_way_to_the_page_is_relative(directory: Path, path: str) -> None:
-    answer = await Assets(directory).answer(asked(path))
+    answer = await Assets(directory=directory).answer(asked(path))
     assert (answer.status, header(answer, "Location")) == (302, "console/")
+
+
+async def test_the_way_has_the_path_that_a_proxy_shows_the_port_below(directory: Path) -> None:
+    # The path is taken away before: "/" may have been "/gate" or "/gate/".
+    answer = await Assets("/gate", directory).answer(asked("/"))
+    assert header(answer, "Location") == "/gate/console/"
 
 
 @pytest.mark.parametrize(
@@ -102,18 +108,18 @@ async def test_the_way_to_the_page_is_relative(directory: Path, path: str) -> No
     ],
 )
 async def test_nothing_else_can_be_reached(directory: Path, path: str) -> None:
-    answer = await Assets(directory).answer(asked(path))
+    answer = await Assets(directory=directory).answer(asked(path))
     assert answer.status == 404
     assert b"secret" not in answer.body
 
 
 async def test_only_reading_is_possible(directory: Path) -> None:
-    answer = await Assets(directory).answer(asked("/console/", method="POST"))
+    answer = await Assets(directory=directory).answer(asked("/console/", method="POST"))
     assert (answer.status, header(answer, "Allow")) == (405, "GET, HEAD")
 
 
 async def test_every_answer_has_the_policy(directory: Path) -> None:
-    assets = Assets(directory)
+    assets = Assets(directory=directory)
     for request in (asked("/"), asked("/console/"), asked("/console/x"), asked("/console/", method="PUT")):
         answer = await assets.answer(request)
         policy = header(answer, "Content-Security-Policy")

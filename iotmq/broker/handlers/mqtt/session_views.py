@@ -113,10 +113,13 @@ class SessionViewsHandler(RequestProcessor):
         return reply_json(request, page)
 
     def _list_front_ends(self, connection: ServerConnection, request: Command) -> Command:
+        # Clients are counted one by one, and there may be a hundred thousand.
+        is_brief = request.boolean("isBrief", False)
+        views = self._sessions.front_ends.views(()) if is_brief else self._sessions.front_end_views()
         page = FrontEndsPage(
             front_ends=[
                 FrontEndSummary(name=view.name, clients=view.clients, is_draining=view.is_draining)
-                for view in self._sessions.front_end_views()
+                for view in views
             ]
         )
         return reply_json(request, page)

@@ -11,16 +11,20 @@ from iotmq.console.api.api import BASE
 from iotmq.console.api.openapi import document
 from iotmq.console.api.route import Call, NoArguments, Route, route
 from iotmq.console.api.routes import (
+    access,
     alarms,
     api_keys,
+    audit,
     clients,
     cluster,
     dead_letters,
     groups,
     health,
     history,
+    latest,
     messages,
     sessions,
+    settings,
     sign_in,
     streams,
     topics,
@@ -38,6 +42,7 @@ async def show_description(_services: Services, _call: Call[NoArguments, None]) 
 
 ROUTES: Final[tuple[Route, ...]] = (
     *messages.ROUTES,
+    *latest.ROUTES,
     *streams.ROUTES,
     *topics.ROUTES,
     *groups.ROUTES,
@@ -48,6 +53,9 @@ ROUTES: Final[tuple[Route, ...]] = (
     *history.ROUTES,
     *traces.ROUTES,
     *alarms.ROUTES,
+    *settings.ROUTES,
+    *audit.ROUTES,
+    *access.ROUTES,
     *sign_in.ROUTES,
     *users.ROUTES,
     *health.ROUTES,

@@ -34,7 +34,14 @@ export function useAnswer(path, { query = {}, every_s = 0 } = {}) {
  * @returns {Asked}
  */
 export function useAsking(ask, every_s = 0, subject = ask) {
-  const [state, setState] = useState({ answer: null, problem: null, isAsking: true, at_ms: 0 });
+  const [state, setState] = useState(
+    /** @type {{answer: any, problem: Problem | null, isAsking: boolean, at_ms: number}} */ ({
+      answer: null,
+      problem: null,
+      isAsking: true,
+      at_ms: 0,
+    }),
+  );
   const again = useRef(() => {});
   const known = useRef(subject);
   useEffect(() => {
@@ -97,7 +104,7 @@ export function useAsking(ask, every_s = 0, subject = ask) {
 export function useList(path, { query = {}, every_s = 0, page_rows = PAGE_ROWS, rows_max = ROWS_MAX } = {}) {
   const words = JSON.stringify(query);
   const ask = useCallback(
-    async (abort) => {
+    async (/** @type {AbortSignal} */ abort) => {
       if (path === null) return null;
       /** @type {any[]} */
       const rows = [];

@@ -8,8 +8,6 @@ import { coloursCount } from "./theme.js";
 
 const HEIGHT_PX = 168;
 const TABLE_ROWS = 60;
-/** Lines of the grid stand at whole KiB, MiB. */
-const BYTES_STEPS = Array.from({ length: 50 }, (_, power) => 2 ** power);
 
 /**
  * @typedef {{label: string, values: (number | null)[]}} Series
@@ -20,9 +18,8 @@ const BYTES_STEPS = Array.from({ length: 50 }, (_, power) => 2 ** power);
  * @param {(value: number | null | undefined) => string} [props.format]
  * @param {string} [props.note]
  * @param {any} [props.actions] beside the title
- * @param {boolean} [props.isBytes]
  */
-export function Chart({ title, times_s, series, format = short, note, actions, isBytes = false }) {
+export function Chart({ title, times_s, series, format = short, note, actions }) {
   const place = useRef(/** @type {HTMLDivElement | null} */ (null));
   const plot = useRef(/** @type {any} */ (null));
   const [isTable, setTable] = useState(false);
@@ -32,7 +29,7 @@ export function Chart({ title, times_s, series, format = short, note, actions, i
   useEffect(() => {
     const element = place.current;
     if (!element || isTable) return undefined;
-    plot.current = new uPlot(options(element, series, format, isBytes), data(times_s, series), element);
+    plot.current = new uPlot(options(element, series, format), data(times_s, series), element);
     const watched = new ResizeObserver(() => {
       if (element.clientWidth) plot.current?.setSize({ width: element.clientWidth, height: HEIGHT_PX });
     });
@@ -121,13 +118,13 @@ function lastOf(values) {
   return null;
 }
 
-/** @param {number[]} times_s @param {Series[]} series */
+/** @param {number[]} times_s @param {Series[]} series @returns {any} */
 function data(times_s, series) {
   return [times_s, ...series.map((each) => each.values)];
 }
 
-/** @param {HTMLElement} element @param {Series[]} series @param {(value: any) => string} format @param {boolean} isBytes */
-function options(element, series, format, isBytes) {
+/** @param {HTMLElement} element @param {Series[]} series @param {(value: any) => string} format @returns {any} */
+function options(element, series, format) {
   const style = getComputedStyle(element);
   const colour = (/** @type {string} */ name) => style.getPropertyValue(name).trim();
   // Custom properties keep light-dark() as it was written: an element's colour is computed.
@@ -156,7 +153,7 @@ function options(element, series, format, isBytes) {
     scales: { y: { range: (/** @type {any} */ _, /** @type {number} */ low, /** @type {number} */ high) => [Math.min(0, low), high > 0 ? high * 1.15 : 1] } },
     axes: [
       { ...axis, space: 70, size: 26, gap: 5, values: (/** @type {any} */ _, /** @type {number[]} */ at) => at.map((each) => clock(each)) },
-      { ...axis, ...(isBytes && { incs: BYTES_STEPS }), space: 32, size: axisWidth, gap: 4, values: (/** @type {any} */ _, /** @type {number[]} */ at) => at.map((each) => format(each)) },
+      { ...axis, space: 32, size: axisWidth, gap: 4, values: (/** @type {any} */ _, /** @type {number[]} */ at) => at.map((each) => format(each)) },
     ],
     series: [
       {},

@@ -105,6 +105,12 @@ export function Name({ name, to }) {
   return to ? html`<a class="name-link" href=${to}>${inner}</a>` : inner;
 }
 
+/** A sentence in which names of peers may stand. @param {{text: any}} props */
+export function Words({ text }) {
+  const shown = visible(text);
+  return html`<bdi title=${shown}>${shown}</bdi>`;
+}
+
 /** @param {{ms: number | null | undefined}} props */
 export function Time({ ms }) {
   return ms ? html`<time datetime=${exactTime(ms)} title=${exactTime(ms)}>${time(ms)}</time>` : html`<span>–</span>`;

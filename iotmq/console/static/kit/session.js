@@ -53,7 +53,8 @@ export async function signOut() {
   if (!token.peek()) await api.remove("/sign-in");
   token.value = "";
   me.value = null;
-  go("sign-in");
+  // Who comes next begins at the beginning.
+  back = "";
 }
 
 /**

@@ -73,7 +73,7 @@ export function Shell() {
 /** @param {{current: string, who: import("./session.js").Me}} props */
 function Navigation({ current, who }) {
   const shown = PAGES.filter((each) => each.group !== undefined && may(each.role));
-  const groups = [...new Set(shown.map((each) => each.group))];
+  const groups = Object.values(texts.navigation.groups).filter((group) => shown.some((each) => each.group === group));
   return html`
     <div class="side" id="navigation">
       <header><a class="brand" href=${link("overview")}><${Mark} />${texts.product}</a></header>

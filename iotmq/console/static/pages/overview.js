@@ -2,7 +2,7 @@
 
 import {
   api,
-  bytes,
+  byteRate,
   Card,
   Figures,
   html,
@@ -51,8 +51,6 @@ const METRICS = {
   brokers: ["iotmq_broker_records_total", "iotmq_broker_pulled_records_total", "iotmq_broker_sessions"],
 };
 
-const bytesRate = (/** @type {number | null | undefined} */ value) => (value === null || value === undefined ? "–" : `${bytes(value)}/s`);
-
 const GROUP_COLUMNS = [
   {
     key: "name",
@@ -76,6 +74,7 @@ export default function Overview({ span = "hour" }) {
   const frontEnds = useAnswer("/front-ends", { every_s: 15 });
   const topics = useList("/topics", { every_s: 60 });
   const groups = useList("/groups", { every_s: 15, page_rows: 100, rows_max: 100 });
+  const alarms = useList("/alarms", { every_s: 15, page_rows: 100, rows_max: 100 });
   const masters = (brokers.answer?.items ?? []).filter((/** @type {any} */ each) => each.broker_id === 0);
   const history = useHistory(
     span,
@@ -106,7 +105,7 @@ export default function Overview({ span = "hour" }) {
   const charts = [
     [words.messages, rate, [[words.published, "iotmq_mqtt_published_total"], [words.delivered, ...DELIVERED]]],
     [words.connections, short, [[words.connected, "iotmq_mqtt_connections"], [words.sessions, "iotmq_broker_sessions"]]],
-    [words.bytes, bytesRate, [[words.received, "iotmq_mqtt_received_bytes_total"], [words.sent, "iotmq_mqtt_sent_bytes_total"]]],
+    [words.bytes, byteRate, [[words.received, "iotmq_mqtt_received_bytes_total"], [words.sent, "iotmq_mqtt_sent_bytes_total"]]],
     [words.records, rate, [[words.stored, "iotmq_broker_records_total"], [words.pulled, "iotmq_broker_pulled_records_total"], [words.dropped, "iotmq_mqtt_dropped_total"]]],
   ];
 
@@ -128,9 +127,10 @@ export default function Overview({ span = "hour" }) {
           { label: words.connected, value: short(now("iotmq_mqtt_connections")) },
           { label: words.published, value: rate(now("iotmq_mqtt_published_total")) },
           { label: words.delivered, value: rate(now(...DELIVERED)) },
+          alarms.rows && { label: texts.alarms.title, value: number(alarms.rows.length), href: link("alarms"), state: alarmState(alarms.rows) },
           { label: texts.topics.title, value: number(topics.rows?.length), href: link("topics") },
           { label: words.behind, value: short(behind), note: groups.isComplete ? "" : words.firstGroups, state: late.some((each) => !each.members) ? "warn" : "", href: link("groups") },
-        ]}
+        ].filter(Boolean)}
       />
       <div class="charts">
         ${charts.map(
@@ -139,9 +139,8 @@ export default function Overview({ span = "hour" }) {
               key=${title}
               title=${title}
               format=${format}
-              isBytes=${format === bytesRate}
               times_s=${draw?.times_s ?? []}
-              series=${/** @type {any} */ (lines).map(([label, ...names]) => ({ label, values: draw ? summed(draw, names) : [] }))}
+              series=${/** @type {any} */ (lines).map((/** @type {string[]} */ [label, ...names]) => ({ label, values: draw ? summed(draw, names) : [] }))}
             />
           `,
         )}
@@ -170,6 +169,12 @@ export default function Overview({ span = "hour" }) {
       </div>
     <//>
   `;
+}
+
+/** The colour of what is worst. @param {any[]} rows */
+function alarmState(rows) {
+  const levels = rows.map((each) => each.level);
+  return levels.includes("critical") ? "bad" : levels.includes("warning") ? "warn" : "";
 }
 
 const DELIVERED = ["iotmq_mqtt_delivered_total", "iotmq_mqtt_durable_delivered_total", "iotmq_mqtt_share_delivered_total"];

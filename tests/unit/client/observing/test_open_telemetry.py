@@ -27,7 +27,7 @@ from iotmq.client import (
 from iotmq.client.blocking.application_threads import ApplicationThreads
 from iotmq.client.blocking.loop_thread import LoopThread
 from iotmq.errors import ClientError, MessageRefusedError
-from iotmq.message.properties import decode_properties
+from iotmq.message.properties import decode_properties, encode_properties
 from iotmq.remoting.codes import RequestCode
 
 
@@ -145,6 +145,23 @@ async def test_a_listener_continues_the_trace_of_the_send(
     assert consumed.attributes["messaging.consumer.group.name"] == "cg"
     assert consumed.attributes["messaging.message.id"] == result.message_id
     assert not trace.get_current_span().get_span_context().is_valid
+
+
+@pytest.mark.parametrize("own", [{}, {"traceparent": f"00-{8:032x}-{4:016x}-01"}])
+async def test_a_message_of_a_device_goes_on_with_what_the_device_has_sent(
+    client: IotmqClient, provider: Provider, own: dict[str, str]
+) -> None:
+    """Unless a gateway that traces has put its own context beside it."""
+    consumer = client.push_consumer("cg", lambda _: None, settings=PushConsumerSettings(consume_from="first"))
+    await consumer.subscribe("T")
+    properties = {"MQTT_USER.traceparent": f"00-{7:032x}-{3:016x}-01", **own}
+    producer = await client.producer("pg")
+    elements = encode_batch([(b"", encode_properties(properties), 0)])
+    await producer.send_encoded_batch("T", None, elements, 1)
+    async with consumer:
+        await until(lambda: provider.process_spans)
+    (consumed,) = provider.process_spans
+    assert (consumed.parent.trace_id, consumed.parent.span_id) == ((8, 4) if own else (7, 3))
 
 
 async def test_a_batch_is_one_span_linked_to_its_sends(

@@ -48,6 +48,8 @@ async def test_front_ends_are_listed_and_told_what_an_operator_wants(tmp_path: P
             {"name": "two", "clients": 0, "isDraining": False},
         ]
     }
+    brief = ask(RequestCode.LIST_FRONT_ENDS, isBrief="true")["frontEnds"]
+    assert [each["clients"] for each in brief] == [0, 0]
     most = {
         "perSecond": str(limits.DRAINED_PER_SECOND_MAX),
         "serverReference": "ü" * limits.MQTT_SERVER_REFERENCE_CHARACTERS_MAX,

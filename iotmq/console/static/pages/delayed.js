@@ -1,0 +1,82 @@
+/** Messages that wait for the time of their delivery. */
+
+import {
+  api,
+  at,
+  attempt,
+  bytes,
+  confirm,
+  Filters,
+  html,
+  keep,
+  link,
+  may,
+  Name,
+  Page,
+  Search,
+  Table,
+  texts,
+  Time,
+  time,
+  useAnswer,
+  useMemo,
+  useRested,
+  useState,
+} from "../kit.js";
+
+const words = texts.delayed;
+const ROWS_MAX = 1000;
+
+const COLUMNS = [
+  { key: "dueMs", title: words.due, show: (/** @type {any} */ row) => html`<${Time} ms=${row.dueMs} />` },
+  { key: "topic", title: words.forTopic, width: "wide", show: (/** @type {any} */ row) => html`<${Name} name=${row.topic} to=${link("topic", { name: row.topic })} />` },
+  { key: "uniqueKey", title: words.message, width: "wide", hidden: "narrow", show: (/** @type {any} */ row) => html`<${Name} name=${row.uniqueKey} />` },
+  { key: "storeTimestamp", title: words.stored, hidden: "medium", show: (/** @type {any} */ row) => html`<${Time} ms=${row.storeTimestamp} />` },
+  { key: "bodySize", title: words.size, isNumber: true, hidden: "narrow", show: (/** @type {any} */ row) => bytes(row.bodySize) },
+  { key: "brokerName", title: words.broker, hidden: "medium", show: (/** @type {any} */ row) => html`<${Name} name=${row.brokerName} />` },
+];
+
+/** @param {{topic?: string}} props */
+export default function Delayed({ topic = "" }) {
+  const [typed, setTyped] = useState(topic);
+  const asked = useAnswer("/delayed-messages", { query: { topic: useRested(typed), limit: ROWS_MAX }, every_s: 10 });
+
+  /** @param {any} row */
+  async function cancel(row) {
+    const says = words.willCancel(row.topic, time(row.dueMs));
+    if (!(await confirm({ title: words.cancelTitle, says, action: words.cancel, isDangerous: true }))) return;
+    if (await attempt(() => api.remove(at`/delayed-messages/${row.topic}/${row.uniqueKey}`), words.cancelled)) asked.reload();
+  }
+
+  const columns = useMemo(() => (may("operator") ? [...COLUMNS, cancelColumn(cancel)] : COLUMNS), [asked.reload]);
+  return html`
+    <${Page} title=${words.title} lead=${words.lead} asked=${asked}>
+      <${Filters}>
+        <${Search} label=${words.topic} value=${typed} onChange=${(/** @type {string} */ text) => {
+          setTyped(text);
+          keep({ topic: text });
+        }} />
+      <//>
+      <${Table}
+        caption=${words.title}
+        rows=${asked.answer?.items ?? null}
+        isComplete=${!asked.answer?.has_more}
+        rowKey=${(/** @type {any} */ row) => `${row.brokerName} ${row.position} ${row.uniqueKey}`}
+        empty=${typed ? texts.table.noMatch : words.none}
+        columns=${columns}
+      />
+    <//>
+  `;
+}
+
+/** @param {(row: any) => void} cancel */
+function cancelColumn(cancel) {
+  return {
+    key: "cancel",
+    title: html`<span class="unseen">${words.cancel}</span>`,
+    isSorted: false,
+    width: "small",
+    show: (/** @type {any} */ row) =>
+      row.uniqueKey && html`<button type="button" class="button" onClick=${() => cancel(row)}>${words.cancel}</button>`,
+  };
+}

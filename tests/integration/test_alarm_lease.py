@@ -1,0 +1,58 @@
+"""One of the processes that watch a cluster tells people of its alarms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from manual_clock import ManualClock
+from small_cluster import SmallCluster
+
+from iotmq.alarms.lease import LEASE_S, Lease
+from iotmq.client.client import IotmqClient
+from iotmq.client.transport.settings import ClientSettings
+
+
+async def test_one_process_has_the_lease_and_another_one_after_it(tmp_path: Path) -> None:
+    async with SmallCluster(tmp_path, brokers=2, registries=1) as cluster, cluster.client() as one:
+        other_settings = ClientSettings(registries=cluster.addresses, client_id="other")
+        async with IotmqClient(other_settings) as other:
+            first, second = Lease(), Lease()
+            for _ in range(2):
+                await first.renew(one)
+                await second.renew(other)
+                assert (first.tells, second.tells) == (True, False)
+            await first.release()
+            await second.renew(other)
+            await first.renew(one)
+            assert (first.tells, second.tells) == (False, True)
+            # The lease is at the first broker; with that one gone it is at the next.
+            broker, store = cluster.brokers.pop(0), cluster.stores.pop(0)
+            await broker.stop()
+            store.close()
+            await cluster.until(
+                lambda: all(registry.routes.broker_count == 1 for registry in cluster.registries)
+            )
+            for _ in range(2):
+                await first.renew(one)
+                await second.renew(other)
+            assert [first.tells, second.tells].count(True) == 1
+
+
+async def test_without_a_broker_everybody_tells(tmp_path: Path) -> None:
+    async with SmallCluster(tmp_path, brokers=0, registries=1) as cluster, cluster.client() as client:
+        lease = Lease()
+        await lease.renew(client)
+        assert lease.tells
+
+
+async def test_a_lease_that_was_not_renewed_is_asked_for_anew(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with SmallCluster(tmp_path, brokers=1, registries=1) as cluster:
+        settings = ClientSettings(registries=cluster.addresses)
+        async with IotmqClient(settings, clock=clock) as client:
+            lease = Lease()
+            await lease.renew(client)
+            clock.advance(LEASE_S)
+            await lease.renew(client)
+            assert lease.tells
+            await lease.release()
