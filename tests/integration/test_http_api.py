@@ -615,6 +615,31 @@ def test_brokers_and_front_ends_are_shown_and_drained(api: Caller) -> None:
     assert api.ask("drain_front_end", "nobody", body={"is_draining": True}).problem == "not-found"
 
 
+def test_the_history_of_metrics_is_that_of_a_process(api: Caller) -> None:
+    names = [each["name"] for each in api.get("list_series", query="process=broker-a")["items"]]
+    assert names == [each["name"] for each in api.get("list_series", query="process=local")["items"]]
+    query = "series=iotmq_mqtt_connections&series=iotmq_mqtt_published_total&from_ms=1&step_s=60"
+    for process in ("", "&process=broker-a", "&process=local"):
+        found = api.get("show_history", query=query + process)
+        assert (found["step_s"], found["count"]) == (60, 1_440)
+    assert api.ask("show_history", query="series=x&process=nobody").problem == "not-found"
+    assert api.ask("show_history").problem == "invalid"
+    assert api.ask("show_history", query="series=x&step_s=11").problem == "invalid"
+    later = "series=x&from_ms=9007199254740991"
+    assert api.ask("show_history", query=later).problem == "invalid"
+    assert api.ask("show_history", query=later + "&process=broker-a").problem == "invalid"
+
+
+def test_statistics_are_those_of_all_brokers(api: Caller) -> None:
+    found = api.get("show_topic_statistics", query="step=hour")
+    assert (found["step_ms"], found["count"]) == (3_600_000, 60)
+    assert (found["steps"], found["problems"]) == ([], {})
+    named = api.get("show_group_statistics", query="step=day&name=a&name=")
+    assert [each["name"] for each in named["steps"]] == ["a", ""]
+    assert all(len(column) == 60 for each in named["steps"] for column in each["counts"].values())
+    assert api.get("show_client_statistics", query="limit=1&from_ms=1")["sums"] == []
+    assert api.ask("show_client_statistics", query="step=week").problem == "invalid"
+    assert api.ask("show_client_statistics", query="name=a&from_ms=1").problem == "invalid"
 def test_a_trace_is_begun_read_downloaded_ended_and_deleted(api: Caller) -> None:
     name = "<b>\u202edevice"
     begun = api.get(
