@@ -111,6 +111,11 @@ export const texts = {
     password: "Password",
     submit: "Sign in",
     provider: "Sign in with OpenID Connect",
+    failed: {
+      refused: "The provider has not signed you in. Try again; the log of the gateway says why.",
+      "no-role": "The provider knows you, and the settings of the gateway give you no role.",
+      unavailable: "The provider does not answer. Try again later.",
+    },
     firstLink: "Nobody has a password yet. The log of the gateway has a link with which the first one signs in.",
     noUsers: "Nobody has a password yet: iotmq console user add NAME makes a user.",
     notSafe: "Passwords are taken by TLS or from this machine only.",

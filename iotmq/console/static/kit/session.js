@@ -16,6 +16,9 @@ export const me = signal(undefined);
 /** The place to come back to after signing in. */
 let back = "";
 
+/** The place to come back to, which another way in is told. */
+export const returnTo = () => back;
+
 /** Asks who is signed in. Throws what is no answer to that. */
 export async function refresh() {
   try {
