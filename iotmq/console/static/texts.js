@@ -533,7 +533,7 @@ export const texts = {
     tryHint: "Says whether a device may do something, and which rule says so. Nothing is done.",
     client_id: "Client id",
     user: "User",
-    userHint: "Empty: it is anonymous.",
+    userHint: "anonymous",
     certificate: "Name in its certificate",
     address: "Address",
     action: "Does",
