@@ -1,6 +1,6 @@
 /** The way in: user and password, a one-time link, another provider, or a token. */
 
-import { Button, Form, html, Problem, problemText, TextField, texts, useAnswer, useEffect, useState } from "../kit.js";
+import { Button, Form, html, Problem, problemText, TextField, texts, useAnswer, useEffect, useState, visible } from "../kit.js";
 import { address } from "../kit/api.js";
 import { Mark } from "../kit/icons.js";
 import { placeToComeBack, signIn, useToken } from "../kit/session.js";
@@ -16,7 +16,9 @@ export default function SignIn({ link = "", problem = "" }) {
   const [user, setUser] = useState("");
   const [password, setPassword] = useState("");
   const [secret, setSecret] = useState("");
-  const [wrong, setWrong] = useState(words.problems[/** @type {"refused"} */ (problem)] ?? "");
+  const [wrong, setWrong] = useState(
+    problem ? (words.failed[/** @type {"refused"} */ (problem)] ?? words.failed.refused) : "",
+  );
   const [isBusy, setBusy] = useState(false);
   const hasUsers = ways?.password ?? true;
   const way = wished || (hasUsers ? "password" : "token");
@@ -83,7 +85,7 @@ export default function SignIn({ link = "", problem = "" }) {
       ${ways?.oidc &&
       html`
         <p class="or"><span>${words.or}</span></p>
-        <a class="button is-wide" href=${address("/sign-in/oidc", { return_to: placeToComeBack() })}>${ways.oidc}</a>
+        <a class="button is-wide" href=${address("/sign-in/oidc", { return_to: placeToComeBack() })}>${visible(ways.oidc || words.provider)}</a>
       `}
       ${ways && !ways.is_safe && html`<p class="note">${words.notSafe}</p>`}
       ${ways && !ways.password && html`<p class="hint">${ways.link ? words.firstLink : words.noUsers}</p>`}
