@@ -274,6 +274,26 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "::test_past_the_limit_the_keys_unused_for_longest_go",
     ),
     Bound(
+        "history.tables: names of topics, groups and client ids",
+        "STATISTICS_NAMES_MAX in each step of each table, four times as many in a file",
+        "items x (STATISTICS_NAME_BYTES_MAX + 44); a block STATISTICS_BLOCK_BYTES_MAX",
+        "tests/unit/history/test_tables.py"
+        "::test_the_default_names_have_a_place_each_and_one_more_is_with_the_others",
+    ),
+    Bound(
+        "history.sampler: series of metrics",
+        "HISTORY_SERIES_MAX",
+        "items x 10 KB",
+        "tests/unit/history/test_sampler.py"
+        "::test_there_are_so_many_series_and_one_that_is_gone_for_an_hour_makes_room",
+    ),
+    Bound(
+        "mqtt_front.sessions.client_prefixes: prefixes of client ids",
+        "CLIENT_PREFIXES_MAX",
+        "items x 64 characters and their counts",
+        "tests/unit/mqtt_front/sessions/test_client_prefixes.py::test_so_many_prefixes_have_a_place",
+    ),
+    Bound(
         "broker.transactions.transactions: transactions without an end",
         "broker.transactions_pending_max, TRANSACTIONS_PENDING_MAX",
         "items x (TOPIC_BYTES_MAX + GROUP_BYTES_MAX)",
