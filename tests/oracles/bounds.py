@@ -1121,4 +1121,23 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "WORKER_FRAME_BYTES_MAX",
         "tests/unit/workers/test_mqtt_workers.py::test_a_frame_at_the_limit_and_past_it",
     ),
+    # Telemetry.
+    Bound(
+        "telemetry.tracing: spans that wait to be exported",
+        "SPANS_WAITING_MAX",
+        "items x some 1 KiB: names of clients and topics are cut",
+        "tests/unit/telemetry/test_tracing.py::test_so_many_spans_wait_and_further_ones_are_counted",
+    ),
+    Bound(
+        "telemetry.tracing: spans of one message",
+        "SPANS_OF_A_MESSAGE_MAX",
+        "as above",
+        "tests/integration/test_telemetry.py::test_the_first_deliveries_of_a_message_are_spans",
+    ),
+    Bound(
+        "broker.topic_changes.group_lag: pairs of group and topic",
+        "LAG_PAIRS_MAX, LAG_QUEUES_MAX",
+        "two names each",
+        "tests/unit/broker/topic_changes/test_group_lag.py::test_past_the_maximum_pairs_are_counted_only",
+    ),
 )
