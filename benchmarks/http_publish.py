@@ -54,6 +54,7 @@ def main(words: Sequence[str] | None = None) -> int:
     machine.RESULTS.mkdir(parents=True, exist_ok=True)
     seconds = 3.0 if options.quick else options.seconds
     rates: dict[int, float] = {}
+    processor_us: dict[int, float] = {}
     with tempfile.TemporaryDirectory(prefix="data-http-", dir=machine.RESULTS) as directory:
         config = Path(directory, "iotmq.toml")
         config.write_text(SETTINGS)
@@ -62,20 +63,33 @@ def main(words: Sequence[str] | None = None) -> int:
         with GatewayProcess(Path(directory, "gateway"), config=config) as gateway:
             os.sched_setaffinity(0, {load_core})
             for count in MARKS:
-                rates[count] = uvloop.run(measure(gateway.ports["http"], count, options.connections, seconds))
+                measuring = measure(gateway.ports["http"], count, options.connections, seconds, gateway.pid)
+                rates[count], processor_us[count] = uvloop.run(measuring)
     rows = [
-        [str(count), f"{rate:,.0f}", f"{MARKS[count]:,}", "reached" if rate >= MARKS[count] else "missed"]
+        [
+            str(count),
+            f"{rate:,.0f}",
+            f"{MARKS[count]:,}",
+            "reached" if rate >= MARKS[count] else "missed",
+            f"{processor_us[count]:.2f}",
+        ]
         for count, rate in rates.items()
     ]
-    print(machine.table(["messages a request", "messages/s", "mark", ""], rows))
+    print(machine.table(["messages a request", "messages/s", "mark", "", "gateway: us a message"], rows))
     found = {str(count): rate for count, rate in rates.items()}
     about = machine.description()
     machine.save("http_publish", {"messages/s": {"machine": about, "by messages a request": found}})
     return 0 if options.quick or all(rate >= MARKS[count] for count, rate in rates.items()) else 1
 
 
-async def measure(port: int, count: int, connections: int, seconds: float) -> float:
-    """Messages a second with so many in each request."""
+def processor_s(pid: int) -> float:
+    """Return the seconds of processor that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def measure(port: int, count: int, connections: int, seconds: float, pid: int) -> tuple[float, float]:
+    """Messages a second with so many in each request, and microseconds of the gateway for each."""
     loop = asyncio.get_running_loop()
     request = _request(count)
     protocols = [
@@ -84,15 +98,17 @@ async def measure(port: int, count: int, connections: int, seconds: float) -> fl
     ]
     await asyncio.sleep(seconds / _WARM_SHARE)
     before, began_s = sum(each.answered_count for each in protocols), time.perf_counter()
+    used_s = processor_s(pid)
     await asyncio.sleep(seconds)
     answered = sum(each.answered_count for each in protocols) - before
     passed_s = time.perf_counter() - began_s
+    used_s = processor_s(pid) - used_s
     for each in protocols:
         each.close()
     wrong = [each.wrong for each in protocols if each.wrong]
     if wrong:
         raise RuntimeError(f"an answer is no 200: {wrong[0][:300]!r}")
-    return answered * count / passed_s
+    return answered * count / passed_s, 1e6 * used_s / (answered * count)
 
 
 class _Connection(asyncio.Protocol):

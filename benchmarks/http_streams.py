@@ -24,7 +24,7 @@ from typing import Final
 import uvloop
 
 from benchmarks import machine
-from benchmarks.http_publish import SETTINGS, TOKEN
+from benchmarks.http_publish import SETTINGS, TOKEN, processor_s
 
 sys.path.insert(0, str(machine.ROOT / "tests" / "oracles"))
 from gateway_process import GatewayProcess
@@ -56,9 +56,9 @@ def main(words: Sequence[str] | None = None) -> int:
         os.sched_setaffinity(0, {server_core})
         with GatewayProcess(Path(directory, "gateway"), config=config) as gateway:
             os.sched_setaffinity(0, {load_core})
-            before_s = _processor_s(gateway.pid)
+            before_s = processor_s(gateway.pid)
             found = uvloop.run(_measure(gateway.ports["http"], options.readers, options.rate, seconds))
-            used = (_processor_s(gateway.pid) - before_s) / found["seconds"]
+            used = (processor_s(gateway.pid) - before_s) / found["seconds"]
     print(
         machine.table(
             ["readers", "messages/s", "median ms", "p99 ms", "processor of the gateway", "who did not read"],
@@ -77,11 +77,6 @@ def main(words: Sequence[str] | None = None) -> int:
     machine.save("http_streams", {"streams": {"machine": machine.description(), **found, "processor": used}})
     is_reached = found["rate"] >= 0.98 * options.rate and found["p99_ms"] <= _P99_MS_MAX and found["was_told"]
     return 0 if options.quick or is_reached else 1
-
-
-def _processor_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def _measure(port: int, readers: int, rate: int, seconds: float) -> dict[str, float]:

@@ -255,6 +255,19 @@ def test_a_published_message_comes_to_subscribers_and_is_read_back(api: Caller) 
     }
     (read,) = api.get("read_messages", "mqtt", query=f"message_id={first['message_id']}")["items"]
     assert (read["payload"], read["mqtt_topic"], read["payload_bytes"]) == ("on é", "plant/1/cmd", 5)
+    stored = many["items"][2]["stored"]
+    (one,) = api.get("read_messages", "mqtt", query=f"message_id={stored['message_id']}")["items"]
+    assert (one["queue"], one["offset"], one["mqtt_topic"], one["keys"]) == (
+        stored["queue"],
+        stored["offset"],
+        "plant/3",
+        ["plant/3"],
+    )
+    assert {name: one["properties"][name] for name in ("MQTT_QOS", "UNIQ_KEY", "CLUSTER")} == {
+        "MQTT_QOS": "1",
+        "UNIQ_KEY": stored["message_id"],
+        "CLUSTER": "DefaultCluster",
+    }
     place = read["offset_message_id"]
     assert api.get("show_message", place, query="payload_bytes_max=4")["payload"] == "on "
     (raw,) = api.get("read_messages", "mqtt", query="key=plant/1//raw")["items"]

@@ -10,11 +10,13 @@ import msgspec
 
 from iotmq.console.api.arguments import headers_of
 from iotmq.console.api.problems import (
+    CONFLICT,
     FORBIDDEN,
     INTERNAL,
     INVALID,
     MALFORMED,
     MEDIA_TYPE,
+    NOT_SUPPORTED,
     TIMEOUT,
     UNAUTHENTICATED,
     UNAVAILABLE,
@@ -26,7 +28,8 @@ from iotmq.console.server.messages import Answer
 from iotmq.setting_types import texts_below_fields
 
 _REFERENCE: Final = "#/components/schemas/{name}"
-_OF_ALL: Final = (UNAUTHENTICATED, FORBIDDEN, INTERNAL, UNAVAILABLE, TIMEOUT)
+# Those of the way to a handler, and those that any broker may answer with.
+_OF_ALL: Final = (UNAUTHENTICATED, FORBIDDEN, CONFLICT, INTERNAL, NOT_SUPPORTED, UNAVAILABLE, TIMEOUT)
 
 
 def problems_of(route: Route) -> Sequence[Kind]:
@@ -105,7 +108,8 @@ def _parameters(route: Route, arguments: dict[str, Any]) -> Iterable[dict[str, A
 
 def _response(route: Route) -> dict[str, Any]:
     if route.answer is Answer:
-        return {"description": "As it is.", "content": {route.answer_type: {"schema": {"type": "string"}}}}
+        schema: dict[str, Any] = {} if route.answer_type == "application/json" else {"type": "string"}
+        return {"description": "As it is.", "content": {route.answer_type: {"schema": schema}}}
     schema = {"$ref": _REFERENCE.format(name=route.answer.__name__)}
     return {"description": "Done.", "content": {"application/json": {"schema": schema}}}
 

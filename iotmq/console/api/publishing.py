@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -12,17 +13,35 @@ from iotmq.client.client import IotmqClient
 from iotmq.client.sending.device_messages import device_message
 from iotmq.client.sending.message_elements import encode_element
 from iotmq.client.sending.producer import Producer
-from iotmq.client.transport.message import Message, SendResult
+from iotmq.client.transport.message import Message, SendResult, check_topic
 from iotmq.client.transport.routes import MessageQueue, queue_of_key
 from iotmq.errors import BrokerError, MessageRefusedError, RouteNotFoundError
-from iotmq.message.properties import MQTT_QOS, MQTT_TOPIC
+from iotmq.limits import PROPERTIES_BYTES_MAX
+from iotmq.message.properties import (
+    KEYS,
+    MQTT_QOS,
+    MQTT_RETAIN,
+    MQTT_TOPIC,
+    NAME_END,
+    TAGS,
+    UNIQ_KEY,
+    encode_properties,
+)
 from iotmq.ports.publishing import Placed, PublishPlaces
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 
 NOT_STORED: Final = "NOT_STORED"
+# There has to be room for QoS, retain flag and unique key behind them.
+_LANE_BYTES_MAX: Final = PROPERTIES_BYTES_MAX - 256
+_FLAGS: Final = [
+    encode_properties({MQTT_QOS: str(qos)} | ({MQTT_RETAIN: "1"} if is_retained else {}))
+    + f"{UNIQ_KEY}{NAME_END}".encode()
+    for qos in range(3)
+    for is_retained in (False, True)
+]
 # Topics whose places are known; all are forgotten when there are more.
-_KNOWN_MAX: Final = 65_536
+KNOWN_TOPICS_MAX: Final = 65_536
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -55,6 +74,27 @@ class Published(NamedTuple):
     """The broker topic it goes to, whatever routes say; empty: they say it."""
 
 
+class Lane:
+    """The topic, key and properties that all messages of an MQTT topic have, and the queue of the key."""
+
+    __slots__ = ("_count", "_index", "_key", "heads", "topic")
+
+    def __init__(self, topic: str, key: str, properties: bytes) -> None:
+        self.topic = topic
+        self.heads = [properties + flags for flags in _FLAGS]
+        """Their properties up to the unique key, which comes last; at 2 * QoS + retain flag."""
+        self._key = key
+        self._count = 0
+        self._index = 0
+
+    def queue_of(self, queues: Sequence[MessageQueue]) -> MessageQueue:
+        """Return the queue of the key."""
+        if len(queues) != self._count:
+            self._count = len(queues)
+            self._index = queue_of_key(self._key, self._count)
+        return queues[self._index]
+
+
 class Publisher:
     """Sends messages, one at a time."""
 
@@ -64,7 +104,9 @@ class Publisher:
         self._places = places
         # MQTT topic -> its place; None where each message has to be asked about.
         self._known: dict[str, Placed | None] = {}
-        places.start(self._known.clear)
+        # The same for batches, with what is made of it once.
+        self._lanes: dict[str, Lane | None] = {}
+        places.start(self._forget)
 
     def stop(self) -> None:
         """Follow no routes any more."""
@@ -103,10 +145,27 @@ class Publisher:
         known = self._known
         if mqtt_topic not in known:
             placed = self._places.fixed(mqtt_topic)
-            if len(known) >= _KNOWN_MAX:
+            if len(known) >= KNOWN_TOPICS_MAX:
                 known.clear()
             known[mqtt_topic] = placed
         return known[mqtt_topic]
+
+    def lane_of(self, mqtt_topic: str) -> Lane | None:
+        """Return what the messages of an MQTT topic have in common; None where they have to go one by one.
+
+        MessageRefusedError for a topic that nobody may publish to.
+        """
+        lanes = self._lanes
+        if mqtt_topic not in lanes:
+            placed = self.place_of(mqtt_topic)
+            if len(lanes) >= KNOWN_TOPICS_MAX:
+                lanes.clear()
+            lanes[mqtt_topic] = None if placed is None else _lane(mqtt_topic, placed)
+        return lanes[mqtt_topic]
+
+    def _forget(self) -> None:
+        self._known.clear()
+        self._lanes.clear()
 
     def _placed(self, each: Published) -> Placed:
         if each.topic:
@@ -140,6 +199,20 @@ class Publisher:
         if not queues:
             raise RouteNotFoundError(f"topic {message.topic} takes no messages now")
         return queues[queue_of_key(message.key, len(queues))]
+
+
+def _lane(mqtt_topic: str, placed: Placed) -> Lane | None:
+    if not placed.is_stored or placed.delay_s or not placed.topic:
+        return None
+    named = {**placed.properties, KEYS: placed.key}
+    if placed.tags:
+        named[TAGS] = placed.tags
+    check_topic(placed.topic)
+    try:
+        properties = encode_properties(named)
+    except ValueError as error:
+        raise MessageRefusedError(f"invalid MQTT topic {mqtt_topic[:100]!r}: {error}") from error
+    return Lane(placed.topic, placed.key, properties) if len(properties) <= _LANE_BYTES_MAX else None
 
 
 def unique_key_of(caller: str, topic: str, idempotency_key: str, number: int = 0) -> str:

@@ -16,6 +16,7 @@ from iotmq.console.access.access import Access
 from iotmq.console.api.publishing import Publisher
 from iotmq.console.api.streams.streams import Streams
 from iotmq.history.sampler import MetricHistory
+from iotmq.message.message_ids import UniqueKeys
 from iotmq.metrics import Metric
 from iotmq.ports.device_access import DeviceAccess
 from iotmq.ports.publishing import PublishPlaces
@@ -75,6 +76,7 @@ class Services:
         self.clock = clock
         self.own = own
         self.streams = Streams(self.client)
+        self.unique_keys = UniqueKeys(clock=clock)
         self._starting: asyncio.Task[_Started] | None = None
 
     async def client(self) -> IotmqClient:

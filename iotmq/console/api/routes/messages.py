@@ -16,6 +16,7 @@ from iotmq.client.consuming.offsets import offsets
 from iotmq.client.transport.message import Message
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.console.api.arguments import header
+from iotmq.console.api.batch_publishing import BatchPublisher
 from iotmq.console.api.pages import Cursor, decode_cursor, encode_cursor
 from iotmq.console.api.problems import (
     INVALID,
@@ -40,10 +41,13 @@ from iotmq.console.api.routes.names import (
 )
 from iotmq.console.api.services import Services
 from iotmq.console.api.stored_messages import PAYLOAD_BYTES_MAX, ReadMessage, read_message
+from iotmq.console.server.messages import Answer
 from iotmq.errors import IotmqError
 
 BATCH_MAX: Final = 1000
 BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
+# Larger ones are sent by themselves: one that no broker takes is no trouble for others.
+_ALONE_BYTES: Final = 256 * 1024
 READ_MAX: Final = 500
 READ_BYTES_MAX: Final = 4 * 1024 * 1024
 # A payload of the largest size, and what JSON or Base64 add to it where it is no text full of controls.
@@ -232,23 +236,41 @@ async def publish_raw(services: Services, call: Call[RawArguments, bytes]) -> St
     return await (await services.publisher()).publish(message, unique_key=_unique_key(call, each.mqtt_topic))
 
 
-async def publish_many(services: Services, call: Call[OnceArguments, Batch]) -> Outcomes:
+async def publish_many(services: Services, call: Call[OnceArguments, Batch]) -> Answer:
     """Send up to 1,000 messages to devices; each has an outcome of its own."""
-    publisher = await services.publisher()
+    publisher, items = await services.publisher(), call.body.items
     key = call.arguments.idempotency_key
-    waiting: list[asyncio.Task[Stored] | ProblemError] = []
-    for number, each in enumerate(call.body.items):
+    batch = BatchPublisher(publisher, await services.producer(), services.unique_keys, len(items))
+    alone: dict[asyncio.Task[Stored], int] = {}
+    for place, each in enumerate(items):
         try:
-            unique_key = unique_key_of(call.caller.name, each.mqtt_topic, key, number)
-            publishing = publisher.publish(_published(each), unique_key=unique_key)
-            waiting.append(asyncio.ensure_future(publishing))
+            payload = each.payload.encode() if each.payload else _payload(each)
+            is_alone = (
+                bool(key or each.expiry_s or each.topic or (each.payload and _has_others(each)))
+                or len(payload) > _ALONE_BYTES
+            )
+            if not is_alone:
+                taken = batch.add(place, each.mqtt_topic, payload, each.qos, is_retained=each.retain)
+                if taken is None:
+                    await batch.prepare(each.mqtt_topic)
+                    taken = batch.add(place, each.mqtt_topic, payload, each.qos, is_retained=each.retain)
+                if taken:
+                    continue
+            unique_key = unique_key_of(call.caller.name, each.mqtt_topic, key, place)
+            alone[asyncio.ensure_future(publisher.publish(_published(each), unique_key=unique_key))] = place
         except ProblemError as error:
-            waiting.append(error)
-    tasks = [each for each in waiting if isinstance(each, asyncio.Task)]
-    if tasks:
-        await asyncio.wait(tasks)
-    items = [_outcome(each) for each in waiting]
-    return Outcomes(items=items, stored=sum(each.stored is not None for each in items))
+            batch.refuse(place, error)
+        except (IotmqError, ConnectionError) as error:
+            batch.refuse(place, from_error(error))
+    await batch.send()
+    for task, place in alone.items():
+        try:
+            stored = await task
+        except (IotmqError, ConnectionError) as error:
+            batch.refuse(place, from_error(error))
+        else:
+            batch.put(place, msgspec.json.encode(Outcome(stored=stored)), is_stored=True)
+    return Answer(batch.answer, content_type="application/json")
 
 
 async def send(services: Services, call: Call[SendArguments, TopicMessage]) -> Stored:
@@ -358,17 +380,9 @@ def _payload(each: Payload) -> bytes:
         raise ProblemError(INVALID, f"payload_base64: {detail}", errors=errors) from None
 
 
-def _outcome(sent: asyncio.Task[Stored] | ProblemError) -> Outcome:
-    problem = sent if isinstance(sent, ProblemError) else None
-    if isinstance(sent, asyncio.Task):
-        error = sent.exception()
-        if error is None:
-            return Outcome(stored=sent.result())
-        if not isinstance(error, IotmqError | ConnectionError):
-            raise error
-        problem = from_error(error)
-    assert problem is not None
-    return Outcome(problem=problem.document)
+def _has_others(each: Payload) -> bool:
+    """Return whether a message has more than a payload as text."""
+    return bool(each.payload_base64) or each.payload_json is not msgspec.UNSET
 
 
 _AREA: Final = "messages"
@@ -392,6 +406,7 @@ ROUTES: Final = (
         is_audited=False,
         role=Role.OPERATOR,
         body_bytes_max=BATCH_BYTES_MAX,
+        answer=Outcomes,
     ),
     route(
         "POST",

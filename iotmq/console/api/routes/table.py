@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Final
 
 import msgspec
@@ -60,10 +61,11 @@ ROUTES: Final[tuple[Route, ...]] = (
     *users.ROUTES,
     *health.ROUTES,
     *api_keys.ROUTES,
-    route("GET", "/openapi.json", show_description, tag="description"),
+    route("GET", "/openapi.json", show_description, tag="description", answer_type="application/json"),
 )
 
 
+@cache
 def openapi_json() -> bytes:
     """Return the OpenAPI document of all routes."""
     return msgspec.json.encode(document(ROUTES, base=BASE, version=iotmq.__version__))
