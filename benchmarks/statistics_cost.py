@@ -2,18 +2,30 @@
 
 QoS 1 with a window of 100, from a hundred devices. Two gateways run at a time, one with all of it and one
 without: they have the load in turns, each first in every second round, and the ratio is that of neighbours. A
-round is long enough for samples of the history, which are taken every ten seconds.
+round is long enough for samples of the history, which are taken every ten seconds. Beside it, by processor
+time alone, which other work disturbs less: a sample of the history of an all-in-one gateway, and a
+minute of the statistics of 10 and of 1,000 topics, groups and prefixes.
 """
 
 import argparse
+import asyncio
 import signal
 import sys
+import tempfile
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 from benchmarks import _swarm, machine, peers
 from benchmarks.peers.server import Server
+from iotmq.assembly import Process
+from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.statistics.counters import TrafficCounters
+from iotmq.broker.statistics.lasting import LastingStatistics
+from iotmq.clock import SystemClock
+from iotmq.config.config import config_from_table
 
 WITHOUT: Final = {
     "history.enabled": "false",
@@ -29,6 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=20.0, help="time of one round of one gateway")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    parts = asyncio.run(_sample_ms())
+    parts |= {f"a minute of {count:,} names": _minute_ms(count) for count in (10, 1_000)}
+    print(machine.table(["part", "processor time"], [[name, f"{ms:.2f} ms"] for name, ms in parts.items()]))
     measured: list[dict[str, tuple[float, float]]] = []
     with (
         peers.iotmq(core=machine.cores()[0]) as with_all,
@@ -41,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # The first round is for warming up.
             if number:
                 measured.append(found)
-    results: dict[str, Any] = {"machine": machine.description(), "rounds": measured}
+    results: dict[str, Any] = {"machine": machine.description(), "rounds": measured, "parts_ms": parts}
     for name in servers:
         results[name] = {
             "rate": median(found[name][0] for found in measured),
@@ -69,6 +84,43 @@ def _rate(server: Server, seconds: float) -> tuple[float, float]:
     server.check()
     cpu_s = server.exact_cpu_s() - before_s
     return report["acknowledged_per_s"], cpu_s / report["counters"]["acknowledged"] * 1e6
+
+
+async def _sample_ms() -> dict[str, float]:
+    """One sample of an idle gateway's history."""
+    with tempfile.TemporaryDirectory() as data:
+        listening = {name: {"listen_port": 0} for name in ("http", "broker", "registry", "mqtt")}
+        process = Process(config_from_table({"data": data, **listening}), "serve")
+        await process.start()
+        try:
+            history = process.history
+            assert history is not None
+            history.sample()
+            begin = time.process_time()
+            for _ in range(200):
+                history.sample()
+            passed_s = time.process_time() - begin
+            return {f"a sample of {len(history)} series": passed_s / 200 * 1e3}
+        finally:
+            await process.stop()
+
+
+def _minute_ms(count: int) -> float:
+    """A minute in which so many topics, groups and prefixes had messages."""
+    clock = SystemClock()
+    counters = TrafficCounters(keys_max=16_384, monotonic_s=clock.monotonic_s)
+    passed_s = []
+    with tempfile.TemporaryDirectory() as directory:
+        lasting = LastingStatistics(counters, clock, BrokerSettings(), directory=Path(directory))
+        for _ in range(21):
+            for number in range(count):
+                counters.count_put(f"t{number}", 0, 5, 500)
+                counters.count_get(f"t{number}", 0, f"g{number}", 5, 500, 10, False)
+                counters.count_clients(f"c{number}", 1, 2, 3, 4, 5)
+            begin = time.process_time()
+            lasting.finish()
+            passed_s.append(time.process_time() - begin)
+    return median(passed_s) * 1e3
 
 
 if __name__ == "__main__":
