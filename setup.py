@@ -86,6 +86,7 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.mqtt_front.limiting.buckets", ".pyx", []),
     ("iotmq.mqtt_front.connection.bridge_role", ".pyx", []),
     ("iotmq.mqtt_front.connection.device_calls", ".pyx", []),
+    ("iotmq.mqtt_front.connection.client_traffic", ".pyx", []),
     ("iotmq.mqtt_front.connection.traced", ".pyx", []),
     ("iotmq.mqtt_front.connection.limited", ".pyx", []),
     ("iotmq.mqtt_front.connection.device", ".pyx", []),

@@ -23,6 +23,7 @@ from iotmq.clock import Clock, SystemClock
 from iotmq.config.config import Config
 from iotmq.cycles import rare_collections, short_collections
 from iotmq.errors import IotmqError, StoreError
+from iotmq.history.questions import HISTORY
 from iotmq.metrics import Metric, MetricSource, SourceReader
 from iotmq.mqtt_front.settings.listeners import TCP_NAME
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from iotmq.client.client import IotmqClient
     from iotmq.client.transport.settings import ClientSettings
     from iotmq.front_port.gateway import RemoteGateway
+    from iotmq.history.sampler import MetricHistory
     from iotmq.master_slave.master import MasterBroker
     from iotmq.master_slave.slave import SlaveBroker
     from iotmq.ports.gateway import GatewayPort
@@ -107,6 +109,8 @@ class Process:
         self.sources: list[MetricSource] = [FAILURES, self._loop_lag]
         self._reader = SourceReader(self.sources)
         """Sources of metrics."""
+        self.history: MetricHistory | None = None
+        """The history of its metrics; made by `start`, unless it is switched off."""
         self._checks: dict[str, Callable[[], str | None]] = {"process": lambda: "starting"}
         # Set while there is a front end in this process that has such topics.
         self._sys_topics: SysTopics | None = None
@@ -125,6 +129,8 @@ class Process:
             self._start_telemetry()
             if self._role in ("serve", "broker") and not self._is_member:
                 await self._begin_opening_store()
+            if self._config.history.enabled:
+                await self._start_history()
             if not self._is_worker:
                 # Before the others: they show why a process that recovers a long log is not ready yet.
                 alarms = self._alarms() if self._config.alarms.enabled else None
@@ -208,6 +214,18 @@ class Process:
         return self._reader.samples()
 
     # One method per role ------------------------------------------------------------------------------
+
+    async def _start_history(self) -> None:
+        from iotmq.history.sampler import MetricHistory
+
+        self.history = MetricHistory(
+            self.sources,
+            self._config.history,
+            self._clock,
+            refresh=None if self._workers is None else self._workers.refresh,
+        )
+        await self._start("history", self.history)
+        self._watch("history", self.history)
 
     def _start_telemetry(self) -> None:
         """Before the roles, which look whether messages are traced."""
@@ -335,6 +353,8 @@ class Process:
     ) -> None:
         # Before it has started: a new slave waits for its master then, and says so.
         self._checks["broker"] = lambda: broker.not_ready_reason
+        if self.history is not None:
+            broker.add_inspection(HISTORY, self.history.answer)
         await self._start("broker", broker)
         self._watch("broker", broker)
         self._listens("broker", settings.listen_host, broker.port)
@@ -351,6 +371,8 @@ class Process:
             directory=Path(self._config.data),
             clock=self._clock,
         )
+        if self.history is not None:
+            member.add_inspection(HISTORY, self.history.answer)
         await self._start("broker", member)
         self._watch("broker", member)
         self._listens("broker", settings.listen_host, member.port)
@@ -378,6 +400,8 @@ class Process:
             sessions = remote = RemoteSessions(gateway, name=settings.name or _front_end_name())
             self._watch("mqtt_sessions", remote)
         front = MqttFront(settings, port, sessions=sessions, clock=self._clock, shares_port=self._is_worker)
+        if self.history is not None:
+            front.inspections.add(HISTORY, self.history.answer)
         await self._start("mqtt", front)
         self._watch("mqtt", front)
         self._sys_topics = front.parts.sys_topics

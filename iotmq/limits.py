@@ -113,6 +113,20 @@ TRACE_BYTES_MAX: Final = 4 * 1024 * 1024
 CONNECTION_EVENTS_MAX: Final = 1_024
 # Topics, queues and groups that statistics are kept for, in each of six tables; about 1 KiB each after a day.
 STATISTICS_KEYS_MAX: Final = 16_384
+# Statistics that are kept on the disk: names of each table in one step (further ones count together), the
+# bytes of a name, names of one answer and their steps together, names of a list, and a block of a file.
+# Client id prefixes that a front end counts, and those of one report of it.
+STATISTICS_NAMES_MAX: Final = 1_000
+STATISTICS_NAME_BYTES_MAX: Final = 255
+STATISTICS_ASKED_MAX: Final = 16
+STATISTICS_POINTS_MAX: Final = 8_000
+STATISTICS_LISTED_MAX: Final = 2_000
+STATISTICS_BLOCK_BYTES_MAX: Final = 16 * 1024 * 1024
+CLIENT_PREFIXES_MAX: Final = 1_000
+# The history of a process: series (10 KB each), the characters of their names, and those of one answer.
+HISTORY_SERIES_MAX: Final = 500
+HISTORY_NAME_CHARACTERS_MAX: Final = 512
+HISTORY_ASKED_MAX: Final = 48
 # Pairs of group and topic whose lag is a metric, and the queues that are looked at for them every 10 s.
 LAG_PAIRS_MAX: Final = 1_000
 LAG_QUEUES_MAX: Final = 10_000
@@ -246,10 +260,11 @@ MQTT_WORKERS_MAX: Final = 256
 INSPECTION_QUESTION_BYTES_MAX: Final = 256 * 1024
 INSPECTION_ANSWER_BYTES_MAX: Final = 1024 * 1024
 INSPECTIONS_PENDING_MAX: Final = 64
-# Lists of connected clients: a pattern of a filter, clients or subscriptions of one page, clients that one
-# request disconnects and those it names, and refusals that a process remembers.
+# Lists of connected clients: a pattern of a filter, clients or subscriptions of one page, messages of one
+# of a queue, clients that one request disconnects and those it names, and refusals that a process remembers.
 CLIENT_PATTERN_CHARACTERS_MAX: Final = 1_024
 CONNECTIONS_LISTED_MAX: Final = 1_000
+SESSION_QUEUE_LISTED_MAX: Final = 100
 KICKED_CLIENTS_MAX: Final = 10_000
 KICKED_NAMES_MAX: Final = 500
 REFUSALS_REMEMBERED_MAX: Final = 1_024

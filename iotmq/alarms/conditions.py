@@ -562,7 +562,8 @@ _PROCESS: Final = (
         clear_for_s=0,
         owner=_GATEWAY,
         says="groups, dead letters and devices could not be looked at for {value} s",
-        what_to_do="Brokers or registries do not answer; the log says what they said.",
+        what_to_do="The log says why: brokers or registries do not answer, or the account of the process "
+        "(mqtt.broker_access_key) may not ask.",
     ),
 )
 

@@ -15,7 +15,9 @@ from iotmq.client.consuming.members.held_locks import HeldLocks
 from iotmq.client.transport.calls import master_addresses
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.routes import MessageQueue
-from iotmq.errors import IotmqError, QueueLockedError
+from iotmq.clock import Clock
+from iotmq.errors import BrokerError, IotmqError, QueueLockedError
+from iotmq.remoting.codes import ResponseCode
 
 logger = logging.getLogger("iotmq.alarms")
 
@@ -23,12 +25,17 @@ GROUP: Final = "iotmq_alarms"
 LEASE_S: Final = 60.0
 """So long a lease outlives who had it."""
 RENEWAL_S: Final = 10.0
+FORBIDDEN_S: Final = 600.0
+"""After so long one that has refused the account is asked again: each refusal is an audit record there."""
 
 
 class Lease:
     """The lease of one process."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        # In monotonic seconds; set when the account may not have it.
+        self._forbidden_until_s = clock.monotonic_s()
         self._locks: HeldLocks | None = None
         self._queue: MessageQueue | None = None
         # Whether another process has it for sure.
@@ -41,6 +48,9 @@ class Lease:
 
     async def renew(self, client: ClientTransport) -> None:
         """Get the lease, or renew it, every RENEWAL_S."""
+        now_s = self._clock.monotonic_s()
+        if now_s < self._forbidden_until_s:
+            return
         try:
             await self._hold(client)
             self._is_elsewhere = False
@@ -48,6 +58,8 @@ class Lease:
             self._is_elsewhere = True
         except (IotmqError, ConnectionError) as error:
             logger.debug("nobody says who has the lease of alarms: %s", error)
+            if is_forbidden(error):
+                self._forbidden_until_s = now_s + FORBIDDEN_S
             self._is_elsewhere = False
 
     async def release(self) -> None:
@@ -69,3 +81,8 @@ class Lease:
         locks = HeldLocks(client, GROUP, lambda _queue: None)
         await locks.hold(queue)
         self._locks, self._queue = locks, queue
+
+
+def is_forbidden(error: Exception) -> bool:
+    """Return whether a broker or registry has refused the account of the process."""
+    return isinstance(error, BrokerError) and error.code == ResponseCode.NO_PERMISSION

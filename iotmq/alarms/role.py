@@ -303,7 +303,7 @@ class _Cluster:
         conditions = (each for each in book.conditions if each.is_of_cluster)
         self._measures = Measures(conditions, counts_from_start=False)
         self._watch = Watch(settings.devices, book.missed, clock)
-        self.lease = Lease()
+        self.lease = Lease(clock)
         # Since when something could not be looked at; None: all could.
         self._failing_since_s: float | None = None
 

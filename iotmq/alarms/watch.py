@@ -26,6 +26,7 @@ from iotmq.alarms.conditions import (
     GROUP_STUCK,
     REGISTRY_GONE,
 )
+from iotmq.alarms.lease import FORBIDDEN_S, is_forbidden
 from iotmq.alarms.settings import DeviceWatch
 from iotmq.client.admin.admin import Admin
 from iotmq.client.admin.front_ends import FrontEndAdmin
@@ -79,6 +80,8 @@ class Watch:
         self._moved: dict[str, tuple[int, float]] = {}
         # Name of a watch of devices -> when it was looked at last, and what was found.
         self._silent: dict[str, tuple[float, float]] = {}
+        # What the account of the process may not ask, and when it is tried again, in monotonic seconds.
+        self._forbidden_until_s: dict[str, float] = {}
         # What could not be asked at the last look, with the reason.
         self.failures: dict[str, str] = {}
 
@@ -94,10 +97,16 @@ class Watch:
             "dead letters": self._dead_letters,
             "devices": self._sessions,
         }
+        now_s = self._clock.monotonic_s()
         for name, look in looks.items():
+            if now_s < self._forbidden_until_s.get(name, now_s):
+                failures[name] = self.failures[name]
+                continue
             try:
                 found |= await look(client)
             except (IotmqError, ConnectionError) as error:
+                if is_forbidden(error):
+                    self._forbidden_until_s[name] = now_s + FORBIDDEN_S
                 failures[name] = str(error)
                 if name not in self.failures:
                     logger.info(

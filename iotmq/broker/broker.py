@@ -29,6 +29,7 @@ from iotmq.broker.scheduled.delay_offsets import DelayOffsets
 from iotmq.broker.scheduled.timers import Timers
 from iotmq.broker.sessions.sessions import Sessions
 from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.statistics.lasting import LastingStatistics
 from iotmq.broker.statistics.rates import SAMPLE_INTERVAL_S
 from iotmq.broker.statistics.statistics import Statistics
 from iotmq.broker.tables.consumed import ConsumedPosition
@@ -43,7 +44,9 @@ from iotmq.broker.tables.topics import HALF_TOPIC, SCHEDULE_TOPIC, TopicTable
 from iotmq.broker.writing.message_writer import MessageWriter
 from iotmq.clock import Clock
 from iotmq.errors import StoreError
+from iotmq.history.questions import STATISTICS
 from iotmq.metrics import Metric
+from iotmq.ports.inspections import Inspection
 from iotmq.remoting.server import Listening, RemotingServer, RequestHandler, RunHandler
 from iotmq.remoting.tls.files import server_tls
 from iotmq.store.log.queue import Queue
@@ -138,6 +141,10 @@ class Broker:
         )
         parts.changed_settings.add_listener(self._settings_changed)
         self._work: list[asyncio.Task[None]] = []
+        self.lasting = LastingStatistics(
+            parts.statistics.counters, parts.clock, parts.settings, directory=directory / "statistics"
+        )
+        parts.inspections.add(STATISTICS, self.lasting.answer)
         self.consumed = ConsumedPosition(
             store,
             parts.offsets,
@@ -220,6 +227,10 @@ class Broker:
     @property
     def delivery(self) -> LiveDelivery:
         return self.mqtt.delivery
+
+    def add_inspection(self, name: str, answer: Inspection) -> None:
+        """Have operators' questions about something else of this process answered."""
+        self.parts.inspections.add(name, answer)
 
     def local_gateway(self) -> LocalGateway:
         """Return the way to this broker for an MQTT front end in the same process."""
@@ -356,6 +367,7 @@ class Broker:
         self.native.stop()
         await self._server.stop()
         self._files.save_all()
+        self.lasting.finish()
         await self._admin.finish_account_changes()
 
     def expire(self) -> None:
@@ -382,6 +394,7 @@ class Broker:
             self.offsets,
             self.mqtt,
             self.statistics,
+            self.lasting,
             self._admin,
             self._registration,
             self._files,
@@ -404,6 +417,7 @@ class Broker:
         yield "check of the address", self._registration.check_address
         yield "expiry of clients", partial(repeat, _EXPIRY_SCAN_S, self._expire)
         yield "statistics", partial(repeat, SAMPLE_INTERVAL_S, self.sample)
+        yield "lasting statistics", self.lasting.run
         yield "consumed positions", self.consumed.look_repeatedly
         yield "retention", partial(repeat, _RETENTION_SCAN_S, self._store.retain)
         if not self._role.is_slave:

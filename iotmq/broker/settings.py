@@ -216,6 +216,16 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     acl_reload_interval_s: Annotated[float, Meta(ge=0.05, le=3_600.0)] = 1.0
     """Seconds between looks at whether the file of accounts changed; until then a removed account is let
     in."""
+    statistics_names_max: Annotated[int, Meta(ge=0, le=10_000)] = limits.STATISTICS_NAMES_MAX
+    """Topics, groups and prefixes of client ids whose counts are kept for each minute, hour and day, so many
+    of each kind; the ones with fewest messages count together. A minute takes up to 44 bytes of disk for
+    each name that has messages. 0 keeps none."""
+    statistics_minute_days: Annotated[int, Meta(ge=1, le=366)] = 3
+    """Days whose minutes are kept, today among them."""
+    statistics_hour_months: Annotated[int, Meta(ge=1, le=1_200)] = 3
+    """Months whose hours are kept, this one among them."""
+    statistics_day_years: Annotated[int, Meta(ge=1, le=100)] = 5
+    """Years whose days are kept, this one among them."""
     region: Annotated[str, Meta(max_length=64)] = "DefaultRegion"
     """Value of MSG_REGION in send answers; clients copy it into traces."""
     is_tracing_allowed: bool = True

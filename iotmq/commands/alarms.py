@@ -7,7 +7,7 @@ import http.client
 import json
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote, urlsplit
@@ -209,8 +209,19 @@ def _conditions(gateway: Gateway, _options: argparse.Namespace) -> Result:
 
 def _receivers(gateway: Gateway, _options: argparse.Namespace) -> Result:
     columns = ("name", "kind", "level", "delivered", "delivered_ms", "failing_s", "failed_reason")
-    items = gateway.ask("GET", "/alarms/receivers")["items"]
-    return Table(items, columns=columns, nothing="no receivers: see alarms.receivers")
+    found = gateway.ask("GET", "/alarms/receivers")
+    return _Receivers(found, columns=columns, nothing="no receivers: see alarms.receivers")
+
+
+class _Receivers(Table):
+    """For programs with the word on who tells of the cluster."""
+
+    def __init__(self, found: dict[str, Any], *, columns: Sequence[str], nothing: str) -> None:
+        super().__init__(found["items"], columns=columns, nothing=nothing)
+        self._found = found
+
+    def data(self) -> object:
+        return self._found
 
 
 def _acknowledge(gateway: Gateway, options: argparse.Namespace) -> Result:

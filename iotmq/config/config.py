@@ -28,6 +28,7 @@ from iotmq.config.setting_text import (
 )
 from iotmq.console.settings import HttpSettings
 from iotmq.errors import ConfigError
+from iotmq.history.settings import HistorySettings
 from iotmq.log_format import LogSettings
 from iotmq.mqtt_bridge.settings import BridgeSettings
 from iotmq.mqtt_front.settings.authentication import NOBODY
@@ -70,6 +71,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Several brokers with one name, of which one is master at a time."""
     http: HttpSettings = HttpSettings()
     """The operator's port: metrics, health, readiness."""
+    history: HistorySettings = HistorySettings()
+    """History of the metrics of each process."""
     alarms: AlarmSettings = AlarmSettings()
     """When something is an alarm, and who is told."""
     log: LogSettings = LogSettings()

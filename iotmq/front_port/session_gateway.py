@@ -35,6 +35,7 @@ from iotmq.front_port.session_parts import (
 from iotmq.metrics import Metric, samples
 from iotmq.ports.inspections import InspectionDone
 from iotmq.ports.sessions import (
+    ClientCounts,
     CloseRequest,
     DrainOrder,
     ExclusiveClaim,
@@ -189,6 +190,13 @@ class RemoteSessions:
             done([_LOST] * len(request.filters))
         else:
             claim_exclusive(request, session.parts, self.brokers.chosen_for, done)
+
+    def report_clients(self, counts: Sequence[ClientCounts], done: Callable[[Refused | None], None]) -> None:
+        link = next((link for link in self.brokers.links if link.is_ready), None)
+        if link is None:
+            done(_NO_BROKER)
+        else:
+            link.report_clients(counts, done)
 
     def report_draining(self, *, is_draining: bool) -> None:
         self.brokers.report_draining(is_draining=is_draining)
@@ -503,6 +511,7 @@ class RemoteSessions:
         task.add_done_callback(self._tasks.discard)
 
 
+_NO_BROKER: Final = Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "no broker answers")
 _LOST: Final = Refused(ResponseCode.SESSION_LOST, "the session belongs to somebody else now")
 
 

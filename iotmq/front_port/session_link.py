@@ -22,6 +22,7 @@ from iotmq.front_port.session_answers import decoded, outcome_of, split_records,
 from iotmq.ports import bodies
 from iotmq.ports.inspections import InspectionDone
 from iotmq.ports.sessions import (
+    ClientCounts,
     CloseRequest,
     DrainOrder,
     ExclusiveClaim,
@@ -328,6 +329,9 @@ class SessionLink(KeptConnection):
     def report_shares(self, reports: Sequence[ShareReport], done: Callable[[Refused | None], None]) -> None:
         """At most SHARE_REPORT_MEMBERS_MAX."""
         self._ask(_command(RequestCode.REPORT_SHARES, list(reports)), partial(tell, done))
+
+    def report_clients(self, counts: Sequence[ClientCounts], done: Callable[[Refused | None], None]) -> None:
+        self._ask(_command(RequestCode.REPORT_CLIENTS, list(counts)), partial(tell, done))
 
     def claim_exclusive(
         self, request: ExclusiveClaim, done: Callable[[list[Refused | None] | Refused], None]

@@ -14,6 +14,7 @@ from iotmq.clock import Clock
 from iotmq.master_slave.ha_server import HaListening, HaServer
 from iotmq.master_slave.vip_port import two_ports
 from iotmq.metrics import Metric
+from iotmq.ports.inspections import Inspection
 from iotmq.replication.settings import ReplicationSettings
 from iotmq.store.store import Store
 
@@ -80,6 +81,9 @@ class MasterBroker:
         """Stop the broker first: what was taken until then goes to slaves, too."""
         await self.broker.stop()
         await self.ha.stop()
+
+    def add_inspection(self, name: str, answer: Inspection) -> None:
+        self.broker.add_inspection(name, answer)
 
     def metrics(self) -> Iterable[Metric]:
         yield from self.broker.metrics()

@@ -23,6 +23,7 @@ from iotmq.master_slave.master import slave_read_behind_bytes
 from iotmq.master_slave.master_calls import MasterCalls, find_master, told_address
 from iotmq.master_slave.master_tables import MasterTables
 from iotmq.metrics import Metric
+from iotmq.ports.inspections import Inspection
 from iotmq.replication.settings import ReplicationSettings
 from iotmq.store.store import Store
 from iotmq.supervised import end, supervise
@@ -59,6 +60,7 @@ class SlaveBroker:
         self._waits_for = "the log has no beginning yet"
         # Both are made by start(), once the log has a beginning.
         self._broker: Broker | None = None
+        self._inspections: dict[str, Inspection] = {}
         self._tables: MasterTables | None = None
         if replication.master_address:
             host, port = parse_address(replication.master_address)
@@ -93,6 +95,10 @@ class SlaveBroker:
         """Return None while clients can find this broker, also without its master; else why they cannot."""
         return self._waits_for if self._broker is None else self._broker.not_ready_reason
 
+    def add_inspection(self, name: str, answer: Inspection) -> None:
+        """Have operators' questions answered, once the broker is made; before `start`."""
+        self._inspections[name] = answer
+
     async def start(self) -> None:
         """Serve, and follow the master. A new slave waits here until its master can be asked.
 
@@ -115,6 +121,8 @@ class SlaveBroker:
                 registered=self._registered,
             ),
         )
+        for name, answer in self._inspections.items():
+            broker.add_inspection(name, answer)
         broker.writer.add_confirmed_listener(self._ha.confirmed)
         self._tables = MasterTables(broker.parts, broker.delay_offsets, self._calls)
         store.held_position = self._held_position

@@ -32,6 +32,7 @@ from iotmq.member.peers import PeerConnector
 from iotmq.member.table_stream import reaches_next_master
 from iotmq.member.wire import Introduction, decode_begin_copy
 from iotmq.metrics import Metric
+from iotmq.ports.inspections import Inspection
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import Listening, ServerConnection
@@ -100,6 +101,7 @@ class ReplicatedBroker:
         self._work: asyncio.Task[None] | None = None
         self._stop_asked = asyncio.Event()
         self._run: _Run | None = None
+        self._inspections: dict[str, Inspection] = {}
         self._runs_count = 0
         # Set while this member takes a copy of the master's data, between two runs.
         self._copying: Copying | None = None
@@ -124,6 +126,10 @@ class ReplicatedBroker:
         if run is None:
             return "the log is being opened"
         return run.not_ready_reason
+
+    def add_inspection(self, name: str, answer: Inspection) -> None:
+        """Have operators' questions answered by the broker of each run; before `start`."""
+        self._inspections[name] = answer
 
     async def start(self) -> None:
         """Open the log, listen, and begin.
@@ -268,7 +274,7 @@ class ReplicatedBroker:
 
     def make_broker(self, opened: MemberStore, is_current: Callable[[], bool]) -> Broker:
         """Make the broker of a run; it serves once it is started."""
-        return Broker(
+        broker = Broker(
             self._settings,
             opened.store,
             directory=self._directory,
@@ -280,6 +286,9 @@ class ReplicatedBroker:
                 epochs=lambda: opened.log.epochs,
             ),
         )
+        for name, answer in self._inspections.items():
+            broker.add_inspection(name, answer)
+        return broker
 
     def make_driver(self, opened: MemberStore, consensus: ConsensusStore, run: _Run) -> MemberDriver:
         """Make what carries out the state machine of a run."""

@@ -362,6 +362,7 @@ class MqttFront:
             parts.traces.stop()
             parts.ingress.close()
             parts.egress.close()
+            parts.sessions.prefixes.tell()
         self._audit.close()
         self.inspections.stop()
         await self._stop_ports()
@@ -439,6 +440,8 @@ class MqttFront:
         if parts.sys_topics is not None:
             with surviving("$SYS topics"):
                 parts.sys_topics.tick(now_s)
+        with surviving("counts of client ids"):
+            parts.sessions.prefixes.tick(now_s)
         self._ticker = parts.loop.call_later(_TICK_S, self._tick)
 
     def _end_late(self, device: Device, now_s: float) -> None:
@@ -670,6 +673,7 @@ class MqttFront:
                     parts.subscriptions.retained_sent,
                 ),
             )
+            yield from parts.sessions.prefixes.metrics()
             yield from parts.listeners.metrics()
             yield from parts.drain.metrics()
             yield from parts.bridges.metrics()

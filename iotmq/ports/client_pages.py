@@ -24,6 +24,7 @@ CONNECTIONS: Final = "connections"
 CONNECTION: Final = "connection"
 SUBSCRIPTIONS: Final = "subscriptions"
 REFUSED: Final = "refused"
+SESSION_QUEUE: Final = "session_queue"
 
 TEXT_COLUMNS: Final = ("client_id", "user", "address", "listener")
 NUMBER_COLUMNS: Final = (
@@ -237,6 +238,28 @@ class SubscriptionsAnswer(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[SubscriptionRow]
     orders: list[SubscriptionOrder]
     has_more: bool
+
+
+class QueueQuestion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Ask for messages that a kept session is not done with, of one of its filters at one broker."""
+
+    client_id: str
+    topic_filter: str
+    limit: Annotated[int, Meta(ge=1, le=limits.SESSION_QUEUE_LISTED_MAX)] = 20
+    position: Annotated[int, Meta(ge=0, le=2**62)] = 0
+    """Messages from there on; those that its client is done with are none."""
+
+
+class QueueAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The first of the messages, as they are stored."""
+
+    records: list[bytes]
+    left_out: int
+    """Messages among them that are too large for an answer."""
+    next_position: int
+    is_end: bool
+    behind: int
+    """Messages of the filter that the client is not done with, from the first on."""
 
 
 class RefusedQuestion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

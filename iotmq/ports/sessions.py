@@ -27,6 +27,7 @@ Filter: TypeAlias = Annotated[str, Meta(min_length=1, max_length=limits.MQTT_TOP
 Options: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 36) - 1)]
 Epoch: TypeAlias = Annotated[int, Meta(ge=-(2**62), le=2**62)]
 Seconds: TypeAlias = Annotated[int, Meta(ge=0, le=_U32_MAX)]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 48)]
 Position: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)]
 
 NEVER_EXPIRES_S = 0xFFFFFFFF
@@ -212,6 +213,17 @@ class DrainOrder(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     has_moved: bool = False
 
 
+class ClientCounts(NamedTuple):
+    """How much a front end counted of the devices whose client ids begin alike, since it told last."""
+
+    prefix: Annotated[str, Meta(max_length=limits.STATISTICS_NAME_BYTES_MAX // 4)]
+    published: Count
+    published_bytes: Count
+    delivered: Count
+    delivered_bytes: Count
+    connections: Count
+
+
 class Refused(NamedTuple):
     """Why a request about a session was not done. `code` is a response code of the native protocol."""
 
@@ -379,6 +391,9 @@ class SessionPort(SharePort, Protocol):
 
     def report_draining(self, *, is_draining: bool) -> None:
         """Say whether devices are sent elsewhere, for operators who ask brokers."""
+
+    def report_clients(self, counts: Sequence[ClientCounts], done: Callable[[Refused | None], None]) -> None:
+        """Have one of the brokers count these in its statistics; at most CLIENT_PREFIXES_MAX and one."""
 
     def progress(self, changes: Sequence[SessionProgress], done: Callable[[Refused | None], None]) -> None:
         """Say how far sessions have come. What is said in a former epoch is not heard.

@@ -154,6 +154,7 @@ class RequestCode:
     KICK_SESSION: Final = 30_072
     PURGE_SESSION: Final = 30_073
     LIST_SHARES: Final = 30_074
+    REPORT_CLIENTS: Final = 30_077
     # Ours: questions of operators about one process, and those passed on to a front end.
     INSPECT: Final = 30_075
     INSPECT_FRONT_END: Final = 30_076

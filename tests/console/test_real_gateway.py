@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import paho.mqtt.client as paho
 import pytest
 from console_browser import SETTINGS, TOKENS, Chromium, Watched
+from eventually import eventually
 from gateway_process import GatewayProcess
 from playwright.sync_api import Page, expect
 
@@ -115,16 +117,15 @@ def test_a_wrong_token_is_refused_in_words(chromium: Chromium, origin: str) -> N
         assert opened.axe() == []
 
 
-def test_the_first_view_takes_less_than_a_second(chromium: Chromium, origin: str) -> None:
-    """From nothing to the way in, on loopback, without what a browser keeps; the best of three."""
-    took_ms = []
-    for _ in range(3):
-        with chromium.page(origin) as opened:
-            opened.show("sign-in")
-            took_ms.append(opened.page.evaluate("performance.now()"))
-            sizes = "performance.getEntriesByType('resource').map((each) => each.transferSize)"
-            assert sum(opened.page.evaluate(sizes)) < 150_000
-    assert min(took_ms) < 1_000, took_ms
+def test_the_first_view_is_small_and_asks_for_all_at_once(chromium: Chromium, origin: str) -> None:
+    """From nothing to the way in. benchmarks/console_view.py says how long it takes."""
+    with chromium.page(origin) as opened:
+        opened.show("sign-in")
+        opened.settle()
+        entries = "performance.getEntriesByType('resource').map((each) => [each.name, each.transferSize])"
+        loaded = dict(opened.page.evaluate(entries))
+    assert sum(loaded.values()) < 150_000
+    assert all(name.startswith(origin) for name in loaded)
 
 
 def test_a_gateway_that_stops_and_comes_back(chromium: Chromium, tmp_path: Path) -> None:
@@ -152,3 +153,40 @@ def test_what_takes_a_higher_role_is_not_shown(chromium: Chromium, origin: str, 
         opened.show("topic?name=mqtt")
         opened.settle()
         assert opened.page.get_by_role("button", name="Delete the topic").count() == 0
+
+
+def test_a_client_is_found_traced_and_disconnected(
+    chromium: Chromium, gateway: GatewayProcess, origin: str
+) -> None:
+    device = paho.Client(paho.CallbackAPIVersion.VERSION2, "<b>pump", clean_session=False)
+    device.connect("127.0.0.1", gateway.ports["mqtt"])
+    device.loop_start()
+    try:
+        eventually(device.is_connected, "the device is connected")
+        device.subscribe("plant/#", qos=1)
+        with signed_in(chromium, origin, "operator") as opened:
+            page = opened.show("connections?match=pump")
+            page.get_by_role("link", name="<b>pump").click()
+            page.locator("td", has_text="plant/#").wait_for()
+            page.get_by_role("button", name="Trace").click()
+            page.get_by_role("dialog").get_by_role("button", name="Trace").click()
+            page.get_by_text("The trace runs.").wait_for()
+            opened.show("client?id=%3Cb%3Epump")
+            page.get_by_role("button", name="Disconnect").click()
+            page.get_by_role("dialog").get_by_role("button", name="Disconnect").click()
+            page.get_by_text("It is disconnected.").wait_for()
+            opened.show("traces")
+            page.locator("tbody a").first.click()
+            page.locator("tbody td", has_text="administrative_action").wait_for()
+            for place, words in (
+                ("front-ends", "takes clients"),
+                ("brokers", "broker-a"),
+                ("audit", "disconnect_client"),
+                ("settings", "brokerName"),
+                ("subscriptions", "plant/#"),
+            ):
+                opened.show(place)
+                page.locator("main td", has_text=words).first.wait_for()
+    finally:
+        device.disconnect()
+        device.loop_stop()

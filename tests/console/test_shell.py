@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from console_browser import OpenPage
+from console_browser import Asked, OpenPage, RefusedError
 
 EMPTY: dict[str, Any] = {"items": [], "next": None}
 
@@ -34,6 +34,20 @@ def test_a_page_that_is_not_there_says_so(open_page: OpenPage) -> None:
     with open_page({}) as opened:
         opened.show("nowhere?x=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E")
         assert opened.page.inner_text("h1") == "There is no such page."
+
+
+def test_the_way_in_offers_a_provider_and_says_why_it_has_failed(open_page: OpenPage) -> None:
+    ways = {"password": True, "link": False, "is_safe": True, "oidc": "Sign in at <b>the plant</b>"}
+
+    def nobody(_asked: Asked) -> None:
+        raise RefusedError(401, "unauthenticated")
+
+    with open_page({"GET /sign-in": ways, "GET /me": nobody}) as opened:
+        page = opened.show("sign-in?problem=no-role")
+        page.get_by_role("alert").filter(has_text="give you no role").wait_for()
+        button = page.get_by_role("link", name="Sign in at <b>the plant</b>")
+        assert (button.get_attribute("href") or "").startswith(opened.origin + "/api/v1/sign-in/oidc")
+        assert opened.axe() == []
 
 
 def test_the_navigation_of_a_phone_opens_and_closes(open_page: OpenPage) -> None:

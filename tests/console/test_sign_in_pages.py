@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from console_browser import Chromium
@@ -85,3 +86,20 @@ def test_a_key_is_shown_once(chromium: Chromium, proxied: GatewayProcess) -> Non
         page.get_by_role("dialog").get_by_role("button", name="Close").last.click()
         page.locator("tbody", has_text="export").wait_for()
         assert key not in page.content()
+
+
+def test_the_way_by_a_provider_has_its_label_and_says_why_it_failed(
+    chromium: Chromium, tmp_path: Path
+) -> None:
+    provider = 'http.sign_in.oidc={issuer="http://127.0.0.1:1",client_id="c",label="Plant <b>",viewers=["*"]}'
+    with GatewayProcess(tmp_path / "data", provider) as gateway:
+        origin = f"http://127.0.0.1:{gateway.ports['http']}"
+        with chromium.page(origin) as opened:
+            page = opened.show("topics?match=a")
+            way = page.get_by_role("link", name="Plant <b>")
+            way.wait_for()
+            asked = way.get_attribute("href") or ""
+            assert asked.endswith("/api/v1/sign-in/oidc?return_to=%23%2Ftopics%3Fmatch%3Da")
+            # Nobody is at home there.
+            way.click()
+            page.get_by_role("alert").filter(has_text="does not answer").wait_for()

@@ -448,3 +448,23 @@ def test_wrong_usage_is_answered_with_2(words: tuple[str, ...], capsys: pytest.C
         cli.main(["admin", *words])
     assert leaving.value.code == cli.EXIT_USAGE
     assert "usage: iotmq admin" in capsys.readouterr().err
+
+
+async def test_statistics_of_both_brokers_are_one_table(
+    cluster: SmallCluster, admin: Command, admin_json: Json
+) -> None:
+    put(cluster, "T", b"1", b"2")
+    for broker in cluster.brokers:
+        broker.lasting.finish()
+    now_ms = cluster.brokers[0].parts.clock.now_ms()
+    around = ("--since", str(now_ms - 3_600_000), "--until", str(now_ms + 60_000))
+    (row,) = [each for each in await admin_json("statistics", "topics", *around) if each["name"] == "T"]
+    assert row["messages"] == 2
+    steps = await admin_json("statistics", "topics", "--step", "hour", "--name", "T", *around)
+    assert sum(each["messages"] for each in steps) == 2
+    assert await admin("statistics", "clients", *around) == "nothing\n"
+    assert "nobody counted" in await admin("statistics", "groups", "--name", "g", "--until", "60000")
+    with pytest.raises(BrokerError, match="no inspection 'history'"):
+        await admin("history", "series", cluster.brokers[0].parts.settings.name)
+    with pytest.raises(RouteNotFoundError, match="named nobody"):
+        await admin("history", "show", "nobody", "iotmq_loop_lag_max_seconds")

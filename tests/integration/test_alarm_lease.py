@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from manual_clock import ManualClock
 from small_cluster import SmallCluster
 
-from iotmq.alarms.lease import LEASE_S, Lease
+from iotmq.alarms import lease as lease_module
+from iotmq.alarms.lease import LEASE_S, RENEWAL_S, Lease
 from iotmq.client.client import IotmqClient
 from iotmq.client.transport.settings import ClientSettings
+from iotmq.clock import SystemClock
+from iotmq.errors import BrokerError
+from iotmq.remoting.codes import ResponseCode
 
 
 async def test_one_process_has_the_lease_and_another_one_after_it(tmp_path: Path) -> None:
     async with SmallCluster(tmp_path, brokers=2, registries=1) as cluster, cluster.client() as one:
         other_settings = ClientSettings(registries=cluster.addresses, client_id="other")
         async with IotmqClient(other_settings) as other:
-            first, second = Lease(), Lease()
+            first, second = Lease(SystemClock()), Lease(SystemClock())
             for _ in range(2):
                 await first.renew(one)
                 await second.renew(other)
@@ -40,7 +45,7 @@ async def test_one_process_has_the_lease_and_another_one_after_it(tmp_path: Path
 
 async def test_without_a_broker_everybody_tells(tmp_path: Path) -> None:
     async with SmallCluster(tmp_path, brokers=0, registries=1) as cluster, cluster.client() as client:
-        lease = Lease()
+        lease = Lease(SystemClock())
         await lease.renew(client)
         assert lease.tells
 
@@ -50,9 +55,29 @@ async def test_a_lease_that_was_not_renewed_is_asked_for_anew(tmp_path: Path) ->
     async with SmallCluster(tmp_path, brokers=1, registries=1) as cluster:
         settings = ClientSettings(registries=cluster.addresses)
         async with IotmqClient(settings, clock=clock) as client:
-            lease = Lease()
+            lease = Lease(clock)
             await lease.renew(client)
             clock.advance(LEASE_S)
             await lease.renew(client)
             assert lease.tells
             await lease.release()
+
+
+async def test_an_account_that_may_not_have_it_asks_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, asked = ManualClock(), 0
+
+    async def refuse(_client: object) -> dict[str, str]:
+        nonlocal asked
+        asked += 1
+        raise BrokerError(ResponseCode.NO_PERMISSION, "who are you?")
+
+    monkeypatch.setattr(lease_module, "master_addresses", refuse)
+    lease = Lease(clock)
+    client = IotmqClient()
+    for _ in range(60):
+        await lease.renew(client)
+        assert lease.tells
+        clock.advance(RENEWAL_S)
+    assert asked == 1
+    await lease.renew(client)
+    assert asked == 2

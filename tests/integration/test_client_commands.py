@@ -69,6 +69,10 @@ async def test_clients_are_listed_shown_and_disconnected(
     rows = await run.json("subscriptions", "--topic", "t/1")
     assert [(row["client_id"], row["topic_filter"]) for row in rows] == [("a", "t/#")]
     assert await run.text("slow", "--by", "dropped") == "no client is slow\n"
+    waiting = await run.json("queue", "a", "t/#")
+    assert waiting == []
+    with pytest.raises(ClientError, match="no kept session of a has this filter"):
+        await run.text("queue", "a", "u")
     assert await run.text("refused") == "nobody was refused that is remembered\n"
 
     with pytest.raises(ClientError, match="name clients, or say which ones"):
@@ -112,6 +116,7 @@ async def test_pages_of_long_names_go_on_where_they_ended(
         ("list", "--where", "user>=1"),
         ("list", "--sort", "size"),
         ("list", "--limit", str(limits.CONNECTIONS_LISTED_MAX + 1)),
+        ("queue", "a", "b", "--limit", str(limits.SESSION_QUEUE_LISTED_MAX + 1)),
         ("slow", "--by", "user"),
     ],
 )

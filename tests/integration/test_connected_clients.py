@@ -16,7 +16,13 @@ from iotmq.client.admin.clients import ClientAdmin, SubscriptionsPage
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.settings import ClientSettings
 from iotmq.errors import BrokerError, ClientError
-from iotmq.ports.client_pages import ClientFilter, ClientsQuestion, KickQuestion, RefusedQuestion
+from iotmq.ports.client_pages import (
+    ClientFilter,
+    ClientsQuestion,
+    KickQuestion,
+    QueueQuestion,
+    RefusedQuestion,
+)
 from iotmq.ports.inspections import KICK
 
 pytestmark = pytest.mark.uvloop
@@ -200,6 +206,51 @@ async def test_subscriptions_are_of_connected_clients_and_of_kept_sessions(tmp_p
         with pytest.raises(ClientError, match="none of this list"):
             await admin.subscriptions(cursor="eHg")
     for device in devices[1:]:
+        await device.disconnect()
+    await site.close()
+
+
+async def test_what_waits_for_a_kept_session_is_read_and_stays(tmp_path: Path) -> None:
+    large = {"packet_bytes_max": 2 * limits.INSPECTION_ANSWER_BYTES_MAX}
+    site = await open_site(tmp_path, "one", is_remote=True, brokers=2, mqtt_settings=large)
+    (sleeper, source) = await connected(site, "sleeper", "source")
+    await sleeper.subscribe(("q/#", 1))
+    await sleeper.disconnect()
+    for number in range(5):
+        await source.publish(f"q/{number}", b"%d" % number * 100)
+    # No answer has room for it.
+    await source.publish("q/5", bytes(limits.INSPECTION_ANSWER_BYTES_MAX))
+    async with client_of(site) as client:
+        admin = ClientAdmin(client)
+        for _ in range(2):
+            topics: set[str] = set()
+            left_out, cursor = 0, ""
+            while True:
+                page = await admin.queue("sleeper", "q/#", limit=2, cursor=cursor)
+                assert page is not None
+                assert (page.behind, page.problems) == (6 if not cursor else page.behind, {})
+                topics |= {message.properties["MQTT_TOPIC"] for message in page.messages}
+                assert all(
+                    message.body[:1] == message.properties["MQTT_TOPIC"][-1:].encode()
+                    for message in page.messages
+                )
+                left_out += page.left_out
+                if page.next_cursor is None:
+                    break
+                cursor = page.next_cursor
+            assert (topics, left_out) == ({f"q/{number}" for number in range(5)}, 1)
+        assert await admin.queue("sleeper", "q/+") is None
+        assert await admin.queue("nobody", "q/#") is None
+        with pytest.raises(ClientError, match="none of this list"):
+            await admin.queue("sleeper", "q/#", cursor="eHg")
+        body = msgspec.msgpack.encode(
+            QueueQuestion(client_id="sleeper", topic_filter="q/#", limit=limits.SESSION_QUEUE_LISTED_MAX + 1)
+        )
+        with pytest.raises(BrokerError, match="cannot be read"):
+            await admin._inspections.ask_broker(site.bench.broker.parts.settings.name, "session_queue", body)
+    await sleeper.connect(site.fronts["one"])
+    assert len(await sleeper.receives(6)) == 6
+    for device in (sleeper, source):
         await device.disconnect()
     await site.close()
 

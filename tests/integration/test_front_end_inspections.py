@@ -14,7 +14,7 @@ from iotmq.broker.handlers.mqtt import front_end_link
 from iotmq.client.admin.inspections import InspectionAdmin
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.settings import ClientSettings
-from iotmq.errors import BrokerError, RequestError, RouteNotFoundError
+from iotmq.errors import BrokerError, ConnectionClosedError, RequestError, RouteNotFoundError
 
 pytestmark = pytest.mark.uvloop
 
@@ -85,6 +85,24 @@ async def test_a_front_end_that_does_not_answer_takes_nothing_from_the_others(
     assert found.answers == {"one": b"one:"}
     assert "did not answer within" in found.problems["two"]
     assert "there is no inspection" in found.problems["three"]
+    await site.close()
+
+
+async def test_a_broker_that_is_away_is_named_and_the_others_are_asked(tmp_path: Path) -> None:
+    site = await open_site(tmp_path, "one", is_remote=True, brokers=2)
+    site.fronts["one"].mqtt.inspections.add("name", answering(b"one"))
+    first, second = site.benches
+    away = second.broker.parts.settings.name
+    async with client_of(site) as client:
+        admin = InspectionAdmin(client)
+        assert await admin.front_ends() == ["one"]
+        # The registry goes on to name it.
+        await second.broker._server.stop()
+        found = await admin.ask_all_front_ends("name")
+        assert (found.answers, list(found.problems)) == ({"one": b"one:"}, [away])
+        await first.broker._server.stop()
+        with pytest.raises(ConnectionClosedError):
+            await admin.ask_all_front_ends("name")
     await site.close()
 
 

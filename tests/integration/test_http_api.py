@@ -457,6 +457,9 @@ def test_a_group_is_shown_moved_paused_and_deleted(api: Caller) -> None:
         consumer.commit()
         members = api.get("show_group", "api-group")["consumers"]
         assert [each["language"] for each in members] != []
+        read = api.get("show_consumer", "api-group", members[0]["client_id"])["queues"]
+        assert {"topic": "group-topic", "broker": "broker-a", "queue": 0} in read
+    assert api.ask("show_consumer", "api-group", "nobody").problem == "not-found"
     shown = api.get("show_group", "api-group")
     assert (shown["group"]["behind"], shown["consumers"]) == (6, [])
     queues = [each for each in shown["queues"] if each["topic"] == "group-topic"]
@@ -579,6 +582,11 @@ def test_connected_clients_are_listed_shown_and_disconnected(api: Caller) -> Non
         assert api.get("disconnect_client", "valve/7")["kicked"] == 1
         device.wait_closed()
     assert api.ask("disconnect_client", "valve/7").problem == "not-found"
+    api.get("publish_raw", "open/3", raw=b"turn it")
+    queue = api.get("list_client_queue", "valve/7", query="topic_filter=open/%23&payload_bytes_max=4")
+    assert (queue["behind"], queue["next"], queue["missing"], queue["left_out"]) == (1, None, {}, 0)
+    assert [(each["mqtt_topic"], each["payload"]) for each in queue["items"]] == [("open/3", "turn")]
+    assert api.ask("list_client_queue", "valve/7", query="topic_filter=else").problem == "not-found"
     away = api.get("list_client_subscriptions", "valve/7")
     assert (away["is_connected"], [each["topic_filter"] for each in away["items"]]) == (False, ["open/#"])
     assert api.ask("list_client_subscriptions", "nobody").problem == "not-found"
@@ -620,6 +628,31 @@ def test_brokers_and_front_ends_are_shown_and_drained(api: Caller) -> None:
     assert api.ask("drain_front_end", "nobody", body={"is_draining": True}).problem == "not-found"
 
 
+def test_the_history_of_metrics_is_that_of_a_process(api: Caller) -> None:
+    names = [each["name"] for each in api.get("list_series", query="process=broker-a")["items"]]
+    assert names == [each["name"] for each in api.get("list_series", query="process=local")["items"]]
+    query = "series=iotmq_mqtt_connections&series=iotmq_mqtt_published_total&from_ms=1&step_s=60"
+    for process in ("", "&process=broker-a", "&process=local"):
+        found = api.get("show_history", query=query + process)
+        assert (found["step_s"], found["count"]) == (60, 1_440)
+    assert api.ask("show_history", query="series=x&process=nobody").problem == "not-found"
+    assert api.ask("show_history").problem == "invalid"
+    assert api.ask("show_history", query="series=x&step_s=11").problem == "invalid"
+    later = "series=x&from_ms=9007199254740991"
+    assert api.ask("show_history", query=later).problem == "invalid"
+    assert api.ask("show_history", query=later + "&process=broker-a").problem == "invalid"
+
+
+def test_statistics_are_those_of_all_brokers(api: Caller) -> None:
+    found = api.get("show_topic_statistics", query="step=hour")
+    assert (found["step_ms"], found["count"]) == (3_600_000, 60)
+    assert (found["steps"], found["problems"]) == ([], {})
+    named = api.get("show_group_statistics", query="step=day&name=a&name=")
+    assert [each["name"] for each in named["steps"]] == ["a", ""]
+    assert all(len(column) == 60 for each in named["steps"] for column in each["counts"].values())
+    assert api.get("show_client_statistics", query="limit=1&from_ms=1")["sums"] == []
+    assert api.ask("show_client_statistics", query="step=week").problem == "invalid"
+    assert api.ask("show_client_statistics", query="name=a&from_ms=1").problem == "invalid"
 def test_a_trace_is_begun_read_downloaded_ended_and_deleted(api: Caller) -> None:
     name = "<b>\u202edevice"
     begun = api.get(

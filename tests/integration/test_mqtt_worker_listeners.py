@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import socket
 import ssl
@@ -17,6 +18,9 @@ from fake_gateway import connect_packet
 from gateway_process import GatewayProcess, free_port
 from websocket_peer import frame, request
 
+from iotmq.client.admin.clients import ClientAdmin
+from iotmq.client.transport.client import ClientTransport
+from iotmq.client.transport.settings import ClientSettings
 from iotmq.config.setting_text import toml_value
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command is not there")
@@ -44,6 +48,14 @@ def talk_in_frames(connection: ssl.SSLSocket, client_id: str) -> None:
     assert connection.recv(1_000).startswith(b"HTTP/1.1 101 ")
     connection.sendall(frame(connect_packet(client_id)))
     assert connection.recv(100) == b"\x82\x04" + CONNACK
+
+
+async def connected(registry: str) -> dict[str, str]:
+    """Client ids, with the front ends they are connected to: each worker is one, and answers for itself."""
+    async with ClientTransport(ClientSettings(registries=(registry,))) as client:
+        page = await ClientAdmin(client).page()
+    assert page.problems == {}
+    return {row.client_id: row.front_end for row in page.rows}
 
 
 def test_each_worker_has_its_sockets(tmp_path: Path, short: Path) -> None:
@@ -102,6 +114,9 @@ def test_each_worker_has_its_sockets(tmp_path: Path, short: Path) -> None:
         eventually(lambda: sum(connections("safe")) == 8, "the page of the supervisor has them")
         eventually(lambda: sum(connections("web")) == 8, "web pages are on it, too")
         assert connections("local") == [1, 1]
+        found = asyncio.run(connected(registry.registry))
+        assert len(found) == 18
+        assert found["local-1"].removesuffix("-1") == found["local-2"].removesuffix("-2")
         assert front.terminate() < 5
         assert not list(short.iterdir()), "the sockets go with their workers"
         for each in held:

@@ -70,6 +70,8 @@ def test_it_has_every_module_and_what_describes_their_types(wheel: Path) -> None
         for file in (ROOT / package).rglob(f"*.{suffix}")
         if package == "iotmq" or suffix in ("py", "so")
     }
+    static = ROOT / "iotmq" / "console" / "static"
+    wanted |= {str(file.relative_to(ROOT)) for file in static.rglob("*") if file.is_file()}
     assert wanted - names == set()
     assert "iotmq/py.typed" in names
 

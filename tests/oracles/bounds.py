@@ -274,6 +274,26 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "::test_past_the_limit_the_keys_unused_for_longest_go",
     ),
     Bound(
+        "history.tables: names of topics, groups and client ids",
+        "STATISTICS_NAMES_MAX in each step of each table, four times as many in a file",
+        "items x (STATISTICS_NAME_BYTES_MAX + 44); a block STATISTICS_BLOCK_BYTES_MAX",
+        "tests/unit/history/test_tables.py"
+        "::test_the_default_names_have_a_place_each_and_one_more_is_with_the_others",
+    ),
+    Bound(
+        "history.sampler: series of metrics",
+        "HISTORY_SERIES_MAX",
+        "items x 10 KB",
+        "tests/unit/history/test_sampler.py"
+        "::test_there_are_so_many_series_and_one_that_is_gone_for_an_hour_makes_room",
+    ),
+    Bound(
+        "mqtt_front.sessions.client_prefixes: prefixes of client ids",
+        "CLIENT_PREFIXES_MAX",
+        "items x 64 characters and their counts",
+        "tests/unit/mqtt_front/sessions/test_client_prefixes.py::test_so_many_prefixes_have_a_place",
+    ),
+    Bound(
         "broker.transactions.transactions: transactions without an end",
         "broker.transactions_pending_max, TRANSACTIONS_PENDING_MAX",
         "items x (TOPIC_BYTES_MAX + GROUP_BYTES_MAX)",
@@ -1100,5 +1120,24 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "one piece at a time",
         "WORKER_FRAME_BYTES_MAX",
         "tests/unit/workers/test_mqtt_workers.py::test_a_frame_at_the_limit_and_past_it",
+    ),
+    # Telemetry.
+    Bound(
+        "telemetry.tracing: spans that wait to be exported",
+        "SPANS_WAITING_MAX",
+        "items x some 1 KiB: names of clients and topics are cut",
+        "tests/unit/telemetry/test_tracing.py::test_so_many_spans_wait_and_further_ones_are_counted",
+    ),
+    Bound(
+        "telemetry.tracing: spans of one message",
+        "SPANS_OF_A_MESSAGE_MAX",
+        "as above",
+        "tests/integration/test_telemetry.py::test_the_first_deliveries_of_a_message_are_spans",
+    ),
+    Bound(
+        "broker.topic_changes.group_lag: pairs of group and topic",
+        "LAG_PAIRS_MAX, LAG_QUEUES_MAX",
+        "two names each",
+        "tests/unit/broker/topic_changes/test_group_lag.py::test_past_the_maximum_pairs_are_counted_only",
     ),
 )

@@ -311,6 +311,7 @@ FIELDS: dict[int, dict[str, list[str]]] = {
     RequestCode.CLAIM_SESSIONS: {},
     RequestCode.JOIN_SHARES: {},
     RequestCode.REPORT_SHARES: {},
+    RequestCode.REPORT_CLIENTS: {},
     RequestCode.CLAIM_EXCLUSIVE: {},
     RequestCode.LIST_FRONT_ENDS: {"isBrief": BOOLEANS},
     RequestCode.DRAIN_FRONT_END: {

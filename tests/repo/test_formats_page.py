@@ -24,6 +24,8 @@ from iotmq.broker.tables.deleted_topics import DeletedTopic, DeletedTopics
 from iotmq.broker.tables.generations import LogGenerations
 from iotmq.broker.tables.subscription_groups import SYSTEM_GROUPS, SubscriptionGroups
 from iotmq.broker.tables.topics import TopicConfig, TopicTable
+from iotmq.history.statistics_file import decode_blocks
+from iotmq.history.tables import StatisticsTables
 from iotmq.message.message_ids import offset_message_id
 from iotmq.message.properties import decode_properties
 from iotmq.message.records.record import check_record, decode_record, encode_batch, iter_records
@@ -107,6 +109,10 @@ def example(directory: Path) -> None:
     )
     filters.register("g", [FILTER])
     filters.write(filters.encode())
+    tables = StatisticsTables(
+        directory / "statistics", names_max=10, kept={"minute": 1, "hour": 1, "day": 1}
+    )
+    tables.add(END_MS, {"groups": {"g": (2, 20, 1)}})
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +156,7 @@ def dumps() -> dict[str, Dump]:
 LOG_0 = "commitlog/00000000000000000000"
 LOG_1 = "commitlog/00000000000000004096"
 QUEUE = "consumequeue/T/2/00000000000000000000"
+MINUTES = "statistics/minute-20231114"
 INDEX = f"index/{INDEX_NAME}"
 
 
@@ -167,6 +174,7 @@ def test_the_page_has_a_dump_of_every_format() -> None:
         "index.applied@0",
         "batch@0",
         "kv/marker@0",
+        f"{MINUTES}@32",
     }
     assert [name for name, _ in _JSON.findall(PAGE.read_text())] == [
         "config/topics.json",
@@ -299,6 +307,13 @@ def test_states(tmp_path: Path) -> None:
 def test_batch() -> None:
     dump = dumps()["batch@0"]
     assert dump.data == encode_batch([(b"hello", b"TAGS\x01TagA\x02", 0)])
+
+
+def test_statistics() -> None:
+    content = decode_blocks(dumps()[f"{MINUTES}@32"].data)
+    (block,) = content.blocks
+    assert (block.table, block.ids.tolist(), block.counts.tolist()) == ("groups", [1], [[2, 20, 1]])
+    assert content.names["groups"] == ["", "g"]
 
 
 def test_marker() -> None:

@@ -20,7 +20,7 @@ LAYERS: tuple[frozenset[str], ...] = (
         | {"log_format", "event_loop", "metrics", "secret_text", "service_manager", "setting_types"}
         | {"spelling", "supervised", "watched_file"}
     ),
-    frozenset({"message", "ports", "telemetry"}),
+    frozenset({"history", "message", "ports", "telemetry"}),
     frozenset({"audit_log", "credentials", "mqtt", "remoting"}),
     # Asks etcd or Kubernetes; the rest of replication does no I/O.
     frozenset({"replication.consensus"}),
@@ -326,6 +326,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "session_brokers",
         "session_gateway",
     ),
+    "history": ("settings", "rings", "questions", "merging", "sampler", "statistics_file", "tables"),
     "ports": (
         "inspections",
         "traces",

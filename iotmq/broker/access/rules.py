@@ -337,6 +337,7 @@ RULES: Final[dict[int, Rule]] = {
     RequestCode.CLAIM_SESSIONS: _ADMIN,
     RequestCode.JOIN_SHARES: _ADMIN,
     RequestCode.REPORT_SHARES: _ADMIN,
+    RequestCode.REPORT_CLIENTS: _ADMIN,
     RequestCode.CLAIM_EXCLUSIVE: _ADMIN,
     RequestCode.LIST_FRONT_ENDS: _ADMIN,
     RequestCode.DRAIN_FRONT_END: _ADMIN,

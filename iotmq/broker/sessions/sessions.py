@@ -35,6 +35,7 @@ from iotmq.errors import StoreError
 from iotmq.metrics import Metric, samples
 from iotmq.mqtt.topics.topics import wildcard_shape
 from iotmq.ports.sessions import (
+    ClientCounts,
     CloseRequest,
     ExclusiveClaim,
     OpenedSession,
@@ -73,6 +74,7 @@ class Sessions:
     ) -> None:
         self.projection = projection
         self._reader = reader
+        self._counters = parts.statistics.counters
         self._log = SessionLog(parts.writer, parts.clock, host=parts.host)
         self.front_ends = FrontEnds()
         self.owners = Ownership(
@@ -130,6 +132,11 @@ class Sessions:
         self.projection.queues.close_channel(channel.light)
         self.shares.channel_closed(channel)
         self.owners.channel_closed(channel)
+
+    def count_clients(self, counts: Iterable[ClientCounts]) -> None:
+        """Count what a front end has counted."""
+        for each in counts:
+            self._counters.count_clients(*each)
 
     def queues_of(self, client_id: str) -> list[tuple[str, int]]:
         """Return (filter, queue id) for each filter of a durable session."""

@@ -108,6 +108,34 @@ cdef class CounterTable:
         self.period += 1
         return bytes(out)
 
+    def growth(self, bytes copy not None):
+        """Return (key, by how much each total grew) of the keys that grew since a copy of all was taken.
+
+        What a key counted that was dropped since then is not in it.
+        """
+        cdef const uint64_t* before = <const uint64_t*><const char*>copy
+        cdef Py_ssize_t copied = len(copy) // (self.columns * sizeof(uint64_t))
+        cdef list grown = []
+        cdef uint64_t[COLUMNS_MAX] steps
+        cdef uint64_t base
+        cdef bint has_grown
+        cdef int column
+        cdef Py_ssize_t slot
+        for slot in range(self.used_slots):
+            if self.key_list[slot] is None:
+                continue
+            has_grown = False
+            for column in range(self.columns):
+                # Totals of a slot only grow: the greater one is the later.
+                base = self.origins[slot * COLUMNS_MAX + column]
+                if slot < copied:
+                    base = max(base, before[slot * self.columns + column])
+                steps[column] = self.numbers[slot * COLUMNS_MAX + column] - base
+                has_grown |= steps[column] != 0
+            if has_grown:
+                grown.append((self.key_list[slot], tuple([steps[column] for column in range(self.columns)])))
+        return grown
+
     def drop(self, key):
         """Forget a key; True when there was one."""
         found = self.slots.pop(key, None)
@@ -198,7 +226,9 @@ cdef class TrafficCounters:
     cdef readonly CounterTable queue_gets
     # (topic, group) -> times
     cdef readonly CounterTable send_backs
-    # "put" and "get" -> the columns of their tables
+    # prefix of client ids -> published messages and bytes, delivered messages and bytes, connections
+    cdef readonly CounterTable clients
+    # "put", "get" and "clients" -> the columns of their tables
     cdef readonly CounterTable broker
 
     def __init__(self, *, keys_max, monotonic_s):
@@ -207,7 +237,8 @@ cdef class TrafficCounters:
         self.group_gets = CounterTable(6, keys_max=keys_max, monotonic_s=monotonic_s)
         self.queue_gets = CounterTable(6, keys_max=keys_max, monotonic_s=monotonic_s)
         self.send_backs = CounterTable(1, keys_max=keys_max, monotonic_s=monotonic_s)
-        self.broker = CounterTable(6, keys_max=2, monotonic_s=monotonic_s)
+        self.clients = CounterTable(5, keys_max=keys_max, monotonic_s=monotonic_s)
+        self.broker = CounterTable(6, keys_max=3, monotonic_s=monotonic_s)
 
     def count_put(self, str topic, Py_ssize_t queue_id, uint64_t records, uint64_t size_bytes, uint64_t batches=1):
         """A batch, or so many of them, was stored."""
@@ -235,3 +266,17 @@ cdef class TrafficCounters:
     def count_send_back(self, str topic, str group):
         """A consumer gave a message back."""
         self.send_backs.add((topic, group), 1)
+
+    def count_clients(
+        self,
+        str prefix,
+        uint64_t published,
+        uint64_t published_bytes,
+        uint64_t delivered,
+        uint64_t delivered_bytes,
+        uint64_t connections,
+    ):
+        """A front end says by how much the counts of a prefix grew."""
+        if prefix:
+            self.clients.add(prefix, published, published_bytes, delivered, delivered_bytes, connections)
+        self.broker.add("clients", published, published_bytes, delivered, delivered_bytes, connections)

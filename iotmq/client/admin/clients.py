@@ -16,8 +16,11 @@ from iotmq.client.admin.asking import Asking
 from iotmq.client.admin.inspections import FrontEndAnswers, InspectionAdmin
 from iotmq.client.transport.calls import master_addresses
 from iotmq.client.transport.client import ClientTransport
+from iotmq.client.transport.message import StoredMessage
+from iotmq.client.transport.routes import MessageQueue
 from iotmq.errors import BrokerError, ClientError, ConnectionClosedError, RequestTimeoutError
 from iotmq.limits import KICKED_CLIENTS_MAX, KICKED_NAMES_MAX
+from iotmq.message.records.record import decode_record
 from iotmq.ports import client_pages
 from iotmq.ports.client_pages import (
     CLIENT_COLUMNS,
@@ -29,6 +32,8 @@ from iotmq.ports.client_pages import (
     KickAnswer,
     KickQuestion,
     Order,
+    QueueAnswer,
+    QueueQuestion,
     Refusal,
     RefusedAnswer,
     RefusedQuestion,
@@ -71,6 +76,16 @@ class SubscriptionsPage(NamedTuple):
     """Hold a page of subscriptions. `problems` says why front ends and brokers are missing in it."""
 
     rows: list[SubscriptionRow]
+    next_cursor: str | None
+    problems: dict[str, str]
+
+
+class QueuePage(NamedTuple):
+    """Hold messages that a session is not done with. `left_out` are those too large to be shown."""
+
+    messages: list[StoredMessage]
+    left_out: int
+    behind: int
     next_cursor: str | None
     problems: dict[str, str]
 
@@ -228,6 +243,52 @@ class ClientAdmin(Asking):
             rows=rows,
             next_cursor=_encode_cursor("subscriptions", orders[-1]) if has_more and orders else None,
             problems=of_front_ends.problems | of_brokers.problems,
+        )
+
+    async def queue(
+        self, client_id: str, topic_filter: str, *, limit: int = 20, cursor: str = ""
+    ) -> QueuePage | None:
+        """Read messages that a kept session is not done with, of one of its filters; they stay there.
+
+        `limit` counts for each broker. None when no broker has such a session with the filter.
+        """
+        place = _decode_cursor(cursor, "queue", tuple[dict[str, int]])
+        positions: dict[str, int] = {} if place is None else place[0]
+        answers: dict[str, QueueAnswer] = {}
+        problems: dict[str, str] = {}
+        for broker in sorted(await master_addresses(self._client)):
+            if cursor and broker not in positions:
+                continue
+            question = QueueQuestion(
+                client_id=client_id,
+                topic_filter=topic_filter,
+                limit=limit,
+                position=positions.get(broker, 0),
+            )
+            body = msgspec.msgpack.encode(question)
+            try:
+                answer = await self._inspections.ask_broker(broker, client_pages.SESSION_QUEUE, body)
+                answers[broker] = _decoded(QueueAnswer, answer, broker)
+            except BrokerError as error:
+                if error.code != ResponseCode.QUERY_NOT_FOUND:
+                    problems[broker] = str(error)
+            except (ConnectionClosedError, RequestTimeoutError) as error:
+                problems[broker] = str(error)
+        if not answers and not problems:
+            return None
+        messages = [
+            StoredMessage(MessageQueue(record.topic, broker, record.queue_id), record)
+            for broker, answer in answers.items()
+            for record in map(decode_record, answer.records)
+        ]
+        messages.sort(key=lambda message: message.store_timestamp_ms)
+        more = {broker: each.next_position for broker, each in answers.items() if not each.is_end}
+        return QueuePage(
+            messages=messages,
+            left_out=sum(each.left_out for each in answers.values()),
+            behind=sum(each.behind for each in answers.values()),
+            next_cursor=_encode_cursor("queue", (more,)) if more else None,
+            problems=problems,
         )
 
     async def refused(self, question: RefusedQuestion = _LAST) -> RefusedClients:

@@ -42,7 +42,7 @@ class InspectionAdmin(Asking):
         masters = await master_addresses(self._client)
         if target in masters:
             return await self._ask_at(masters[target], "", target, name, body)
-        for front_end, (own_name, broker_names) in (await self._front_ends(masters)).items():
+        for front_end, (own_name, broker_names) in (await self._front_ends(masters, {})).items():
             if target in (front_end, own_name):
                 return await self._ask_through(masters, broker_names, own_name, name, body)
         raise RouteNotFoundError(f"no broker and no connected front end is named {target[:80]}")
@@ -54,7 +54,7 @@ class InspectionAdmin(Asking):
 
     async def front_ends(self) -> list[str]:
         """List the names of all front ends that are connected."""
-        return sorted(await self._front_ends(await master_addresses(self._client)))
+        return sorted(await self._front_ends(await master_addresses(self._client), {}))
 
     async def ask_all_front_ends(
         self, name: str, body: bytes | Callable[[str], bytes] = b""
@@ -78,23 +78,37 @@ class InspectionAdmin(Asking):
                 except _FAILURES as error:
                     problems[front_end] = str(error)
 
-        found = await self._front_ends(masters)
+        found = await self._front_ends(masters, problems)
         await asyncio.gather(*(one(front_end, *where) for front_end, where in sorted(found.items())))
         return FrontEndAnswers(answers, problems)
 
-    async def _front_ends(self, masters: dict[str, str]) -> dict[str, tuple[str, list[str]]]:
-        """Return, for each front end, the name that brokers have for it, and these brokers."""
+    async def _front_ends(
+        self, masters: dict[str, str], problems: dict[str, str]
+    ) -> dict[str, tuple[str, list[str]]]:
+        """Return, for each front end, the name that brokers have for it, and these brokers.
 
-        async def one(address: str) -> FrontEndsPage:
+        `problems` gets the brokers that do not answer; when none does, this raises as the first.
+        """
+
+        async def one(address: str) -> FrontEndsPage | Exception:
             doing = "listing front ends"
-            answer = await ask(
-                self._client, address, RequestCode.LIST_FRONT_ENDS, {"isBrief": "true"}, doing=doing
-            )
+            try:
+                answer = await ask(
+                    self._client, address, RequestCode.LIST_FRONT_ENDS, {"isBrief": "true"}, doing=doing
+                )
+            except _FAILURES as error:
+                return error
             return decode_answer(answer.body, FrontEndsPage, doing=doing)
 
         pages = await asyncio.gather(*(one(address) for address in masters.values()))
+        failures = [page for page in pages if isinstance(page, Exception)]
+        if len(failures) == len(pages):
+            raise failures[0]
         at: dict[str, list[str]] = {}
         for broker_name, page in sorted(zip(masters, pages, strict=True), key=lambda pair: pair[0]):
+            if isinstance(page, Exception):
+                problems[broker_name] = str(page)
+                continue
             for summary in page.front_ends:
                 at.setdefault(summary.name, []).append(broker_name)
         found = {name: (name, broker_names) for name, broker_names in at.items()}

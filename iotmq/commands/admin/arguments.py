@@ -7,7 +7,7 @@ import datetime
 import re
 from typing import Final
 
-from iotmq.limits import CONNECTIONS_LISTED_MAX
+from iotmq.limits import CONNECTIONS_LISTED_MAX, SESSION_QUEUE_LISTED_MAX
 
 _PERMISSIONS: Final = {"rw": 6, "r": 4, "w": 2, "none": 0, "6": 6, "4": 4, "2": 2, "0": 0}
 _AGO: Final = re.compile(r"(\d{1,9})(s|m|h|d)")
@@ -132,7 +132,16 @@ def client_order(text: str) -> tuple[str, bool]:
 
 def client_count(text: str) -> int:
     """Parse how many rows of a list of clients are wanted, for argparse."""
+    return _count(text, CONNECTIONS_LISTED_MAX)
+
+
+def queue_count(text: str) -> int:
+    """Parse how many messages of a session's queue are wanted, for argparse."""
+    return _count(text, SESSION_QUEUE_LISTED_MAX)
+
+
+def _count(text: str, most: int) -> int:
     count = positive(text)
-    if count > CONNECTIONS_LISTED_MAX:
-        raise argparse.ArgumentTypeError(f"at most {CONNECTIONS_LISTED_MAX} at a time; --cursor goes on")
+    if count > most:
+        raise argparse.ArgumentTypeError(f"at most {most} at a time; --cursor goes on")
     return count

@@ -8,6 +8,7 @@ from iotmq.client.admin.clients import SLOW_BY, ClientAdmin
 from iotmq.commands.admin.output import Done, Fields, Result, Row, Table, printable
 from iotmq.commands.admin.session import Session
 from iotmq.errors import ClientError
+from iotmq.message.properties import MQTT_TOPIC
 from iotmq.ports.client_pages import (
     PROTOCOL_LEVELS,
     ClientFilter,
@@ -115,6 +116,33 @@ async def list_subscriptions(session: Session, options: argparse.Namespace) -> R
         for row in page.rows
     ]
     return Table(rows, nothing="no subscription fits")
+
+
+async def list_queue(session: Session, options: argparse.Namespace) -> Result:
+    """List messages that a kept session is not done with."""
+    page = await ClientAdmin(session.client).queue(
+        options.client_id, options.topic_filter, limit=options.count_max, cursor=options.cursor
+    )
+    if page is None:
+        raise ClientError(
+            f"no kept session of {options.client_id} has this filter: `iotmq sessions show` has them"
+        )
+    _tell(session, page.problems)
+    if page.left_out:
+        session.progress(f"{page.left_out} messages are too large to be shown", is_last=True)
+    if page.next_cursor is not None:
+        session.progress(f"{page.behind} messages wait; the next: --cursor {page.next_cursor}", is_last=True)
+    rows: list[Row] = [
+        {
+            "stored_ms": message.store_timestamp_ms,
+            "broker": message.queue.broker_name,
+            "mqtt_topic": message.properties.get(MQTT_TOPIC, ""),
+            "bytes": len(message.record.body),
+            "message_id": message.offset_message_id,
+        }
+        for message in page.messages
+    ]
+    return Table(rows, nothing="nothing waits")
 
 
 async def list_slow(session: Session, options: argparse.Namespace) -> Result:

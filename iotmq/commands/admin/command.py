@@ -103,6 +103,7 @@ _BROKERS = arg(
     help="only at this broker, may be repeated (all)",
 )
 _BROKER = arg("broker", metavar="BROKER")
+_PROCESS = arg("process", metavar="PROCESS", help="name of a broker or of a front end")
 _BEGIN = arg("--since", dest="begin_ms", type=arguments.time_ms, metavar="TIME", help="such as 2d or a date")
 _END = arg("--until", dest="end_ms", type=arguments.time_ms, metavar="TIME", help="such as 1h or a date")
 _MESSAGE_ID = arg("message_id", metavar="ID", help="the id that names a message's place")
@@ -149,6 +150,8 @@ _AREAS: Final = {
     "trace": "what happens to a client, to messages of a topic, or to connections from an address",
     "kv": "key-value settings of the registries",
     "acl": "accounts of brokers with access control",
+    "history": "how the metrics of a process changed",
+    "statistics": "what was counted by minute, hour and day",
 }
 
 _WORDS: Final = (
@@ -364,6 +367,22 @@ _WORDS: Final = (
         ),
         arg("--topic", default="", metavar="TOPIC", help="only filters that this MQTT topic matches"),
         _COUNT,
+        _CURSOR,
+    ),
+    word(
+        "client queue",
+        "clients:list_queue",
+        "list messages that a kept session is not done with; `iotmq admin message id` shows one",
+        arg("client_id", metavar="CLIENT_ID"),
+        arg("topic_filter", metavar="FILTER", help="of its subscriptions"),
+        arg(
+            "--limit",
+            dest="count_max",
+            type=arguments.queue_count,
+            default=20,
+            metavar="N",
+            help="of each broker (20)",
+        ),
         _CURSOR,
     ),
     word(
@@ -591,5 +610,40 @@ _WORDS: Final = (
         "let these addresses, and no others, do everything without an account",
         arg("addresses", nargs="+", metavar="PATTERN", help="such as 10.0.0.*"),
         _BROKERS,
+    ),
+    word("history series", "history:list_series", "list the series that a process remembers", _PROCESS),
+    word(
+        "history show",
+        "history:show_history",
+        "print the values of series; of a counter what it grew by in a second",
+        _PROCESS,
+        arg("series", nargs="+", metavar="SERIES", help="a metric, or one of its series"),
+        arg("--step", dest="step_s", type=int, choices=(10, 60, 1_200), default=0, help="(what fits)"),
+        _BEGIN,
+        _END,
+    ),
+    *(
+        word(
+            f"statistics {table}",
+            f"history:show_{table}",
+            what,
+            arg("--step", choices=("minute", "hour", "day"), default="minute", help="(minute)"),
+            arg(
+                "--name",
+                dest="names",
+                action="append",
+                default=[],
+                metavar="NAME",
+                help="step by step of this name, may be repeated (the sums of all names)",
+            ),
+            arg("--limit", type=arguments.positive, default=100, metavar="N", help="how many names (100)"),
+            _BEGIN,
+            _END,
+        )
+        for table, what in (
+            ("topics", "print what was sent to topics and consumed from them"),
+            ("groups", "print what groups consumed and gave back"),
+            ("clients", "print what devices published and got, by the beginning of their client ids"),
+        )
     ),
 )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
+from iotmq.audit_log import Record, no_audit
 from iotmq.clock import Clock
 from iotmq.console.access.api_keys import ApiKey, find_key, keys_file
 from iotmq.console.access.browser import SessionCookie
-from iotmq.console.access.console_sessions import Session, Sessions
+from iotmq.console.access.console_sessions import Session, Sessions, Way
 from iotmq.console.access.console_users import ConsoleUser, users_file
 from iotmq.console.access.first_link import FirstLink
 from iotmq.console.access.kept_file import KeptFile
@@ -60,8 +61,9 @@ class Access:
         self.keys: KeptFile[ApiKey] | None = keys_file(path) if path else None
         self.keys_used_ms: dict[str, int] = {}
         """When a key was used last, by its name."""
-        self.sign_ins = {"done": 0, "refused": 0}
-        """How many there were, by their outcome."""
+        self.record: Record = no_audit
+        """Notes sign-ins in the audit log; set by what has one."""
+        self._sign_ins = {"done": 0, "refused": 0}
 
     async def start(self) -> None:
         """Read the files."""
@@ -77,6 +79,19 @@ class Access:
         self.passwords.close()
         if self.oidc is not None:
             await self.oidc.close()
+
+    def note_sign_in(self, name: str, way: Way, address: str, result: Literal["done", "refused"]) -> None:
+        """Count a sign-in, and have it in the audit log; of one that is refused `name` is only a claim."""
+        self._sign_ins[result] += 1
+        fields = f'{{"way":"{way}"}}'
+        self.record(
+            "administered",
+            account=name or None,
+            address=address,
+            request="sign_in",
+            fields=fields,
+            result=result,
+        )
 
     def key_of(self, token: str) -> ApiKey | None:
         """Return the API key that a token is, and note its use; None for one that is none."""
@@ -103,7 +118,7 @@ class Access:
             ("iotmq_http_sessions", "Browsers in which somebody is signed in.", len(self.sessions))
         )
         yield from samples_by(
-            "result", "iotmq_http_sign_ins_total", "Sign-ins at the console.", self.sign_ins
+            "result", "iotmq_http_sign_ins_total", "Sign-ins at the console.", self._sign_ins
         )
 
     def _users_changed(self) -> None:

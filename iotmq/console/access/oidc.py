@@ -42,7 +42,7 @@ _WAITING_MAX: Final = 32
 # How far the clocks of the provider and of this machine may differ.
 _LEEWAY_S: Final = 60.0
 # A page of the console; it stands behind the path of the console and nowhere else.
-_RETURN_TO: Final = re.compile(r"#/[A-Za-z0-9._~/?=&%+:@!,-]*\Z")
+_RETURN_TO: Final = re.compile(r"#/[A-Za-z0-9._~/?=&%+:@!$'()*,;-]*\Z")
 
 _Answer = TypeVar("_Answer")
 Word: TypeAlias = Literal["unavailable", "refused", "no-role"]
@@ -141,9 +141,9 @@ class Oidc:
             await self._provider.close()
 
     async def begin(self, redirect_uri: str, return_to: str) -> Beginning:
-        """Begin; `return_to` is the page of the console to come back to. OidcError."""
-        if return_to and not _RETURN_TO.match(return_to):
-            raise OidcError("refused", "no page of the console to return to")
+        """Begin; `return_to` is the page of the console to come back to, if it is one. OidcError."""
+        if not _RETURN_TO.match(return_to):
+            return_to = ""
         provider = await self._asked(self._current())
         place = base64.urlsafe_b64encode(return_to.encode()).decode().rstrip("=")
         cookie = f"{secrets.token_urlsafe(_RANDOM_BYTES)}.{place}"

@@ -53,9 +53,7 @@ class Passwords:
             raise TooManyAttemptsError("too many wrong passwords; wait for a minute")
         is_locked = self._of_users.count_of(name, now_s) >= self._of_user_max
         if is_locked and not self._of_addresses.is_proven(address, name):
-            raise TooManyAttemptsError(
-                "too many wrong passwords for this user; wait a quarter of an hour"
-            )
+            raise TooManyAttemptsError("too many wrong passwords for this user; wait a quarter of an hour")
         user = users.get(name)
         is_right = await self._is_right(self._pretended if user is None else user.kept, password)
         if user is None or not is_right:

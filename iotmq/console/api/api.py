@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from iotmq.audit_log import Record
+from iotmq.console.api.allowed_stream import while_allowed
 from iotmq.console.api.arguments import decode_arguments
 from iotmq.console.api.lists import chosen_fields, link_to_next, with_fields
 from iotmq.console.api.problems import (
@@ -121,6 +122,9 @@ class Api:
         except (IotmqError, ConnectionError) as error:
             result = "refused"
             raise from_error(error) from error
+        except ProblemError:
+            result = "refused"
+            raise
         except BaseException:
             result = "failed"
             raise
@@ -128,7 +132,9 @@ class Api:
             if route.is_audited:
                 self._audit(route, call, result)
         if isinstance(answer, Answer):
-            return answer
+            if answer.stream is None:
+                return answer
+            return answer._replace(stream=while_allowed(answer.stream, lambda: self._allow(route, request)))
         shown = answer if fields is None else with_fields(answer, fields)
         headers = link_to_next(answer, request.query)
         return Answer(msgspec.json.encode(shown), 200, "application/json", headers)

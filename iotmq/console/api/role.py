@@ -36,6 +36,7 @@ class ApiRole:
         areas = frozenset(route.tag for route in ROUTES)
         self._services = Services(make_client, clock, access, own, areas=areas, alarms=alarms)
         self._audit = ApiAudit(self._services, source=source)
+        access.record = self._audit.record
         self._api = Api(
             ROUTES,
             self._services,

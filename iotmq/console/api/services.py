@@ -15,6 +15,7 @@ from iotmq.clock import Clock
 from iotmq.console.access.access import Access
 from iotmq.console.api.publishing import Publisher
 from iotmq.console.api.streams.streams import Streams
+from iotmq.history.sampler import MetricHistory
 from iotmq.message.message_ids import UniqueKeys
 from iotmq.metrics import Metric
 from iotmq.ports.device_access import DeviceAccess
@@ -29,6 +30,10 @@ class OwnProcess(Protocol):
     @property
     def addresses(self) -> Mapping[str, str]:
         """Return HOST:PORT of its listeners by role."""
+
+    @property
+    def history(self) -> MetricHistory | None:
+        """Return what it remembers of its metrics; None when that is switched off."""
 
     async def states(self) -> Mapping[str, str | None]:
         """Return why parts are not ready, None for those that are. Asks workers, whose numbers come along."""

@@ -155,6 +155,22 @@ export const PAGES = [
     icon: "identities",
     load: () => import("./pages/access.js"),
   },
+  {
+    path: "audit",
+    title: titles.audit,
+    role: "viewer",
+    group: groups.operations,
+    icon: "audit",
+    load: () => import("./pages/audit.js"),
+  },
+  {
+    path: "settings",
+    title: titles.settings,
+    role: "viewer",
+    group: groups.operations,
+    icon: "settings",
+    load: () => import("./pages/settings.js"),
+  },
 ];
 
 /** The page for those who are not signed in. @type {PageEntry} */

@@ -85,7 +85,7 @@ cdef class Device(LimitedConnection):
     cdef public object identity         # what else is known of that (access.identity.Identity); None: nobody was asked
     cdef public double expires_s        # when its connection ends, as its token does; 0: never
     cdef readonly int64_t opened_ms     # when its CONNECT was accepted, in milliseconds since 1970; 0 before
-    cdef object rates                   # views.connection_walk.ConnectionRates; None while nobody looks at them
+    cdef object look                    # views.connection_walk.ConnectionLook; None while nobody has looked
     cdef public uint32_t watched_s      # second of the bucket of connection.deadlines that it is in
     cdef public object will             # None when there is none, or it was dropped by DISCONNECT
     cdef public bint has_session        # the broker has given it one, in `epoch`, and was not told of its end

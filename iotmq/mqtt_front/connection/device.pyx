@@ -623,6 +623,7 @@ cdef class Device(LimitedConnection):
 
     cdef int note_delivered(self, OutgoingMessage message, const DeliveryOptions* delivery) except -1:
         """A message was handed to the device: users' programs are told at the end of the turn."""
+        self.traffic.count_delivered(message.view.payload_size)
         if self.group.delivered is not None:
             self.group.delivered.append(hook_message(self._client_id, message, delivery))
             self.group.schedule_turn()

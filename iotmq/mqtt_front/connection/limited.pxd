@@ -1,5 +1,6 @@
 from libc.stdint cimport uint8_t, uint32_t
 
+from iotmq.mqtt_front.connection.client_traffic cimport ClientTraffic
 from iotmq.mqtt_front.connection.traced cimport TracedConnection
 from iotmq.mqtt_front.limiting.buckets cimport DeviceLimits
 
@@ -10,6 +11,7 @@ cdef enum:
 
 cdef class LimitedConnection(TracedConnection):
     cdef readonly DeviceLimits limits   # how much may pass; None without limits
+    cdef public ClientTraffic traffic   # where its messages count
     cdef uint8_t _lacks_tokens          # it is not read because of a limit
 
     cdef int _view_index(self, uint32_t least, uint32_t most) except -1

@@ -11,12 +11,20 @@ from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 from iotmq.mqtt.codec.framing cimport Packet
 from iotmq.mqtt.codec.packet_types cimport STATE_CLOSED
 from iotmq.mqtt.server.connection cimport ServerConnection
+from iotmq.mqtt_front.connection.client_traffic cimport ClientTraffic
 from iotmq.mqtt_front.connection.traced cimport TracedConnection
 from iotmq.mqtt_front.limiting.buckets cimport BYTES_IN, BYTES_OUT, MESSAGES_IN, MESSAGES_OUT, DeviceLimits
+
+from iotmq.mqtt_front.connection.client_traffic import UNNAMED
+
+cdef ClientTraffic _UNNAMED = UNNAMED
 
 
 cdef class LimitedConnection(TracedConnection):
     """Use Device."""
+
+    def __cinit__(self):
+        self.traffic = _UNNAMED
 
     def limit(self, DeviceLimits new):
         """Have a connection keep to these limits from now on; None for no limits."""

@@ -518,6 +518,7 @@ cdef class Ingress(PublishSink):
         device.published_lanes |= <uint64_t>1 << (target.lane & 63)
         self.messages += 1
         self.message_bytes += payload_size
+        device.traffic.count_published(payload_size)
         self._pending_bytes += size
         if is_waiting:
             batch.add_waiter(device, sequence)

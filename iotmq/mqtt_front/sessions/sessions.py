@@ -20,6 +20,7 @@ from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.publish.device_names import DeviceNames, names_of
 from iotmq.mqtt_front.publish.ingress import Ingress
 from iotmq.mqtt_front.sessions.auto_subscriptions import AutoSubscriptions
+from iotmq.mqtt_front.sessions.client_prefixes import ClientPrefixes
 from iotmq.mqtt_front.sessions.durable import DurableSession, open_session
 from iotmq.mqtt_front.sessions.left_wills import LeftWill, LeftWills
 from iotmq.mqtt_front.sessions.subscriptions import Subscriptions
@@ -72,6 +73,9 @@ class ConnectedSessions:
             or bool(settings.routes_file)
         )
         self._asks_users = settings.authentication.is_asked
+        self.prefixes = ClientPrefixes(
+            settings.client_prefix_ends, None if self._port is None else self._port.report_clients
+        )
         self._devices: dict[str, Device] = {}
         # Connections that have not opened a session yet, or lost theirs to another connection.
         self._without_session: set[Device] = set()
@@ -157,8 +161,7 @@ class ConnectedSessions:
         told = self._told(device, connect, asked_s)
         if self._port is None:
             device.will = will
-            device.open(session_present=False, properties=told)
-            self._connected(device)
+            self._accept(device, told, is_present=False)
             self._deadlines.watch(device, self._clock.monotonic_s())
             self._subscribe_automatically(device)
             return
@@ -223,6 +226,7 @@ class ConnectedSessions:
             if will is not None and self._rights.allows_still(device, will):
                 self._ingress.publish_will(device, will)
         self._rights.forget(device)
+        self.prefixes.closed(device.traffic)
         self._subscriptions.drop_all(device)
         if self._ingress.bridges is not None:
             self._ingress.bridges.lost(device)
@@ -313,8 +317,7 @@ class ConnectedSessions:
         device.will = will
         if session is not None:
             self._subscriptions.resume(device, opened.subscriptions)
-        device.open(session_present=opened.is_present, properties=told)
-        self._connected(device)
+        self._accept(device, told, is_present=opened.is_present)
         self._deadlines.watch(device, self._clock.monotonic_s())
         if session is not None:
             session.start(opened, lost)
@@ -327,7 +330,10 @@ class ConnectedSessions:
         self._subscribe_automatically(device)
         device.after_answer()
 
-    def _connected(self, device: Device) -> None:
+    def _accept(self, device: Device, told: Properties, *, is_present: bool) -> None:
+        assert device.client_id is not None
+        device.traffic = self.prefixes.opened(device.client_id)
+        device.open(session_present=is_present, properties=told)
         self.audit("connected", **facts_of(device))
 
     def _subscribe_automatically(self, device: Device) -> None:

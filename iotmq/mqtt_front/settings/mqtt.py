@@ -122,6 +122,10 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     sys_interval_s: Annotated[float, Meta(ge=0, le=3_600)] = 10.0
     """How often the values below $SYS/broker/ are made, which tell MQTT clients about this front end, in
     seconds; 0 makes none."""
+    client_prefix_ends: Annotated[str, Meta(max_length=32)] = "-_:/."
+    """Characters that end the prefix of a client id, for which brokers keep statistics
+    (broker.statistics_names_max): with - the clients truck-1 and truck-2 count as truck. Client ids without
+    one of them count together. Empty: all count together."""
     shared_credit: Annotated[int, Meta(ge=1, le=limits.SHARE_CREDIT_MAX)] = 64
     """Messages of a shared subscription that a broker may have under way to one member; more is faster, and
     more of them come twice when a member is lost."""

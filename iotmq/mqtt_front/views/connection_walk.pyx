@@ -33,18 +33,27 @@ if len(NUMBER_COLUMNS) != NUMBERS or TEXT_COLUMNS != ("client_id", "user", "addr
     raise ImportError("the columns are not those of ports.client_pages")
 
 
-cdef class ConnectionRates:
-    """The rates of one connection: of the time between two looks at it, over five seconds at least."""
+cdef class ConnectionLook:
+    """The part of a connection that costs something to find, once somebody has looked for it.
+
+    Rates are of the time between two looks, of five seconds at least.
+    """
 
     cdef ConnectionCounts before
-    cdef double before_s
+    cdef double before_s                # 0: nobody has looked at rates yet
     cdef double[4] per_s
+    cdef str address                    # None: nobody has looked at it yet; asking the kernel takes two microseconds
 
-    cdef int look(self, Device device, double now_s) except -1:
-        cdef double passed_s = now_s - self.before_s
-        if passed_s < RATE_WINDOW_S:
-            return 0
+    cdef int look_at_rates(self, Device device, double now_s, int64_t now_ms) except -1:
         cdef ConnectionCounts* now = &device.counts
+        cdef double passed_s
+        if not self.before_s:
+            # The first who looks gets the rates since it connected; of the first seconds they are too low.
+            passed_s = max(<double>(now_ms - device.opened_ms) / 1000, RATE_WINDOW_S)
+        else:
+            passed_s = now_s - self.before_s
+            if passed_s < RATE_WINDOW_S:
+                return 0
         self.per_s[0] = (now.messages_received - self.before.messages_received) / passed_s
         self.per_s[1] = (now.messages_sent - self.before.messages_sent) / passed_s
         self.per_s[2] = (now.bytes_received - self.before.bytes_received) / passed_s
@@ -54,17 +63,26 @@ cdef class ConnectionRates:
         return 0
 
 
-cdef ConnectionRates _rates(Device device, double now_s, int64_t now_ms):
-    """Return the rates; the first who looks gets those since it connected."""
-    cdef ConnectionRates rates = device.rates
-    if rates is None:
-        rates = device.rates = ConnectionRates()
-        memset(&rates.before, 0, sizeof(rates.before))
-        memset(&rates.per_s, 0, sizeof(rates.per_s))
-        # Of the first seconds of a connection there is a rate as well, if a low one.
-        rates.before_s = now_s - max(<double>(now_ms - device.opened_ms) / 1000, RATE_WINDOW_S)
-    rates.look(device, now_s)
-    return rates
+cdef ConnectionLook _look(Device device):
+    cdef ConnectionLook look = device.look
+    if look is None:
+        look = device.look = ConnectionLook()
+        memset(&look.before, 0, sizeof(look.before))
+        memset(&look.per_s, 0, sizeof(look.per_s))
+    return look
+
+
+cdef str _address(Device device):
+    cdef ConnectionLook look = _look(device)
+    if look.address is None:
+        look.address = device.address or ""
+    return look.address
+
+
+cdef double _rate(Device device, int place, double now_s, int64_t now_ms) except? -1:
+    cdef ConnectionLook look = _look(device)
+    look.look_at_rates(device, now_s, now_ms)
+    return look.per_s[place]
 
 
 cdef double _number(Device device, int column, double now_s, int64_t now_ms) except? -1:
@@ -89,7 +107,7 @@ cdef double _number(Device device, int column, double now_s, int64_t now_ms) exc
     if column == BYTES_SENT:
         return <double>device.counts.bytes_sent
     if column >= MESSAGES_RECEIVED_PER_S:
-        return _rates(device, now_s, now_ms).per_s[column - MESSAGES_RECEIVED_PER_S]
+        return _rate(device, column - MESSAGES_RECEIVED_PER_S, now_s, now_ms)
     if device._subscriber == NULL:
         return 0
     if column == IN_FLIGHT:
@@ -113,7 +131,7 @@ cdef object _text(Device device, int column):
     if column == USER:
         return device.user or ""
     if column == ADDRESS:
-        return device.address or ""
+        return _address(device)
     return "" if device.peer is None else device.peer.listener
 
 
@@ -248,6 +266,10 @@ cdef class ConnectionWalk:
         """Return (order, device) of the page, and whether there is more behind it."""
         self._cut()
         return self._found[: self._count_max], len(self._found) > self._count_max
+
+    def address(self, Device device not None):
+        """Return the IP address of a connection, empty where it has none."""
+        return _address(device)
 
     def numbers(self, Device device not None):
         """Return the numbers of a connection, in the order of NUMBER_COLUMNS."""

@@ -38,8 +38,9 @@ from iotmq.ports.inspections import KICK, Inspections
 
 _NOT_FOUND: Final = 22
 # A turn of the loop is for operators for so long, and for so many connections between two looks at the clock.
-_SLICE_S: Final = 0.0005
+_SLICE_S: Final = 0.0002
 _STEP: Final = 128
+_ROWS_PER_TURN: Final = 25
 _KICKS_PER_TURN: Final = 16
 # The rest of an answer is for what stands around its rows.
 _ROWS_BYTES_MAX: Final = limits.INSPECTION_ANSWER_BYTES_MAX - 16 * 1024
@@ -59,6 +60,8 @@ class ConnectionViews:
     def __init__(self, sessions: ConnectedSessions, clock: Clock) -> None:
         self._sessions = sessions
         self._clock = clock
+        # However many ask, one of them at a time has its share of the turns.
+        self._turns = asyncio.Lock()
 
     def add_to(self, inspections: Inspections) -> None:
         """Answer questions about clients."""
@@ -70,14 +73,20 @@ class ConnectionViews:
     async def list_page(self, body: bytes) -> bytes:
         """Answer a ClientsQuestion."""
         asked = _decoded(ClientsQuestion, body)
+        async with self._turns:
+            return await self._page(asked)
+
+    async def _page(self, asked: ClientsQuestion) -> bytes:
         walk = self._walk(asked)
         await self._take_all(walk)
         found, has_more = walk.page()
         rows: list[msgspec.Raw] = []
         orders: list[Order] = []
         size = 0
-        for order, device in found:
-            row = msgspec.msgpack.encode(_row(device, walk.numbers(device)))
+        for number, (order, device) in enumerate(found, 1):
+            if number % _ROWS_PER_TURN == 0:
+                await asyncio.sleep(0)
+            row = msgspec.msgpack.encode(_row(device, walk))
             size += len(row) + len(msgspec.msgpack.encode(order))
             if size > _ROWS_BYTES_MAX:
                 has_more = True
@@ -99,7 +108,7 @@ class ConnectionViews:
         peer = device.peer
         will = device.will
         detail = ClientDetail(
-            row=_row(device, walk.numbers(device)),
+            row=_row(device, walk),
             idle_s=max(self._clock.monotonic_s() - device.last_received_s, 0.0),
             session_expiry_s=device.expiry_s,
             is_resumed=device.is_resumed,
@@ -123,7 +132,8 @@ class ConnectionViews:
             matched = len(found)
         else:
             walk = self._walk(ClientsQuestion(wanted=asked.wanted, limit=max(asked.limit, 1)))
-            await self._take_all(walk)
+            async with self._turns:
+                await self._take_all(walk)
             found = [device for _, device in walk.page()[0]]
             matched = walk.matched
         found = found[: asked.limit]
@@ -140,6 +150,10 @@ class ConnectionViews:
     async def list_subscriptions(self, body: bytes) -> bytes:
         """Answer a SubscriptionsQuestion."""
         asked = _decoded(SubscriptionsQuestion, body)
+        async with self._turns:
+            return await self._subscriptions_page(asked)
+
+    async def _subscriptions_page(self, asked: SubscriptionsQuestion) -> bytes:
         page = SubscriptionPage(asked, matches_subscription)
         turn = LoopSlice(slice_s=_SLICE_S)
         for device in self._sessions.all_connected():
@@ -188,13 +202,13 @@ def _subscriptions(device: Device) -> Iterator[ClientSubscription]:
         yield ClientSubscription(**subscription_facts(topic_filter, options))
 
 
-def _row(device: Device, numbers: list[float]) -> ClientRow:
-    found = dict(zip(NUMBER_COLUMNS, numbers, strict=True))
+def _row(device: Device, walk: ConnectionWalk) -> ClientRow:
+    found = dict(zip(NUMBER_COLUMNS, walk.numbers(device), strict=True))
     peer = device.peer
     return ClientRow(
         client_id=device.client_id or "",
         user=_shown(device.user),
-        address=_shown(device.address),
+        address=_shown(walk.address(device)),
         listener="" if peer is None else peer.listener,
         certificate=_shown(None if peer is None else peer.certificate_identity),
         version=_VERSIONS.get(int(found["version"]), ""),

@@ -23,13 +23,15 @@ from iotmq.alarms.conditions import (
     GROUP_STUCK,
     REGISTRY_GONE,
 )
+from iotmq.alarms.lease import FORBIDDEN_S
 from iotmq.alarms.settings import DeviceWatch
 from iotmq.alarms.watch import Watch, silent_share
 from iotmq.client.admin.brokers import BrokerProgress, QueueContent
 from iotmq.client.admin.groups import ConsumerConnections, GroupProgress, QueueLag, QueueTimes
 from iotmq.client.transport.routes import MessageQueue
-from iotmq.errors import ConnectionClosedError, IotmqError, RouteNotFoundError
+from iotmq.errors import BrokerError, ConnectionClosedError, IotmqError, RouteNotFoundError
 from iotmq.ports.session_pages import FrontEndSummary, SessionSummary
+from iotmq.remoting.codes import ResponseCode
 
 
 class Cluster:
@@ -259,6 +261,18 @@ async def test_what_cannot_be_asked_is_left_out(bench: Bench) -> None:
     assert FRONT_END_GONE in found
     assert bench.watch.failures == {"brokers": "gone"}
     bench.cluster.error = None
+    assert BROKER_GONE in await bench.look()
+    assert bench.watch.failures == {}
+
+
+async def test_what_the_account_may_not_ask_is_asked_seldom(bench: Bench) -> None:
+    bench.cluster.error = BrokerError(ResponseCode.NO_PERMISSION, "who are you?")
+    assert BROKER_GONE not in await bench.look()
+    bench.cluster.error = None
+    bench.clock.advance(FORBIDDEN_S - 1)
+    assert BROKER_GONE not in await bench.look()
+    assert list(bench.watch.failures) == ["brokers"]
+    bench.clock.advance(1)
     assert BROKER_GONE in await bench.look()
     assert bench.watch.failures == {}
 

@@ -1,45 +1,51 @@
-"""Subscriptions of kept sessions whose clients are away: what no front end can show of its connections."""
+"""Kept sessions as no front end can show them: subscriptions of clients that are away, and what waits."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
 from iotmq import limits
 from iotmq.broker.session_store.sessions import StoredSession
+from iotmq.broker.session_store.shares import is_share
 from iotmq.broker.sessions.sessions import Sessions
-from iotmq.errors import RefusedError
+from iotmq.errors import RefusedError, RequestError
 from iotmq.event_loop import LoopSlice
 from iotmq.mqtt.topics.topics import matches_subscription
 from iotmq.ports import client_pages
-from iotmq.ports.client_pages import SubscriptionPage, SubscriptionsQuestion
+from iotmq.ports.client_pages import QueueAnswer, QueueQuestion, SubscriptionPage, SubscriptionsQuestion
 from iotmq.ports.inspections import Inspections
+from iotmq.ports.sessions import QueueRead, QueueRecords, Refused
+from iotmq.remoting.codes import ResponseCode
 
 _ROWS_BYTES_MAX: Final = limits.INSPECTION_ANSWER_BYTES_MAX - 16 * 1024
+# A read stops at so many, but for a first record that has more.
+_QUEUE_BYTES_MAX: Final = 512 * 1024
 # A turn of the loop is for operators for so long. Each looks anew, which costs something beside the sessions.
 _SLICE_S: Final = 0.002
 # Subscriptions between two turns: a session may have ten thousand.
 _STEP: Final = 128
 
 
+T = TypeVar("T")
+
+
 class InspectedSessions:
-    """Answers with the subscriptions of clients that are not connected."""
+    """Answers with the subscriptions of clients that are not connected, and the messages of sessions."""
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
 
     def add_to(self, inspections: Inspections) -> None:
-        """Answer questions about subscriptions."""
+        """Answer questions about subscriptions and queues."""
         inspections.add(client_pages.SUBSCRIPTIONS, self.list_subscriptions)
+        inspections.add(client_pages.SESSION_QUEUE, self.read_queue)
 
     async def list_subscriptions(self, body: bytes) -> bytes:
         """Answer a SubscriptionsQuestion."""
-        try:
-            asked = msgspec.msgpack.decode(body, type=SubscriptionsQuestion)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise RefusedError(f"the question cannot be read: {error}") from None
+        asked = _decoded(SubscriptionsQuestion, body)
         page = SubscriptionPage(asked, matches_subscription)
         turn = LoopSlice(slice_s=_SLICE_S)
         first = "" if asked.behind is None else asked.behind[0]
@@ -59,6 +65,50 @@ class InspectedSessions:
             await asyncio.sleep(0)
             turn = LoopSlice(slice_s=_SLICE_S)
 
+    async def read_queue(self, body: bytes) -> bytes:
+        """Answer a QueueQuestion."""
+        asked = _decoded(QueueQuestion, body)
+        session = self._sessions.stored(asked.client_id)
+        subscription = None if session is None else session.subscriptions.get(asked.topic_filter)
+        if subscription is None or is_share(asked.topic_filter):
+            raise RequestError(
+                ResponseCode.QUERY_NOT_FOUND,
+                f"client {asked.client_id[:80]!r} has no queue of {asked.topic_filter[:80]!r} here",
+            )
+        cursor, behind = self._sessions.behind(asked.client_id, subscription.queue_id)
+        answer: asyncio.Future[QueueAnswer] = asyncio.get_running_loop().create_future()
+
+        def done(found: QueueRecords | Refused) -> None:
+            if answer.done():
+                return
+            if isinstance(found, Refused):
+                answer.set_exception(RequestError(found.code, found.remark))
+                return
+            records = [
+                bytes(record) for record in found.records if len(memoryview(record)) <= _ROWS_BYTES_MAX
+            ]
+            answer.set_result(
+                QueueAnswer(
+                    records=records,
+                    left_out=len(found.records) - len(records),
+                    next_position=found.next_position,
+                    is_end=found.is_end,
+                    behind=behind,
+                )
+            )
+
+        self._sessions.read_queue(
+            QueueRead(
+                queue_id=subscription.queue_id,
+                position=max(asked.position, cursor),
+                records_max=asked.limit,
+                bytes_max=_QUEUE_BYTES_MAX,
+                client_id=asked.client_id,
+            ),
+            done,
+        )
+        return msgspec.msgpack.encode(await answer)
+
     async def _offer(self, page: SubscriptionPage, client_id: str, session: StoredSession | None) -> None:
         if session is None or not session.subscriptions or not page.may_have(client_id):
             return
@@ -68,3 +118,10 @@ class InspectedSessions:
             page.offer(client_id, topic_filter, subscription.options)
             if number % _STEP == 0:
                 await asyncio.sleep(0)
+
+
+def _decoded(form: type[T], body: bytes) -> T:
+    try:
+        return msgspec.msgpack.decode(body, type=form)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RefusedError(f"the question cannot be read: {error}") from None

@@ -14,6 +14,7 @@ from iotmq.broker.sessions.sessions import Sessions
 from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.message.errors import MessageFormatError
 from iotmq.ports.sessions import (
+    ClientCounts,
     CloseRequest,
     ExclusiveClaim,
     OpenedSession,
@@ -83,6 +84,10 @@ class LocalSessions:
 
     def report_draining(self, *, is_draining: bool) -> None:
         self.channel.is_draining = is_draining
+
+    def report_clients(self, counts: Sequence[ClientCounts], done: Callable[[Refused | None], None]) -> None:
+        self._sessions.count_clients(counts)
+        done(None)
 
     def progress(self, changes: Sequence[SessionProgress], done: Callable[[Refused | None], None]) -> None:
         self._sessions.progress(self.channel, changes, done)

@@ -26,6 +26,7 @@ from iotmq.metrics import Metric, samples
 from iotmq.mqtt.topics.topics import is_shared, is_valid_filter
 from iotmq.ports import bodies
 from iotmq.ports.sessions import (
+    ClientCounts,
     CloseRequest,
     ExclusiveClaim,
     OpenRequest,
@@ -46,6 +47,7 @@ from iotmq.remoting.server import ServerConnection
 
 _Joins: TypeAlias = Annotated[list[ShareJoin], Meta(max_length=limits.SHARE_REPORT_MEMBERS_MAX)]
 _Reports: TypeAlias = Annotated[list[ShareReport], Meta(max_length=limits.SHARE_REPORT_MEMBERS_MAX)]
+_Counts: TypeAlias = Annotated[list[ClientCounts], Meta(max_length=limits.CLIENT_PREFIXES_MAX + 1)]
 _Body = TypeVar("_Body")
 
 
@@ -78,6 +80,7 @@ class SessionHandler:
             RequestCode.CLAIM_SESSIONS: self._answering(Decoder(bodies.ClaimsBody), self._claim),
             RequestCode.JOIN_SHARES: self._answering(Decoder(_Joins), self._join_shares),
             RequestCode.REPORT_SHARES: self._answering(Decoder(_Reports), self._report_shares),
+            RequestCode.REPORT_CLIENTS: self._answering(Decoder(_Counts), self._report_clients),
             RequestCode.CLAIM_EXCLUSIVE: self._answering(Decoder(ExclusiveClaim), self._claim_exclusive),
         }
 
@@ -223,6 +226,10 @@ class SessionHandler:
 
     def _report_shares(self, channel: SessionChannel, reports: list[ShareReport], answer: Answer) -> None:
         answer.give_done(self._sessions.report_shares(channel, reports))
+
+    def _report_clients(self, channel: SessionChannel, counts: list[ClientCounts], answer: Answer) -> None:
+        self._sessions.count_clients(counts)
+        answer.give_done(None)
 
     def _claim_exclusive(self, channel: SessionChannel, wanted: ExclusiveClaim, answer: Answer) -> None:
         for topic_filter in wanted.filters:

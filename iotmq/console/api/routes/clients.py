@@ -13,8 +13,9 @@ from iotmq.client.admin.sessions import SessionAdmin
 from iotmq.console.api.pages import Cursor, Limit
 from iotmq.console.api.problems import CONFLICT, INVALID, NOT_FOUND, FieldProblem, ProblemError
 from iotmq.console.api.route import Call, NoArguments, Role, route
-from iotmq.console.api.routes.names import ClientArguments, TimeMs
+from iotmq.console.api.routes.names import ClientArguments, ClientText, TimeMs
 from iotmq.console.api.services import Services
+from iotmq.console.api.stored_messages import ReadMessage, read_message
 from iotmq.errors import ClientError
 from iotmq.ports.client_pages import (
     PROTOCOL_LEVELS,
@@ -148,6 +149,35 @@ class ClientSubscriptions(msgspec.Struct, frozen=True, kw_only=True):
     is_connected: bool
 
 
+class QueueArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A queue of a kept session."""
+
+    client_id: ClientText
+    """The client id."""
+    topic_filter: Annotated[str, Meta(min_length=1, max_length=limits.MQTT_TOPIC_BYTES_MAX)]
+    """The filter that it has subscribed."""
+    limit: Annotated[int, Meta(ge=1, le=limits.SESSION_QUEUE_LISTED_MAX)] = 20
+    """The most messages of each broker."""
+    payload_bytes_max: Annotated[int, Meta(ge=0, le=65_536)] = 1_024
+    """The most bytes of each payload."""
+    cursor: Cursor = ""
+    """`next` of the page before; empty for the first page."""
+
+
+class QueuedMessages(msgspec.Struct, frozen=True, kw_only=True):
+    """Messages that the client of a kept session is not done with, by the time they were stored."""
+
+    items: list[ReadMessage]
+    left_out: int
+    """Messages among them that are too large to be shown."""
+    behind: int
+    """All messages of the filter that the client is not done with."""
+    next: str | None
+    """The cursor of the next page; null behind the last one."""
+    missing: dict[str, str]
+    """The brokers that did not answer, and why."""
+
+
 class SubscriptionsArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The parameters of the list of subscriptions."""
 
@@ -254,6 +284,26 @@ async def list_client_subscriptions(
         for name, each in sorted(filters.items())
     ]
     return ClientSubscriptions(items=items, is_connected=False)
+
+
+async def list_client_queue(services: Services, call: Call[QueueArguments, None]) -> QueuedMessages:
+    """List the messages that wait for the client of a kept session, or are on their way to it."""
+    each = call.arguments
+    try:
+        page = await ClientAdmin(await services.client()).queue(
+            each.client_id, each.topic_filter, limit=each.limit, cursor=each.cursor
+        )
+    except ClientError as error:
+        raise _of_cursor(error) from None
+    if page is None:
+        raise ProblemError(NOT_FOUND, f"no kept session of {each.client_id[:200]} has subscribed this filter")
+    return QueuedMessages(
+        items=[read_message(message, each.payload_bytes_max) for message in page.messages],
+        left_out=page.left_out,
+        behind=page.behind,
+        next=page.next_cursor,
+        missing=page.problems,
+    )
 
 
 async def disconnect_client(services: Services, call: Call[ClientArguments, None]) -> KickedClients:
@@ -398,6 +448,7 @@ ROUTES: Final = (
         tag=_CLIENTS,
         problems=(NOT_FOUND,),
     ),
+    route("GET", "/clients/{client_id}/queue", list_client_queue, tag=_CLIENTS, problems=(NOT_FOUND,)),
     route("GET", "/subscriptions", list_subscriptions, tag=_CLIENTS),
     route("GET", "/slow-subscribers", list_slow_subscribers, tag=_CLIENTS),
     route("GET", "/refused-clients", list_refused_clients, tag=_CLIENTS),

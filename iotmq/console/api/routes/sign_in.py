@@ -159,20 +159,21 @@ async def sign_in(services: Services, call: Call[NoArguments, SignIn]) -> Answer
     if bool(body.link) == bool(body.user):
         raise ProblemError(INVALID, "say user and password, or link")
     _check_is_safe(request)
+    way: Way = "link" if body.link else "password"
     try:
         if body.link:
             if not access.link.take(body.link):
                 raise SignInFailedError("the link has been used, or is too old; the log has the newest one")
-            return _signed_in(access, request, _FIRST_NAME, "administrator", "link")
+            return _signed_in(access, request, _FIRST_NAME, "administrator", way)
         users = {} if access.users is None else access.users.items
         user = await access.passwords.check(users, body.user, body.password, request.peer)
     except SignInFailedError as error:
-        access.sign_ins["refused"] += 1
+        access.note_sign_in(body.user, way, request.peer, "refused")
         raise ProblemError(UNAUTHENTICATED, str(error)) from None
     except TooManyAttemptsError as error:
-        access.sign_ins["refused"] += 1
+        access.note_sign_in(body.user, way, request.peer, "refused")
         raise ProblemError(TOO_MANY, str(error)) from None
-    return _signed_in(access, request, user.name, user.role, "password", proof=user.kept)
+    return _signed_in(access, request, user.name, user.role, way, proof=user.kept)
 
 
 async def begin_oidc_sign_in(services: Services, call: Call[OidcArguments, None]) -> Answer:
@@ -268,7 +269,7 @@ def _to(location: str, *headers: tuple[str, str]) -> Answer:
 
 def _not_signed_in(access: Access, request: Request, error: OidcError) -> Answer:
     """Show the sign-in page, with a word of why; the log has more."""
-    access.sign_ins["refused"] += 1
+    access.note_sign_in("", "oidc", request.peer, "refused")
     logger.warning(
         "nobody is signed in by OpenID", extra={"peer": request.peer, "why": error.word, "detail": str(error)}
     )
@@ -296,7 +297,7 @@ def _signed_in(
     )
     if former is not None and (found := access.sessions.find(former)) is not None:
         access.sessions.end_where(lambda each: each is found)
-    access.sign_ins["done"] += 1
+    access.note_sign_in(name, way, request.peer, "done")
     return _json(_me(access, name, role, way, session), access.cookie.set(request, token))
 
 
@@ -329,6 +330,8 @@ ROUTES: Final = (
         sign_in,
         tag=_AREA,
         body_bytes_max=_BODY_BYTES_MAX,
+        # It notes itself, with the name.
+        is_audited=False,
         is_open=True,
         answer=Me,
         problems=(UNAUTHENTICATED, FORBIDDEN, TOO_MANY, INVALID, MALFORMED, MEDIA_TYPE),

@@ -4,6 +4,7 @@ import { useCallback, useEffect, useRef, useState } from "../ui.js";
 import { api, Problem } from "./api.js";
 
 const PAGE_ROWS = 1000;
+const LONG_LIST_TIMES = 6;
 /** Rows that a list holds at most; a filter finds what is behind them. */
 export const ROWS_MAX = 10_000;
 
@@ -48,6 +49,7 @@ export function useAsking(ask, every_s = 0, subject = ask) {
     let timer = 0;
     let isDue = false;
     let isRunning = false;
+    let rowsCount = 0;
     const abort = new AbortController();
     const isSame = known.current === subject;
     known.current = subject;
@@ -61,6 +63,7 @@ export function useAsking(ask, every_s = 0, subject = ask) {
       try {
         const answer = await ask(abort.signal);
         if (abort.signal.aborted) return;
+        rowsCount = answer?.rows?.length ?? 0;
         setState({ answer, problem: null, isAsking: false, at_ms: Date.now() });
       } catch (error) {
         if (abort.signal.aborted) return;
@@ -69,7 +72,9 @@ export function useAsking(ask, every_s = 0, subject = ask) {
       } finally {
         isRunning = false;
       }
-      if (every_s) timer = window.setTimeout(due, every_s * 1000);
+      // A long list is many requests, so it is asked for less often.
+      const pause_s = rowsCount > PAGE_ROWS ? LONG_LIST_TIMES * every_s : every_s;
+      if (every_s) timer = window.setTimeout(due, pause_s * 1000);
     }
     function due() {
       if (document.hidden) isDue = true;

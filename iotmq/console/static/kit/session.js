@@ -16,6 +16,11 @@ export const me = signal(undefined);
 /** The place to come back to after signing in. */
 let back = "";
 
+/** The place to come back to after signing in, from its # on; empty: none. */
+export function placeToComeBack() {
+  return back.startsWith("#/") ? back : "";
+}
+
 /** Asks who is signed in. Throws what is no answer to that. */
 export async function refresh() {
   try {

@@ -194,7 +194,7 @@ function Alarm({ alarm, onClose, onDone }) {
       !alarm.acknowledged &&
       html`
         <${Form} id="acknowledge" onSubmit=${() => act(() => api.post(at`/alarms/${alarm.id}/acknowledge`, { note }), words.acknowledged)}>
-          <${TextField} label=${words.note} value=${note} onChange=${setNote} hint=${words.acknowledgeHint} maxlength="1000" />
+          <${TextField} label=${words.note} value=${note} onChange=${setNote} hint=${words.acknowledgeHint} maxlength="512" />
         <//>
       `}
     <//>

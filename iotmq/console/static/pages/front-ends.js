@@ -32,7 +32,7 @@ const words = texts.frontEnds;
 
 const COLUMNS = [
   { key: "name", title: words.name, width: "wide", show: (/** @type {any} */ row) => html`<${Name} name=${row.name} />` },
-  { key: "is_draining", title: words.state, show: stateOf },
+  { key: "is_draining", title: words.state, hidden: "narrow", show: stateOf },
   { key: "clients", title: words.clients, isNumber: true, show: (/** @type {any} */ row) => number(row.clients) },
 ];
 

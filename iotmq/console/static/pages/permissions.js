@@ -85,7 +85,7 @@ function Try({ children }) {
         <${Form} class="stack" onSubmit=${decide}>
           ${problem && !problem.errors.length && html`<p class="trouble" role="alert">${problemText(problem)}</p>`}
           <div class="row">
-            ${field("client_id", { required: true })} ${field("user", { hint: words.userHint })}
+            ${field("client_id", { required: true })} ${field("user", { placeholder: words.userHint })}
             ${field("certificate")} ${field("address", { placeholder: "192.0.2.7" })}
           </div>
           <div class="row">

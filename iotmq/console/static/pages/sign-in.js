@@ -1,14 +1,14 @@
 /** The way in: user and password, a one-time link, another provider, or a token. */
 
-import { Button, Form, html, Problem, problemText, TextField, texts, useAnswer, useEffect, useState } from "../kit.js";
+import { Button, Form, html, Problem, problemText, TextField, texts, useAnswer, useEffect, useState, visible } from "../kit.js";
 import { address } from "../kit/api.js";
 import { Mark } from "../kit/icons.js";
-import { signIn, useToken } from "../kit/session.js";
+import { placeToComeBack, signIn, useToken } from "../kit/session.js";
 
 const words = texts.signIn;
 
-/** @param {{link?: string}} props */
-export default function SignIn({ link = "" }) {
+/** @param {{link?: string, problem?: string}} props a problem is a word of the return from the provider */
+export default function SignIn({ link = "", problem = "" }) {
   const asked = useAnswer("/sign-in");
   const ways = asked.answer;
   const isKnown = Boolean(ways || asked.problem);
@@ -16,7 +16,9 @@ export default function SignIn({ link = "" }) {
   const [user, setUser] = useState("");
   const [password, setPassword] = useState("");
   const [secret, setSecret] = useState("");
-  const [wrong, setWrong] = useState("");
+  const [wrong, setWrong] = useState(
+    problem ? (words.failed[/** @type {"refused"} */ (problem)] ?? words.failed.refused) : "",
+  );
   const [isBusy, setBusy] = useState(false);
   const hasUsers = ways?.password ?? true;
   const way = wished || (hasUsers ? "password" : "token");
@@ -83,7 +85,7 @@ export default function SignIn({ link = "" }) {
       ${ways?.oidc &&
       html`
         <p class="or"><span>${words.or}</span></p>
-        <a class="button is-wide" href=${address("/sign-in/oidc")}>${words.provider}</a>
+        <a class="button is-wide" href=${address("/sign-in/oidc", { return_to: placeToComeBack() })}>${visible(ways.oidc || words.provider)}</a>
       `}
       ${ways && !ways.is_safe && html`<p class="note">${words.notSafe}</p>`}
       ${ways && !ways.password && html`<p class="hint">${ways.link ? words.firstLink : words.noUsers}</p>`}

@@ -46,7 +46,7 @@ const VALUE_CHARACTERS = 200;
 const COLUMNS = [
   { key: "time_ms", title: words.time, isSorted: false, show: momentOf },
   { key: "what", title: html`<span class="unseen">${words.event}</span>`, isSorted: false, hidden: "narrow", show: (/** @type {any} */ row) => words[/** @type {"sent"} */ (row.what)] },
-  { key: "kind", title: words.event, isSorted: false, show: (/** @type {any} */ row) => html`<button type="button" class="link-button" data-event=${keyOf(row)}>${row.kind}</button>` },
+  { key: "kind", title: words.event, isSorted: false, show: (/** @type {any} */ row) => html`<button type="button" class="link" data-event=${keyOf(row)}>${row.kind}</button>` },
   { key: "client", title: words.client, isSorted: false, hidden: "medium", show: (/** @type {any} */ row) => row.client && html`<${Name} name=${row.client} />` },
   { key: "topic", title: words.topic, isSorted: false, hidden: "narrow", show: (/** @type {any} */ row) => row.topic && html`<${Name} name=${row.topic} />` },
   { key: "facts", title: words.facts, isSorted: false, width: "wide", show: (/** @type {any} */ row) => html`<bdi>${factsText(row)}</bdi>` },

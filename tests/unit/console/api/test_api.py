@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
 import pytest
 from msgspec import Meta
 
+from iotmq.console.api import allowed_stream
 from iotmq.console.api import api as api_module
 from iotmq.console.api.api import BASE, Api
 from iotmq.console.api.problems import (
@@ -28,7 +30,7 @@ from iotmq.console.api.problems import (
     invalid_body,
 )
 from iotmq.console.api.route import Call, Caller, NoArguments, Role, route
-from iotmq.console.server.messages import Answer, Request
+from iotmq.console.server.messages import Answer, Request, Sink
 from iotmq.errors import (
     BrokerError,
     ClientError,
@@ -96,6 +98,16 @@ async def hang(_services: Services, _call: Call[NoArguments, None]) -> Result:
     raise AssertionError
 
 
+async def flow(_services: Services, _call: Call[NoArguments, None]) -> Answer:
+    """Stream two pieces."""
+
+    async def stream(sink: Sink) -> None:
+        await sink.write(b"one")
+        await sink.write(b"two")
+
+    return Answer(stream=stream)
+
+
 async def keep_secret(services: Services, call: Call[NoArguments, Secrets]) -> Result:
     """Take a secret."""
     services.callers.append(call.caller)
@@ -111,6 +123,7 @@ ROUTES = (
     route("POST", "/sums/{name}", add, tag="t", role=Role.OPERATOR, body_bytes_max=100),
     route("GET", "/number", show, tag="t"),
     route("GET", "/never", hang, tag="t"),
+    route("GET", "/stream", flow, tag="t"),
     route("POST", "/secrets", keep_secret, tag="t", is_open=True),
     route("DELETE", "/number", show, tag="u", is_for_people=True),
     route("GET", "/open", show, tag="t", open_path="/open"),
@@ -305,6 +318,44 @@ def test_a_body_is_read_only_for_who_may_send_it(site: Site) -> None:
     assert wanted("POST", "/sums/a", None) == 0
     assert wanted("POST", "/nothing", "operator") == 0
     assert wanted("GET", "/number", "operator") == 0
+
+
+class Pieces:
+    """A sink that keeps what is written."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+
+    async def write(self, data: bytes) -> None:
+        self.written.append(data)
+
+    def when_peer_ends(self, call: Callable[[], None]) -> None:
+        """Nobody goes away here."""
+
+
+async def test_a_stream_is_cut_when_who_reads_it_may_not_any_more(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(allowed_stream, "_LOOK_S", 0.0)
+    answer = await site.ask("GET", "/stream")
+    assert answer.stream is not None
+    sink = Pieces()
+    await answer.stream(sink)
+    assert sink.written == [b"one", b"two"]
+
+    def nobody(_self: Gate, _request: Request) -> Caller:
+        raise ProblemError(UNAUTHENTICATED, "signed out")
+
+    monkeypatch.setattr(Gate, "caller", nobody)
+    with pytest.raises(ConnectionAbortedError, match="signed out"):
+        await answer.stream(sink)
+    assert sink.written == [b"one", b"two"]
+
+
+async def test_what_a_handler_refuses_is_audited_as_refused(site: Site) -> None:
+    site.services.error = ProblemError(CONFLICT, "no")
+    assert (await site.ask("POST", "/sums/a", b'{"values": []}')).status == 409
+    assert site.records[0]["result"] == "refused"
 
 
 async def test_requests_are_counted_by_status(site: Site) -> None:

@@ -212,6 +212,10 @@ async def test_a_name_has_a_length(site: Site, field: str) -> None:
         (RequestCode.REPORT_PROGRESS, [["c", 1, []]] * (limits.SESSIONS_PER_REQUEST_MAX + 1)),
         (RequestCode.CLAIM_SESSIONS, [["c", 1, 0, None]] * (limits.SESSIONS_PER_REQUEST_MAX + 1)),
         (RequestCode.CLOSE_SESSION, ["c", 1 << 63, 0, True]),
+        (RequestCode.REPORT_CLIENTS, [["a", 1, 1, 1, 1, 1]] * (limits.CLIENT_PREFIXES_MAX + 2)),
+        (RequestCode.REPORT_CLIENTS, [["a" * 64, 1, 1, 1, 1]]),
+        (RequestCode.REPORT_CLIENTS, [["a" * 64, 1, 1, -1, 1, 1]]),
+        (RequestCode.REPORT_CLIENTS, [["a", 1, (1 << 48) + 1, 1, 1, 1]]),
     ],
 )
 async def test_what_cannot_be_is_refused_and_named(site: Site, code: int, body: Any) -> None:
@@ -234,6 +238,8 @@ async def test_requests_at_their_limits_are_taken(site: Site) -> None:
     assert (await site.ask(front_end, RequestCode.REPORT_PROGRESS, changes)).code == 0
     claims = [["nobody", 1, 0, None]] * limits.SESSIONS_PER_REQUEST_MAX
     assert len(await site.claim(front_end, *claims)) == limits.SESSIONS_PER_REQUEST_MAX
+    counts = [[f"{number:063}", 1 << 48, 2, 3, 4, 5] for number in range(limits.CLIENT_PREFIXES_MAX + 1)]
+    assert (await site.ask(front_end, RequestCode.REPORT_CLIENTS, counts)).code == 0
 
 
 async def test_a_session_lives_over_requests(site: Site) -> None:

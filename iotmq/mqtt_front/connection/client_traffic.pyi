@@ -1,0 +1,9 @@
+class ClientTraffic:
+    connected: int
+    connections: int
+    def __init__(self, prefix: str) -> None: ...
+    @property
+    def prefix(self) -> str: ...
+    def totals(self) -> tuple[int, int, int, int, int]: ...
+
+UNNAMED: ClientTraffic
