@@ -66,6 +66,14 @@ async def test_clients_are_listed_shown_and_disconnected(
     assert (shown["filters"], shown["front_end"]) == (["t/#"], "one")
     with pytest.raises(ClientError, match="is not connected"):
         await run.text("show", "nobody")
+    for words in (
+        ("show", "\udcff"),
+        ("list", "--id", "\udcff"),
+        ("kick", "\udcff"),
+        ("queue", "a", "\udcff"),
+    ):
+        with pytest.raises(ClientError, match="is no text that a client can have"):
+            await run.text(*words)
     rows = await run.json("subscriptions", "--topic", "t/1")
     assert [(row["client_id"], row["topic_filter"]) for row in rows] == [("a", "t/#")]
     assert await run.text("slow", "--by", "dropped") == "no client is slow\n"

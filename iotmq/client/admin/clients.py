@@ -160,7 +160,7 @@ class ClientAdmin(Asking):
 
     async def show(self, client_id: str) -> ClientDetail | None:
         """Show a connected client; None when no front end has it."""
-        found = await self._inspections.ask_all_front_ends(client_pages.CONNECTION, client_id.encode())
+        found = await self._inspections.ask_all_front_ends(client_pages.CONNECTION, _text_body(client_id))
         details = _decoded_all(ClientDetail, found.answers)
         for name, detail in details.items():
             detail.row.front_end = name
@@ -197,7 +197,7 @@ class ClientAdmin(Asking):
         for front_end in await self._inspections.front_ends():
             question = KickQuestion(wanted=wanted, limit=limit - kicked)
             try:
-                answer = await self._inspections.ask(front_end, KICK, msgspec.msgpack.encode(question))
+                answer = await self._inspections.ask(front_end, KICK, _body(question))
             except (BrokerError, ConnectionClosedError, RequestTimeoutError) as error:
                 problems[front_end] = str(error)
                 continue
@@ -226,7 +226,7 @@ class ClientAdmin(Asking):
             limit=limit,
             behind=_decode_cursor(cursor, "subscriptions", SubscriptionOrder),
         )
-        body = msgspec.msgpack.encode(question)
+        body = _body(question)
         of_front_ends = await self._ask_all(client_pages.SUBSCRIPTIONS, question)
         of_brokers = await self._ask_brokers(client_pages.SUBSCRIPTIONS, body)
         parts = [
@@ -265,7 +265,7 @@ class ClientAdmin(Asking):
                 limit=limit,
                 position=positions.get(broker, 0),
             )
-            body = msgspec.msgpack.encode(question)
+            body = _body(question)
             try:
                 answer = await self._inspections.ask_broker(broker, client_pages.SESSION_QUEUE, body)
                 answers[broker] = _decoded(QueueAnswer, answer, broker)
@@ -293,7 +293,7 @@ class ClientAdmin(Asking):
 
     async def refused(self, question: RefusedQuestion = _LAST) -> RefusedClients:
         """List who was not let in, by front ends and brokers, as far as they remember it."""
-        body = msgspec.msgpack.encode(question)
+        body = _body(question)
         of_front_ends = await self._ask_all(client_pages.REFUSED, question)
         of_brokers = await self._ask_brokers(client_pages.REFUSED, body)
         found: list[Refusal] = []
@@ -306,7 +306,7 @@ class ClientAdmin(Asking):
         return RefusedClients(found[: question.limit], of_front_ends.problems | of_brokers.problems)
 
     async def _ask_all(self, name: str, question: object) -> FrontEndAnswers:
-        return await self._inspections.ask_all_front_ends(name, msgspec.msgpack.encode(question))
+        return await self._inspections.ask_all_front_ends(name, _body(question))
 
     async def _ask_brokers(self, name: str, body: bytes) -> FrontEndAnswers:
         answers: dict[str, bytes] = {}
@@ -374,6 +374,24 @@ def _is_not_found(problem: str) -> bool:
 
 def _text_of(problems: dict[str, str]) -> str:
     return "; ".join(f"{name}: {why}" for name, why in sorted(problems.items()))
+
+
+def _body(question: object) -> bytes:
+    try:
+        return msgspec.msgpack.encode(question)
+    except UnicodeEncodeError as error:
+        raise _no_text(error) from None
+
+
+def _text_body(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise _no_text(error) from None
+
+
+def _no_text(error: UnicodeEncodeError) -> ClientError:
+    return ClientError(f"{str(error.object)[:80]!r} is no text that a client can have: {error.reason}")
 
 
 def _encode_cursor(list_name: str, order: tuple[Any, ...]) -> str:
