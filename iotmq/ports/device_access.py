@@ -22,7 +22,7 @@ class AccessQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     topic: Annotated[str, Meta(min_length=1, max_length=65_535)]
     """The topic or filter as the device has it, with $share/GROUP/, $exclusive/ or $delayed/SECONDS/."""
     user: _Name | None = None
-    """Its user name; null: it is anonymous."""
+    """The user name; null: it is anonymous."""
     roles: _Names = ()
     """Roles that it has beside those that the file of permissions gives to its user."""
     groups: _Names = ()
@@ -56,7 +56,7 @@ class AccessDecision(msgspec.Struct, frozen=True, kw_only=True):
     detail: str
     """More about it, in words; empty where there is no more to say."""
     topic: str
-    """What was decided about: the topic or filter after rewriting, without its prefix."""
+    """The topic or filter after rewriting, without its prefix, that was decided about."""
     qos: int
     """The highest QoS that is allowed."""
 
@@ -73,7 +73,7 @@ class AccessRule(msgspec.Struct, frozen=True, kw_only=True):
     who: dict[str, Any]
     """Those it is for, by kind; empty: everybody."""
     conditions: dict[str, Any]
-    """What else has to hold."""
+    """The conditions beside topic and action."""
 
 
 class DeviceAccess(Protocol):

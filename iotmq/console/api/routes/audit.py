@@ -48,7 +48,7 @@ class AuditArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class AuditRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What somebody did, or was refused."""
+    """The deed, or the refusal."""
 
     time_ms: int
     """When, in milliseconds since 1970."""
@@ -64,7 +64,7 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """`done`, `refused`, `failed`, or `accepted`: it went on after the record was made."""
     reason: str = ""
     details: dict[str, str | int] = {}
-    """What else the record has."""
+    """The rest of the record."""
 
 
 class AuditRecords(msgspec.Struct, frozen=True, kw_only=True):
