@@ -109,7 +109,7 @@ def telemetry(index: int) -> dict[str, Any]:
 
 STUB = Stub(
     {
-        "GET /me": {"name": "anna", "role": "administrator", "way": "password", "expires_ms": None},
+        "GET /me": {"name": "admin", "role": "administrator", "way": "password", "expires_ms": None},
         "GET /topics": Rows(TOPICS),
         "GET /groups": Rows(GROUPS),
         "GET /brokers": {
