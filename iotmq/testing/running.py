@@ -23,6 +23,7 @@ _MEMORY: Final = Path("/dev/shm")
 # Files that cost little to make; any free ports of this machine only.
 _SETTINGS: Final = (
     *(f"{role}.listen_port=0" for role in ("registry", "broker", "mqtt", "http")),
+    "http.sign_in.enabled=false",
     "store.segment_bytes=16777216",
     "store.allocation_step_bytes=65536",
 )

@@ -182,7 +182,7 @@ def test_a_client_is_found_traced_and_disconnected(
                 ("front-ends", "takes clients"),
                 ("brokers", "broker-a"),
                 ("audit", "disconnect_client"),
-                ("settings", "brokerName"),
+                ("settings?match=brokername", "brokerName"),
                 ("subscriptions", "plant/#"),
             ):
                 opened.show(place)

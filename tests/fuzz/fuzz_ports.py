@@ -314,7 +314,7 @@ def check_http(received: bytes) -> str:
     if not received:
         return "closed"
     status = re.match(rb"HTTP/\d\.\d (\d{3})", received)
-    if status is None or status[1] not in (b"200", b"400", b"404", b"405", b"413", b"431", b"501"):
+    if status is None or status[1] not in (b"200", b"302", b"400", b"404", b"405", b"413", b"431", b"501"):
         raise Finding(f"HTTP answer {received[:60]!r}")
     return status[1].decode()
 

@@ -36,8 +36,10 @@ SMALL_STORE = ("store.segment_bytes=16777216", "store.allocation_step_bytes=6553
 
 # Clients that knock at a dead port of the range the kernel gives to outgoing connections can end up
 # connected to themselves, and hold the port; so the ports are taken from below that range. Processes of tests
-# that run side by side have ports of their own, and none is given out twice before all were.
-_PORTS = list(range(18_000 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 8, 32_000, 8))
+# that run side by side have ports of their own, and none is given out twice before all were. Brokers of RocketMQ
+# listen two ports below theirs, too: nobody is given those.
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 8
+_PORTS = list(range(18_000 + _WORKER // 2 * 4 + _WORKER % 2, 32_000, 16))
 random.SystemRandom().shuffle(_PORTS)
 _next_port = itertools.cycle(_PORTS)
 _CLUSTER_PORTS = 100
@@ -55,9 +57,8 @@ def free_port() -> int:
 
 def free_ports() -> int:
     """The first of so many ports in a row as a cluster takes, which no other test is given."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 8
     first = int(os.environ.get("IOTMQ_CLUSTER_PORT", "13000"))
-    for port in range(first + worker * _CLUSTER_PORTS, first + 40 * _CLUSTER_PORTS, 8 * _CLUSTER_PORTS):
+    for port in range(first + _WORKER * _CLUSTER_PORTS, first + 40 * _CLUSTER_PORTS, 8 * _CLUSTER_PORTS):
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
             for each in range(port, port + _CLUSTER_PORTS):
                 probe = stack.enter_context(socket.socket())

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from eventually import eventually
+
 
 class ServerProcess:
     """`with` starts it and ends it. Servers say in `start` how, and when they are ready."""
@@ -44,13 +46,22 @@ class ServerProcess:
         self._process.wait()
 
     def pause(self) -> None:
-        """Stop the process; its connections stay open."""
+        """Stop the process; its connections stay open. All its threads stand still when this returns."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        tasks = Path(f"/proc/{self._process.pid}/task")
+        eventually(
+            lambda: all(_state(task) == "T" for task in tasks.iterdir()), "all threads have stopped"
+        )
 
     def go_on(self) -> None:
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
+
+
+def _state(task: Path) -> str:
+    """The letter of a thread's state; the name before it may have spaces."""
+    return (task / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 def is_listening(port: int) -> bool:

@@ -29,7 +29,7 @@ RECORD_BYTES_MAX = 4_096
 # Counts of time, of disk blocks taken ahead by a thread, and of flushes and saves, which depend on its pace.
 NOT_ALIKE = (
     "flushes_total", "flush_seconds_total", "flushed_position_bytes", "confirmed_position_bytes",
-    "_ms", "_seconds", "config_file_behind",
+    "_ms", "_seconds", "_seconds_bucket", "_seconds_sum", "config_file_behind",
 )  # fmt: skip
 
 
