@@ -36,8 +36,8 @@ SMALL_STORE = ("store.segment_bytes=16777216", "store.allocation_step_bytes=6553
 
 # Clients that knock at a dead port of the range the kernel gives to outgoing connections can end up
 # connected to themselves, and hold the port; so the ports are taken from below that range. Processes of tests
-# that run side by side have ports of their own, and none is given out twice before all were. Brokers of RocketMQ
-# listen two ports below theirs, too: nobody is given those.
+# that run side by side have ports of their own, and none is given out twice before all were. RocketMQ's
+# brokers listen two ports below theirs, too: nobody is given those.
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 8
 _PORTS = list(range(18_000 + _WORKER // 2 * 4 + _WORKER % 2, 32_000, 16))
 random.SystemRandom().shuffle(_PORTS)
