@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
@@ -17,8 +17,10 @@ from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.statistics.counters import CounterTable, TrafficCounters
 from iotmq.clock import Clock
 from iotmq.history.questions import COLUMNS, OTHERS, STEPS_MS, QuestionError, StatisticsQuestion, Table
-from iotmq.history.tables import StatisticsTables
 from iotmq.metrics import Metric, samples
+
+if TYPE_CHECKING:
+    from iotmq.history.tables import StatisticsTables
 
 logger = logging.getLogger(__name__)
 
@@ -43,16 +45,7 @@ class LastingStatistics:
         """`directory` gets the files; without names (`statistics_names_max`) none is written."""
         self._counters = counters
         self._clock = clock
-        self._is_kept = settings.statistics_names_max > 0
-        self._tables = StatisticsTables(
-            directory,
-            names_max=settings.statistics_names_max,
-            kept={
-                "minute": settings.statistics_minute_days,
-                "hour": settings.statistics_hour_months,
-                "day": settings.statistics_day_years,
-            },
-        )
+        self._tables = _tables(settings, directory) if settings.statistics_names_max else None
         self._copies = dict.fromkeys(self._counted, b"")
         self._looked_s = clock.monotonic_s()
         # What was counted and is not written, because the disk did not take it.
@@ -61,14 +54,14 @@ class LastingStatistics:
 
     async def run(self) -> None:
         """Write each minute as it ends, until cancelled."""
-        while self._is_kept:
+        while self._tables is not None:
             past_ms = (self._clock.now_ms() - _BEHIND_MS) % _MINUTE_MS
             await asyncio.sleep((_MINUTE_MS - past_ms) / 1_000)
             await asyncio.to_thread(self._write, *self._take())
 
     def finish(self) -> None:
         """Write what was counted since the last minute: the broker stops."""
-        if self._is_kept:
+        if self._tables is not None:
             self._write(*self._take())
 
     async def answer(self, body: bytes) -> bytes:
@@ -77,7 +70,7 @@ class LastingStatistics:
             question = _questions.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise QuestionError(f"no question about statistics: {error}") from None
-        if not self._is_kept:
+        if self._tables is None:
             raise QuestionError("this broker keeps no statistics: broker.statistics_names_max is 0")
         try:
             found = await asyncio.to_thread(self._tables.answer, question, self._clock.now_ms())
@@ -118,6 +111,7 @@ class LastingStatistics:
 
     def _write(self, minute_ms: int, growth: _Growth) -> None:
         """Write a minute; in a thread, one at a time."""
+        assert self._tables is not None, "only what is kept is written"
         self._sum(growth)
         try:
             self._tables.add(minute_ms, self._unwritten)
@@ -156,6 +150,21 @@ def _left(growth: _Growth, side: str, table: str, columns: slice) -> list[int]:
             left[column] -= step
     # A key that was dropped and came again may have counted before.
     return [max(0, number) for number in left]
+
+
+def _tables(settings: BrokerSettings, directory: Path) -> StatisticsTables:
+    """Make the tables. With them comes numpy: a broker that keeps none does without its 15 MB."""
+    from iotmq.history.tables import StatisticsTables
+
+    return StatisticsTables(
+        directory,
+        names_max=settings.statistics_names_max,
+        kept={
+            "minute": settings.statistics_minute_days,
+            "hour": settings.statistics_hour_months,
+            "day": settings.statistics_day_years,
+        },
+    )
 
 
 def _named(
