@@ -11,7 +11,7 @@ export { Icon } from "./kit/icons.js";
 export { Ago, Button, Card, Facts, Figures, Filters, For, Name, Page, Search, State, Tabs, Time, Trouble, Words } from "./kit/parts.js";
 export { download, Payload, payloadBytes, payloadLine } from "./kit/payload.js";
 export { MessageDialog, SendDialog } from "./kit/message.js";
-export { go, keep, link, place } from "./kit/router.js";
+export { go, keep, link, place, useKept } from "./kit/router.js";
 export { may, me } from "./kit/session.js";
 export { Table } from "./kit/table.js";
 export { attempt, problemText, tell, tellProblem } from "./kit/telling.js";

@@ -1,6 +1,6 @@
 /** Which page is shown: the part of the address behind #, as in #/topics?match=orders. */
 
-import { signal } from "../ui.js";
+import { signal, useState } from "../ui.js";
 
 /**
  * @typedef {{name: string, query: Record<string, string>}} Place
@@ -45,4 +45,20 @@ export function keep(changed) {
   const { name, query } = place.peek();
   history.replaceState(null, "", link(name, { ...query, ...changed }));
   place.value = read();
+}
+
+/**
+ * A text of a page that its address keeps, such as what is searched for.
+ * @param {string} name @param {string} first
+ * @returns {[string, (text: string) => void]}
+ */
+export function useKept(name, first) {
+  const [text, setText] = useState(first);
+  return [
+    text,
+    (/** @type {string} */ typed) => {
+      setText(typed);
+      keep({ [name]: typed });
+    },
+  ];
 }

@@ -33,6 +33,7 @@ import {
   useList,
   useMemo,
   useRested,
+  useKept,
   useState,
   visible,
   Words,
@@ -61,7 +62,7 @@ export default function Alarms({ view = "now", match = "" }) {
 
 /** @param {any} props */
 function Now({ match, open, setOpen, children }) {
-  const [typed, setTyped] = useState(match);
+  const [typed, setTyped] = useKept("match", match);
   const list = useList("/alarms", { query: { match: useRested(typed) }, every_s: 5 });
   const columns = useMemo(() => alarmColumns(setOpen, "since_ms"), []);
   return html`
@@ -71,10 +72,7 @@ function Now({ match, open, setOpen, children }) {
         <${Search}
           label=${words.search}
           value=${typed}
-          onChange=${(/** @type {string} */ text) => {
-            setTyped(text);
-            keep({ match: text });
-          }}
+          onChange=${setTyped}
         />
       <//>
       <${Table}

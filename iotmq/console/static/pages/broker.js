@@ -7,7 +7,6 @@ import {
   Figures,
   Filters,
   html,
-  keep,
   Name,
   number,
   Page,
@@ -17,7 +16,7 @@ import {
   texts,
   useAnswer,
   useMemo,
-  useState,
+  useKept,
 } from "../kit.js";
 
 const words = texts.broker;
@@ -34,7 +33,7 @@ const MEMBER_COLUMNS = [
 
 /** @param {{name?: string, match?: string}} props */
 export default function Broker({ name = "", match = "" }) {
-  const [typed, setTyped] = useState(match);
+  const [typed, setTyped] = useKept("match", match);
   const asked = useAnswer(name ? at`/brokers/${name}` : null, { every_s: 10 });
   const all = useAnswer("/brokers", { every_s: 10 });
   const facts = asked.answer?.facts ?? null;
@@ -58,10 +57,7 @@ export default function Broker({ name = "", match = "" }) {
         <${Card} title=${words.facts} isFlush>
           <div class="card-filters">
             <${Filters}>
-              <${Search} label=${words.search} value=${typed} onChange=${(/** @type {string} */ text) => {
-                setTyped(text);
-                keep({ match: text });
-              }} />
+              <${Search} label=${words.search} value=${typed} onChange=${setTyped} />
             <//>
           </div>
           <${Table}

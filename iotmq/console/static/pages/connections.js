@@ -29,6 +29,7 @@ import {
   useList,
   useAnswer,
   useRested,
+  useKept,
   useState,
 } from "../kit.js";
 
@@ -94,7 +95,7 @@ export default function Connections({ part = "connected", ...query }) {
 
 /** @param {any} props */
 function Connected({ choice, match = "", user = "", address = "", version = "", only = "all", sort = "client_id" }) {
-  const [typed, setTyped] = useState(match);
+  const [typed, setTyped] = useKept("match", match);
   const [chosen, setChosen] = useState(new Set());
   const wanted = wantedOf({ client_id: useRested(typed), user: useRested(user), address: useRested(address), version, only });
   const asked = useAnswer("/clients", { query: { ...wanted, sort, limit: ROWS_MAX }, every_s: 10 });
@@ -145,10 +146,7 @@ function Connected({ choice, match = "", user = "", address = "", version = "", 
       />
       ${missing.length > 0 && html`<p class="trouble" role="alert">${words.missing(missing.join(", "))}</p>`}
       <${Filters}>
-        <${Search} label=${words.search} value=${typed} onChange=${(/** @type {string} */ text) => {
-          setTyped(text);
-          keep({ match: text });
-        }} />
+        <${Search} label=${words.search} value=${typed} onChange=${setTyped} />
         <${Search} label=${words.user} value=${user} onChange=${(/** @type {string} */ text) => keep({ user: text })} />
         <${Search} label=${words.address} value=${address} onChange=${(/** @type {string} */ text) => keep({ address: text })} />
         <${Choice}
@@ -185,16 +183,13 @@ function Connected({ choice, match = "", user = "", address = "", version = "", 
 
 /** @param {any} props */
 function Away({ choice, match = "" }) {
-  const [typed, setTyped] = useState(match);
+  const [typed, setTyped] = useKept("match", match);
   const list = useList("/sessions", { query: { prefix: useRested(typed) }, every_s: 30 });
   return html`
     <${Page} title=${words.title} lead=${texts.away.leadHint} asked=${list}>
       ${choice}
       <${Filters}>
-        <${Search} label=${texts.away.prefix} value=${typed} onChange=${(/** @type {string} */ text) => {
-          setTyped(text);
-          keep({ match: text });
-        }} />
+        <${Search} label=${texts.away.prefix} value=${typed} onChange=${setTyped} />
       <//>
       <${Table}
         caption=${words.tabs.away}
@@ -211,7 +206,7 @@ function Away({ choice, match = "" }) {
 
 /** @param {any} props */
 function Refused({ choice, match = "" }) {
-  const [typed, setTyped] = useState(match);
+  const [typed, setTyped] = useKept("match", match);
   const client = patternOf(useRested(typed));
   const asked = useAnswer("/refused-clients", { query: { client_id: client, limit: ROWS_MAX }, every_s: 10 });
   const rows = asked.answer?.items.map((/** @type {any} */ row, /** @type {number} */ index) => ({ ...row, index })) ?? null;
@@ -219,10 +214,7 @@ function Refused({ choice, match = "" }) {
     <${Page} title=${words.title} lead=${texts.refused.hint} asked=${asked}>
       ${choice}
       <${Filters}>
-        <${Search} label=${words.search} value=${typed} onChange=${(/** @type {string} */ text) => {
-          setTyped(text);
-          keep({ match: text });
-        }} />
+        <${Search} label=${words.search} value=${typed} onChange=${setTyped} />
       <//>
       <${Table}
         caption=${words.tabs.refused}

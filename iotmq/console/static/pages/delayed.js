@@ -8,7 +8,6 @@ import {
   confirm,
   Filters,
   html,
-  keep,
   link,
   may,
   Name,
@@ -21,7 +20,7 @@ import {
   useAnswer,
   useMemo,
   useRested,
-  useState,
+  useKept,
 } from "../kit.js";
 
 const words = texts.delayed;
@@ -38,7 +37,7 @@ const COLUMNS = [
 
 /** @param {{topic?: string}} props */
 export default function Delayed({ topic = "" }) {
-  const [typed, setTyped] = useState(topic);
+  const [typed, setTyped] = useKept("topic", topic);
   const asked = useAnswer("/delayed-messages", { query: { topic: useRested(typed), limit: ROWS_MAX }, every_s: 10 });
 
   /** @param {any} row */
@@ -52,10 +51,7 @@ export default function Delayed({ topic = "" }) {
   return html`
     <${Page} title=${words.title} lead=${words.lead} asked=${asked}>
       <${Filters}>
-        <${Search} label=${words.topic} value=${typed} onChange=${(/** @type {string} */ text) => {
-          setTyped(text);
-          keep({ topic: text });
-        }} />
+        <${Search} label=${words.topic} value=${typed} onChange=${setTyped} />
       <//>
       <${Table}
         caption=${words.title}

@@ -10,7 +10,6 @@ import {
   For,
   Form,
   html,
-  keep,
   link,
   Name,
   number,
@@ -24,6 +23,7 @@ import {
   texts,
   useList,
   useRested,
+  useKept,
   useState,
 } from "../kit.js";
 
@@ -53,7 +53,7 @@ const COLUMNS = [
 
 /** @param {{match?: string}} props */
 export default function Groups({ match = "" }) {
-  const [typed, setTyped] = useState(match);
+  const [typed, setTyped] = useKept("match", match);
   const [rows_max, setRowsMax] = useState(PAGE_ROWS);
   const [isMaking, setMaking] = useState(false);
   const every_s = rows_max > PAGE_ROWS ? 0 : 15;
@@ -69,10 +69,7 @@ export default function Groups({ match = "" }) {
         <${Search}
           label=${words.search}
           value=${typed}
-          onChange=${(/** @type {string} */ text) => {
-            setTyped(text);
-            keep({ match: text });
-          }}
+          onChange=${setTyped}
         />
       <//>
       <${Table}

@@ -23,6 +23,7 @@ import {
   useAnswer,
   useList,
   useRested,
+  useKept,
   useState,
   Words,
 } from "../kit.js";
@@ -168,7 +169,7 @@ const USER_COLUMNS = [
 
 /** @param {any} props */
 function Users({ match, children }) {
-  const [typed, setTyped] = useState(match);
+  const [typed, setTyped] = useKept("match", match);
   const list = useList("/device-users", { query: { match: useRested(typed) } });
   return html`
     <${Page} title=${words.title} lead=${words.usersLead} asked=${list}>
@@ -177,10 +178,7 @@ function Users({ match, children }) {
         <${Search}
           label=${words.search}
           value=${typed}
-          onChange=${(/** @type {string} */ text) => {
-            setTyped(text);
-            keep({ match: text });
-          }}
+          onChange=${setTyped}
         />
       <//>
       <${Table}

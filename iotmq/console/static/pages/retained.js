@@ -9,7 +9,6 @@ import {
   Filters,
   For,
   html,
-  keep,
   may,
   MessageDialog,
   Name,
@@ -25,6 +24,7 @@ import {
   useList,
   useMemo,
   useRested,
+  useKept,
   useState,
 } from "../kit.js";
 
@@ -35,7 +35,7 @@ const rowKey = (/** @type {any} */ row) => row.mqtt_topic;
 
 /** @param {{filter?: string}} props */
 export default function Retained({ filter = "" }) {
-  const [typed, setTyped] = useState(filter);
+  const [typed, setTyped] = useKept("filter", filter);
   const [rows_max, setRowsMax] = useState(2 * PAGE_ROWS);
   const [chosen, setChosen] = useState(new Set());
   const [shown, setShown] = useState(/** @type {any} */ (null));
@@ -71,10 +71,7 @@ export default function Retained({ filter = "" }) {
           label=${words.search}
           placeholder="plant/+/temperature"
           value=${typed}
-          onChange=${(/** @type {string} */ text) => {
-            setTyped(text);
-            keep({ filter: text });
-          }}
+          onChange=${setTyped}
         />
         <${For} role="operator">
           <${Button} kind="danger" disabled=${!chosen.size} onClick=${() => end(/** @type {string[]} */ ([...chosen]))}>${words.end}<//>

@@ -22,6 +22,7 @@ import {
   texts,
   useAnswer,
   useMemo,
+  useKept,
   useState,
 } from "../kit.js";
 
@@ -35,7 +36,7 @@ const COLUMNS = [
 
 /** @param {{match?: string, broker?: string}} props */
 export default function Settings({ match = "", broker = "" }) {
-  const [typed, setTyped] = useState(match);
+  const [typed, setTyped] = useKept("match", match);
   const [open, setOpen] = useState(/** @type {any} */ (null));
   const asked = useAnswer("/settings");
   const items = asked.answer?.items ?? null;
@@ -45,10 +46,7 @@ export default function Settings({ match = "", broker = "" }) {
   return html`
     <${Page} title=${words.title} lead=${words.lead} asked=${asked}>
       <${Filters}>
-        <${Search} label=${words.search} value=${typed} onChange=${(/** @type {string} */ text) => {
-          setTyped(text);
-          keep({ match: text });
-        }} />
+        <${Search} label=${words.search} value=${typed} onChange=${setTyped} />
         ${names.length > 1 &&
         html`
           <${Choice}

@@ -24,6 +24,7 @@ import {
   texts,
   useList,
   useRested,
+  useKept,
   useState,
 } from "../kit.js";
 
@@ -49,7 +50,7 @@ const COLUMNS = [
 
 /** @param {{match?: string, system?: string}} props */
 export default function Topics({ match = "", system = "" }) {
-  const [typed, setTyped] = useState(match);
+  const [typed, setTyped] = useKept("match", match);
   const [isMaking, setMaking] = useState(false);
   const hasSystem = system === "yes";
   const list = useList("/topics", { query: { match: useRested(typed), has_system: hasSystem }, every_s: 10 });
@@ -64,10 +65,7 @@ export default function Topics({ match = "", system = "" }) {
         <${Search}
           label=${words.search}
           value=${typed}
-          onChange=${(/** @type {string} */ text) => {
-            setTyped(text);
-            keep({ match: text });
-          }}
+          onChange=${setTyped}
         />
         <${Check}
           label=${words.system}

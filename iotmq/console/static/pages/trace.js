@@ -32,6 +32,7 @@ import {
   useCallback,
   useMemo,
   useRef,
+  useKept,
   useState,
   visible,
 } from "../kit.js";
@@ -54,7 +55,7 @@ const COLUMNS = [
 
 /** @param {{name?: string, match?: string, only?: string}} props */
 export default function Trace({ name = "", match = "", only = "all" }) {
-  const [typed, setTyped] = useState(match);
+  const [typed, setTyped] = useKept("match", match);
   const [open, setOpen] = useState("");
   const state = useAnswer(name ? at`/traces/${name}` : null, { every_s: 5 });
   const trace = state.answer;
@@ -98,10 +99,7 @@ export default function Trace({ name = "", match = "", only = "all" }) {
     >
       ${trace && html`<${Figures} items=${figuresOf(trace)} />`}
       <${Filters}>
-        <${Search} label=${words.search} value=${typed} onChange=${(/** @type {string} */ text) => {
-          setTyped(text);
-          keep({ match: text });
-        }} />
+        <${Search} label=${words.search} value=${typed} onChange=${setTyped} />
         <${Choice}
           label=${words.show}
           isLabelHidden
