@@ -1,4 +1,4 @@
-"""Kept MQTT sessions, shared subscriptions, delayed messages, and bans."""
+"""Kept MQTT sessions and shared subscriptions."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from iotmq.client.admin.bans import BanAdmin
-from iotmq.client.admin.scheduled import WaitingMessage
 from iotmq.client.admin.sessions import SessionAdmin
 from iotmq.console.api.pages import Cursor, Limit, decode_cursor, encode_cursor
-from iotmq.console.api.problems import INVALID, NOT_FOUND, FieldProblem, ProblemError
+from iotmq.console.api.problems import NOT_FOUND, ProblemError
 from iotmq.console.api.route import Call, NoArguments, Role, route
-from iotmq.console.api.routes.names import ClientArguments, TimeMs, Told, TopicText
+from iotmq.console.api.routes.names import ClientArguments, Told
 from iotmq.console.api.services import Services
-from iotmq.mqtt.bans import Ban, BanKind, normal_value
 from iotmq.ports.session_pages import SessionDetail, SessionSummary, ShareSummary
 
 LIST_MAX: Final = 1000
@@ -102,61 +99,6 @@ class Shares(msgspec.Struct, frozen=True, kw_only=True):
     has_more: bool
 
 
-class DelayedArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The parameters of the list of delayed messages."""
-
-    topic: Annotated[str, Meta(max_length=127)] = ""
-    """Only those for this broker topic."""
-    limit: Limit = 100
-    """The most items of an answer."""
-
-
-class Delayed(msgspec.Struct, frozen=True, kw_only=True):
-    """Delayed messages, broker by broker, the next due first."""
-
-    items: list[WaitingMessage]
-    has_more: bool
-
-
-class DelayedMessageArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A delayed message."""
-
-    topic: TopicText
-    """The broker topic that it is for."""
-    message_id: Annotated[str, Meta(min_length=1, max_length=256)]
-    """The id of its sender."""
-
-
-class Cancelled(msgspec.Struct, frozen=True, kw_only=True):
-    """A delayed message that will not be delivered."""
-
-    message_id: str
-
-
-class BanArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The one that is banned."""
-
-    kind: BanKind
-    """The kind of its value."""
-    value: Annotated[str, Meta(min_length=1, max_length=1024)]
-    """A client id, a user, an IP address, a network such as 192.0.2.0/24, or a regular expression."""
-
-
-class NewBan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The terms of a ban."""
-
-    until_ms: TimeMs = 0
-    """When it ends, in milliseconds since 1970; 0: never."""
-    reason: Annotated[str, Meta(max_length=256)] = ""
-    """Shown with it."""
-
-
-class Bans(msgspec.Struct, frozen=True, kw_only=True):
-    """The bans that are not over, by kind and value."""
-
-    items: list[Ban]
-
-
 async def list_sessions(services: Services, call: Call[SessionsArguments, None]) -> Sessions:
     """List kept sessions, by client id."""
     each = call.arguments
@@ -198,57 +140,6 @@ async def list_shares(services: Services, _call: Call[NoArguments, None]) -> Sha
             return Shares(items=items, has_more=True)
         items.append(_share(broker, found))
     return Shares(items=items, has_more=False)
-
-
-async def list_delayed(services: Services, call: Call[DelayedArguments, None]) -> Delayed:
-    """List messages that wait for the time of their delivery."""
-    items: list[WaitingMessage] = []
-    async for message in (await services.client()).waiting_messages.list(call.arguments.topic):
-        if len(items) == call.arguments.limit:
-            return Delayed(items=items, has_more=True)
-        items.append(message)
-    return Delayed(items=items, has_more=False)
-
-
-async def cancel_delayed(services: Services, call: Call[DelayedMessageArguments, None]) -> Cancelled:
-    """Cancel a delayed message."""
-    each = call.arguments
-    if not await (await services.client()).waiting_messages.cancel(each.topic, each.message_id):
-        raise ProblemError(NOT_FOUND, f"no message {each.message_id} waits for {each.topic}, or not any more")
-    return Cancelled(message_id=each.message_id)
-
-
-async def list_bans(services: Services, _call: Call[NoArguments, None]) -> Bans:
-    """List who is banned."""
-    return Bans(items=await BanAdmin(await services.client()).all(services.clock.now_ms()))
-
-
-async def put_ban(services: Services, call: Call[BanArguments, NewBan]) -> Told:
-    """Ban a client id, user, address, network or pattern: it may not connect, and is disconnected."""
-    each, now_ms = call.arguments, services.clock.now_ms()
-    ban = Ban(
-        kind=each.kind,
-        value=_ban_value(each),
-        until_ms=call.body.until_ms,
-        reason=call.body.reason,
-        by=call.caller.name,
-        made_ms=now_ms,
-    )
-    return Told(brokers=await BanAdmin(await services.client()).put(ban, now_ms))
-
-
-async def remove_ban(services: Services, call: Call[BanArguments, None]) -> Told:
-    """End a ban."""
-    each = call.arguments
-    return Told(brokers=await BanAdmin(await services.client()).remove(each.kind, _ban_value(each)))
-
-
-def _ban_value(each: BanArguments) -> str:
-    try:
-        return normal_value(each.kind, each.value)
-    except ValueError as error:
-        errors = (FieldProblem(str(error), parameter="value"),)
-        raise ProblemError(INVALID, f"value: {error}", errors=errors) from None
 
 
 def _told(brokers: list[str], client_id: str) -> Told:
@@ -331,16 +222,4 @@ ROUTES: Final = (
         problems=(NOT_FOUND,),
     ),
     route("GET", "/shared-subscriptions", list_shares, tag=_CLIENTS),
-    route("GET", "/bans", list_bans, tag=_CLIENTS),
-    route("PUT", "/bans/{kind}/{value...}", put_ban, tag=_CLIENTS, role=Role.OPERATOR),
-    route("DELETE", "/bans/{kind}/{value...}", remove_ban, tag=_CLIENTS, role=Role.OPERATOR),
-    route("GET", "/delayed-messages", list_delayed, tag="messages"),
-    route(
-        "DELETE",
-        "/delayed-messages/{topic}/{message_id}",
-        cancel_delayed,
-        tag="messages",
-        role=Role.OPERATOR,
-        problems=(NOT_FOUND,),
-    ),
 )

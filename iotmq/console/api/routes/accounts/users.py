@@ -30,7 +30,7 @@ from iotmq.console.api.problems import (
     ProblemError,
 )
 from iotmq.console.api.route import Call, NoArguments, Role, route
-from iotmq.console.api.routes.sign_in import Done
+from iotmq.console.api.routes.accounts.sign_in import Done
 from iotmq.console.api.services import Services
 from iotmq.secret_text import hide
 

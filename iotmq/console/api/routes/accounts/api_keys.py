@@ -21,8 +21,8 @@ from iotmq.console.api.problems import (
     ProblemError,
 )
 from iotmq.console.api.route import Call, NoArguments, Role, route
-from iotmq.console.api.routes.sign_in import Done
-from iotmq.console.api.routes.users import UserArguments, UserName
+from iotmq.console.api.routes.accounts.sign_in import Done
+from iotmq.console.api.routes.accounts.users import UserArguments, UserName
 from iotmq.console.api.services import Services
 
 _DAY_MS: Final = 86_400_000

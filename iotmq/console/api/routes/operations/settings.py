@@ -9,8 +9,8 @@ from msgspec import Meta
 
 from iotmq.console.api.problems import CONFLICT, NOT_FOUND
 from iotmq.console.api.route import Call, NoArguments, Role, route
-from iotmq.console.api.routes.cluster import BrokerArguments
 from iotmq.console.api.routes.names import Told
+from iotmq.console.api.routes.operations.cluster import BrokerArguments
 from iotmq.console.api.services import Services
 
 SETTINGS_MAX: Final = 64

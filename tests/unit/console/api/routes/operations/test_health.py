@@ -11,7 +11,7 @@ import pytest
 
 from iotmq.console.api.problems import UNHEALTHY, ProblemError
 from iotmq.console.api.route import Call, Caller, NoArguments, Role
-from iotmq.console.api.routes.health import (
+from iotmq.console.api.routes.operations.health import (
     CertificatesArguments,
     PortArguments,
     check_alarms,
