@@ -12,8 +12,8 @@ from iotmq.errors import ConfigError
 
 if TYPE_CHECKING:
     from iotmq.config.config import Config
-    from iotmq.mqtt_front.publish.route_trial import Outcome
-    from iotmq.mqtt_front.publish.routes import Router
+    from iotmq.mqtt_front.routing.route_trial import Outcome
+    from iotmq.mqtt_front.routing.routes import Router
 
 _OK: Final = 0
 _FAILED: Final = 1
@@ -60,7 +60,7 @@ def _command(
     load: Callable[[argparse.Namespace], Config],
 ) -> Callable[[argparse.Namespace], int]:
     def run(options: argparse.Namespace) -> int:
-        from iotmq.mqtt_front.publish.route_file import open_router
+        from iotmq.mqtt_front.routing.route_file import open_router
 
         config = load(options)
         return function(options, config, open_router(config.mqtt))
@@ -80,10 +80,10 @@ def _test(options: argparse.Namespace, config: Config, router: Router) -> int:
     from iotmq.mqtt.errors import MqttProtocolError
     from iotmq.mqtt.topics.delayed import split_delayed
     from iotmq.mqtt.topics.topics import SYS_PREFIX, decode_topic_name
-    from iotmq.mqtt_front.publish.device_names import DeviceNames
-    from iotmq.mqtt_front.publish.route_fields import RoutedMessage
-    from iotmq.mqtt_front.publish.route_trial import explain
-    from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
+    from iotmq.mqtt_front.routing.device_names import DeviceNames
+    from iotmq.mqtt_front.routing.route_fields import RoutedMessage
+    from iotmq.mqtt_front.routing.route_trial import explain
+    from iotmq.mqtt_front.routing.topic_rewrite import TopicRewrites
 
     names = DeviceNames(options.client_id, options.user)
     queues = options.queues if options.queues is not None else config.broker.default_topic_queues

@@ -260,6 +260,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "access",
         "permissions",
         "plugins",
+        "routing",
         "publish",
         "deliver",
         "hooks",

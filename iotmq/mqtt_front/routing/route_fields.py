@@ -11,7 +11,7 @@ import msgspec
 from iotmq import limits
 from iotmq.errors import ConfigError
 from iotmq.message.properties import NAME_END, PROPERTY_END, encode_correlation_data
-from iotmq.mqtt_front.publish.device_names import DeviceNames
+from iotmq.mqtt_front.routing.device_names import DeviceNames
 
 Value: TypeAlias = object
 """Text, a number, true or false, or a list or object of JSON; None for what is not there."""

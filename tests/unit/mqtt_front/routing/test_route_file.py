@@ -10,7 +10,7 @@ import pytest
 
 from iotmq import limits
 from iotmq.errors import ConfigError, ConnectionClosedError
-from iotmq.mqtt_front.publish.route_file import RouteReloads, open_router, read_routes
+from iotmq.mqtt_front.routing.route_file import RouteReloads, open_router, read_routes
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.mqtt_front.settings.routes import RouteSettings
 

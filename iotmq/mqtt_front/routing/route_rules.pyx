@@ -3,7 +3,7 @@
 from libc.stdint cimport uint32_t
 
 from iotmq.mqtt.codec.publish_properties cimport PublishProperties
-from iotmq.mqtt_front.publish.checksum cimport Checksum
+from iotmq.mqtt_front.routing.checksum cimport Checksum
 
 
 cdef class RouteRules:

@@ -7,7 +7,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from iotmq.errors import ConfigError
-from iotmq.mqtt_front.publish.checksum import Checksum
+from iotmq.mqtt_front.routing.checksum import Checksum
 from iotmq.mqtt_front.settings.routes import ChecksumSettings
 from iotmq.spelling import did_you_mean
 

@@ -13,9 +13,9 @@ from iotmq import limits
 from iotmq.errors import ConfigError
 from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt_front.patterns import compile_pattern
-from iotmq.mqtt_front.publish.device_names import DeviceNames, names_of_key
-from iotmq.mqtt_front.publish.refused_filters import refusals
-from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
+from iotmq.mqtt_front.routing.device_names import DeviceNames, names_of_key
+from iotmq.mqtt_front.routing.refused_filters import refusals
+from iotmq.mqtt_front.routing.topic_rewrite import TopicRewrites
 from iotmq.mqtt_front.settings.topics import RewriteSettings
 
 NAMES = DeviceNames("device-7", "ann")

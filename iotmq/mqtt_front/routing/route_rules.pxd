@@ -1,7 +1,7 @@
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from iotmq.mqtt.codec.publish_properties cimport PublishProperties
-from iotmq.mqtt_front.publish.checksum cimport Checksum
+from iotmq.mqtt_front.routing.checksum cimport Checksum
 
 
 cdef class RouteRules:

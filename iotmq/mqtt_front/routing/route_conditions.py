@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
 from iotmq.errors import ConfigError
-from iotmq.mqtt_front.publish.route_fields import Placeholder, RoutedMessage, Value, placeholder
+from iotmq.mqtt_front.routing.route_fields import Placeholder, RoutedMessage, Value, placeholder
 
 _CONDITION: Final = re.compile(r"\s*\{([^{}]+)\}\s*(==|=|!=|<=|>=|<|>|exists\b|missing\b)\s*(.*?)\s*", re.S)
 _NUMBER: Final = re.compile(r"[+-]?(\d{1,300})(\.\d{1,300})?([eE][+-]?\d{1,3})?")

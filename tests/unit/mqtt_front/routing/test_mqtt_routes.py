@@ -7,8 +7,8 @@ import pytest
 
 from iotmq import limits
 from iotmq.errors import ConfigError
-from iotmq.mqtt_front.publish.device_names import DeviceNames
-from iotmq.mqtt_front.publish.routes import Router, Target, is_in_sample
+from iotmq.mqtt_front.routing.device_names import DeviceNames
+from iotmq.mqtt_front.routing.routes import Router, Target, is_in_sample
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.mqtt_front.settings.routes import ChecksumSettings, RouteSettings
 

@@ -21,11 +21,11 @@ from iotmq.message.properties import MQTT_USER_PREFIX, NAME_END, PROPERTY_END
 from iotmq.mqtt.topics import topics
 from iotmq.mqtt.topics.filters import FilterIndex
 from iotmq.mqtt_front.permissions.containment import all_allowed
-from iotmq.mqtt_front.publish.checksum_names import checksum_of
-from iotmq.mqtt_front.publish.device_names import DeviceNames
-from iotmq.mqtt_front.publish.route_conditions import Condition, condition, contradiction
-from iotmq.mqtt_front.publish.route_fields import Placeholder, RoutedMessage, Template
-from iotmq.mqtt_front.publish.route_rules import RouteRules
+from iotmq.mqtt_front.routing.checksum_names import checksum_of
+from iotmq.mqtt_front.routing.device_names import DeviceNames
+from iotmq.mqtt_front.routing.route_conditions import Condition, condition, contradiction
+from iotmq.mqtt_front.routing.route_fields import Placeholder, RoutedMessage, Template
+from iotmq.mqtt_front.routing.route_rules import RouteRules
 from iotmq.mqtt_front.settings.routes import RouteSettings
 
 _log = logging.getLogger("iotmq.mqtt")

@@ -16,7 +16,7 @@ import msgspec
 from iotmq import limits
 from iotmq.errors import ConfigError, IotmqError
 from iotmq.metrics import Metric, samples
-from iotmq.mqtt_front.publish.routes import RouteBook, Router
+from iotmq.mqtt_front.routing.routes import RouteBook, Router
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.mqtt_front.settings.routes import ChecksumSettings, RouteSettings, RoutesFile
 from iotmq.spelling import did_you_mean

@@ -9,7 +9,7 @@ import pytest
 from crcmod.predefined import _crc_definitions, mkPredefinedCrcFun
 
 from iotmq.errors import ConfigError
-from iotmq.mqtt_front.publish.checksum_names import checksum_of
+from iotmq.mqtt_front.routing.checksum_names import checksum_of
 from iotmq.mqtt_front.settings.routes import ChecksumSettings
 
 DATA = b"123456789"

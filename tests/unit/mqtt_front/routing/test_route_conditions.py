@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from iotmq.errors import ConfigError
-from iotmq.mqtt_front.publish.route_conditions import condition, contradiction
-from iotmq.mqtt_front.publish.route_fields import RoutedMessage
+from iotmq.mqtt_front.routing.route_conditions import condition, contradiction
+from iotmq.mqtt_front.routing.route_fields import RoutedMessage
 
 MESSAGE = RoutedMessage(
     "devices/7/state",

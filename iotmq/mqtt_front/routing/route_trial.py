@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from iotmq.client.transport.routes import queue_of_key
 from iotmq.mqtt.reason_codes import reason_text
-from iotmq.mqtt_front.publish.route_conditions import Condition
-from iotmq.mqtt_front.publish.route_fields import RoutedMessage, text_of
-from iotmq.mqtt_front.publish.routes import Route, Router, Target
+from iotmq.mqtt_front.routing.route_conditions import Condition
+from iotmq.mqtt_front.routing.route_fields import RoutedMessage, text_of
+from iotmq.mqtt_front.routing.routes import Route, Router, Target
 
 
 @dataclass

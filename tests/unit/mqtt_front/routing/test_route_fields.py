@@ -8,8 +8,8 @@ import pytest
 
 from iotmq import limits
 from iotmq.errors import ConfigError
-from iotmq.mqtt_front.publish.device_names import DeviceNames
-from iotmq.mqtt_front.publish.route_fields import (
+from iotmq.mqtt_front.routing.device_names import DeviceNames
+from iotmq.mqtt_front.routing.route_fields import (
     InvalidJsonError,
     RoutedMessage,
     Template,

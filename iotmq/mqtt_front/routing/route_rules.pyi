@@ -1,4 +1,4 @@
-from iotmq.mqtt_front.publish.checksum import Checksum
+from iotmq.mqtt_front.routing.checksum import Checksum
 from iotmq.mqtt_front.settings.routes import RouteSettings
 
 class RouteRules:

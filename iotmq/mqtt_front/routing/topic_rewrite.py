@@ -17,8 +17,8 @@ from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt.reason_codes import TOPIC_FILTER_INVALID, TOPIC_NAME_INVALID
 from iotmq.mqtt.topics import topics
 from iotmq.mqtt_front.patterns import Pattern, compile_pattern
-from iotmq.mqtt_front.publish.device_names import DeviceNames, has_names, with_names
-from iotmq.mqtt_front.publish.refused_filters import refused_filter
+from iotmq.mqtt_front.routing.device_names import DeviceNames, has_names, with_names
+from iotmq.mqtt_front.routing.refused_filters import refused_filter
 from iotmq.mqtt_front.settings.topics import RewriteSettings
 
 _GROUP: Final = re.compile(r"\$(\d{1,2})")
