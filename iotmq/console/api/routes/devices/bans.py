@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from iotmq.client.admin.bans import BanAdmin
+from iotmq.client.admin.devices.bans import BanAdmin
 from iotmq.console.api.problems import INVALID, FieldProblem, ProblemError
 from iotmq.console.api.route import Call, NoArguments, Role, route
 from iotmq.console.api.routes.names import TimeMs, Told

@@ -8,8 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from iotmq import limits
-from iotmq.client.admin.clients import ClientAdmin, Kicked, SlowBy
-from iotmq.client.admin.sessions import SessionAdmin
+from iotmq.client.admin.devices.clients import ClientAdmin, Kicked, SlowBy
+from iotmq.client.admin.devices.sessions import SessionAdmin
 from iotmq.console.api.pages import Cursor, Limit
 from iotmq.console.api.problems import CONFLICT, INVALID, NOT_FOUND, FieldProblem, ProblemError
 from iotmq.console.api.route import Call, NoArguments, Role, route

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from iotmq.client.admin.sessions import SessionAdmin
+from iotmq.client.admin.devices.sessions import SessionAdmin
 from iotmq.console.api.pages import Cursor, Limit, decode_cursor, encode_cursor
 from iotmq.console.api.problems import NOT_FOUND, ProblemError
 from iotmq.console.api.route import Call, NoArguments, Role, route

@@ -9,8 +9,8 @@ import msgspec
 from msgspec import Meta
 
 from iotmq import limits
-from iotmq.client.admin.trace_text import json_line, text_line
-from iotmq.client.admin.traces import NoSuchTraceError, TraceAdmin, TracedAt, TraceRefusedError
+from iotmq.client.admin.devices.trace_text import json_line, text_line
+from iotmq.client.admin.devices.traces import NoSuchTraceError, TraceAdmin, TracedAt, TraceRefusedError
 from iotmq.console.api.pages import Cursor, Limit, decode_cursor, encode_cursor
 from iotmq.console.api.problems import CONFLICT, INVALID, NOT_FOUND, FieldProblem, ProblemError
 from iotmq.console.api.route import Call, NoArguments, Role, route

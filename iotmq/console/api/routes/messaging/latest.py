@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from iotmq.client.admin.retained import RetainedAdmin
+from iotmq.client.admin.devices.retained import RetainedAdmin
 from iotmq.client.transport.message import StoredMessage
 from iotmq.console.api.problems import NOT_FOUND, ProblemError
 from iotmq.console.api.route import Call, route

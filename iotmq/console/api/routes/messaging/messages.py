@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from iotmq import limits
-from iotmq.client.admin.retained import RetainedAdmin
+from iotmq.client.admin.devices.retained import RetainedAdmin
 from iotmq.client.consuming.offsets import offsets
 from iotmq.client.transport.message import Message
 from iotmq.client.transport.routes import MessageQueue

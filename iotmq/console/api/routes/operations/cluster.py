@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from iotmq import limits
-from iotmq.client.admin.front_ends import FrontEndAdmin
+from iotmq.client.admin.devices.front_ends import FrontEndAdmin
 from iotmq.console.api.problems import NOT_FOUND, ProblemError
 from iotmq.console.api.route import Call, NoArguments, Role, route
 from iotmq.console.api.routes.names import BrokerText, Told

@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from iotmq.client.admin.retained import merged_page
+from iotmq.client.admin.devices.retained import merged_page
 from iotmq.message.properties import MQTT_TOPIC, encode_properties
 from iotmq.message.records.record import decode_record, encode_record
 from iotmq.ports.sessions import Refused, RetainedRecords

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Final
 
 from iotmq.client.admin.asking import Asking
-from iotmq.client.admin.retained import RetainedAdmin
+from iotmq.client.admin.devices.retained import RetainedAdmin
 from iotmq.client.sending.producer import Producer
 from iotmq.client.transport.calls import master_addresses
 from iotmq.client.transport.message import Message, StoredMessage
