@@ -16,8 +16,8 @@ from file_size_limit import files_end_at
 
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import ClientSettings
-from iotmq.commands.archive import ArchiveFile, ArchiveSettings, archive, archived_until
 from iotmq.commands.cli import EXIT_USAGE, main
+from iotmq.commands.messages.archive import ArchiveFile, ArchiveSettings, archive, archived_until
 from iotmq.errors import ClientError
 from iotmq.remoting.codes import RequestCode
 

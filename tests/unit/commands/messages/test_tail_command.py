@@ -11,7 +11,7 @@ from eventually import until
 from fake_broker import FakeBroker, FakeRegistry
 
 from iotmq.client.transport.settings import ClientSettings
-from iotmq.commands.tail import LAST_MAX, tail
+from iotmq.commands.messages.tail import LAST_MAX, tail
 from iotmq.message.properties import encode_properties
 from iotmq.remoting.codes import RequestCode
 

@@ -35,7 +35,7 @@ from iotmq.client.transport.message import ReceivedMessage
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import ClientSettings, PullConsumerSettings
 from iotmq.clock import Clock
-from iotmq.commands.produce_consume import FORMATS, OutputFormat
+from iotmq.commands.messages.produce_consume import FORMATS, OutputFormat
 from iotmq.errors import ClientError, IotmqError
 from iotmq.files import make_directory, sync_path
 

@@ -13,7 +13,7 @@ from iotmq.client.transport.message import ReceivedMessage
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import ClientSettings, PullConsumerSettings
 from iotmq.client.transport.subscriptions import parse_subscription
-from iotmq.commands.produce_consume import ANONYMOUS_GROUP, FORMATS, OutputFormat
+from iotmq.commands.messages.produce_consume import ANONYMOUS_GROUP, FORMATS, OutputFormat
 
 LAST_MAX: Final = 100_000
 _TOLD_AGAIN_MS: Final = 60_000
