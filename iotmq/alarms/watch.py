@@ -29,9 +29,9 @@ from iotmq.alarms.conditions import (
 from iotmq.alarms.lease import FORBIDDEN_S, is_forbidden
 from iotmq.alarms.settings import DeviceWatch
 from iotmq.client.admin.admin import Admin
-from iotmq.client.admin.front_ends import FrontEndAdmin
+from iotmq.client.admin.devices.front_ends import FrontEndAdmin
+from iotmq.client.admin.devices.sessions import SessionAdmin
 from iotmq.client.admin.groups import GroupProgress
-from iotmq.client.admin.sessions import SessionAdmin
 from iotmq.client.transport.calls import ask
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import DEAD_LETTER_PREFIX

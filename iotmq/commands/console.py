@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from iotmq.commands.users import read_password
+from iotmq.commands.devices.users import read_password
 from iotmq.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from iotmq.audit_log import AUDIT_TOPIC
 from iotmq.client.transport.message import Message
 from iotmq.console.api.api import BASE
 from iotmq.console.api.route import Role, Route
-from iotmq.console.api.routes.messages import BATCH_MAX
+from iotmq.console.api.routes.messaging.messages import BATCH_MAX
 from iotmq.console.api.routes.table import ROUTES
 from iotmq.limits import HTTP_STREAM_WAITING_BYTES_MAX
 

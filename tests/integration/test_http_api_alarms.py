@@ -27,7 +27,7 @@ import iotmq
 from iotmq.client.transport.message import Message
 from iotmq.commands.cli import main
 from iotmq.console.api.api import BASE
-from iotmq.console.api.routes.alarms import ROUTES
+from iotmq.console.api.routes.operations.alarms import ROUTES
 from iotmq.limits import ALARMS_ENDED_MAX
 
 TOKEN = "token-of-the-operator"

@@ -10,7 +10,7 @@ from eventually import soon
 from fake_gateway import RawClient
 from mqtt_site import MqttSite, open_site
 
-from iotmq.client.admin.traces import NoSuchTraceError, TraceAdmin, TraceRefusedError
+from iotmq.client.admin.devices.traces import NoSuchTraceError, TraceAdmin, TraceRefusedError
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.settings import ClientSettings
 from iotmq.mqtt.codec import packets

@@ -36,7 +36,7 @@ from gateway_process import SMALL_STORE, GatewayProcess
 from iotmq.broker.access.accounts_file import parse_accounts
 from iotmq.commands.spark import all_jobs, find_job, read_job_settings
 from iotmq.config.config import load_config
-from iotmq.mqtt_front.publish.route_file import read_routes
+from iotmq.mqtt_front.routing.route_file import read_routes
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGES: Final = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])

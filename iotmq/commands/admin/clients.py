@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from iotmq.client.admin.clients import SLOW_BY, ClientAdmin
+from iotmq.client.admin.devices.clients import SLOW_BY, ClientAdmin
 from iotmq.commands.admin.output import Done, Fields, Result, Row, Table, printable
 from iotmq.commands.admin.session import Session
 from iotmq.errors import ClientError
