@@ -15,7 +15,8 @@ const WHOLE_BYTES_MAX = 1_048_576;
 
 /**
  * A message over the page; its whole payload is asked for where the list has cut it.
- * @param {{message: any, onClose: () => void, actions?: any, extra?: [any, any][]}} props
+ * @param {{message: any, onClose: () => void, actions?: (whole: any) => any, extra?: [any, any][]}} props
+ * actions: for the message with its whole payload; null while there is none
  */
 export function MessageDialog({ message, onClose, actions, extra = [] }) {
   const [isSending, setSending] = useState(false);
@@ -24,6 +25,7 @@ export function MessageDialog({ message, onClose, actions, extra = [] }) {
     query: { payload_bytes_max: WHOLE_BYTES_MAX },
   });
   const shown = whole.answer ?? message;
+  const isWhole = !message.problem && shownBytes(shown) >= shown.payload_bytes;
   if (isSending) return html`<${SendDialog} onClose=${onClose} copied=${shown} />`;
   const properties = Object.entries(shown.properties ?? {});
   return html`
@@ -32,8 +34,8 @@ export function MessageDialog({ message, onClose, actions, extra = [] }) {
       isWide
       onClose=${onClose}
       buttons=${html`
-        ${actions}
-        <${For} role="operator"><${Button} onClick=${() => setSending(true)}>${words.again}<//><//>
+        ${actions?.(isWhole ? shown : null)}
+        <${For} role="operator"><${Button} disabled=${!isWhole} onClick=${() => setSending(true)}>${words.again}<//><//>
         <${Button} kind="primary" onClick=${onClose}>${texts.actions.close}<//>
       `}
     >
@@ -77,10 +79,11 @@ function shownBytes(message) {
 
 /**
  * Sends a message: to devices, or to a topic for services; with `copied` as that one was.
- * @param {{onClose: () => void, copied?: any, topic?: string, onSent?: () => void, title?: string, isEdit?: boolean}} props
+ * @param {{onClose: () => void, copied?: any, topic?: string, onSent?: () => void, title?: string, send?: (changed: any) => Promise<any>}} props
+ * send: sends it in another way, to a topic
  */
-export function SendDialog({ onClose, copied = {}, topic = "", onSent, title }) {
-  const [to, setTo] = useState(copied.mqtt_topic || !(copied.topic || topic) ? "devices" : "topic");
+export function SendDialog({ onClose, copied = {}, topic = "", onSent, title, send: sendChanged }) {
+  const [to, setTo] = useState(sendChanged || (!copied.mqtt_topic && (copied.topic || topic)) ? "topic" : "devices");
   const [mqttTopic, setMqttTopic] = useState(copied.mqtt_topic ?? "");
   const [brokerTopic, setBrokerTopic] = useState(copied.topic ?? topic);
   const [text, setText] = useState(copied.payload ?? copied.payload_base64 ?? "");
@@ -97,7 +100,9 @@ export function SendDialog({ onClose, copied = {}, topic = "", onSent, title }) 
     setBusy(true);
     setProblem(null);
     try {
-      const stored = isForDevices
+      const stored = sendChanged
+        ? await sendChanged({ topic: brokerTopic, key, tags, [form]: text })
+        : isForDevices
         ? await api.post("/messages", { mqtt_topic: mqttTopic, qos: Number(qos), retain: isRetained, [form]: text })
         : await api.post(at`/topics/${brokerTopic}/messages`, { key, tags, [form]: text });
       tell(words.sent(stored.topic, stored.queue, stored.offset));
@@ -124,7 +129,8 @@ export function SendDialog({ onClose, copied = {}, topic = "", onSent, title }) 
       <${Form} id="send" onSubmit=${send}>
         ${problem && !problem.errors.length && html`<p class="trouble" role="alert">${problemText(problem)}</p>`}
         <div class="row">
-          <${Choice}
+          ${!sendChanged &&
+          html`<${Choice}
             label=${words.to}
             value=${to}
             onChange=${setTo}
@@ -133,7 +139,7 @@ export function SendDialog({ onClose, copied = {}, topic = "", onSent, title }) 
               ["devices", words.toDevices],
               ["topic", words.toTopic],
             ]}
-          />
+          />`}
           ${isForDevices
             ? html`
                 <${TextField} label=${words.mqttTopic} value=${mqttTopic} onChange=${setMqttTopic} required wrong=${problem?.of("/mqtt_topic")} />
