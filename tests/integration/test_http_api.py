@@ -511,7 +511,58 @@ def test_dead_letters_are_listed_and_sent_again(api: Caller) -> None:
     assert resent == {"sent": 1, "left_message_ids": []}
     found = api.get("read_messages", "letters", query="offset=0")
     assert [each["payload"] for each in found["items"]] == ["bad", "bad"]
-    assert api.ask("list_dead_letters", "nobody").problem == "not-found"
+    for name in ("list_dead_letters", "export_dead_letters", "show_replay", "stop_replay"):
+        assert api.ask(name, "nobody").problem == "not-found"
+    assert api.ask("replay_dead_letters", "nobody", body={}).problem == "not-found"
+    place = letter["message"]["offset_message_id"]
+    stored = api.get(
+        "resend_dead_letter",
+        "letter-group",
+        place,
+        body={"payload_base64": "Z29vZA==", "key": "order-2", "properties": {"mended": "yes"}},
+    )
+    (edited,) = api.get("read_messages", "letters", query=f"offset={stored['offset']}")["items"]
+    assert (edited["payload"], edited["keys"], edited["topic"]) == ("good", ["order-2"], "letters")
+    assert edited["properties"]["mended"] == "yes"
+    assert edited["properties"]["ORIGIN_MESSAGE_ID"] == letter["original_message_id"]
+    both = {"payload": "a", "payload_base64": "Yg=="}
+    assert api.ask("resend_dead_letter", "letter-group", place, body=both).problem == "invalid"
+    assert api.ask("resend_dead_letter", "another", place, body={}).problem == "not-found"
+
+
+def test_dead_letters_are_chosen_exported_and_replayed_at_a_rate(api: Caller) -> None:
+    for topic in ("spoilt", "%DLQ%spoiling"):
+        api.get("put_topic", topic, body={"queues": 1})
+    with connect(api) as client, client.producer() as producer:
+        for number in range(20):
+            topic, key = ("spoilt", f"k{number}") if number else ("elsewhere", "k0")
+            properties = {"RETRY_TOPIC": topic}
+            producer.send(Message("%DLQ%spoiling", b"%d" % number, key=key, properties=properties))
+    query = "original_topic=spoilt&key=k7"
+    (found,) = api.get("list_dead_letters", "spoiling", query=query)["items"]
+    assert found["message"]["payload"] == "7"
+    (line,) = api.ask("export_dead_letters", "spoiling", query=query).body.splitlines()
+    assert json.loads(line)["body"] == "7"
+    assert len(api.ask("export_dead_letters", "spoiling").body.splitlines()) == 20
+    assert api.ask("export_dead_letters", "spoiling", query="key=none").body == b""
+
+    def replayed() -> Any:
+        replay = api.get("show_replay", "spoiling")
+        return replay if replay["state"] == "done" else None
+
+    order = {"original_topic": "spoilt", "per_second": 0.01}
+    begun = api.get("replay_dead_letters", "spoiling", body=order)
+    assert (begun["state"], begun["total"], begun["by"]) == ("running", 20, "operator")
+    assert api.ask("replay_dead_letters", "spoiling", body=order).problem == "conflict"
+    eventually(lambda: api.get("show_replay", "spoiling")["sent"] == 1, "the first one")
+    stopped = api.get("stop_replay", "spoiling")
+    assert (stopped["state"], stopped["sent"]) == ("stopped", 1)
+    assert api.get("replay_dead_letters", "spoiling", body=order | {"per_second": None})["per_second"] is None
+    done = eventually(replayed, "the replay is done")
+    # The one of another topic, passed over, holds the progress back: the first one went once more.
+    assert (done["seen"], done["sent"], done["left"]) == (20, 19, 0)
+    found = api.get("read_messages", "spoilt", query="offset=0")
+    assert [each["payload"] for each in found["items"]] == ["1", *(str(number) for number in range(1, 20))]
 
 
 def test_sessions_are_listed_shown_kicked_and_ended(api: Caller) -> None:

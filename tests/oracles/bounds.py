@@ -90,6 +90,12 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "::test_what_is_not_read_of_all_answers_together_has_a_limit",
     ),
     Bound(
+        "console.api.replays: replays that are known, and go on",
+        "HTTP_REPLAYS_KEPT_MAX, HTTP_REPLAYS_MAX",
+        "the first x ids of 1,000 letters that are left, the others x two pieces of 1 MiB",
+        "tests/unit/console/api/test_replays.py::test_so_many_are_known_and_those_that_go_on_are_among_them",
+    ),
+    Bound(
         "console.access.console_sessions: browsers in which somebody is signed in",
         "CONSOLE_SESSIONS_MAX, CONSOLE_SESSIONS_OF_USER_MAX",
         "items x 1 KiB",

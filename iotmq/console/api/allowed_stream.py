@@ -1,4 +1,5 @@
-"""Streams end when who reads them may not any more: signed out, without the role, with a key that is gone."""
+"""Streams end when who reads them may not any more: signed out, without the role, with a key that is gone.
+They are cut short when brokers fail: who reads them sees that they have no end."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Final
 
 from iotmq.console.api.problems import ProblemError
 from iotmq.console.server.messages import Sink
+from iotmq.errors import IotmqError
 
 # Between two looks; streams write something more often than they live long.
 _LOOK_S: Final = 5.0
@@ -19,7 +21,10 @@ def while_allowed(
     """Return the stream, cut with its next piece once `check` raises ProblemError."""
 
     async def write(sink: Sink) -> None:
-        await stream(_AllowedSink(sink, check))
+        try:
+            await stream(_AllowedSink(sink, check))
+        except IotmqError as error:
+            raise ConnectionAbortedError(f"the stream is cut short: {error}") from error
 
     return write
 

@@ -19,7 +19,7 @@ import httptools
 
 from iotmq import limits
 from iotmq.console.server.messages import REASONS, Answer, Reply, Request, Sink, Site
-from iotmq.supervised import surviving
+from iotmq.supervised import FAILURES, surviving
 
 logger = logging.getLogger("iotmq.http")
 
@@ -325,6 +325,10 @@ class HttpConnection(asyncio.Protocol):
                 await self._stream(whole, answer, answer.stream)
         except ConnectionError as error:
             logger.debug("connection lost: %s", error)
+            self._transport.abort()
+        except Exception:
+            # Without its last chunk nobody takes what was written for a whole answer.
+            FAILURES.note("http")
             self._transport.abort()
         finally:
             self._answering = None

@@ -12,6 +12,7 @@ export { Icon } from "./kit/icons.js";
 export { Ago, Button, Card, Facts, Figures, Filters, For, Name, Page, Search, State, Tabs, Time, Trouble, Words } from "./kit/parts.js";
 export { download, Payload, payloadBytes, payloadLine } from "./kit/payload.js";
 export { MessageDialog, SendDialog } from "./kit/message.js";
+export { ReplayCard, ReplayDialog } from "./kit/replay.js";
 export { go, keep, link, place, useKept } from "./kit/router.js";
 export { may, me } from "./kit/session.js";
 export { Table } from "./kit/table.js";

@@ -16,7 +16,8 @@ const WHOLE_BYTES_MAX = 1_048_576;
 
 /**
  * A message over the page; its whole payload is asked for where the list has cut it.
- * @param {{message: any, onClose: () => void, actions?: any, extra?: [any, any][]}} props
+ * @param {{message: any, onClose: () => void, actions?: (whole: any) => any, extra?: [any, any][]}} props
+ * actions: for the message with its whole payload; null while there is none
  */
 export function MessageDialog({ message, onClose, actions, extra = [] }) {
   const [isSending, setSending] = useState(false);
@@ -25,6 +26,7 @@ export function MessageDialog({ message, onClose, actions, extra = [] }) {
     query: { payload_bytes_max: WHOLE_BYTES_MAX },
   });
   const shown = whole.answer ?? message;
+  const isWhole = !message.problem && shownBytes(shown) >= shown.payload_bytes;
   if (isSending) return html`<${SendDialog} onClose=${onClose} copied=${shown} />`;
   const properties = Object.entries(shown.properties ?? {});
   return html`
@@ -33,8 +35,8 @@ export function MessageDialog({ message, onClose, actions, extra = [] }) {
       isWide
       onClose=${onClose}
       buttons=${html`
-        ${actions}
-        <${For} role="operator"><${Button} onClick=${() => setSending(true)}>${words.again}<//><//>
+        ${actions?.(isWhole ? shown : null)}
+        <${For} role="operator"><${Button} disabled=${!isWhole} onClick=${() => setSending(true)}>${words.again}<//><//>
         <${Button} kind="primary" onClick=${onClose}>${texts.actions.close}<//>
       `}
     >
@@ -78,10 +80,11 @@ function shownBytes(message) {
 
 /**
  * Sends a message: to devices, or to a topic for services; with `copied` as that one was.
- * @param {{onClose: () => void, copied?: any, topic?: string, onSent?: () => void, title?: string, isEdit?: boolean}} props
+ * @param {{onClose: () => void, copied?: any, topic?: string, onSent?: () => void, title?: string, send?: (changed: any) => Promise<any>}} props
+ * send: sends it in another way, to a topic
  */
-export function SendDialog({ onClose, copied = {}, topic = "", onSent, title }) {
-  const [to, setTo] = useState(copied.mqtt_topic || !(copied.topic || topic) ? "devices" : "topic");
+export function SendDialog({ onClose, copied = {}, topic = "", onSent, title, send: sendChanged }) {
+  const [to, setTo] = useState(sendChanged || (!copied.mqtt_topic && (copied.topic || topic)) ? "topic" : "devices");
   const [mqttTopic, setMqttTopic] = useState(copied.mqtt_topic ?? "");
   const [brokerTopic, setBrokerTopic] = useState(copied.topic ?? topic);
   const [text, setText] = useState(copied.payload ?? copied.payload_base64 ?? "");
@@ -93,7 +96,9 @@ export function SendDialog({ onClose, copied = {}, topic = "", onSent, title }) 
   const isForDevices = to === "devices";
   const sent = useForm(
     () =>
-      isForDevices
+      sendChanged
+        ? sendChanged({ topic: brokerTopic, key, tags, [form]: text })
+        : isForDevices
         ? api.post("/messages", { mqtt_topic: mqttTopic, qos: Number(qos), retain: isRetained, [form]: text })
         : api.post(at`/topics/${brokerTopic}/messages`, { key, tags, [form]: text }),
     (stored) => {
@@ -106,7 +111,8 @@ export function SendDialog({ onClose, copied = {}, topic = "", onSent, title }) 
   return html`
     <${FormDialog} form=${sent} title=${title ?? words.send} action=${words.send} isWide onClose=${onClose}>
       <div class="row">
-        <${Choice}
+        ${!sendChanged &&
+        html`<${Choice}
           label=${words.to}
           value=${to}
           onChange=${setTo}
@@ -115,7 +121,7 @@ export function SendDialog({ onClose, copied = {}, topic = "", onSent, title }) 
             ["devices", words.toDevices],
             ["topic", words.toTopic],
           ]}
-        />
+        />`}
         ${isForDevices
           ? html`
               <${TextField} label=${words.mqttTopic} value=${mqttTopic} onChange=${setMqttTopic} required wrong=${sent.of("/mqtt_topic")} />

@@ -98,11 +98,13 @@ async def hang(_services: Services, _call: Call[NoArguments, None]) -> Result:
     raise AssertionError
 
 
-async def flow(_services: Services, _call: Call[NoArguments, None]) -> Answer:
+async def flow(services: Services, _call: Call[NoArguments, None]) -> Answer:
     """Stream two pieces."""
 
     async def stream(sink: Sink) -> None:
         await sink.write(b"one")
+        if services.error is not None:
+            raise services.error
         await sink.write(b"two")
 
     return Answer(stream=stream)
@@ -350,6 +352,16 @@ async def test_a_stream_is_cut_when_who_reads_it_may_not_any_more(
     with pytest.raises(ConnectionAbortedError, match="signed out"):
         await answer.stream(sink)
     assert sink.written == [b"one", b"two"]
+
+
+async def test_a_stream_is_cut_short_when_brokers_fail(site: Site) -> None:
+    site.services.error = RequestTimeoutError("no answer")
+    answer = await site.ask("GET", "/stream")
+    assert answer.stream is not None
+    sink = Pieces()
+    with pytest.raises(ConnectionAbortedError, match="no answer"):
+        await answer.stream(sink)
+    assert sink.written == [b"one"]
 
 
 async def test_what_a_handler_refuses_is_audited_as_refused(site: Site) -> None:

@@ -44,6 +44,8 @@ class Echo:
             return Answer(bytes(32_000_000))
         if request.path == "/quiet":
             return Answer(status=200, stream=self._quiet)
+        if request.path == "/cut":
+            return Answer(status=200, stream=self._cut)
         if request.path == "/endless":
             return Answer(status=200, stream=self._endless)
         return Answer(f"{request.method} {request.path} {request.query} ".encode() + request.body)
@@ -56,6 +58,10 @@ class Echo:
         for piece in (b"one\n", b"", b"two\n"):
             await sink.write(piece)
         self.ended.append("whole")
+
+    async def _cut(self, sink: Sink) -> None:
+        await sink.write(b"one\n")
+        raise RuntimeError("a fault of the stream")
 
     async def _quiet(self, sink: Sink) -> None:
         self.sinks.append(sink)
@@ -239,6 +245,17 @@ async def test_a_stream_is_sent_in_chunks_and_the_connection_goes_on() -> None:
         answers = await exchange(port, head(b"GET", b"/stream") + head(b"GET", b"/a", CLOSE))
         assert b"\r\n\r\n4\r\none\n\r\n4\r\ntwo\n\r\n0\r\n\r\nHTTP/1.1 200" in answers
         assert site.ended == ["whole"]
+
+
+async def test_a_stream_that_fails_has_no_end_and_nothing_follows_it() -> None:
+    async with serving() as (_site, port):
+        failures = FAILURES.count("http")
+        reader, writer = await asyncio.open_connection("127.0.0.1", port.port)
+        writer.write(head(b"GET", b"/cut") + head(b"GET", b"/a", CLOSE))
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await reader.readuntil(b"0\r\n\r\n")
+        writer.close()
+        assert FAILURES.count("http") == failures + 1
 
 
 async def test_the_end_of_a_stream_for_http_1_0_is_the_end_of_the_connection() -> None:

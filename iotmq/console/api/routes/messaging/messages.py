@@ -370,10 +370,13 @@ def _payload(each: Payload) -> bytes:
         raise ProblemError(INVALID, "at most one of payload, payload_base64 and payload_json may be given")
     if isinstance(each.payload_json, msgspec.Raw):
         return bytes(each.payload_json)
-    if not each.payload_base64:
-        return each.payload.encode()
+    return decoded_base64(each.payload_base64) if each.payload_base64 else each.payload.encode()
+
+
+def decoded_base64(text: str) -> bytes:
+    """Read the field `payload_base64` of a body."""
     try:
-        return base64.b64decode(each.payload_base64, validate=True)
+        return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         detail = f"no Base64: {error}"
         errors = (FieldProblem(detail, "/payload_base64"),)
