@@ -8,6 +8,7 @@ from typing import Final
 
 from iotmq.console.api.problems import ProblemError
 from iotmq.console.server.messages import Sink
+from iotmq.errors import IotmqError
 
 # Between two looks; streams write something more often than they live long.
 _LOOK_S: Final = 5.0
@@ -16,10 +17,14 @@ _LOOK_S: Final = 5.0
 def while_allowed(
     stream: Callable[[Sink], Awaitable[None]], check: Callable[[], object]
 ) -> Callable[[Sink], Awaitable[None]]:
-    """Return the stream, cut with its next piece once `check` raises ProblemError."""
+    """Return the stream, cut with its next piece once `check` raises ProblemError, or where it fails."""
 
     async def write(sink: Sink) -> None:
-        await stream(_AllowedSink(sink, check))
+        try:
+            await stream(_AllowedSink(sink, check))
+        except IotmqError as error:
+            # Its status has been sent already.
+            raise ConnectionAbortedError(f"what was left cannot be read: {error}") from error
 
     return write
 

@@ -108,6 +108,16 @@ async def flow(_services: Services, _call: Call[NoArguments, None]) -> Answer:
     return Answer(stream=stream)
 
 
+async def break_off(_services: Services, _call: Call[NoArguments, None]) -> Answer:
+    """Stream a piece and fail."""
+
+    async def stream(sink: Sink) -> None:
+        await sink.write(b"one")
+        raise RouteNotFoundError("no broker has the rest")
+
+    return Answer(stream=stream)
+
+
 async def keep_secret(services: Services, call: Call[NoArguments, Secrets]) -> Result:
     """Take a secret."""
     services.callers.append(call.caller)
@@ -124,6 +134,7 @@ ROUTES = (
     route("GET", "/number", show, tag="t"),
     route("GET", "/never", hang, tag="t"),
     route("GET", "/stream", flow, tag="t"),
+    route("GET", "/broken-stream", break_off, tag="t"),
     route("POST", "/secrets", keep_secret, tag="t", is_open=True),
     route("DELETE", "/number", show, tag="u", is_for_people=True),
     route("GET", "/open", show, tag="t", open_path="/open"),
@@ -350,6 +361,22 @@ async def test_a_stream_is_cut_when_who_reads_it_may_not_any_more(
     with pytest.raises(ConnectionAbortedError, match="signed out"):
         await answer.stream(sink)
     assert sink.written == [b"one", b"two"]
+
+
+async def test_a_stream_that_cannot_go_on_is_cut(site: Site) -> None:
+    answer = await site.ask("GET", "/broken-stream")
+    assert answer.stream is not None
+    sink = Pieces()
+    with pytest.raises(ConnectionAbortedError, match="no broker has the rest"):
+        await answer.stream(sink)
+    assert sink.written == [b"one"]
+
+
+@pytest.mark.parametrize("path", ["/api/v1x/number", "/api/v11/number", "/api/v1number", "/api/v1"])
+async def test_a_path_that_only_begins_like_the_base_is_none(site: Site, path: str) -> None:
+    request = Request("GET", path, "", {"x-role": "viewer"}, "192.0.2.1")
+    assert problem(await site.api.answer(request)).status == 404
+    assert site.api.body_bytes_max(request._replace(method="PUT", path=path.replace("number", "bytes"))) == 0
 
 
 async def test_what_a_handler_refuses_is_audited_as_refused(site: Site) -> None:
