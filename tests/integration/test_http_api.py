@@ -419,6 +419,24 @@ def test_topics_are_made_changed_scaled_and_deleted(api: Caller) -> None:
     assert api.ask("show_topic", "api-topic").problem == "not-found"
 
 
+def test_topics_of_the_gateway_are_its_own(api: Caller) -> None:
+    forged = {"payload": '{"time_ms": 1, "event": "administered", "source": "x", "account": "root"}'}
+    through = {"mqtt_topic": "a", "topic": AUDIT_TOPIC, **forged}
+    for role in (Role.OPERATOR, Role.ADMINISTRATOR):
+        assert api.ask("send", AUDIT_TOPIC, body=forged, role=role).problem == "forbidden"
+        assert api.ask("publish", body=through, role=role).problem == "forbidden"
+        assert api.ask("publish_raw", "a", query=f"topic={AUDIT_TOPIC}", role=role).problem == "forbidden"
+        (outcome,) = api.get("publish_many", body={"items": [through]}, role=role)["items"]
+        assert outcome["problem"]["status"] == 403
+    assert api.get("list_audit_records", query="account=root")["items"] == []
+    assert api.ask("put_topic", AUDIT_TOPIC, body={"is_writable": False}).problem == "forbidden"
+    assert api.ask("scale_topic", AUDIT_TOPIC, body={"queues": 8}).problem == "forbidden"
+    frozen = {"queues": [0], "is_frozen": True}
+    assert api.ask("freeze_queues", AUDIT_TOPIC, body=frozen).problem == "forbidden"
+    queues = api.get("show_topic", AUDIT_TOPIC)["topic"]["queues"]
+    assert api.get("put_topic", AUDIT_TOPIC, body={"queues": queues}, role=Role.ADMINISTRATOR)
+
+
 def test_lists_are_read_page_by_page(api: Caller) -> None:
     for number in range(5):
         api.get("put_topic", f"page-{number}", body={"queues": 1})
@@ -800,6 +818,8 @@ def test_audit_records_are_listed_from_the_newest_page_by_page(api: Caller) -> N
     assert "audit-4" not in found(f"&to_ms={newest['time_ms'] - 1}")
     assert api.get("list_audit_records", query="client=nobody")["items"] == []
     assert api.ask("list_audit_records", query="cursor=W10").problem == "invalid"
+    ahead = base64.urlsafe_b64encode(b'{"broker-a/0": %d}' % (1 << 62)).decode().rstrip("=")
+    assert api.get("list_audit_records", query=f"{mine}&limit=5&cursor={ahead}")["items"]
 
 
 def test_settings_of_brokers_are_listed_and_changed(api: Caller) -> None:

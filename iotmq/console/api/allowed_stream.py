@@ -18,7 +18,7 @@ _LOOK_S: Final = 5.0
 def while_allowed(
     stream: Callable[[Sink], Awaitable[None]], check: Callable[[], object]
 ) -> Callable[[Sink], Awaitable[None]]:
-    """Return the stream, cut with its next piece once `check` raises ProblemError."""
+    """Return the stream, cut with its next piece once `check` raises ProblemError, or where it fails."""
 
     async def write(sink: Sink) -> None:
         try:

@@ -77,7 +77,7 @@ class Api:
     def body_bytes_max(self, head: Request) -> int:
         """Return how large a body the route takes; 0 without a route, and for who may not ask."""
         try:
-            route, _ = self._tree.find(head.method, head.path.removeprefix(BASE))
+            route, _ = self._tree.find(head.method, _path_below(head))
             self._allow(route, head)
         except ProblemError:
             return 0
@@ -107,7 +107,7 @@ class Api:
         return samples_by("status", "iotmq_http_api_requests_total", "Requests of the API.", self._count_of)
 
     async def _answer(self, request: Request) -> Answer:
-        route, path = self._tree.find(request.method, request.path.removeprefix(BASE))
+        route, path = self._tree.find(request.method, _path_below(request))
         caller = self._allow(route, request)
         arguments = decode_arguments(route.arguments, path, request.query, request.headers)
         fields = chosen_fields(arguments, route.answer)
@@ -164,6 +164,12 @@ class Api:
             fields=fields[:_AUDITED_CHARACTERS_MAX],
             result=result,
         )
+
+
+def _path_below(request: Request) -> str:
+    """Return the path below `BASE`; that of another version as it is, where no route is."""
+    is_below = request.path.startswith(f"{BASE}/")
+    return request.path.removeprefix(BASE) if is_below else request.path
 
 
 def _shown(body: msgspec.Struct) -> dict[str, Any]:

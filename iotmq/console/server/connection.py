@@ -103,12 +103,11 @@ class HttpConnection(asyncio.Protocol):
         self._headers: dict[str, str] = {}
         self._head: Request | None = None
         self._head_bytes = 0
-        self._body: list[bytes] = []
-        self._body_bytes = 0
+        self._body = bytearray()
         self._body_bytes_max = 0
         # Of bodies of requests that are not answered yet.
         self._held_bytes = 0
-        # The bytes of reads that have not ended a head.
+        # The bytes of reads since the last end of a head, while one is open, or the fields behind a body.
         self._is_in_head = False
         self._unfinished_bytes = 0
         self._waiting: deque[_Whole | _Refused] = deque()
@@ -176,6 +175,7 @@ class HttpConnection(asyncio.Protocol):
         """Take what was read from the socket."""
         if self._is_ending:
             return
+        self._unfinished_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -185,8 +185,9 @@ class HttpConnection(asyncio.Protocol):
             # After a request that closes the connection there may be anything.
             if not self._is_ending:
                 self._refuse(400, str(error))
-        self._unfinished_bytes = self._unfinished_bytes + len(data) if self._is_in_head else 0
-        if self._unfinished_bytes > self._port.head_bytes_max:
+        if not self._is_in_head:
+            self._unfinished_bytes = 0
+        elif self._unfinished_bytes > self._port.head_bytes_max:
             self._refuse(431, "a head without an end")
         self._go_on()
 
@@ -198,16 +199,20 @@ class HttpConnection(asyncio.Protocol):
         self._target = b""
         self._headers = {}
         self._head_bytes = _REQUEST_LINE_BYTES + _HEAD_END_BYTES
-        self._body = []
-        self._body_bytes = 0
+        self._body = bytearray()
 
     def on_url(self, target: bytes) -> None:
         """Take a piece of the target."""
         self._target += target
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a field of the head."""
+        """Take a field of the head; those behind a body say nothing (RFC 9110 section 6.5.1)."""
+        if self._is_ending or self._head is not None:
+            return
         self._head_bytes += len(name) + len(value) + _FIELD_BYTES
+        if self._head_bytes > self._port.head_bytes_max:
+            self._refuse(431, "a head that is too large")
+            return
         key = name.decode("latin-1").lower()
         former = self._headers.get(key)
         text = value.decode("latin-1")
@@ -220,6 +225,7 @@ class HttpConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """Ask the site how much of a body it wants."""
         self._is_in_head = False
+        self._unfinished_bytes = 0
         if self._is_ending:
             return None
         method = self._parser.get_method()
@@ -244,31 +250,37 @@ class HttpConnection(asyncio.Protocol):
             self._transport.write(_CONTINUE)
         return None
 
+    def on_chunk_header(self) -> None:
+        """Begin a chunk: behind the last one there may be fields."""
+        self._is_in_head = True
+
     def on_body(self, data: bytes) -> None:
         """Keep a piece of the body where the site wants one."""
+        self._is_in_head = False
+        self._unfinished_bytes = 0
         if self._is_ending or not self._body_bytes_max:
             return
-        self._body_bytes += len(data)
-        if self._body_bytes > self._body_bytes_max:
+        if len(self._body) + len(data) > self._body_bytes_max:
             self._refuse(413, f"a body of more than {self._body_bytes_max} bytes")
             return
         if self._port.bodies_bytes + len(data) > limits.HTTP_BODIES_BYTES_MAX:
             self._refuse(503, "too many bodies at once")
             return
         self._hold(len(data))
-        self._body.append(data)
+        self._body += data
 
     def on_message_complete(self) -> None:
         """Hand a request over."""
         head = self._head
+        self._is_in_head = False
         if self._is_ending or head is None:
             return
         is_kept_alive = self._parser.should_keep_alive()
         self._is_ending = not is_kept_alive
-        request = head._replace(body=b"".join(self._body))
+        request = head._replace(body=bytes(self._body))
         self._waiting.append(_Whole(request, is_kept_alive, self._parser.get_http_version() == "1.0"))
         self._head = None
-        self._body = []
+        self._body = bytearray()
 
     def _refuse(self, status: int, detail: str) -> None:
         """Take nothing more; the refusal is answered behind what came before it."""
@@ -300,6 +312,7 @@ class HttpConnection(asyncio.Protocol):
             if isinstance(reply, Answer) and reply.stream is None:
                 self._write(whole, reply)
             else:
+                self._restart_deadline()
                 self._answering = self._loop.create_task(self._answer_later(whole, reply))
         is_idle = self._answering is None and not self._waiting
         if not is_idle:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
 from iotmq import limits
-from iotmq.console.api.problems import INVALID, FieldProblem, ProblemError
+from iotmq.console.api.problems import FORBIDDEN, INVALID, FieldProblem, ProblemError
 from iotmq.mqtt.topics.topics import is_shared, is_valid_filter
 
 TopicText = Annotated[str, Meta(min_length=1, max_length=limits.TOPIC_BYTES_MAX)]
@@ -19,6 +19,9 @@ TimeMs = Annotated[int, Meta(ge=0, le=1 << 53)]
 MqttTopicText = Annotated[str, Meta(min_length=1, max_length=limits.MQTT_TOPIC_BYTES_MAX)]
 QueueId = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Offset = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+
+
+_OWN_PREFIXES: Final = ("rmq_sys_", "iotmq_sys_")
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +49,17 @@ class ClientArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     client_id: ClientText
     """The client id."""
+
+
+def is_own_topic(topic: str) -> bool:
+    """Return whether a broker topic is the gateway's own: audit records, bans, sessions, timers."""
+    return topic.lower().startswith(_OWN_PREFIXES)
+
+
+def check_is_open(topic: str | None) -> None:
+    """Raise the problem of a broker topic that nobody sends to but the gateway itself."""
+    if topic is not None and is_own_topic(topic):
+        raise ProblemError(FORBIDDEN, f"the topic {topic} is the gateway's own: nobody else sends to it")
 
 
 def check_filter(topic_filter: str) -> None:

@@ -364,6 +364,13 @@ async def test_a_stream_is_cut_short_when_brokers_fail(site: Site) -> None:
     assert sink.written == [b"one"]
 
 
+@pytest.mark.parametrize("path", ["/api/v1x/number", "/api/v11/number", "/api/v1number", "/api/v1"])
+async def test_a_path_that_only_begins_like_the_base_is_none(site: Site, path: str) -> None:
+    request = Request("GET", path, "", {"x-role": "viewer"}, "192.0.2.1")
+    assert problem(await site.api.answer(request)).status == 404
+    assert site.api.body_bytes_max(request._replace(method="PUT", path=path.replace("number", "bytes"))) == 0
+
+
 async def test_what_a_handler_refuses_is_audited_as_refused(site: Site) -> None:
     site.services.error = ProblemError(CONFLICT, "no")
     assert (await site.ask("POST", "/sums/a", b'{"values": []}')).status == 409

@@ -92,7 +92,9 @@ async def list_audit_records(services: Services, call: Call[AuditArguments, None
         )
         if each.to_ms is not None and name not in below:
             end = min(end, await offsets.offset_at_time(client, queue, each.to_ms + _LATE_MS) + 1)
-        readers.append(_Backwards(client.admin, queue, name, begin=begin, below=below.get(name, end)))
+        # Whoever made the cursor up reads from the end, too.
+        at = min(end, below.get(name, end))
+        readers.append(_Backwards(client.admin, queue, name, begin=begin, below=at))
     items: list[AuditRecord] = []
     scanned = 0
     while scanned < SCANNED_MAX and len(items) < each.limit:

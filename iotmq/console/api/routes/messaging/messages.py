@@ -38,6 +38,7 @@ from iotmq.console.api.routes.names import (
     Told,
     TopicText,
     check_filter,
+    check_is_open,
 )
 from iotmq.console.api.services import Services
 from iotmq.console.api.stored_messages import PAYLOAD_BYTES_MAX, ReadMessage, read_message
@@ -232,6 +233,7 @@ async def publish(services: Services, call: Call[OnceArguments, DeviceMessage]) 
 async def publish_raw(services: Services, call: Call[RawArguments, bytes]) -> Stored:
     """Send the body as it is to the devices that subscribe an MQTT topic."""
     each = call.arguments
+    check_is_open(each.topic)
     message = Published(each.mqtt_topic, call.body, each.qos, each.retain, each.expiry_s, each.topic or "")
     return await (await services.publisher()).publish(message, unique_key=_unique_key(call, each.mqtt_topic))
 
@@ -275,6 +277,7 @@ async def publish_many(services: Services, call: Call[OnceArguments, Batch]) -> 
 
 async def send(services: Services, call: Call[SendArguments, TopicMessage]) -> Stored:
     """Send a message to a broker topic."""
+    check_is_open(call.arguments.topic)
     body = call.body
     message = Message(
         call.arguments.topic,
@@ -361,6 +364,7 @@ def _unique_key(call: Call[Any, Any], topic: str) -> str:
 
 
 def _published(each: DeviceMessage) -> Published:
+    check_is_open(each.topic)
     return Published(each.mqtt_topic, _payload(each), each.qos, each.retain, each.expiry_s, each.topic or "")
 
 

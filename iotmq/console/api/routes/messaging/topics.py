@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
@@ -11,9 +11,9 @@ from iotmq import limits
 from iotmq.client.admin.configs import TopicSettings
 from iotmq.client.transport.message import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from iotmq.console.api.pages import PageArguments, page_of
-from iotmq.console.api.problems import CONFLICT, INVALID, NOT_FOUND, ProblemError
+from iotmq.console.api.problems import CONFLICT, FORBIDDEN, INVALID, NOT_FOUND, ProblemError
 from iotmq.console.api.route import Call, Role, route
-from iotmq.console.api.routes.names import BrokerText, QueueId, Told, TopicArguments
+from iotmq.console.api.routes.names import BrokerText, QueueId, Told, TopicArguments, is_own_topic
 from iotmq.console.api.services import Services
 
 QueueCount = Annotated[int, Meta(ge=1, le=limits.QUEUES_PER_TOPIC_MAX)]
@@ -158,6 +158,7 @@ async def show_topic(services: Services, call: Call[TopicArguments, None]) -> To
 
 async def put_topic(services: Services, call: Call[TopicArguments, NewTopic]) -> Told:
     """Make a topic, or change it."""
+    _check_may_change(call)
     body = call.body
     if body.is_ordered and not body.is_writable:
         raise ProblemError(INVALID, "is_ordered: a topic that nobody may write to has no order")
@@ -179,6 +180,7 @@ async def delete_topic(services: Services, call: Call[TopicArguments, None]) -> 
 
 async def scale_topic(services: Services, call: Call[TopicArguments, QueueNumber]) -> TopicDetail:
     """Add queues to a topic, or remove its last ones, which have to be frozen and drained."""
+    _check_may_change(call)
     name, body = call.arguments.topic, call.body
     scaling = (await services.client()).admin.scaling
     states = await scaling.states(name, body.brokers)
@@ -192,10 +194,17 @@ async def scale_topic(services: Services, call: Call[TopicArguments, QueueNumber
 
 async def freeze_queues(services: Services, call: Call[TopicArguments, Freeze]) -> TopicDetail:
     """Let queues of a topic take no messages any more, or take them again; they are read meanwhile."""
+    _check_may_change(call)
     scaling = (await services.client()).admin.scaling
     change = scaling.freeze if call.body.is_frozen else scaling.thaw
     await change(call.arguments.topic, call.body.queues, call.body.brokers)
     return await show_topic(services, Call(call.arguments, None, call.caller, call.request))
+
+
+def _check_may_change(call: Call[TopicArguments, Any]) -> None:
+    """Leave the gateway's own topics to administrators: without them there are no audit records."""
+    if is_own_topic(call.arguments.topic) and call.caller.role < Role.ADMINISTRATOR:
+        raise ProblemError(FORBIDDEN, f"the topic {call.arguments.topic} is the gateway's own")
 
 
 def _topic(name: str, settings_of: dict[str, TopicSettings], *, is_system: bool) -> Topic:
