@@ -80,6 +80,7 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.broker.handlers.native.pull_fast_path", ".pyx", []),
     ("iotmq.broker.filters.property_filter", ".pyx", []),
     ("iotmq.broker.statistics.counters", ".pyx", []),
+    ("iotmq.history.block_sums", ".pyx", []),
     ("iotmq.telemetry.latencies", ".pyx", []),
     ("iotmq.telemetry.trace_context", ".pyx", []),
     ("iotmq.mqtt.topics.filters", ".pyx", []),

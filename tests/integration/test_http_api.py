@@ -217,7 +217,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
     directory = tmp_path_factory.mktemp("api")
     config = directory / "iotmq.toml"
     config.write_text(SETTINGS)
-    with GatewayProcess(directory / "data", "broker.statistics_names_max=1000", config=config) as gateway:
+    with GatewayProcess(directory / "data", config=config) as gateway:
         yield Caller(gateway)
 
 

@@ -248,8 +248,7 @@ def is_shown(output: str, shown: str) -> bool:
 def page_run(page: Path, directory: Path) -> Iterator[PageRun]:
     config = directory / "gateway.toml"
     config.write_text("\n".join(block.text for block in blocks_of(page) if block.mark == "gateway"))
-    kept = "broker.statistics_names_max=1000"
-    with GatewayProcess(directory / "data", kept, config=config) as gateway, ExitStack() as ending:
+    with GatewayProcess(directory / "data", config=config) as gateway, ExitStack() as ending:
         run = PageRun(directory, gateway)
         ending.callback(run.kill)
         yield run

@@ -327,7 +327,10 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "session_brokers",
         "session_gateway",
     ),
-    "history": ("settings", "rings", "questions", "merging", "sampler", "statistics_file", "tables"),
+    "history": (
+        *("settings", "rings", "questions", "merging", "sampler", "block_sums", "statistics_file"),
+        "tables",
+    ),
     "ports": (
         "inspections",
         "traces",
