@@ -296,6 +296,14 @@ def test_ten_thousand_rows_cost_as_much_as_those_that_are_seen(open_page: OpenPa
         assert re.match(r"10,000 rows", page.locator(".table-foot").first.inner_text())
 
 
+def test_the_overview_counts_the_alarms_that_fire(open_page: OpenPage) -> None:
+    pending = alarm_row(1) | {"state": "pending", "fired_ms": 0}
+    case = CASES["overview"]
+    with open_page(answers_of(case, 0) | {"GET /alarms": Rows([alarm_row(0), pending])}) as opened:
+        opened.show("overview")
+        expect(opened.page.locator(".figure", has_text="Alarms").locator(".figure-value")).to_have_text("1")
+
+
 def test_a_decision_is_tried(open_page: OpenPage) -> None:
     tried: list[Asked] = []
 
