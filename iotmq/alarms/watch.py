@@ -31,7 +31,7 @@ from iotmq.alarms.settings import DeviceWatch
 from iotmq.client.admin.admin import Admin
 from iotmq.client.admin.devices.front_ends import FrontEndAdmin
 from iotmq.client.admin.devices.sessions import SessionAdmin
-from iotmq.client.admin.groups import GroupProgress
+from iotmq.client.admin.groups import GroupProgress, is_own_group
 from iotmq.client.transport.calls import ask
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import DEAD_LETTER_PREFIX
@@ -47,10 +47,6 @@ T = TypeVar("T")
 
 Found = dict[str, list[tuple[Labels, float]]]
 
-# Groups of tools, of brokers and of iotmq itself.
-_OWN_GROUPS: Final = re.compile(
-    r"^(RESEND_|CID_ONSAPI|CID_RMQ_SYS|CID_ONS-HTTP|CID_SYS|TOOLS_CONSUMER|FILTERSRV_|SELF_TEST|iotmq_|__)"
-)
 # Front ends without a name of their own: they have another one after each start.
 _UNNAMED: Final = re.compile(r":\d+(-\d+)?$")
 _OF_THIS_PROCESS: Final = "local"
@@ -149,7 +145,7 @@ class Watch:
         progress: dict[str, list[GroupProgress]] = {}
         for broker in sorted(await admin.configurations.groups()):
             for group, parts in (await admin.statistics.progress(broker)).groups.items():
-                if not _OWN_GROUPS.match(group):
+                if not is_own_group(group):
                     progress.setdefault(group, []).extend(parts)
         facts = {group: facts_of(parts) for group, parts in progress.items()}
         worst = sorted(facts, key=lambda group: (-facts[group].behind, group))[: limits.ALARM_GROUPS_MAX]

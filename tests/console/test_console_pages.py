@@ -387,6 +387,14 @@ def test_a_dead_letter_is_changed_with_all_of_its_payload(open_page: OpenPage) -
     assert sent.body == {"topic": "orders", "key": "k", "tags": "t", "payload": "mended"}
 
 
+def test_the_overview_counts_the_alarms_that_fire(open_page: OpenPage) -> None:
+    pending = alarm_row(1) | {"state": "pending", "fired_ms": 0}
+    case = CASES["overview"]
+    with open_page(answers_of(case, 0) | {"GET /alarms": Rows([alarm_row(0), pending])}) as opened:
+        opened.show("overview")
+        expect(opened.page.locator(".figure", has_text="Alarms").locator(".figure-value")).to_have_text("1")
+
+
 def test_a_decision_is_tried(open_page: OpenPage) -> None:
     tried: list[Asked] = []
 

@@ -482,7 +482,10 @@ def test_a_group_is_shown_moved_paused_and_deleted(api: Caller) -> None:
     assert (shown["group"]["behind"], shown["consumers"]) == (6, [])
     queues = [each for each in shown["queues"] if each["topic"] == "group-topic"]
     assert [(each["consumed"], each["end"]) for each in queues] == [(4, 10)]
-    assert "api-group" in {each["name"] for each in api.get("list_groups", query="limit=1000")["items"]}
+    listed = {each["name"] for each in api.get("list_groups", query="limit=1000")["items"]}
+    assert listed & {"api-group", "TOOLS_CONSUMER"} == {"api-group"}
+    of_system = api.get("list_groups", query="limit=1000&has_system=true")["items"]
+    assert {each["name"] for each in of_system} > listed | {"TOOLS_CONSUMER"}
     preview = api.get(
         "move_group", "api-group", body={"topic": "group-topic", "to_end": True, "is_preview": True}
     )
@@ -493,7 +496,7 @@ def test_a_group_is_shown_moved_paused_and_deleted(api: Caller) -> None:
     assert api.get("show_group", "api-group")["group"]["behind"] == 0
     again = api.get("move_group", "api-group", body={"topic": "group-topic", "to_ms": 0})
     assert again["repeated"] == 10
-    assert api.ask("move_group", "api-group", body={"topic": "group-topic"}).problem == "conflict"
+    assert api.ask("move_group", "api-group", body={"topic": "group-topic"}).problem == "invalid"
     assert api.get("change_group", "api-group", body={"is_consuming": False}) == {"brokers": ["broker-a"]}
     assert api.get("delete_group", "api-group") == {"brokers": ["broker-a"]}
     assert api.ask("show_group", "api-group").problem == "not-found"

@@ -80,12 +80,15 @@ async def kick(session: Session, options: argparse.Namespace) -> Result:
             )
     _tell(session, kicked.problems)
     if options.is_dry_run:
-        sentence = f"{kicked.matched} clients would be disconnected"
+        sentence = f"would be disconnected: {kicked.matched}"
     else:
-        sentence = f"{kicked.kicked} clients are disconnected"
-    names = ", ".join(kicked.client_ids)
+        sentence = f"disconnected: {kicked.kicked}"
+    if kicked.client_ids:
+        sentence += f" ({', '.join(kicked.client_ids)})"
+    if missed := sorted(set(options.client_ids).difference(kicked.client_ids)):
+        sentence += f"; not connected: {', '.join(missed)}"
     return Done(
-        f"{sentence}: {names}" if names else sentence,
+        sentence,
         {"matched": kicked.matched, "kicked": kicked.kicked, "client_ids": kicked.client_ids},
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -131,8 +132,8 @@ def invalid_body(error: msgspec.ValidationError) -> ProblemError:
     return ProblemError(INVALID, f"{pointer or 'the body'}: {detail}", errors=errors)
 
 
-def invalid_arguments(error: msgspec.ValidationError) -> ProblemError:
-    """Return the problem of parameters that do not fit."""
+def invalid_arguments(error: msgspec.ValidationError, choices: Mapping[str, Sequence[str]]) -> ProblemError:
+    """Return the problem of parameters that do not fit; `choices` are the words that some may be."""
     detail, pointer = _place(str(error))
     name = pointer.split("/")[1] if pointer else ""
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", detail)
@@ -141,6 +142,8 @@ def invalid_arguments(error: msgspec.ValidationError) -> ProblemError:
         name, detail = unknown[1], "there is no such parameter"
     elif missing:
         name, detail = missing[1], "the parameter is missing"
+    elif detail.startswith("Invalid enum value") and name in choices:
+        detail += f": one of {', '.join(choices[name])}"
     return ProblemError(INVALID, f"{name}: {detail}", errors=(FieldProblem(detail, parameter=name),))
 
 

@@ -118,7 +118,7 @@ function Users({ open, setOpen, children }) {
       title=${words.title}
       lead=${words.usersLead}
       asked=${list}
-      actions=${html`<${Button} icon="add" onClick=${() => setOpen({})}>${words.add}<//>`}
+      actions=${html`<${Button} icon="add" onClick=${() => setOpen({ role: list.rows?.length === 0 ? "administrator" : "viewer" })}>${words.add}<//>`}
     >
       <${Filters}>${children}<//>
       <${Table} caption=${words.views.users} rows=${list.rows} isComplete=${list.isComplete} rowKey=${(/** @type {any} */ row) => row.name} columns=${columns} empty=${words.noUsers} />

@@ -4,10 +4,12 @@ import {
   api,
   at,
   Button,
+  Check,
   Filters,
   For,
   FormDialog,
   html,
+  keep,
   link,
   Name,
   number,
@@ -51,13 +53,14 @@ const COLUMNS = [
   { key: "model", title: words.model, hidden: "medium", show: (/** @type {any} */ row) => row.model ?? "–" },
 ];
 
-/** @param {{match?: string}} props */
-export default function Groups({ match = "" }) {
+/** @param {{match?: string, system?: string}} props */
+export default function Groups({ match = "", system = "" }) {
   const [typed, setTyped] = useKept("match", match);
   const [rows_max, setRowsMax] = useState(PAGE_ROWS);
   const [isMaking, setMaking] = useState(false);
   const every_s = rows_max > PAGE_ROWS ? 0 : 15;
-  const list = useList("/groups", { query: { match: useRested(typed) }, every_s, page_rows: PAGE_ROWS, rows_max });
+  const hasSystem = system === "yes";
+  const list = useList("/groups", { query: { match: useRested(typed), has_system: hasSystem }, every_s, page_rows: PAGE_ROWS, rows_max });
   return html`
     <${Page}
       title=${words.title}
@@ -70,6 +73,11 @@ export default function Groups({ match = "" }) {
           label=${words.search}
           value=${typed}
           onChange=${setTyped}
+        />
+        <${Check}
+          label=${texts.topics.system}
+          value=${hasSystem}
+          onChange=${(/** @type {boolean} */ yes) => keep({ system: yes ? "yes" : "" })}
         />
       <//>
       <${Table}

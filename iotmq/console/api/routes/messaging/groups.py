@@ -10,17 +10,25 @@ from msgspec import Meta
 
 from iotmq.client.admin.admin import Admin
 from iotmq.client.admin.changes import END_MS
+from iotmq.client.admin.groups import is_own_group
 from iotmq.client.consuming.offsets import offsets
 from iotmq.client.transport.queue_tables import by_queue
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.console.api.pages import PageArguments, page_of
-from iotmq.console.api.problems import CONFLICT, NOT_FOUND, ProblemError
+from iotmq.console.api.problems import CONFLICT, INVALID, NOT_FOUND, ProblemError
 from iotmq.console.api.route import Call, Role, route
 from iotmq.console.api.routes.names import GroupArguments, TimeMs, Told, TopicText
 from iotmq.console.api.services import Services
 
 # Groups asked about at one time.
 _ASKED_AT_ONCE: Final = 16
+
+
+class GroupsArguments(PageArguments, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The parameters of the list of groups."""
+
+    has_system: bool = False
+    """Whether groups of brokers, of tools of RocketMQ and of iotmq itself are listed, too."""
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,7 +157,7 @@ class GroupChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """After so many more tries a message is a dead letter; -1: never."""
 
 
-async def list_groups(services: Services, call: Call[PageArguments, None]) -> Groups:
+async def list_groups(services: Services, call: Call[GroupsArguments, None]) -> Groups:
     """List consumer groups, by name, with their members and how far behind they are."""
     admin = (await services.client()).admin
     configured = await admin.configurations.groups()
@@ -157,6 +165,8 @@ async def list_groups(services: Services, call: Call[PageArguments, None]) -> Gr
     for broker in configured:
         # Some have offsets and were never configured there.
         known |= (await admin.statistics.progress(broker)).groups.keys()
+    if not call.arguments.has_system:
+        known = {name for name in known if not is_own_group(name)}
     names, next_cursor = page_of(known, call.arguments, str)
     items: list[Group] = []
     for start in range(0, len(names), _ASKED_AT_ONCE):
@@ -207,7 +217,7 @@ async def move_group(services: Services, call: Call[GroupArguments, Move]) -> Mo
     """Move a group in a topic to a time or to the end, or show what that would do."""
     group, body = call.arguments.group, call.body
     if (body.to_ms is None) != body.to_end:
-        raise ProblemError(CONFLICT, "one of to_ms and to_end is needed")
+        raise ProblemError(INVALID, "exactly one of to_ms and to_end is needed")
     client = await services.client()
     before = await client.admin.group_offsets(group, body.topic)
     targets: dict[MessageQueue, int] = {}
