@@ -2,13 +2,14 @@
 
 import { html, useState } from "../ui.js";
 import { texts } from "../texts.js";
-import { api, at, Problem } from "./api.js";
+import { api, at } from "./api.js";
 import { useAnswer } from "./asking.js";
 import { Dialog } from "./dialog.js";
-import { Check, Choice, Form, LongField, TextField } from "./form.js";
+import { Check, Choice, LongField, TextField, useForm } from "./form.js";
+import { FormDialog } from "./form-dialog.js";
 import { Button, Facts, For, Name, Time, Trouble } from "./parts.js";
 import { Payload } from "./payload.js";
-import { problemText, tell } from "./telling.js";
+import { tell } from "./telling.js";
 
 const words = texts.message;
 const WHOLE_BYTES_MAX = 1_048_576;
@@ -89,78 +90,58 @@ export function SendDialog({ onClose, copied = {}, topic = "", onSent, title }) 
   const [tags, setTags] = useState(copied.tags ?? "");
   const [qos, setQos] = useState("1");
   const [isRetained, setRetained] = useState(false);
-  const [problem, setProblem] = useState(/** @type {Problem | null} */ (null));
-  const [isBusy, setBusy] = useState(false);
   const isForDevices = to === "devices";
-
-  async function send() {
-    setBusy(true);
-    setProblem(null);
-    try {
-      const stored = isForDevices
-        ? await api.post("/messages", { mqtt_topic: mqttTopic, qos: Number(qos), retain: isRetained, [form]: text })
-        : await api.post(at`/topics/${brokerTopic}/messages`, { key, tags, [form]: text });
+  const sent = useForm(
+    () =>
+      isForDevices
+        ? api.post("/messages", { mqtt_topic: mqttTopic, qos: Number(qos), retain: isRetained, [form]: text })
+        : api.post(at`/topics/${brokerTopic}/messages`, { key, tags, [form]: text }),
+    (stored) => {
       tell(words.sent(stored.topic, stored.queue, stored.offset));
       onSent?.();
       onClose();
-    } catch (error) {
-      if (!(error instanceof Problem)) throw error;
-      setProblem(error);
-    } finally {
-      setBusy(false);
-    }
-  }
+    },
+  );
 
   return html`
-    <${Dialog}
-      title=${title ?? words.send}
-      isWide
-      onClose=${onClose}
-      buttons=${html`
-        <${Button} onClick=${onClose}>${texts.actions.cancel}<//>
-        <button type="submit" form="send" class="button is-primary" disabled=${isBusy}>${words.send}</button>
-      `}
-    >
-      <${Form} id="send" onSubmit=${send}>
-        ${problem && !problem.errors.length && html`<p class="trouble" role="alert">${problemText(problem)}</p>`}
-        <div class="row">
-          <${Choice}
-            label=${words.to}
-            value=${to}
-            onChange=${setTo}
-            isNarrow
-            options=${[
-              ["devices", words.toDevices],
-              ["topic", words.toTopic],
-            ]}
-          />
-          ${isForDevices
-            ? html`
-                <${TextField} label=${words.mqttTopic} value=${mqttTopic} onChange=${setMqttTopic} required wrong=${problem?.of("/mqtt_topic")} />
-                <${Choice} label=${words.qos} value=${qos} onChange=${setQos} isNarrow options=${[["0", "0"], ["1", "1"], ["2", "2"]]} />
-              `
-            : html`
-                <${TextField} label=${words.topic} value=${brokerTopic} onChange=${setBrokerTopic} required wrong=${problem?.of("/topic")} />
-                <${TextField} label=${words.key} value=${key} onChange=${setKey} wrong=${problem?.of("/key")} />
-                <${TextField} label=${words.tags} value=${tags} onChange=${setTags} isNarrow wrong=${problem?.of("/tags")} />
-              `}
-        </div>
-        <${LongField} label=${words.payload} value=${text} onChange=${setText} wrong=${problem?.of(`/${form}`)} />
-        <div class="row">
-          <${Choice}
-            label=${words.form}
-            value=${form}
-            onChange=${setForm}
-            isNarrow
-            options=${[
-              ["payload", texts.payload.kinds.text],
-              ["payload_base64", "Base64"],
-            ]}
-          />
-          ${isForDevices && html`<${Check} label=${words.retain} value=${isRetained} onChange=${setRetained} hint=${words.retainHint} />`}
-        </div>
-        ${copied.message_id && html`<p class="hint">${words.againHint}</p>`}
-      <//>
+    <${FormDialog} form=${sent} title=${title ?? words.send} action=${words.send} isWide onClose=${onClose}>
+      <div class="row">
+        <${Choice}
+          label=${words.to}
+          value=${to}
+          onChange=${setTo}
+          isNarrow
+          options=${[
+            ["devices", words.toDevices],
+            ["topic", words.toTopic],
+          ]}
+        />
+        ${isForDevices
+          ? html`
+              <${TextField} label=${words.mqttTopic} value=${mqttTopic} onChange=${setMqttTopic} required wrong=${sent.of("/mqtt_topic")} />
+              <${Choice} label=${words.qos} value=${qos} onChange=${setQos} isNarrow options=${[["0", "0"], ["1", "1"], ["2", "2"]]} />
+            `
+          : html`
+              <${TextField} label=${words.topic} value=${brokerTopic} onChange=${setBrokerTopic} required wrong=${sent.of("/topic")} />
+              <${TextField} label=${words.key} value=${key} onChange=${setKey} wrong=${sent.of("/key")} />
+              <${TextField} label=${words.tags} value=${tags} onChange=${setTags} isNarrow wrong=${sent.of("/tags")} />
+            `}
+      </div>
+      <${LongField} label=${words.payload} value=${text} onChange=${setText} wrong=${sent.of(`/${form}`)} />
+      <div class="row">
+        <${Choice}
+          label=${words.form}
+          value=${form}
+          onChange=${setForm}
+          isNarrow
+          options=${[
+            ["payload", texts.payload.kinds.text],
+            ["payload_base64", "Base64"],
+          ]}
+        />
+        ${isForDevices && html`<${Check} label=${words.retain} value=${isRetained} onChange=${setRetained} hint=${words.retainHint} />`}
+      </div>
+      ${copied.message_id && html`<p class="hint">${words.againHint}</p>`}
     <//>
   `;
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 from msgspec import Meta
@@ -13,7 +13,7 @@ from iotmq.console.access.access import CONSOLE_PATH, Access
 from iotmq.console.access.browser import may_have_session, own_origin, user_agent
 from iotmq.console.access.console_sessions import Session, Way
 from iotmq.console.access.console_users import RoleName
-from iotmq.console.access.oidc import Oidc, OidcError
+from iotmq.console.access.oidc_error import OidcError
 from iotmq.console.access.passwords import SignInFailedError, TooManyAttemptsError
 from iotmq.console.api.api import BASE
 from iotmq.console.api.problems import (
@@ -30,6 +30,9 @@ from iotmq.console.api.route import Call, Caller, NoArguments, Role, route
 from iotmq.console.api.services import Services
 from iotmq.console.server.messages import Answer, Request
 from iotmq.secret_text import hide
+
+if TYPE_CHECKING:
+    from iotmq.console.access.oidc import Oidc
 
 logger = logging.getLogger("iotmq.http")
 
