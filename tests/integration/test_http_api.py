@@ -213,6 +213,10 @@ def test_retained_messages_are_listed_and_ended(api: Caller) -> None:
         api.get("publish_raw", f"shelf/{number}", query="retain=true", raw=b"%d" % number)
     pages = api.pages("list_retained", query="filter=shelf/%2B&limit=2")
     assert [[each["mqtt_topic"] for each in page] for page in pages] == [["shelf/0", "shelf/1"], ["shelf/2"]]
+    for number in range(2):
+        api.get("publish_raw", f"long/{number}/{'x' * 3900}", query="retain=true", raw=b"1")
+    pages = api.pages("list_retained", query="filter=long/%23&limit=1&payload_bytes_max=0")
+    assert [each["mqtt_topic"][:7] for page in pages for each in page] == ["long/0/", "long/1/"]
     assert api.get("delete_retained", "shelf/1") == {"brokers": ["broker-a"]}
     eventually(
         lambda: len(api.get("list_retained", query="filter=shelf/%23")["items"]) == 2, "the end of the second"

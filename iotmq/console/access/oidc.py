@@ -23,7 +23,7 @@ import msgspec
 from iotmq import limits
 from iotmq.clock import Clock
 from iotmq.console.access.named_roles import Person, person_of
-from iotmq.console.access.oidc_error import OidcError, Word
+from iotmq.console.access.oidc_error import OidcError
 from iotmq.console.settings import OidcSettings
 from iotmq.credentials.pace import Pace
 from iotmq.credentials.service_client import ServiceClient, ServiceFailedError, ServiceStatusError
