@@ -261,9 +261,13 @@ async def test_a_signal_stops_it_in_time_with_nothing_lost(tmp_path: Path, numbe
         assert await stored(again.addresses["registry"], "mqtt") == 1
 
 
+def proc_text(process: asyncio.subprocess.Process, file: str) -> str:
+    return Path(f"/proc/{process.pid}/{file}").read_text()
+
+
 def proc_number(process: asyncio.subprocess.Process, file: str, begins: str) -> int:
     """The first number of a line of the kernel's about a process."""
-    lines = Path(f"/proc/{process.pid}/{file}").read_text().splitlines()
+    lines = proc_text(process, file).splitlines()
     (line,) = [line for line in lines if line.startswith(begins)]
     return int(line.removeprefix(begins).split()[0])
 
@@ -275,7 +279,7 @@ async def test_a_start_makes_room_for_connections_and_loads_nothing_that_no_sett
     process, _ = await serve_process(tmp_path)
     size = proc_number(process, "status", "FDSize:")
     allowed = proc_number(process, "limits", "Max open files")
-    loaded = Path(f"/proc/{process.pid}/maps").read_text()
+    loaded = proc_text(process, "maps")
     process.terminate()
     await process.wait()
     assert size >= min(allowed, 65_536)

@@ -3,37 +3,26 @@
 from __future__ import annotations
 
 import base64
-import http.client
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
 
 import paho.mqtt.client as paho
 import pytest
 from eventually import eventually
 from gateway_process import GatewayProcess
+from http_api_caller import ROUTE_OF, TOKEN_SETTINGS, Caller, Stream
 
 import iotmq
 from iotmq.audit_log import AUDIT_TOPIC
 from iotmq.client.transport.message import Message
-from iotmq.console.api.api import BASE
-from iotmq.console.api.route import Role, Route
-from iotmq.console.api.routes.messaging.messages import BATCH_MAX
-from iotmq.console.api.routes.table import ROUTES
+from iotmq.console.api.route import Role
 from iotmq.limits import HTTP_STREAM_WAITING_BYTES_MAX
 
-TOKENS = {role: f"token-of-the-{role.name.lower()}" for role in Role}
-SETTINGS = "[http]\nopen_paths = ['/healthz', '/readyz', '/metrics']\n" + "".join(
-    f"[[http.tokens]]\nname = '{name}'\ntoken = '{token}'\nrole = '{name}'\n"
-    for name, token in (
-        *((role.name.lower(), token) for role, token in TOKENS.items()),
-        ("metrics", "token-of-the-scraper"),
-    )
-)
-SETTINGS += """
+SETTINGS = TOKEN_SETTINGS + """
 [[mqtt.routes]]
 filter = "routed/+/state"
 topic = "routed"
@@ -56,110 +45,6 @@ filter = "old/#"
 pattern = "^old/(.+)$"
 template = "routed/$1/state"
 """
-ROUTE_OF = {route.name: route for route in ROUTES}
-
-
-class Reply(NamedTuple):
-    status: int
-    headers: dict[str, str]
-    body: Any
-
-    @property
-    def problem(self) -> str:
-        assert self.headers["content-type"] == "application/problem+json", self
-        assert self.body["status"] == self.status
-        return str(self.body["type"]).removeprefix("urn:iotmq:problem:")
-
-
-class Caller:
-    """Asks by the names of routes."""
-
-    def __init__(self, gateway: GatewayProcess) -> None:
-        self.gateway = gateway
-
-    def ask(
-        self,
-        name: str,
-        *path: str,
-        query: str = "",
-        body: object = None,
-        raw: bytes = b"",
-        role: Role | None = None,
-        token: str = "",
-        headers: dict[str, str] | None = None,
-    ) -> Reply:
-        """Ask a route, by default with the lowest role it allows."""
-        route = ROUTE_OF[name]
-        values = dict(zip(route.path_parameters, path, strict=True))
-        target = route.path.replace("...}", "}").format(
-            **{key: quote(each, safe="") for key, each in values.items()}
-        )
-        sent = raw if body is None else json.dumps(body).encode()
-        headers = {"Authorization": f"Bearer {token or TOKENS[role or route.role]}"} | (headers or {})
-        if body is not None:
-            headers["Content-Type"] = "application/json"
-        return self.request(route.method, BASE + target + (f"?{query}" if query else ""), sent, headers)
-
-    def get(self, name: str, *path: str, **more: Any) -> Any:
-        """Ask as `ask` and return the body of an answer that has to be one."""
-        reply = self.ask(name, *path, **more)
-        assert reply.status == 200, reply
-        return reply.body
-
-    def request(self, method: str, target: str, body: bytes, headers: dict[str, str]) -> Reply:
-        connection = http.client.HTTPConnection("127.0.0.1", self.gateway.ports["http"], timeout=40)
-        try:
-            connection.request(method, target, body or None, headers)
-            answer = connection.getresponse()
-            read = answer.read()
-        finally:
-            connection.close()
-        found = {name.lower(): value for name, value in answer.getheaders()}
-        return Reply(
-            answer.status, found, json.loads(read) if found["content-type"].endswith("json") else read
-        )
-
-
-class Event(NamedTuple):
-    kind: str
-    id: str
-    data: Any
-
-
-class Stream:
-    """Reads events; `with` opens it."""
-
-    def __init__(self, api: Caller, query: str, headers: dict[str, str] | None = None) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", api.gateway.ports["http"], timeout=40)
-        self._target = f"{BASE}/stream/messages?{query}"
-        self._headers = {"Authorization": f"Bearer {TOKENS[Role.VIEWER]}"} | (headers or {})
-        self._answer: http.client.HTTPResponse
-
-    def __enter__(self) -> Stream:
-        self._connection.request("GET", self._target, headers=self._headers)
-        self._answer = self._connection.getresponse()
-        assert self._answer.headers["content-type"] == "text/event-stream"
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._connection.close()
-        self._answer.close()
-
-    def events(self, count: int) -> list[Event]:
-        """The next events, without what has no data."""
-        found: list[Event] = []
-        fields: dict[str, str] = {}
-        while len(found) < count:
-            line = self._answer.readline().decode().removesuffix("\n")
-            name, _, value = line.partition(": ")
-            if line:
-                fields[name] = value
-                continue
-            if "data" in fields:
-                data = json.loads(fields["data"])
-                found.append(Event(fields.get("event", ""), fields.get("id", ""), data))
-            fields = {}
-        return found
 
 
 class Device:
@@ -326,15 +211,12 @@ def test_a_request_with_a_key_of_its_own_is_done_once(api: Caller) -> None:
 def test_retained_messages_are_listed_and_ended(api: Caller) -> None:
     for number in range(3):
         api.get("publish_raw", f"shelf/{number}", query="retain=true", raw=b"%d" % number)
-    names: list[str] = []
-    query = "filter=shelf/%2B&limit=2"
-    while True:
-        page = api.get("list_retained", query=query)
-        names += [each["mqtt_topic"] for each in page["items"]]
-        if page["next"] is None:
-            break
-        query = f"filter=shelf/%2B&limit=2&cursor={page['next']}"
-    assert names == ["shelf/0", "shelf/1", "shelf/2"]
+    pages = api.pages("list_retained", query="filter=shelf/%2B&limit=2")
+    assert [[each["mqtt_topic"] for each in page] for page in pages] == [["shelf/0", "shelf/1"], ["shelf/2"]]
+    for number in range(2):
+        api.get("publish_raw", f"long/{number}/{'x' * 3900}", query="retain=true", raw=b"1")
+    pages = api.pages("list_retained", query="filter=long/%23&limit=1&payload_bytes_max=0")
+    assert [each["mqtt_topic"][:7] for page in pages for each in page] == ["long/0/", "long/1/"]
     assert api.get("delete_retained", "shelf/1") == {"brokers": ["broker-a"]}
     eventually(
         lambda: len(api.get("list_retained", query="filter=shelf/%23")["items"]) == 2, "the end of the second"
@@ -440,15 +322,12 @@ def test_topics_of_the_gateway_are_its_own(api: Caller) -> None:
 def test_lists_are_read_page_by_page(api: Caller) -> None:
     for number in range(5):
         api.get("put_topic", f"page-{number}", body={"queues": 1})
-    names: list[str] = []
-    query = "match=page-&limit=2"
-    while True:
-        page = api.get("list_topics", query=query)
-        names += [each["name"] for each in page["items"]]
-        if page["next"] is None:
-            break
-        query = f"match=page-&limit=2&cursor={page['next']}"
-    assert names == [f"page-{number}" for number in range(5)]
+    pages = api.pages("list_topics", query="match=page-&limit=2")
+    assert [[each["name"] for each in page] for page in pages] == [
+        ["page-0", "page-1"],
+        ["page-2", "page-3"],
+        ["page-4"],
+    ]
     first = api.ask("list_topics", query="match=page-&limit=2&fields=name,queues")
     assert first.body["items"] == [{"name": f"page-{number}", "queues": 1} for number in range(2)]
     target = re.fullmatch(r"<(\?.+)>; rel=\"next\"", first.headers["link"])
@@ -725,6 +604,8 @@ def test_statistics_are_those_of_all_brokers(api: Caller) -> None:
     assert api.get("show_client_statistics", query="limit=1&from_ms=1")["sums"] == []
     assert api.ask("show_client_statistics", query="step=week").problem == "invalid"
     assert api.ask("show_client_statistics", query="name=a&from_ms=1").problem == "invalid"
+
+
 def test_a_trace_is_begun_read_downloaded_ended_and_deleted(api: Caller) -> None:
     name = "<b>\u202edevice"
     begun = api.get(
@@ -737,15 +618,9 @@ def test_a_trace_is_begun_read_downloaded_ended_and_deleted(api: Caller) -> None
             device.subscribe("traced/#")
             api.get("publish_raw", "traced/1", raw=b"hello")
             device.messages(1)
-    kinds: list[str] = []
-    query = "limit=3"
-    while True:
-        page = api.get("read_trace", "of-device", query=query)
-        kinds += [f"{each['what']} {each['kind']}" for each in page["items"]]
-        assert {each["client"] for each in page["items"]} <= {name}
-        if page["next"] is None:
-            break
-        query = f"limit=3&cursor={page['next']}"
+    events = [each for page in api.pages("read_trace", "of-device", query="limit=3") for each in page]
+    assert {each["client"] for each in events} == {name}
+    kinds = [f"{each['what']} {each['kind']}" for each in events]
     for kind in ("received CONNECT", "decided session", "sent CONNACK", "sent SUBACK", "sent PUBLISH"):
         assert kinds.count(kind) == 2, (kind, kinds)
     text = api.ask("download_trace", "of-device")
@@ -825,6 +700,22 @@ def test_audit_records_are_listed_from_the_newest_page_by_page(api: Caller) -> N
     assert api.get("list_audit_records", query=f"{mine}&limit=5&cursor={ahead}")["items"]
 
 
+def test_changes_are_audited_with_who_made_them(api: Caller) -> None:
+    api.get("put_topic", "audited", body={"queues": 2}, role=Role.ADMINISTRATOR)
+
+    def is_recorded() -> bool:
+        read = api.get("read_messages", AUDIT_TOPIC, query="offset=0&limit=500")["items"]
+        records = [json.loads(each["payload"]) for each in read]
+        return any(
+            (each.get("request"), each.get("account"), each.get("result"))
+            == ("put_topic", "administrator", "done")
+            and "audited" in each["fields"]
+            for each in records
+        )
+
+    eventually(is_recorded, "the audit record")
+
+
 def test_settings_of_brokers_are_listed_and_changed(api: Caller) -> None:
     (of_broker,) = api.get("list_settings")["items"]
     assert of_broker["broker"] == "broker-a"
@@ -864,81 +755,6 @@ def test_what_is_well_is_said(api: Caller) -> None:
     assert refused.headers["retry-after"] == "1"
     assert api.get("check_certificates") == {"checked": []}
     assert api.get("list_certificates") == {"items": []}
-
-
-def test_the_description_names_every_route(api: Caller) -> None:
-    description = api.get("show_description")
-    assert description["openapi"] == "3.1.0"
-    named = {each["operationId"] for path in description["paths"].values() for each in path.values()}
-    assert named == set(ROUTE_OF)
-
-
-def test_what_is_open_is_named_here() -> None:
-    assert {route.name for route in ROUTES if route.is_open} == {
-        "show_sign_in_ways",
-        "sign_in",
-        "begin_oidc_sign_in",
-        "finish_oidc_sign_in",
-    }
-
-
-@pytest.mark.parametrize(
-    "route", [route for route in ROUTES if not route.is_open], ids=lambda route: route.name
-)
-def test_a_route_is_closed_to_who_has_no_token_and_to_lower_roles(api: Caller, route: Route) -> None:
-    path = ["x"] * len(route.path_parameters)
-    target = BASE + route.path.replace("...}", "}").format(*path, **dict.fromkeys(route.path_parameters, "x"))
-    assert api.request(route.method, target, b"", {}).problem == "unauthenticated"
-    for wrong in ("token-of-the-nobody", "token-of-the-scraper"):
-        reply = api.request(route.method, target, b"", {"Authorization": f"Bearer {wrong}"})
-        assert reply.problem == ("forbidden" if "scraper" in wrong else "unauthenticated")
-    for role in Role:
-        if role < route.role:
-            assert api.ask(route.name, *path, role=role).problem == "forbidden"
-
-
-def test_changes_are_audited_with_who_made_them(api: Caller) -> None:
-    api.get("put_topic", "audited", body={"queues": 2}, role=Role.ADMINISTRATOR)
-
-    def is_recorded() -> bool:
-        read = api.get("read_messages", AUDIT_TOPIC, query="offset=0&limit=500")["items"]
-        records = [json.loads(each["payload"]) for each in read]
-        return any(
-            (each.get("request"), each.get("account"), each.get("result"))
-            == ("put_topic", "administrator", "done")
-            and "audited" in each["fields"]
-            for each in records
-        )
-
-    eventually(is_recorded, "the audit record")
-
-
-def test_what_is_wrong_with_a_request_is_named(api: Caller) -> None:
-    assert api.ask("publish", raw=b"{}").problem == "media-type"
-    for body, pointer in (
-        ({"mqtt_topic": "a", "qos": 3}, "/qos"),
-        ({"mqtt_topic": "a", "qoss": 1}, ""),
-        ({"mqtt_topic": "a", "payload_base64": "%"}, "/payload_base64"),
-    ):
-        reply = api.ask("publish", body=body)
-        assert reply.problem == "invalid"
-        assert reply.body["errors"][0]["pointer"] == pointer
-    broken = api.request(
-        "POST",
-        f"{BASE}/messages",
-        b'{"mqtt_topic": ',
-        {"Authorization": f"Bearer {TOKENS[Role.OPERATOR]}", "Content-Type": "application/json"},
-    )
-    assert broken.problem == "malformed"
-    nothing = api.request("GET", f"{BASE}/nothing", b"", {"Authorization": f"Bearer {TOKENS[Role.VIEWER]}"})
-    assert nothing.problem == "not-found"
-    other = api.request("PATCH", f"{BASE}/topics/x", b"", {"Authorization": f"Bearer {TOKENS[Role.VIEWER]}"})
-    assert (other.problem, other.headers["allow"]) == ("method-not-allowed", "DELETE, GET, PUT")
-    limits = api.ask("list_topics", query="limit=1001")
-    assert limits.body["errors"][0]["parameter"] == "limit"
-    one = [{"mqtt_topic": "many"}]
-    assert api.get("publish_many", body={"items": one * BATCH_MAX})["stored"] == BATCH_MAX
-    assert api.ask("publish_many", body={"items": one * (BATCH_MAX + 1)}).problem == "invalid"
 
 
 def test_every_route_is_asked_by_a_test_of_its_area() -> None:

@@ -85,7 +85,7 @@ async def show(session: Session, options: argparse.Namespace) -> Result:
             session.output.write(
                 json_line(front_end, event) if as_json else text_line(front_end, event).encode()
             )
-        after = page.next_after
+        after = None if page.is_end else page.reached
     session.output.flush()
     return Nothing()
 

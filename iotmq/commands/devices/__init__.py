@@ -1,1 +1,1 @@
-"""Words about MQTT devices: users, rights, bans, kept sessions, routes; a file for each, e.g. `users`."""
+"""Words about MQTT devices: their users and rights, bans, kept sessions, routes. Start with `users`."""

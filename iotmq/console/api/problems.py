@@ -8,6 +8,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from iotmq.client.admin.cursors import CursorError
+from iotmq.client.admin.devices.traces import NoSuchTraceError
 from iotmq.console.server.messages import Answer
 from iotmq.errors import (
     BrokerError,
@@ -150,7 +152,8 @@ def invalid_arguments(error: msgspec.ValidationError, choices: Mapping[str, Sequ
 def from_error(error: IotmqError | ConnectionError) -> ProblemError:
     """Return the problem that an error of the native client is to who asks."""
     code = error.code if isinstance(error, BrokerError) else None
-    return ProblemError(_kind(error), str(error), code=code)
+    errors = (FieldProblem(str(error), parameter="cursor"),) if isinstance(error, CursorError) else ()
+    return ProblemError(_kind(error), str(error), errors=errors, code=code)
 
 
 def _kind(error: IotmqError | ConnectionError) -> Kind:
@@ -165,10 +168,10 @@ def _kind(error: IotmqError | ConnectionError) -> Kind:
             return TIMEOUT
         case ProducerBusyError():
             return TOO_MANY
+        case RouteNotFoundError() | NoSuchTraceError():
+            return NOT_FOUND
         case MessageRefusedError() | OffsetMovedError() | ClientError():
             return INVALID
-        case RouteNotFoundError():
-            return NOT_FOUND
     return UNAVAILABLE
 
 

@@ -25,11 +25,11 @@ class BanAdmin(Asking):
     async def all(self, now_ms: int) -> list[Ban]:
         """List the bans that are not over, each once, by kind and value."""
         found: list[Ban] = []
-        after: str | None = ""
-        while after is not None:
-            page = await RetainedAdmin(self._client).page(BANS_FILTER, after)
+        cursor: str | None = ""
+        while cursor is not None:
+            page = await RetainedAdmin(self._client).page(BANS_FILTER, cursor)
             found += _bans_of(page.messages)
-            after = page.after
+            cursor = page.next_cursor
         return sorted(
             (ban for ban in found if not ban.is_over(now_ms)), key=lambda ban: (ban.kind, ban.value)
         )

@@ -5,14 +5,13 @@ Each front end answers for its own connections (`inspections`), and the answers 
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import msgspec
 
 from iotmq.client.admin.asking import Asking
+from iotmq.client.admin.cursors import decode_cursor, encode_cursor
 from iotmq.client.admin.inspections import FrontEndAnswers, InspectionAdmin
 from iotmq.client.transport.calls import master_addresses
 from iotmq.client.transport.client import ClientTransport
@@ -125,7 +124,7 @@ class ClientAdmin(Asking):
     ) -> ClientsPage:
         """List connected clients, in the order of a column and then by client id.
 
-        What changes meanwhile may be on two pages or on none. ClientError for a cursor of another list.
+        What changes meanwhile may be on two pages or on none. CursorError for a cursor of another list.
         """
         if sort_by not in CLIENT_COLUMNS:
             raise ClientError(f"clients are not sorted by {sort_by[:40]!r}: {', '.join(CLIENT_COLUMNS)}")
@@ -136,7 +135,7 @@ class ClientAdmin(Asking):
             sort_by=sort_by,
             is_descending=is_descending,
             limit=limit,
-            behind=_decode_cursor(cursor, list_name, Order),
+            behind=decode_cursor(cursor, list_name, Order),
         )
         asked = await self._ask_all(client_pages.CONNECTIONS, question)
         answers = _decoded_all(ClientsAnswer, asked.answers)
@@ -147,7 +146,7 @@ class ClientAdmin(Asking):
         )
         return ClientsPage(
             rows=rows,
-            next_cursor=_encode_cursor(list_name, orders[-1]) if has_more and orders else None,
+            next_cursor=encode_cursor(list_name, orders[-1]) if has_more and orders else None,
             matched=sum(each.matched for each in answers.values()),
             connected=sum(each.connected for each in answers.values()),
             problems=asked.problems,
@@ -224,7 +223,7 @@ class ClientAdmin(Asking):
             topic_filter=topic_filter,
             topic=topic,
             limit=limit,
-            behind=_decode_cursor(cursor, "subscriptions", SubscriptionOrder),
+            behind=decode_cursor(cursor, "subscriptions", SubscriptionOrder),
         )
         body = _body(question)
         of_front_ends = await self._ask_all(client_pages.SUBSCRIPTIONS, question)
@@ -241,7 +240,7 @@ class ClientAdmin(Asking):
         rows, orders, has_more = _merged(parts, limit, is_descending=False)
         return SubscriptionsPage(
             rows=rows,
-            next_cursor=_encode_cursor("subscriptions", orders[-1]) if has_more and orders else None,
+            next_cursor=encode_cursor("subscriptions", orders[-1]) if has_more and orders else None,
             problems=of_front_ends.problems | of_brokers.problems,
         )
 
@@ -252,8 +251,7 @@ class ClientAdmin(Asking):
 
         `limit` counts for each broker. None when no broker has such a session with the filter.
         """
-        place = _decode_cursor(cursor, "queue", tuple[dict[str, int]])
-        positions: dict[str, int] = {} if place is None else place[0]
+        positions = decode_cursor(cursor, "queue", dict[str, int]) or {}
         answers: dict[str, QueueAnswer] = {}
         problems: dict[str, str] = {}
         for broker in sorted(await master_addresses(self._client)):
@@ -287,7 +285,7 @@ class ClientAdmin(Asking):
             messages=messages,
             left_out=sum(each.left_out for each in answers.values()),
             behind=sum(each.behind for each in answers.values()),
-            next_cursor=_encode_cursor("queue", (more,)) if more else None,
+            next_cursor=encode_cursor("queue", more) if more else None,
             problems=problems,
         )
 
@@ -392,25 +390,6 @@ def _text_body(text: str) -> bytes:
 
 def _no_text(error: UnicodeEncodeError) -> ClientError:
     return ClientError(f"{str(error.object)[:80]!r} is no text that a client can have: {error.reason}")
-
-
-def _encode_cursor(list_name: str, order: tuple[Any, ...]) -> str:
-    encoded = msgspec.msgpack.encode((list_name, *order))
-    return base64.urlsafe_b64encode(encoded).decode().rstrip("=")
-
-
-def _decode_cursor(cursor: str, list_name: str, form: Any) -> Any:
-    """Return the place that a cursor names; None for the beginning, ClientError for one of another list."""
-    if not cursor:
-        return None
-    try:
-        encoded = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
-        name, *order = msgspec.msgpack.decode(encoded, type=list[Any])
-        if name == list_name:
-            return msgspec.convert(order, form)
-    except (binascii.Error, msgspec.MsgspecError, UnicodeDecodeError, ValueError):
-        pass
-    raise ClientError("the cursor is none of this list: take that of the page before, in the same order")
 
 
 def _decoded_all(form: type[T], answers: dict[str, bytes]) -> dict[str, T]:

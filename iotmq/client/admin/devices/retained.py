@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from iotmq.client.admin.asking import Asking
+from iotmq.client.admin.cursors import decode_cursor, encode_cursor
 from iotmq.client.sending.device_messages import DEVICE_TOPIC, device_message
 from iotmq.client.sending.producer import Producer
 from iotmq.client.transport.calls import ask_masters
@@ -30,18 +31,23 @@ _PAGE_BYTES: Final = 1024 * 1024
 
 
 class RetainedPage(NamedTuple):
-    """A part of the retained messages of a filter; `after` asks for the next part, None at the end."""
+    """A part of the retained messages of a filter."""
 
     messages: list[StoredMessage]
-    after: str | None
+    next_cursor: str | None
+    """The cursor of the part behind it; None behind the last one."""
 
 
 class RetainedAdmin(Asking):
     """Ask all brokers for retained messages, and end them; needs a started client."""
 
-    async def page(self, topic_filter: str, after: str = "", *, count: int = 256) -> RetainedPage:
-        """Return retained messages whose MQTT topics match a filter; a part ends at a megabyte, too."""
-        answers = await self._read(topic_filter, after, count)
+    async def page(self, topic_filter: str, cursor: str = "", *, count: int = 256) -> RetainedPage:
+        """Return retained messages whose MQTT topics match a filter; a part ends at a megabyte, too.
+
+        CursorError for a cursor of another list.
+        """
+        last_topic = decode_cursor(cursor, "retained", bytes) or b""
+        answers = await self._read(topic_filter, base64.b64encode(last_topic).decode(), count)
         merged = merged_page([_records_of(answer) for answer in answers.values()])
         if isinstance(merged, Refused):
             raise BrokerError(merged.code, f"retained messages of {topic_filter}: {merged.remark}")
@@ -49,7 +55,10 @@ class RetainedAdmin(Asking):
         messages = [
             StoredMessage(MessageQueue(record.topic, "", record.queue_id), record) for record in records
         ]
-        return RetainedPage(messages, merged.after)
+        if merged.after is None:
+            return RetainedPage(messages, None)
+        # The brokers write the last topic as base64; it would be twice as long to write that so again.
+        return RetainedPage(messages, encode_cursor("retained", base64.b64decode(merged.after)))
 
     async def delete(self, mqtt_topic: str, producer: Producer) -> list[str]:
         """End what is retained for an MQTT topic at each broker that has something; returns their names."""

@@ -61,8 +61,10 @@ class TracePage(NamedTuple):
 
     events: list[tuple[str, TraceEvent]]
     """Each with the name of its front end."""
-    next_after: dict[str, int] | None
-    """`after` for the next page; None when there are no more now."""
+    reached: dict[str, int]
+    """`after` for what comes behind this page."""
+    is_end: bool
+    """Whether nothing is behind it now."""
     problems: dict[str, str]
 
 
@@ -153,8 +155,8 @@ class TraceAdmin:
         reached = dict(after)
         for front_end, event in merged:
             reached[front_end] = event.number
-        is_whole = not ends and len(merged) == sum(map(len, lists))
-        return TracePage(merged, None if is_whole else reached, silent)
+        is_end = not ends and len(merged) == sum(map(len, lists))
+        return TracePage(merged, reached, is_end, silent)
 
     async def _change(self, name: str, order: StopTrace | DeleteTrace) -> TracedAt:
         answers, silent = await self._ask(TRACE_CHANGES, order)

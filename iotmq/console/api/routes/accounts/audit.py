@@ -10,11 +10,11 @@ from msgspec import Meta
 
 from iotmq.audit_log import AUDIT_TOPIC
 from iotmq.client.admin.admin import Admin
+from iotmq.client.admin.cursors import decode_cursor, encode_cursor
 from iotmq.client.consuming.offsets import offsets
 from iotmq.client.transport.message import StoredMessage
 from iotmq.client.transport.routes import MessageQueue
-from iotmq.console.api.pages import Cursor, Limit, decode_cursor, encode_cursor
-from iotmq.console.api.problems import INVALID, FieldProblem, ProblemError
+from iotmq.console.api.pages import Cursor, Limit
 from iotmq.console.api.route import Call, route
 from iotmq.console.api.routes.names import ClientText, TimeMs
 from iotmq.console.api.services import Services
@@ -26,6 +26,7 @@ _BLOCK: Final = 250
 _BLOCK_BYTES: Final = 1024 * 1024
 # A record is stored so long after its time at the latest, as a rule: while no broker takes it, it waits.
 _LATE_MS: Final = 600_000
+_Offset = Annotated[int, Meta(ge=0)]
 
 
 class AuditArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -83,7 +84,7 @@ async def list_audit_records(services: Services, call: Call[AuditArguments, None
         queues = await client.admin.queues(AUDIT_TOPIC)
     except RouteNotFoundError:
         return AuditRecords(items=[])
-    below = _decoded(each.cursor)
+    below = decode_cursor(each.cursor, "audit", dict[str, _Offset]) or {}
     readers = []
     for queue in queues:
         name = f"{queue.broker_name}/{queue.queue_id}"
@@ -111,8 +112,7 @@ async def list_audit_records(services: Services, call: Call[AuditArguments, None
             items.append(record)
     left = {reader.name: reader.below for reader in readers}
     has_more = any(reader.below > reader.begin for reader in readers)
-    cursor = encode_cursor(msgspec.json.encode(left).decode()) if has_more else None
-    return AuditRecords(items=items, next=cursor)
+    return AuditRecords(items=items, next=encode_cursor("audit", left) if has_more else None)
 
 
 class _Backwards:
@@ -173,17 +173,6 @@ def _is_wanted(record: AuditRecord, each: AuditArguments) -> bool:
         and each.client in (None, record.client)
         and each.account in (None, record.account)
     )
-
-
-def _decoded(cursor: str) -> dict[str, int]:
-    if not cursor:
-        return {}
-    try:
-        return msgspec.json.decode(decode_cursor(cursor), type=dict[str, Annotated[int, Meta(ge=0)]])
-    except (msgspec.DecodeError, msgspec.ValidationError):
-        detail = "no cursor of this list: take the next of the page before"
-        errors = (FieldProblem(detail, parameter="cursor"),)
-        raise ProblemError(INVALID, detail, errors=errors) from None
 
 
 ROUTES: Final = (route("GET", "/audit", list_audit_records, tag="audit"),)

@@ -16,7 +16,6 @@ from iotmq.console.api.route import Call, NoArguments, Role, route
 from iotmq.console.api.routes.names import ClientArguments, ClientText, TimeMs
 from iotmq.console.api.services import Services
 from iotmq.console.api.stored_messages import ReadMessage, read_message
-from iotmq.errors import ClientError
 from iotmq.ports.client_pages import (
     PROTOCOL_LEVELS,
     ClientDetail,
@@ -238,16 +237,13 @@ class Refusals(msgspec.Struct, frozen=True, kw_only=True):
 async def list_clients(services: Services, call: Call[ClientsArguments, None]) -> Clients:
     """List connected clients, by any column."""
     each = call.arguments
-    try:
-        page = await ClientAdmin(await services.client()).page(
-            _filter_of(each),
-            sort_by=each.sort.removeprefix("-"),
-            is_descending=each.sort.startswith("-"),
-            limit=each.limit,
-            cursor=each.cursor,
-        )
-    except ClientError as error:
-        raise _of_cursor(error) from None
+    page = await ClientAdmin(await services.client()).page(
+        _filter_of(each),
+        sort_by=each.sort.removeprefix("-"),
+        is_descending=each.sort.startswith("-"),
+        limit=each.limit,
+        cursor=each.cursor,
+    )
     return Clients(
         items=page.rows,
         next=page.next_cursor,
@@ -289,12 +285,9 @@ async def list_client_subscriptions(
 async def list_client_queue(services: Services, call: Call[QueueArguments, None]) -> QueuedMessages:
     """List the messages that wait for the client of a kept session, or are on their way to it."""
     each = call.arguments
-    try:
-        page = await ClientAdmin(await services.client()).queue(
-            each.client_id, each.topic_filter, limit=each.limit, cursor=each.cursor
-        )
-    except ClientError as error:
-        raise _of_cursor(error) from None
+    page = await ClientAdmin(await services.client()).queue(
+        each.client_id, each.topic_filter, limit=each.limit, cursor=each.cursor
+    )
     if page is None:
         raise ProblemError(NOT_FOUND, f"no kept session of {each.client_id[:200]} has subscribed this filter")
     return QueuedMessages(
@@ -342,16 +335,13 @@ async def list_subscriptions(
 ) -> ListedSubscriptions:
     """List subscriptions of connected clients and kept sessions."""
     each = call.arguments
-    try:
-        page = await ClientAdmin(await services.client()).subscriptions(
-            client_id=each.client_id,
-            topic_filter=each.topic_filter,
-            topic=each.topic,
-            limit=each.limit,
-            cursor=each.cursor,
-        )
-    except ClientError as error:
-        raise _of_cursor(error) from None
+    page = await ClientAdmin(await services.client()).subscriptions(
+        client_id=each.client_id,
+        topic_filter=each.topic_filter,
+        topic=each.topic,
+        limit=each.limit,
+        cursor=each.cursor,
+    )
     return ListedSubscriptions(items=page.rows, next=page.next_cursor, missing=page.problems)
 
 
@@ -413,10 +403,6 @@ def _kicked(kicked: Kicked) -> KickedClients:
 
 def _unknown(client_id: str) -> ProblemError:
     return ProblemError(NOT_FOUND, f"no client {client_id[:200]} is connected")
-
-
-def _of_cursor(error: ClientError) -> ProblemError:
-    return ProblemError(INVALID, str(error), errors=(FieldProblem(str(error), parameter="cursor"),))
 
 
 _CLIENTS: Final = "clients"

@@ -7,8 +7,9 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
+from iotmq.client.admin.cursors import decode_cursor, encode_cursor
 from iotmq.client.admin.devices.sessions import SessionAdmin
-from iotmq.console.api.pages import Cursor, Limit, decode_cursor, encode_cursor
+from iotmq.console.api.pages import Cursor, Limit
 from iotmq.console.api.problems import NOT_FOUND, ProblemError
 from iotmq.console.api.route import Call, NoArguments, Role, route
 from iotmq.console.api.routes.names import ClientArguments, Told
@@ -102,11 +103,11 @@ class Shares(msgspec.Struct, frozen=True, kw_only=True):
 async def list_sessions(services: Services, call: Call[SessionsArguments, None]) -> Sessions:
     """List kept sessions, by client id."""
     each = call.arguments
-    after = decode_cursor(each.cursor)
+    after = decode_cursor(each.cursor, "sessions", str) or ""
     items: list[Session] = []
     async for found in SessionAdmin(await services.client()).kept(prefix=each.prefix, after=after):
         if len(items) == each.limit:
-            return Sessions(items=items, next=encode_cursor(items[-1].client_id))
+            return Sessions(items=items, next=encode_cursor("sessions", items[-1].client_id))
         items.append(_session(found))
     return Sessions(items=items)
 

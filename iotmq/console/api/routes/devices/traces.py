@@ -9,9 +9,10 @@ import msgspec
 from msgspec import Meta
 
 from iotmq import limits
+from iotmq.client.admin.cursors import decode_cursor, encode_cursor
 from iotmq.client.admin.devices.trace_text import json_line, text_line
-from iotmq.client.admin.devices.traces import NoSuchTraceError, TraceAdmin, TracedAt, TraceRefusedError
-from iotmq.console.api.pages import Cursor, Limit, decode_cursor, encode_cursor
+from iotmq.client.admin.devices.traces import TraceAdmin, TracedAt, TraceRefusedError
+from iotmq.console.api.pages import Cursor, Limit
 from iotmq.console.api.problems import CONFLICT, INVALID, NOT_FOUND, FieldProblem, ProblemError
 from iotmq.console.api.route import Call, NoArguments, Role, route
 from iotmq.console.api.services import Services
@@ -139,10 +140,7 @@ async def list_traces(services: Services, _call: Call[NoArguments, None]) -> Tra
 async def show_trace(services: Services, call: Call[TraceArguments, None]) -> Trace:
     """Show one trace."""
     name = call.arguments.trace
-    try:
-        return _trace(name, await TraceAdmin(await services.client()).show(name))
-    except NoSuchTraceError as error:
-        raise ProblemError(NOT_FOUND, str(error)) from None
+    return _trace(name, await TraceAdmin(await services.client()).show(name))
 
 
 async def start_trace(services: Services, call: Call[NoArguments, NewTrace]) -> TraceChanged:
@@ -171,49 +169,34 @@ async def start_trace(services: Services, call: Call[NoArguments, NewTrace]) -> 
 async def stop_trace(services: Services, call: Call[TraceArguments, None]) -> TraceChanged:
     """End a trace; what it has is kept."""
     name = call.arguments.trace
-    try:
-        return _changed(name, await TraceAdmin(await services.client()).stop(name))
-    except NoSuchTraceError as error:
-        raise ProblemError(NOT_FOUND, str(error)) from None
+    return _changed(name, await TraceAdmin(await services.client()).stop(name))
 
 
 async def delete_trace(services: Services, call: Call[TraceArguments, None]) -> TraceChanged:
     """End a trace and forget it."""
     name = call.arguments.trace
-    try:
-        return _changed(name, await TraceAdmin(await services.client()).delete(name))
-    except NoSuchTraceError as error:
-        raise ProblemError(NOT_FOUND, str(error)) from None
+    return _changed(name, await TraceAdmin(await services.client()).delete(name))
 
 
 async def read_trace(services: Services, call: Call[EventsArguments, None]) -> Events:
     """Read the events of a trace, those of all front ends in the order of their times."""
     wanted = call.arguments
-    after = _positions(wanted.cursor)
+    after = decode_cursor(wanted.cursor, "trace", dict[str, int]) or {}
     admin = TraceAdmin(await services.client())
-    try:
-        page = await admin.events(wanted.trace, after=after, limit=wanted.limit, with_payloads=True)
-    except NoSuchTraceError as error:
-        raise ProblemError(NOT_FOUND, str(error)) from None
-    reached = after | {front_end: event.number for front_end, event in page.events}
+    page = await admin.events(wanted.trace, after=after, limit=wanted.limit, with_payloads=True)
     items = [
         Event(front_end=front_end, **{name: getattr(event, name) for name in TraceEvent.__struct_fields__})
         for front_end, event in page.events
     ]
-    last = encode_cursor(msgspec.json.encode(reached).decode())
-    return Events(
-        items=items, next=None if page.next_after is None else last, last=last, problems=page.problems
-    )
+    last = encode_cursor("trace", page.reached)
+    return Events(items=items, next=None if page.is_end else last, last=last, problems=page.problems)
 
 
 async def download_trace(services: Services, call: Call[DownloadArguments, None]) -> Answer:
     """Download a trace as a file: lines for people, or lines of JSON."""
     wanted = call.arguments
     admin = TraceAdmin(await services.client())
-    try:
-        await admin.show(wanted.trace)
-    except NoSuchTraceError as error:
-        raise ProblemError(NOT_FOUND, str(error)) from None
+    await admin.show(wanted.trace)
     is_text = wanted.format == "text"
 
     async def stream(sink: Sink) -> None:
@@ -225,7 +208,7 @@ async def download_trace(services: Services, call: Call[DownloadArguments, None]
                 for front_end, event in page.events
             ]
             await sink.write(b"".join(lines))
-            after = page.next_after
+            after = None if page.is_end else page.reached
 
     name = f"{wanted.trace}.{'txt' if is_text else 'jsonl'}"
     return Answer(
@@ -236,14 +219,6 @@ async def download_trace(services: Services, call: Call[DownloadArguments, None]
         ),
         stream=stream,
     )
-
-
-def _positions(cursor: str) -> dict[str, int]:
-    try:
-        return msgspec.json.decode(decode_cursor(cursor), type=dict[str, int]) if cursor else {}
-    except msgspec.DecodeError:
-        detail = "no cursor of this API: take the next of the page before"
-        raise ProblemError(INVALID, detail, errors=(FieldProblem(detail, parameter="cursor"),)) from None
 
 
 def _trace(name: str, traced: TracedAt) -> Trace:

@@ -21,7 +21,7 @@ from iotmq.console.api.problems import CONFLICT, INVALID, NOT_FOUND, TOO_MANY, P
 from iotmq.console.api.publishing import Stored
 from iotmq.console.api.replays import ReplayJob, State
 from iotmq.console.api.route import Call, Role, route
-from iotmq.console.api.routes.messages import decoded_base64
+from iotmq.console.api.routes.messaging.messages import decoded_base64
 from iotmq.console.api.routes.names import GroupArguments, GroupText, TimeMs, TopicText
 from iotmq.console.api.services import Services
 from iotmq.console.api.stored_messages import ReadMessage, read_message

@@ -17,7 +17,7 @@ from iotmq.client.transport.message import Message
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.console.api.arguments import header
 from iotmq.console.api.batch_publishing import BatchPublisher
-from iotmq.console.api.pages import Cursor, decode_cursor, encode_cursor
+from iotmq.console.api.pages import Cursor
 from iotmq.console.api.problems import (
     INVALID,
     NOT_FOUND,
@@ -322,11 +322,9 @@ async def list_retained(services: Services, call: Call[RetainedArguments, None])
     """List retained messages: the last one of each MQTT topic that was sent with retain."""
     each = call.arguments
     check_filter(each.filter)
-    page = await RetainedAdmin(await services.client()).page(
-        each.filter, decode_cursor(each.cursor), count=each.limit
-    )
+    page = await RetainedAdmin(await services.client()).page(each.filter, each.cursor, count=each.limit)
     items = [read_message(message, each.payload_bytes_max) for message in page.messages]
-    return Retained(items=items, next=None if page.after is None else encode_cursor(page.after))
+    return Retained(items=items, next=page.next_cursor)
 
 
 async def delete_retained(services: Services, call: Call[MqttTopicArguments, None]) -> Told:
