@@ -29,7 +29,7 @@ from iotmq.client.client import IotmqClient
 from iotmq.clock import Clock
 from iotmq.errors import IotmqError
 from iotmq.metrics import Metric, MetricSource, SourceReader, samples, samples_by
-from iotmq.supervised import end, supervise, surviving
+from iotmq.supervised import end, supervise, surviving, to_its_end
 
 logger = logging.getLogger("iotmq.alarms")
 
@@ -282,7 +282,8 @@ class AlarmsRole:
 
     async def _save(self, file: Path) -> None:
         count, state = self.book.changes_count, self.book.state
-        await asyncio.to_thread(write_state, file, state)
+        # stop() writes what has changed since, and not at the same time.
+        await to_its_end(asyncio.get_running_loop().run_in_executor(None, write_state, file, state))
         self._saved_count = count
 
 

@@ -18,6 +18,7 @@ from http_api_caller import ROUTE_OF, TOKEN_SETTINGS, Caller, Stream
 
 import iotmq
 from iotmq.audit_log import AUDIT_TOPIC
+from iotmq.client.admin.cursors import encode_cursor
 from iotmq.client.transport.message import Message
 from iotmq.console.api.route import Role
 from iotmq.limits import HTTP_STREAM_WAITING_BYTES_MAX
@@ -696,7 +697,7 @@ def test_audit_records_are_listed_from_the_newest_page_by_page(api: Caller) -> N
     assert "audit-4" not in found(f"&to_ms={newest['time_ms'] - 1}")
     assert api.get("list_audit_records", query="client=nobody")["items"] == []
     assert api.ask("list_audit_records", query="cursor=W10").problem == "invalid"
-    ahead = base64.urlsafe_b64encode(b'{"broker-a/0": %d}' % (1 << 62)).decode().rstrip("=")
+    ahead = encode_cursor("audit", {"broker-a/0": 1 << 62})
     assert api.get("list_audit_records", query=f"{mine}&limit=5&cursor={ahead}")["items"]
 
 
