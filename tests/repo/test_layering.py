@@ -329,6 +329,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "history": ("settings", "rings", "questions", "merging", "sampler", "statistics_file", "tables"),
     "ports": (
         "inspections",
+        "replication_state",
         "traces",
         "client_pages",
         "gateway",
