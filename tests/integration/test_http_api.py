@@ -571,6 +571,7 @@ def test_brokers_and_front_ends_are_shown_and_drained(api: Caller) -> None:
     (broker,) = api.get("list_brokers")["items"]
     assert broker["address"] == f"127.0.0.1:{api.gateway.ports['broker']}"
     assert int(api.get("show_broker", "broker-a")["facts"]["msgPutTotalTodayNow"]) >= 0
+    assert api.get("show_broker", "broker-a")["replication"] is None, "nobody copies its log"
     assert api.ask("show_broker", "nobody").problem == "not-found"
     (front_end,) = api.get("list_front_ends")["items"]
     name = front_end["name"]
