@@ -11,6 +11,7 @@ from iotmq.client.admin.asking import Asking
 from iotmq.client.transport.calls import ask, master_addresses
 from iotmq.client.transport.queue_tables import decode_answer
 from iotmq.errors import BrokerError, ConnectionClosedError, RequestTimeoutError, RouteNotFoundError
+from iotmq.event_loop import some_at_once
 from iotmq.ports.inspections import LOCAL_FRONT_END
 from iotmq.ports.session_pages import FrontEndsPage
 from iotmq.remoting.codes import RequestCode, ResponseCode
@@ -156,18 +157,15 @@ class InspectionAdmin(Asking):
 async def _ask_each(
     ways: Mapping[str, Callable[[bytes], Awaitable[bytes]]], body: bytes | Callable[[str], bytes | None]
 ) -> Answers:
-    turns = asyncio.Semaphore(_AT_A_TIME)
-
-    async def one(name: str, question: bytes) -> bytes | Exception:
-        async with turns:
-            try:
-                return await ways[name](question)
-            except _FAILURES as error:
-                return error
+    async def one(question: tuple[str, bytes]) -> bytes | Exception:
+        try:
+            return await ways[question[0]](question[1])
+        except _FAILURES as error:
+            return error
 
     questions = {name: body if isinstance(body, bytes) else body(name) for name in sorted(ways)}
     asked = {name: question for name, question in questions.items() if question is not None}
-    found = dict(zip(asked, await asyncio.gather(*map(one, asked, asked.values())), strict=True))
+    found = dict(zip(asked, await some_at_once(one, asked.items(), count=_AT_A_TIME), strict=True))
     return Answers(
         {name: each for name, each in found.items() if isinstance(each, bytes)},
         {name: each for name, each in found.items() if isinstance(each, Exception)},
