@@ -10,7 +10,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from iotmq import limits
 from iotmq.alarms.book import Missed
@@ -38,12 +38,11 @@ from iotmq.client.transport.message import DEAD_LETTER_PREFIX
 from iotmq.client.transport.routes import MASTER_ID
 from iotmq.clock import Clock
 from iotmq.errors import IotmqError, RouteNotFoundError
+from iotmq.event_loop import some_at_once
 from iotmq.ports.session_pages import SessionSummary
 from iotmq.remoting.codes import RequestCode
 
 logger = logging.getLogger("iotmq.alarms")
-
-T = TypeVar("T")
 
 Found = dict[str, list[tuple[Labels, float]]]
 
@@ -154,7 +153,7 @@ class Watch:
         ages = await _ages(admin, behind)
         still = [group for group in behind if still_s[group] > 0][: limits.ALARM_GROUPS_ASKED_MAX]
         members = dict(
-            zip(still, await _gathered(admin.groups.connections(group) for group in still), strict=True)
+            zip(still, await some_at_once(admin.groups.connections, still, count=_AT_ONCE), strict=True)
         )
         alone = [group for group in still if members[group] is None]
         stuck = [group for group in still if members[group] is not None]
@@ -180,7 +179,7 @@ class Watch:
         admin = Admin(client)
         topics = [topic for topic in await admin.topics() if topic.startswith(DEAD_LETTER_PREFIX)]
         topics = topics[: limits.ALARM_DEAD_LETTER_TOPICS_MAX]
-        contents = await _gathered(admin.statistics.topic_content(topic) for topic in topics)
+        contents = await some_at_once(admin.statistics.topic_content, topics, count=_AT_ONCE)
         return {
             DEAD_LETTERS: [
                 (
@@ -236,7 +235,7 @@ async def _ages(admin: Admin, behind: dict[str, GroupFacts]) -> dict[str, float]
     """
     asked = sorted((time_ms, group, topic) for group, each in behind.items() for time_ms, topic in each.late)
     asked = asked[: limits.ALARM_GROUPS_ASKED_MAX]
-    answers = await _gathered(_age_s(admin, group, topic) for _, group, topic in asked)
+    answers = await some_at_once(lambda each: _age_s(admin, each[1], each[2]), asked, count=_AT_ONCE)
     ages: dict[str, float] = {}
     for (_, group, _), age_s in zip(asked, answers, strict=True):
         ages[group] = max(age_s, ages.get(group, 0.0))
@@ -250,17 +249,6 @@ async def _age_s(admin: Admin, group: str, topic: str) -> float:
         # The topic has been deleted meanwhile.
         return 0.0
     return max((each.delay_ms for each in times.values()), default=0) / 1000
-
-
-async def _gathered(questions: Iterable[Awaitable[T]]) -> list[T]:
-    """Ask a few at a time."""
-    gate = asyncio.Semaphore(_AT_ONCE)
-
-    async def one(question: Awaitable[T]) -> T:
-        async with gate:
-            return await question
-
-    return await asyncio.gather(*map(one, questions))
 
 
 def _gone(label: str, present: set[str], missed: set[str]) -> list[tuple[Labels, float]]:

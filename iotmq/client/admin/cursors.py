@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import TypeVar
+from typing import Any, TypeVar, overload
 
 import msgspec
 
@@ -23,7 +23,16 @@ def encode_cursor(list_name: str, place: object) -> str:
     return base64.urlsafe_b64encode(encoded).decode().rstrip("=")
 
 
-def decode_cursor(cursor: str, list_name: str, form: type[T]) -> T | None:
+@overload
+def decode_cursor(cursor: str, list_name: str, form: type[T]) -> T | None: ...
+
+
+# Aliases of types are none to a checker.
+@overload
+def decode_cursor(cursor: str, list_name: str, form: object) -> Any: ...
+
+
+def decode_cursor(cursor: str, list_name: str, form: Any) -> Any:
     """Return the place that a cursor names; None for the empty one, the beginning. CursorError."""
     if not cursor:
         return None

@@ -10,10 +10,8 @@ from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import msgspec
 
-from iotmq.client.admin.asking import Asking
 from iotmq.client.admin.cursors import decode_cursor, encode_cursor
-from iotmq.client.admin.inspections import FrontEndAnswers, InspectionAdmin
-from iotmq.client.transport.calls import master_addresses
+from iotmq.client.admin.inspections import Answers, InspectionAdmin
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import StoredMessage
 from iotmq.client.transport.routes import MessageQueue
@@ -106,11 +104,10 @@ class RefusedClients(NamedTuple):
     problems: dict[str, str]
 
 
-class ClientAdmin(Asking):
+class ClientAdmin:
     """Ask all front ends about their clients; needs a started client."""
 
     def __init__(self, client: ClientTransport) -> None:
-        super().__init__(client)
         self._inspections = InspectionAdmin(client)
 
     async def page(
@@ -165,9 +162,10 @@ class ClientAdmin(Asking):
             detail.row.front_end = name
         # Of two connections the front ends have not settled which one has the session.
         newest = max(details.values(), key=lambda each: each.row.connected_ms, default=None)
-        others = {name: why for name, why in found.problems.items() if not _is_not_found(why)}
+        others = {name: error for name, error in found.failures.items() if not _is_not_found(error)}
         if newest is None and others:
-            raise ClientError(f"not all front ends answer: {_text_of(others)}")
+            why = "; ".join(f"{name}: {error}" for name, error in sorted(others.items()))
+            raise ClientError(f"not all front ends answer: {why}")
         return newest
 
     async def kick(self, client_ids: Sequence[str], *, is_dry_run: bool = False) -> Kicked:
@@ -225,9 +223,8 @@ class ClientAdmin(Asking):
             limit=limit,
             behind=decode_cursor(cursor, "subscriptions", SubscriptionOrder),
         )
-        body = _body(question)
         of_front_ends = await self._ask_all(client_pages.SUBSCRIPTIONS, question)
-        of_brokers = await self._ask_brokers(client_pages.SUBSCRIPTIONS, body)
+        of_brokers = await self._inspections.ask_all_brokers(client_pages.SUBSCRIPTIONS, _body(question))
         parts = [
             (name, each.rows, each.orders, each.has_more)
             for name, each in _decoded_all(SubscriptionsAnswer, of_front_ends.answers).items()
@@ -252,26 +249,23 @@ class ClientAdmin(Asking):
         `limit` counts for each broker. None when no broker has such a session with the filter.
         """
         positions = decode_cursor(cursor, "queue", dict[str, int]) or {}
-        answers: dict[str, QueueAnswer] = {}
-        problems: dict[str, str] = {}
-        for broker in sorted(await master_addresses(self._client)):
+
+        def question(broker: str) -> bytes | None:
             if cursor and broker not in positions:
-                continue
-            question = QueueQuestion(
-                client_id=client_id,
-                topic_filter=topic_filter,
-                limit=limit,
-                position=positions.get(broker, 0),
+                # It has no more of them.
+                return None
+            return _body(
+                QueueQuestion(
+                    client_id=client_id,
+                    topic_filter=topic_filter,
+                    limit=limit,
+                    position=positions.get(broker, 0),
+                )
             )
-            body = _body(question)
-            try:
-                answer = await self._inspections.ask_broker(broker, client_pages.SESSION_QUEUE, body)
-                answers[broker] = _decoded(QueueAnswer, answer, broker)
-            except BrokerError as error:
-                if error.code != ResponseCode.QUERY_NOT_FOUND:
-                    problems[broker] = str(error)
-            except (ConnectionClosedError, RequestTimeoutError) as error:
-                problems[broker] = str(error)
+
+        asked = await self._inspections.ask_all_brokers(client_pages.SESSION_QUEUE, question)
+        answers = _decoded_all(QueueAnswer, asked.answers)
+        problems = {name: str(error) for name, error in asked.failures.items() if not _is_not_found(error)}
         if not answers and not problems:
             return None
         messages = [
@@ -291,9 +285,8 @@ class ClientAdmin(Asking):
 
     async def refused(self, question: RefusedQuestion = _LAST) -> RefusedClients:
         """List who was not let in, by front ends and brokers, as far as they remember it."""
-        body = _body(question)
         of_front_ends = await self._ask_all(client_pages.REFUSED, question)
-        of_brokers = await self._ask_brokers(client_pages.REFUSED, body)
+        of_brokers = await self._inspections.ask_all_brokers(client_pages.REFUSED, _body(question))
         found: list[Refusal] = []
         for answers in (of_front_ends.answers, of_brokers.answers):
             for name, each in _decoded_all(RefusedAnswer, answers).items():
@@ -303,18 +296,8 @@ class ClientAdmin(Asking):
         found.sort(key=lambda refusal: refusal.time_ms, reverse=True)
         return RefusedClients(found[: question.limit], of_front_ends.problems | of_brokers.problems)
 
-    async def _ask_all(self, name: str, question: object) -> FrontEndAnswers:
+    async def _ask_all(self, name: str, question: object) -> Answers:
         return await self._inspections.ask_all_front_ends(name, _body(question))
-
-    async def _ask_brokers(self, name: str, body: bytes) -> FrontEndAnswers:
-        answers: dict[str, bytes] = {}
-        problems: dict[str, str] = {}
-        for broker in sorted(await master_addresses(self._client)):
-            try:
-                answers[broker] = await self._inspections.ask_broker(broker, name, body)
-            except (BrokerError, ConnectionClosedError, RequestTimeoutError) as error:
-                problems[broker] = str(error)
-        return FrontEndAnswers(answers, problems)
 
 
 def _merged(
@@ -349,7 +332,7 @@ def _merged(
     return page, orders_of_page, end is not None
 
 
-def _kicked(asked: FrontEndAnswers) -> Kicked:
+def _kicked(asked: Answers) -> Kicked:
     answers = _decoded_all(KickAnswer, asked.answers).values()
     names = sorted({name for each in answers for name in each.client_ids})
     return Kicked(
@@ -366,12 +349,8 @@ def _check_bounds(wanted: ClientFilter) -> None:
         raise ClientError(f"{unknown[0][:40]!r} is no number of clients")
 
 
-def _is_not_found(problem: str) -> bool:
-    return f"(response code {ResponseCode.QUERY_NOT_FOUND})" in problem
-
-
-def _text_of(problems: dict[str, str]) -> str:
-    return "; ".join(f"{name}: {why}" for name, why in sorted(problems.items()))
+def _is_not_found(error: Exception) -> bool:
+    return isinstance(error, BrokerError) and error.code == ResponseCode.QUERY_NOT_FOUND
 
 
 def _body(question: object) -> bytes:

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from iotmq.client.admin.inspections import FrontEndAnswers, InspectionAdmin
+from iotmq.client.admin.inspections import Answers, InspectionAdmin
 from iotmq.client.transport.client import ClientTransport
 from iotmq.errors import ClientError
 from iotmq.limits import MQTT_TRACE_PAGE_EVENTS_MAX
@@ -172,7 +172,7 @@ class TraceAdmin:
         return _decoded(found), found.problems
 
 
-def _decoded(found: FrontEndAnswers) -> dict[str, TraceAnswer]:
+def _decoded(found: Answers) -> dict[str, TraceAnswer]:
     try:
         return {front_end: decode_answer(body) for front_end, body in found.answers.items()}
     except msgspec.DecodeError as error:

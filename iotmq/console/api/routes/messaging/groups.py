@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Annotated, Final
 
 import msgspec
@@ -19,6 +20,7 @@ from iotmq.console.api.problems import CONFLICT, INVALID, NOT_FOUND, ProblemErro
 from iotmq.console.api.route import Call, Role, route
 from iotmq.console.api.routes.names import GroupArguments, TimeMs, Told, TopicText
 from iotmq.console.api.services import Services
+from iotmq.event_loop import some_at_once
 
 # Groups asked about at one time.
 _ASKED_AT_ONCE: Final = 16
@@ -168,11 +170,8 @@ async def list_groups(services: Services, call: Call[GroupsArguments, None]) -> 
     if not call.arguments.has_system:
         known = {name for name in known if not is_own_group(name)}
     names, next_cursor = page_of(known, call.arguments, str)
-    items: list[Group] = []
-    for start in range(0, len(names), _ASKED_AT_ONCE):
-        asked = names[start : start + _ASKED_AT_ONCE]
-        items += [found.group for found in await asyncio.gather(*(_detail(admin, name) for name in asked))]
-    return Groups(items=items, next=next_cursor)
+    found = await some_at_once(partial(_detail, admin), names, count=_ASKED_AT_ONCE)
+    return Groups(items=[each.group for each in found], next=next_cursor)
 
 
 async def show_group(services: Services, call: Call[GroupArguments, None]) -> GroupDetail:
