@@ -49,8 +49,15 @@ def test_followers_are_shown_with_how_far_they_are_and_what_is_wrong(open_page: 
         page.get_by_text("12,345").wait_for()
         opened.settle()
         text = page.inner_text("main")
-        shown = "Members elect", "1,234", "1 / 4", "2 at least", "in sync", "catches up", "not connected"
-        for words in shown:
+        for words in (
+            "Members elect",
+            "1,234",
+            "1 / 4",
+            "2 at least",
+            "in sync",
+            "catches up",
+            "not connected",
+        ):
             assert words in text
         assert f"complains: {MARKUP}" in page.inner_text("main .trouble")
         assert "\u202e" not in text

@@ -538,6 +538,7 @@ def test_connected_clients_are_listed_shown_and_disconnected(api: Caller) -> Non
     queue = api.get("list_client_queue", "valve/7", query="topic_filter=open/%23&payload_bytes_max=4")
     assert (queue["behind"], queue["next"], queue["missing"], queue["left_out"]) == (1, None, {}, 0)
     assert [(each["mqtt_topic"], each["payload"]) for each in queue["items"]] == [("open/3", "turn")]
+    assert queue["is_in_flight"] == [False]
     assert api.ask("list_client_queue", "valve/7", query="topic_filter=else").problem == "not-found"
     away = api.get("list_client_subscriptions", "valve/7")
     assert (away["is_connected"], [each["topic_filter"] for each in away["items"]]) == (False, ["open/#"])
