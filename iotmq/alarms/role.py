@@ -92,6 +92,7 @@ class AlarmsRole:
         self._shown: dict[str, tuple[tuple[str, int, bool], ...]] = {}
         self._saved_count = self.book.changes_count
         self._is_unsaved = asyncio.Event()
+        self._writing: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -272,18 +273,24 @@ class AlarmsRole:
         while True:
             await self._is_unsaved.wait()
             self._is_unsaved.clear()
-            if self._saved_count != self.book.changes_count:
-                try:
-                    await self._save(self._file)
-                except OSError as error:
-                    self._is_unsaved.set()
-                    logger.error("alarms are not kept: %s", error, extra={"file": str(self._file)})
-                    await asyncio.sleep(_SAVE_PAUSE_S)
+            if self._saved_count != self.book.changes_count and not await self._save(self._file):
+                self._is_unsaved.set()
+                await asyncio.sleep(_SAVE_PAUSE_S)
 
-    async def _save(self, file: Path) -> None:
-        count, state = self.book.changes_count, self.book.state
-        await asyncio.to_thread(write_state, file, state)
+    async def _save(self, file: Path) -> bool:
+        """Keep what is known; return whether the disk has taken it."""
+        if self._writing is not None:
+            # The thread of one that was cancelled writes on.
+            await asyncio.wait([self._writing])
+        count = self.book.changes_count
+        self._writing = asyncio.ensure_future(asyncio.to_thread(write_state, file, self.book.state))
+        try:
+            await asyncio.shield(self._writing)
+        except OSError as error:
+            logger.error("alarms are not kept: %s", error, extra={"file": str(file)})
+            return False
         self._saved_count = count
+        return True
 
 
 class _Cluster:

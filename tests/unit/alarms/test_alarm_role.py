@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -219,3 +220,41 @@ async def test_a_file_that_cannot_be_written_is_tried_again(
     await bench.role.stop()
     assert "alarms are not kept: no room" in caplog.text
     assert [alarm.name for alarm in read_state(file).firing] == ["crowded"]
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+async def test_an_end_while_the_file_is_written_keeps_the_last_state(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
+    file = tmp_path / "serve.json"
+    loop, is_writing = asyncio.get_running_loop(), asyncio.Event()
+    go_on, is_written = threading.Event(), threading.Event()
+
+    def write(path: Path, state: BookState) -> None:
+        if is_writing.is_set() and is_full:
+            raise OSError("no room")
+        if not is_writing.is_set():
+            loop.call_soon_threadsafe(is_writing.set)
+            go_on.wait(30)
+            write_state(path, state)
+            is_written.set()
+        else:
+            write_state(path, state)
+
+    monkeypatch.setattr(role_module, "write_state", write)
+    bench = Bench(file=file)
+    await bench.role.start()
+    bench.part.devices = {"tcp": 2}
+    await bench.role.look()
+    await is_writing.wait()
+    bench.part.devices = {}
+    await bench.role.look()
+    stopping = asyncio.ensure_future(bench.role.stop())
+    for _ in range(10):
+        # An end that does not wait has written by then.
+        await asyncio.to_thread(lambda: None)
+    go_on.set()
+    await stopping
+    assert is_written.wait(30)
+    assert len(read_state(file).ended) == (0 if is_full else 1)
+    assert ("alarms are not kept: no room" in caplog.text) == is_full
