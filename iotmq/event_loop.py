@@ -2,7 +2,7 @@
 
 `LoopSlice` bounds long work, `NextTurn` calls something once in the next turn, `SomePerTurn` does many
 things, a few in each turn, `DeadlineTimer` is one timer for many deadlines, and `DueActions` does many things
-when each of them is due. `happens_within` waits.
+when each of them is due. `happens_within` waits, and `some_at_once` has no more than a few waits at a time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import heapq
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, Generic, TypeVar
 
 from iotmq.clock import Clock
@@ -28,6 +28,7 @@ ACTIONS_PER_TURN: Final = 256
 CANCELLED_ACTIONS_KEPT: Final = 64
 
 _Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 class LoopSlice:
@@ -263,3 +264,16 @@ async def happens_within(event: asyncio.Event, timeout_s: float) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+async def some_at_once(
+    work: Callable[[_Item], Awaitable[_Result]], items: Iterable[_Item], *, count: int
+) -> list[_Result]:
+    """Return what `work` makes of each item, in their order, with so many of them at work at a time."""
+    turns = asyncio.Semaphore(count)
+
+    async def one(item: _Item) -> _Result:
+        async with turns:
+            return await work(item)
+
+    return await asyncio.gather(*map(one, items))

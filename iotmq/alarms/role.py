@@ -29,7 +29,7 @@ from iotmq.client.client import IotmqClient
 from iotmq.clock import Clock
 from iotmq.errors import IotmqError
 from iotmq.metrics import Metric, MetricSource, SourceReader, samples, samples_by
-from iotmq.supervised import end, supervise, surviving
+from iotmq.supervised import end, supervise, surviving, to_its_end
 
 logger = logging.getLogger("iotmq.alarms")
 
@@ -92,7 +92,6 @@ class AlarmsRole:
         self._shown: dict[str, tuple[tuple[str, int, bool], ...]] = {}
         self._saved_count = self.book.changes_count
         self._is_unsaved = asyncio.Event()
-        self._writing: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -279,13 +278,10 @@ class AlarmsRole:
 
     async def _save(self, file: Path) -> bool:
         """Keep what is known; return whether the disk has taken it."""
-        if self._writing is not None:
-            # The thread of one that was cancelled writes on.
-            await asyncio.wait([self._writing])
-        count = self.book.changes_count
-        self._writing = asyncio.ensure_future(asyncio.to_thread(write_state, file, self.book.state))
+        count, state = self.book.changes_count, self.book.state
         try:
-            await asyncio.shield(self._writing)
+            # stop() writes what has changed since, and not at the same time.
+            await to_its_end(asyncio.get_running_loop().run_in_executor(None, write_state, file, state))
         except OSError as error:
             logger.error("alarms are not kept: %s", error, extra={"file": str(file)})
             return False

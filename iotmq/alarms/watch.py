@@ -10,7 +10,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from iotmq import limits
 from iotmq.alarms.book import Missed
@@ -29,28 +29,23 @@ from iotmq.alarms.conditions import (
 from iotmq.alarms.lease import FORBIDDEN_S, is_forbidden
 from iotmq.alarms.settings import DeviceWatch
 from iotmq.client.admin.admin import Admin
-from iotmq.client.admin.front_ends import FrontEndAdmin
-from iotmq.client.admin.groups import GroupProgress
-from iotmq.client.admin.sessions import SessionAdmin
+from iotmq.client.admin.devices.front_ends import FrontEndAdmin
+from iotmq.client.admin.devices.sessions import SessionAdmin
+from iotmq.client.admin.groups import GroupProgress, is_own_group
 from iotmq.client.transport.calls import ask
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import DEAD_LETTER_PREFIX
 from iotmq.client.transport.routes import MASTER_ID, MessageQueue
 from iotmq.clock import Clock
 from iotmq.errors import IotmqError, RouteNotFoundError
+from iotmq.event_loop import some_at_once
 from iotmq.ports.session_pages import SessionSummary
 from iotmq.remoting.codes import RequestCode
 
 logger = logging.getLogger("iotmq.alarms")
 
-T = TypeVar("T")
-
 Found = dict[str, list[tuple[Labels, float]]]
 
-# Groups of tools, of brokers and of iotmq itself.
-_OWN_GROUPS: Final = re.compile(
-    r"^(RESEND_|CID_ONSAPI|CID_RMQ_SYS|CID_ONS-HTTP|CID_SYS|TOOLS_CONSUMER|FILTERSRV_|SELF_TEST|iotmq_|__)"
-)
 # Front ends without a name of their own: they have another one after each start.
 _UNNAMED: Final = re.compile(r":\d+(-\d+)?$")
 _OF_THIS_PROCESS: Final = "local"
@@ -152,7 +147,7 @@ class Watch:
         progress: dict[str, list[GroupProgress]] = {}
         for broker in sorted(await admin.configurations.groups()):
             for group, parts in (await admin.statistics.progress(broker)).groups.items():
-                if not _OWN_GROUPS.match(group):
+                if not is_own_group(group):
                     progress.setdefault(group, []).extend(parts)
         facts = {group: facts_of(parts) for group, parts in progress.items()}
         worst = sorted(facts, key=lambda group: (-facts[group].behind, group))[: limits.ALARM_GROUPS_MAX]
@@ -161,7 +156,7 @@ class Watch:
         ages = await _ages(admin, behind)
         still = [group for group in behind if still_s[group] > 0][: limits.ALARM_GROUPS_ASKED_MAX]
         members = dict(
-            zip(still, await _gathered(admin.groups.connections(group) for group in still), strict=True)
+            zip(still, await some_at_once(admin.groups.connections, still, count=_AT_ONCE), strict=True)
         )
         alone = [group for group in still if members[group] is None]
         stuck = [group for group in still if members[group] is not None]
@@ -187,7 +182,7 @@ class Watch:
         admin = Admin(client)
         topics = [topic for topic in await admin.topics() if topic.startswith(DEAD_LETTER_PREFIX)]
         topics = topics[: limits.ALARM_DEAD_LETTER_TOPICS_MAX]
-        contents = await _gathered(admin.statistics.topic_content(topic) for topic in topics)
+        contents = await some_at_once(admin.statistics.topic_content, topics, count=_AT_ONCE)
         ends = self._dead_letter_ends
         for topic, content in zip(topics, contents, strict=True):
             known = ends.pop(topic, {})
@@ -247,7 +242,7 @@ async def _ages(admin: Admin, behind: dict[str, GroupFacts]) -> dict[str, float]
     """
     asked = sorted((time_ms, group, topic) for group, each in behind.items() for time_ms, topic in each.late)
     asked = asked[: limits.ALARM_GROUPS_ASKED_MAX]
-    answers = await _gathered(_age_s(admin, group, topic) for _, group, topic in asked)
+    answers = await some_at_once(lambda each: _age_s(admin, each[1], each[2]), asked, count=_AT_ONCE)
     ages: dict[str, float] = {}
     for (_, group, _), age_s in zip(asked, answers, strict=True):
         ages[group] = max(age_s, ages.get(group, 0.0))
@@ -261,17 +256,6 @@ async def _age_s(admin: Admin, group: str, topic: str) -> float:
         # The topic has been deleted meanwhile.
         return 0.0
     return max((each.delay_ms for each in times.values()), default=0) / 1000
-
-
-async def _gathered(questions: Iterable[Awaitable[T]]) -> list[T]:
-    """Ask a few at a time."""
-    gate = asyncio.Semaphore(_AT_ONCE)
-
-    async def one(question: Awaitable[T]) -> T:
-        async with gate:
-            return await question
-
-    return await asyncio.gather(*map(one, questions))
 
 
 def _gone(label: str, present: set[str], missed: set[str]) -> list[tuple[Labels, float]]:

@@ -122,7 +122,7 @@ class Gateway(NamedTuple):
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise ConnectionClosedError(f"{self.url} cannot be asked: {error}") from None
         if answer.status != http.client.OK:
-            raise ClientError(f"{said.get('title', '')} {said.get('detail', '')}".strip())
+            raise ClientError(said.get("detail") or said.get("title") or f"{self.url}: {answer.status}")
         return said
 
     def _connection(self, scheme: str, host: str, port: int | None) -> http.client.HTTPConnection:

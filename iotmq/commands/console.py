@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from iotmq.commands.users import read_password
+from iotmq.commands.devices.users import read_password
 from iotmq.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -100,13 +101,16 @@ def _add(options: argparse.Namespace, file: KeptFile[ConsoleUser]) -> int:
             raise ConfigError(f"there is a user {name} already: see `iotmq console user password` and `role`")
         users[name] = ConsoleUser(name, options.role, kept)
 
-    file.change_now(add)
-    return _said(f"{name}: added as {options.role}")
+    users = file.change_now(add)
+    return _said(f"{name}: added as {options.role}", users)
 
 
 def _list(_options: argparse.Namespace, file: KeptFile[ConsoleUser]) -> int:
-    for user in file.read().values():
+    users = file.read()
+    for user in users.values():
         print(f"{user.name} {user.role}")
+    if not users:
+        print(f"{file.path} has no users", file=sys.stderr)
     return _OK
 
 
@@ -114,8 +118,7 @@ def _remove(options: argparse.Namespace, file: KeptFile[ConsoleUser]) -> int:
     def remove(users: dict[str, ConsoleUser]) -> None:
         del users[_found(users, options.name).name]
 
-    file.change_now(remove)
-    return _said(f"{options.name}: removed")
+    return _said(f"{options.name}: removed", file.change_now(remove))
 
 
 def _password(options: argparse.Namespace, file: KeptFile[ConsoleUser]) -> int:
@@ -133,8 +136,7 @@ def _role(options: argparse.Namespace, file: KeptFile[ConsoleUser]) -> int:
     def put(users: dict[str, ConsoleUser]) -> None:
         users[options.name] = _found(users, options.name)._replace(role=options.role)
 
-    file.change_now(put)
-    return _said(f"{options.name}: {options.role}")
+    return _said(f"{options.name}: {options.role}", file.change_now(put))
 
 
 def _found(users: dict[str, ConsoleUser], name: str) -> ConsoleUser:
@@ -156,6 +158,9 @@ def _hashed(options: argparse.Namespace) -> str:
         raise ConfigError(str(error)) from None
 
 
-def _said(text: str) -> int:
+def _said(text: str, users: Mapping[str, ConsoleUser] = MappingProxyType({})) -> int:
+    """Print what was done, and whether none of the users may make others."""
     print(text, file=sys.stderr)
+    if users and all(user.role != "administrator" for user in users.values()):
+        print("no user is administrator: see `iotmq console user role`", file=sys.stderr)
     return _OK

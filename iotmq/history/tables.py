@@ -19,9 +19,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import numpy as np
-
 from iotmq import limits
+from iotmq.history.block_sums import BlockSums, row_of
 from iotmq.history.questions import (
     COLUMNS,
     OTHERS,
@@ -42,6 +41,7 @@ from iotmq.history.statistics_file import (
     Counts,
     Rows,
     StatisticsFile,
+    add_to,
     first_time,
     read_file,
 )
@@ -126,8 +126,10 @@ class StatisticsTables:
     # Writing
 
     def _rows(self, table: Table, time_ms: int, growth: Mapping[str, Sequence[int]]) -> Rows:
-        found = {_shortened(name): np.array(counts, dtype=np.uint64) for name, counts in growth.items()}
-        return _as_rows(table, time_ms, _largest(found, self._names_max))
+        found: dict[str, Counts] = {}
+        for name, counts in growth.items():
+            add_to(found, _shortened(name), tuple(counts))
+        return Rows(table, time_ms, _largest(found, self._names_max))
 
     def _roll(self, minute_ms: int) -> None:
         """Write the hour and the day of the last minute when a minute is not of them."""
@@ -142,7 +144,7 @@ class StatisticsTables:
         rows = []
         for table in TABLES:
             parts = list(self._parts(step, table, time_ms))
-            rows.append(_as_rows(table, time_ms, _largest(_sums(parts, table), self._names_max)))
+            rows.append(Rows(table, time_ms, _largest(_sums(parts, table), self._names_max)))
         self._file(step, time_ms).append(rows, is_synced=True)
 
     def _file(self, step: Step, time_ms: int) -> StatisticsFile:
@@ -263,42 +265,33 @@ def _shortened(name: str) -> str:
 def _largest(counts: Mapping[str, Counts], names_max: int) -> dict[str, Counts]:
     """Return the names with most, and all further ones together, last."""
     named = [name for name in counts if name != OTHERS]
-    named.sort(key=lambda name: (-int(counts[name][0]), name))
+    named.sort(key=lambda name: (-counts[name][0], name))
     found = {name: counts[name] for name in named[:names_max]}
-    left = [counts[name] for name in (*named[names_max:], *((OTHERS,) if OTHERS in counts else ()))]
-    if left:
-        found[OTHERS] = np.sum(left, axis=0, dtype=np.uint64)
+    for name in (*named[names_max:], *((OTHERS,) if OTHERS in counts else ())):
+        add_to(found, OTHERS, counts[name])
     return found
 
 
 def _listed(counts: Mapping[str, Counts], table: Table) -> list[NameSums]:
     return [
-        NameSums(name=name, counts=dict(zip(COLUMNS[table], row.tolist(), strict=True)))
+        NameSums(name=name, counts=dict(zip(COLUMNS[table], row, strict=True)))
         for name, row in counts.items()
     ]
 
 
-def _as_rows(table: Table, time_ms: int, counts: Mapping[str, Counts]) -> Rows:
-    columns = len(COLUMNS[table])
-    values = np.array(list(counts.values()), dtype=np.uint64).reshape(-1, columns)
-    return Rows(table, time_ms, list(counts), values)
-
-
 def _sums(placed: Iterable[_Placed], table: Table) -> dict[str, Counts]:
     """Return what the blocks have of each name together."""
-    by_content: dict[int, tuple[Content, Counts]] = {}
+    by_content: dict[int, tuple[Content, BlockSums]] = {}
     for each in placed:
-        names = each.content.names[table]
         key = id(each.content)
         if key not in by_content:
-            by_content[key] = each.content, np.zeros((len(names), len(COLUMNS[table])), dtype=np.uint64)
-        # No name is in a block twice.
-        by_content[key][1][each.block.ids] += each.block.counts
+            sums = BlockSums(len(each.content.names[table]), len(COLUMNS[table]))
+            by_content[key] = each.content, sums
+        by_content[key][1].add(each.block.ids, each.block.counts)
     found: dict[str, Counts] = {}
-    for content, totals in by_content.values():
-        for number in np.flatnonzero(totals.any(axis=1)).tolist():
-            name = content.names[table][number]
-            found[name] = found[name] + totals[number] if name in found else totals[number]
+    for content, sums in by_content.values():
+        for number, counts in sums.rows():
+            add_to(found, content.names[table][number], counts)
     return found
 
 
@@ -309,12 +302,14 @@ def _by_step(
     columns = COLUMNS[question.table]
     step_ms = STEPS_MS[question.step]
     wanted = list(dict.fromkeys(question.names))
-    values = np.zeros((len(wanted), count, len(columns)), dtype=np.uint64)
-    is_known = np.zeros(count, dtype=bool)
+    nothing = (0,) * len(columns)
+    known_places: set[int] = set()
+    # Of each name, by place.
+    values: list[dict[int, Counts]] = [{} for _ in wanted]
     numbers: dict[int, dict[int, int]] = {}
     for each in placed:
         place = (each.time_ms - first_ms) // step_ms
-        is_known[place] = True
+        known_places.add(place)
         known = numbers.get(id(each.content))
         if known is None:
             names = each.content.names[question.table]
@@ -322,21 +317,19 @@ def _by_step(
                 number: wanted.index(name) for number, name in enumerate(names) if name in wanted
             }
         for number, index in known.items():
-            row = np.flatnonzero(each.block.ids == number)
-            if len(row):
-                values[index, place] += each.block.counts[row[0]]
+            row = row_of(each.block.ids, number)
+            if row >= 0:
+                add_to(values[index], place, each.block.row(row))
     return [
         NameValues(
             name=name,
             counts={
                 column: [
-                    value if is_there else None
-                    for value, is_there in zip(
-                        values[index, :, number].tolist(), is_known.tolist(), strict=True
-                    )
+                    counts.get(place, nothing)[number] if place in known_places else None
+                    for place in range(count)
                 ]
                 for number, column in enumerate(columns)
             },
         )
-        for index, name in enumerate(wanted)
+        for name, counts in zip(wanted, values, strict=True)
     ]

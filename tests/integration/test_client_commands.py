@@ -88,7 +88,7 @@ async def test_clients_are_listed_shown_and_disconnected(
     with pytest.raises(ClientError, match="3 clients fit, more than --limit 2"):
         await run.text("kick", "--id", "*", "--limit", "2")
     assert (await run.json("kick", "--id", "*", "--dry-run"))["matched"] == 3
-    assert await run.text("kick", "a") == "1 clients are disconnected: a\n"
+    assert await run.text("kick", "a", "gone") == "disconnected: 1 (a); not connected: gone\n"
     await soon(lambda: not devices[0].is_connected, "it is disconnected")
     assert (await run.json("kick", "--id", "*"))["kicked"] == 2
     await soon(lambda: not any(device.is_connected for device in devices), "they are disconnected")

@@ -12,7 +12,7 @@ from fake_gateway import RawClient, connect_packet
 from mqtt_site import MqttSite, SessionDevice, open_site
 
 from iotmq import limits
-from iotmq.client.admin.clients import ClientAdmin, SubscriptionsPage
+from iotmq.client.admin.devices.clients import ClientAdmin, SubscriptionsPage
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.settings import ClientSettings
 from iotmq.errors import BrokerError, ClientError

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from iotmq import event_loop
-from iotmq.event_loop import SLICE_S, LoopSlice, NextTurn, SomePerTurn, happens_within
+from iotmq.event_loop import SLICE_S, LoopSlice, NextTurn, SomePerTurn, happens_within, some_at_once
 from tests.oracles.session_bench import turns
 
 
@@ -164,3 +164,20 @@ async def test_who_waits_for_an_event_can_be_cancelled_when_it_happens() -> None
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
+
+
+async def test_some_are_at_work_at_once_and_the_results_are_in_the_order_of_the_items() -> None:
+    at_work: list[int] = []
+    seen: list[int] = []
+
+    async def work(number: int) -> str:
+        at_work.append(number)
+        seen.append(len(at_work))
+        # The first ones take longest.
+        await turns(7 - number)
+        at_work.remove(number)
+        return str(number)
+
+    assert await some_at_once(work, range(6), count=3) == [str(number) for number in range(6)]
+    assert max(seen) == 3
+    assert await some_at_once(work, [], count=3) == []

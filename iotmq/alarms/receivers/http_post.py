@@ -51,6 +51,9 @@ class HttpPost:
                 if not 200 <= answer.status < 300:
                     text = said[:_SHOWN_CHARACTERS].decode(errors="replace")
                     raise DeliveryError(f"it answers with status {answer.status}: {text!r}")
+        except aiohttp.ClientConnectorError as error:
+            # The text of its own says "ssl:default" of addresses without TLS, too.
+            raise DeliveryError(f"cannot connect to {error.host}:{error.port}: {error.os_error}") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             if isinstance(error, TimeoutError):
                 raise

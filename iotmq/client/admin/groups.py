@@ -5,6 +5,7 @@ A group is spread over all brokers, so most questions go to every master and the
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Collection, Iterable
 from typing import Final
 
@@ -21,6 +22,14 @@ from iotmq.remoting.codes import RequestCode, ResponseCode
 # Longer than brokers wait for clients.
 _RELAY_TIMEOUT_S: Final = 15.0
 _CLIENTS_PER_REQUEST: Final = 512
+_OWN_GROUPS: Final = re.compile(
+    r"(RESEND_|CID_ONSAPI|CID_RMQ_SYS|CID_ONS-HTTP|CID_SYS|TOOLS_CONSUMER|FILTERSRV_|SELF_TEST|iotmq_|__)"
+)
+
+
+def is_own_group(name: str) -> bool:
+    """Return whether a group is one of brokers, of tools of RocketMQ or of iotmq itself."""
+    return _OWN_GROUPS.match(name) is not None
 
 
 class Connection(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

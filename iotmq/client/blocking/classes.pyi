@@ -890,9 +890,12 @@ class SyncDeadLetters(Blocking):
         *,
         begin_ms: int = 0,
         end_ms: int | None = None,
+        original_topic: str = "",
+        key: str = "",
         positions: Mapping[MessageQueue, int] | None = None,
     ) -> Iterator[DeadLetter]:
-        """Yield the dead letters of a group that were given up in [begin_ms, end_ms], queue by queue.
+        """Yield the dead letters of a group that were given up in [begin_ms, end_ms], queue by queue; only
+        those of a topic, or with a key, where one is given.
 
         `positions` are offsets to begin at, where a queue has one. RouteNotFoundError when the group has no
         dead letter topic: nothing was ever given up.
@@ -910,11 +913,15 @@ class SyncDeadLetters(Blocking):
         *,
         begin_ms: int = 0,
         end_ms: int | None = None,
+        original_topic: str = "",
+        key: str = "",
+        per_second: float = 0.0,
         is_again: bool = False,
     ) -> Iterator[Resent]:
         """Send all dead letters of a time to their original topics; yields the progress after each batch.
+        Only those of a topic, or with a key, where one is given; at most `per_second` of them, where it is.
 
-        Goes on behind what an earlier call sent, unless `is_again`. Letters from before `begin_ms` that were
+        Goes on behind what an earlier call sent, unless `is_again`. Letters that are passed over and were
         never sent stay for a later call, which then sends those behind them once more. So may a crash.
         """
     asynchronous: DeadLetters

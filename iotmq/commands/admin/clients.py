@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from iotmq.client.admin.clients import SLOW_BY, ClientAdmin
+from iotmq.client.admin.devices.clients import SLOW_BY, ClientAdmin
 from iotmq.commands.admin.output import Done, Fields, Result, Row, Table, printable
 from iotmq.commands.admin.session import Session
 from iotmq.errors import ClientError
@@ -80,12 +80,15 @@ async def kick(session: Session, options: argparse.Namespace) -> Result:
             )
     _tell(session, kicked.problems)
     if options.is_dry_run:
-        sentence = f"{kicked.matched} clients would be disconnected"
+        sentence = f"would be disconnected: {kicked.matched}"
     else:
-        sentence = f"{kicked.kicked} clients are disconnected"
-    names = ", ".join(kicked.client_ids)
+        sentence = f"disconnected: {kicked.kicked}"
+    if kicked.client_ids:
+        sentence += f" ({', '.join(kicked.client_ids)})"
+    if missed := sorted(set(options.client_ids).difference(kicked.client_ids)):
+        sentence += f"; not connected: {', '.join(missed)}"
     return Done(
-        f"{sentence}: {names}" if names else sentence,
+        sentence,
         {"matched": kicked.matched, "kicked": kicked.kicked, "client_ids": kicked.client_ids},
     )
 

@@ -1,4 +1,5 @@
-"""Streams end when who reads them may not any more: signed out, without the role, with a key that is gone."""
+"""Streams end when who reads them may not any more: signed out, without the role, with a key that is gone.
+They are cut short when brokers fail: who reads them sees that they have no end."""
 
 from __future__ import annotations
 
@@ -23,8 +24,7 @@ def while_allowed(
         try:
             await stream(_AllowedSink(sink, check))
         except IotmqError as error:
-            # Its status has been sent already.
-            raise ConnectionAbortedError(f"what was left cannot be read: {error}") from error
+            raise ConnectionAbortedError(f"the stream is cut short: {error}") from error
 
     return write
 

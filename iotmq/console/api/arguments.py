@@ -61,7 +61,7 @@ def decode_arguments(
         # Texts are numbers and truth values where the field is one.
         return msgspec.convert(fields, form, strict=False)
     except msgspec.ValidationError as error:
-        raise invalid_arguments(error) from None
+        raise invalid_arguments(error, _choices(form)) from None
 
 
 @cache
@@ -71,6 +71,20 @@ def _lists(form: type[msgspec.Struct]) -> frozenset[str]:
     info = msgspec.inspect.type_info(form)
     assert isinstance(info, msgspec.inspect.StructType)
     return frozenset(field.encode_name for field in info.fields if isinstance(field.type, kinds))
+
+
+@cache
+def _choices(form: type[msgspec.Struct]) -> dict[str, list[str]]:
+    """Return the values of the fields that are one of a few words."""
+    info = msgspec.inspect.type_info(form)
+    assert isinstance(info, msgspec.inspect.StructType)
+    found: dict[str, list[str]] = {}
+    for field in info.fields:
+        kinds = field.type.types if isinstance(field.type, msgspec.inspect.UnionType) else (field.type,)
+        for kind in kinds:
+            if isinstance(kind, msgspec.inspect.LiteralType):
+                found[field.encode_name] = [str(value) for value in kind.values]
+    return found
 
 
 @cache

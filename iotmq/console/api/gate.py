@@ -55,7 +55,7 @@ class Gate:
         token = self._access.tokens.find(request)
         if token is None:
             raise ProblemError(
-                UNAUTHENTICATED, "the header Authorization has no token that counts: Bearer TOKEN"
+                UNAUTHENTICATED, "the header Authorization has neither a token of http.tokens nor a key"
             )
         if token.role == "metrics":
             raise ProblemError(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
+from iotmq.client.admin.cursors import CursorError
+from iotmq.client.admin.devices.traces import NoSuchTraceError
 from iotmq.console.server.messages import Answer
 from iotmq.errors import (
     BrokerError,
@@ -131,8 +134,8 @@ def invalid_body(error: msgspec.ValidationError) -> ProblemError:
     return ProblemError(INVALID, f"{pointer or 'the body'}: {detail}", errors=errors)
 
 
-def invalid_arguments(error: msgspec.ValidationError) -> ProblemError:
-    """Return the problem of parameters that do not fit."""
+def invalid_arguments(error: msgspec.ValidationError, choices: Mapping[str, Sequence[str]]) -> ProblemError:
+    """Return the problem of parameters that do not fit; `choices` are the words that some may be."""
     detail, pointer = _place(str(error))
     name = pointer.split("/")[1] if pointer else ""
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", detail)
@@ -141,13 +144,16 @@ def invalid_arguments(error: msgspec.ValidationError) -> ProblemError:
         name, detail = unknown[1], "there is no such parameter"
     elif missing:
         name, detail = missing[1], "the parameter is missing"
+    elif detail.startswith("Invalid enum value") and name in choices:
+        detail += f": one of {', '.join(choices[name])}"
     return ProblemError(INVALID, f"{name}: {detail}", errors=(FieldProblem(detail, parameter=name),))
 
 
 def from_error(error: IotmqError | ConnectionError) -> ProblemError:
     """Return the problem that an error of the native client is to who asks."""
     code = error.code if isinstance(error, BrokerError) else None
-    return ProblemError(_kind(error), str(error), code=code)
+    errors = (FieldProblem(str(error), parameter="cursor"),) if isinstance(error, CursorError) else ()
+    return ProblemError(_kind(error), str(error), errors=errors, code=code)
 
 
 def _kind(error: IotmqError | ConnectionError) -> Kind:
@@ -162,10 +168,10 @@ def _kind(error: IotmqError | ConnectionError) -> Kind:
             return TIMEOUT
         case ProducerBusyError():
             return TOO_MANY
+        case RouteNotFoundError() | NoSuchTraceError():
+            return NOT_FOUND
         case MessageRefusedError() | OffsetMovedError() | ClientError():
             return INVALID
-        case RouteNotFoundError():
-            return NOT_FOUND
     return UNAVAILABLE
 
 

@@ -14,6 +14,7 @@ from iotmq.client.transport.settings import ProducerSettings
 from iotmq.clock import Clock
 from iotmq.console.access.access import Access
 from iotmq.console.api.publishing import Publisher
+from iotmq.console.api.replays import Replays
 from iotmq.console.api.streams.streams import Streams
 from iotmq.history.sampler import MetricHistory
 from iotmq.message.message_ids import UniqueKeys
@@ -76,6 +77,7 @@ class Services:
         self.clock = clock
         self.own = own
         self.streams = Streams(self.client)
+        self.replays = Replays(clock)
         self.unique_keys = UniqueKeys(clock=clock)
         self._starting: asyncio.Task[_Started] | None = None
 
@@ -92,7 +94,8 @@ class Services:
         return (await self._started()).publisher
 
     async def stop(self) -> None:
-        """End the client, if there is one."""
+        """End what goes on, and the client, if there is one."""
+        await self.replays.stop()
         starting, self._starting = self._starting, None
         if starting is None:
             return

@@ -340,7 +340,7 @@ class HttpConnection(asyncio.Protocol):
             logger.debug("connection lost: %s", error)
             self._transport.abort()
         except Exception:
-            # A stream that is not whole: nothing can follow it.
+            # Without its last chunk nobody takes what was written for a whole answer.
             FAILURES.note("http")
             self._transport.abort()
         finally:

@@ -51,7 +51,7 @@ from iotmq.mqtt.reason_codes import (
 )
 from iotmq.mqtt.topics.reply import REPLY_PREFIX, read_reply_topic
 from iotmq.mqtt.topics.topics import BRIDGE_PREFIX, decode_topic_name
-from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
+from iotmq.mqtt_front.routing.topic_rewrite import TopicRewrites
 from iotmq.ports.sessions import Will as KeptWill
 from iotmq.remoting.codes import ResponseCode
 from iotmq.supervised import FAILURES, surviving

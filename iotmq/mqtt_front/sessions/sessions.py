@@ -17,8 +17,8 @@ from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt_front.audit import facts_of
 from iotmq.mqtt_front.connection.deadlines import Deadlines
 from iotmq.mqtt_front.connection.device import Device
-from iotmq.mqtt_front.publish.device_names import DeviceNames, names_of
 from iotmq.mqtt_front.publish.ingress import Ingress
+from iotmq.mqtt_front.routing.device_names import DeviceNames, names_of
 from iotmq.mqtt_front.sessions.auto_subscriptions import AutoSubscriptions
 from iotmq.mqtt_front.sessions.client_prefixes import ClientPrefixes
 from iotmq.mqtt_front.sessions.durable import DurableSession, open_session

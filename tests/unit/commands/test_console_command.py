@@ -57,6 +57,21 @@ def test_a_user_is_added_changed_and_removed(shell: Shell, capsys: pytest.Captur
     assert list(users_file(path).read()) == ["ada"]
 
 
+def test_users_of_whom_none_may_make_others_are_spoken_of(
+    shell: Shell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hint = "no user is administrator: see `iotmq console user role`\n"
+    assert shell.run("list") == 0
+    assert capsys.readouterr().err == f"{shell.data / 'console' / 'users'} has no users\n"
+    assert shell.run("add", "ada", "--password-file", "-", stdin=PASSWORD) == 0
+    assert capsys.readouterr().err == f"ada: added as viewer\n{hint}"
+    assert shell.run("role", "ada", "administrator") == 0
+    assert shell.run("role", "ada", "operator") == 0
+    assert capsys.readouterr().err == f"ada: administrator\nada: operator\n{hint}"
+    assert shell.run("remove", "ada") == 0
+    assert capsys.readouterr().err == "ada: removed\n"
+
+
 @pytest.mark.parametrize(
     ("words", "stdin", "problem"),
     [

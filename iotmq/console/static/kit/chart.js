@@ -8,6 +8,8 @@ import { coloursCount } from "./theme.js";
 
 const HEIGHT_PX = 168;
 const TABLE_ROWS = 60;
+/** Steps between the lines of a chart: numbers that `short` writes without rounding them. */
+const STEPS = [0.1, 0.2, 0.5].concat(...Array.from({ length: 15 }, (_, power) => [1, 2, 5].map((each) => each * 10 ** power)));
 
 /**
  * @typedef {{label: string, values: (number | null)[]}} Series
@@ -153,7 +155,7 @@ function options(element, series, format) {
     scales: { y: { range: (/** @type {any} */ _, /** @type {number} */ low, /** @type {number} */ high) => [Math.min(0, low), high > 0 ? high * 1.15 : 1] } },
     axes: [
       { ...axis, space: 70, size: 26, gap: 5, values: (/** @type {any} */ _, /** @type {number[]} */ at) => at.map((each) => clock(each)) },
-      { ...axis, space: 32, size: axisWidth, gap: 4, values: (/** @type {any} */ _, /** @type {number[]} */ at) => at.map((each) => format(each)) },
+      { ...axis, space: 32, incrs: STEPS, size: axisWidth, gap: 4, values: (/** @type {any} */ _, /** @type {number[]} */ at) => at.map((each) => format(each)) },
     ],
     series: [
       {},

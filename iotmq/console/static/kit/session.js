@@ -50,7 +50,8 @@ export async function useToken(text) {
 
 async function welcome() {
   me.value = await api.get("/me");
-  location.hash = back || link("overview");
+  // The link of the log is for once: without a user nobody comes back.
+  location.hash = me.value?.way === "link" ? link("access", { view: "users" }) : back || link("overview");
   back = "";
 }
 

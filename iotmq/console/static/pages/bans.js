@@ -6,23 +6,21 @@ import {
   Button,
   Choice,
   confirm,
-  Dialog,
   Filters,
   For,
-  Form,
+  FormDialog,
   html,
   may,
   Name,
   Page,
-  Problem,
-  problemText,
   Search,
   Table,
-  TextField,
   tell,
+  TextField,
   texts,
   Time,
   useAnswer,
+  useForm,
   useMemo,
   useState,
 } from "../kit.js";
@@ -94,47 +92,29 @@ function NewBan({ onClose, onDone, ...given }) {
   const [value, setValue] = useState(given.value);
   const [reason, setReason] = useState("");
   const [lasts, setLasts] = useState("3600");
-  const [problem, setProblem] = useState(/** @type {Problem | null} */ (null));
-
-  async function put() {
-    setProblem(null);
-    const until_ms = lasts === "0" ? 0 : Date.now() + Number(lasts) * 1000;
-    try {
-      await api.put(pathOf(kind, value), { reason, until_ms });
-    } catch (error) {
-      if (!(error instanceof Problem)) throw error;
-      setProblem(error);
-      return;
-    }
-    tell(words.isPut);
-    onDone();
-    onClose();
-  }
+  const form = useForm(
+    () => api.put(pathOf(kind, value), { reason, until_ms: lasts === "0" ? 0 : Date.now() + Number(lasts) * 1000 }),
+    () => {
+      tell(words.isPut);
+      onDone();
+      onClose();
+    },
+  );
 
   return html`
-    <${Dialog}
-      title=${words.add}
-      onClose=${onClose}
-      buttons=${html`
-        <${Button} onClick=${onClose}>${texts.actions.cancel}<//>
-        <button type="submit" form="ban" class="button is-danger">${words.put}</button>
-      `}
-    >
-      <${Form} id="ban" class="stack" onSubmit=${put}>
-        ${problem && !problem.of("/value") && html`<p class="trouble" role="alert">${problemText(problem)}</p>`}
-        <${Choice} label=${words.kind} value=${kind} options=${Object.entries(words.kinds)} onChange=${setKind} />
-        <${TextField}
-          label=${words.value}
-          required
-          value=${value}
-          onChange=${setValue}
-          hint=${words.valueHint[/** @type {"client"} */ (kind)]}
-          wrong=${problem?.of("/value")}
-        />
-        <${Choice} label=${words.lasts} value=${lasts} options=${Object.entries(words.durations)} onChange=${setLasts} />
-        <${TextField} label=${words.reason} maxlength="256" value=${reason} onChange=${setReason} hint=${words.reasonHint} wrong=${problem?.of("/reason")} />
-        ${value && html`<p>${words.willPut(words.what(kindText(kind), value))}</p>`}
-      <//>
+    <${FormDialog} form=${form} title=${words.add} action=${words.put} isDangerous onClose=${onClose}>
+      <${Choice} label=${words.kind} value=${kind} options=${Object.entries(words.kinds)} onChange=${setKind} />
+      <${TextField}
+        label=${words.value}
+        required
+        value=${value}
+        onChange=${setValue}
+        hint=${words.valueHint[/** @type {"client"} */ (kind)]}
+        wrong=${form.of("/value")}
+      />
+      <${Choice} label=${words.lasts} value=${lasts} options=${Object.entries(words.durations)} onChange=${setLasts} />
+      <${TextField} label=${words.reason} maxlength="256" value=${reason} onChange=${setReason} hint=${words.reasonHint} wrong=${form.of("/reason")} />
+      ${value && html`<p>${words.willPut(words.what(kindText(kind), value))}</p>`}
     <//>
   `;
 }

@@ -41,6 +41,7 @@ const SHOWN_NAMES = 8;
 
 const COLUMNS = [
   { key: "client_id", title: words.client, width: "wide", show: named },
+  { key: "user", title: words.user, hidden: "medium", show: (/** @type {any} */ row) => row.user && html`<${Name} name=${row.user} />` },
   { key: "address", title: words.address, hidden: "narrow", show: (/** @type {any} */ row) => html`<${Name} name=${row.address} />` },
   { key: "front_end", title: words.frontEnd, hidden: "medium", isSorted: false, show: (/** @type {any} */ row) => html`<${Name} name=${row.front_end} />` },
   { key: "connected_ms", title: words.since, hidden: "narrow", show: (/** @type {any} */ row) => html`<${Ago} ms=${row.connected_ms} />` },
@@ -51,7 +52,6 @@ const COLUMNS = [
   { key: "dropped", title: words.dropped, isNumber: true, show: missed },
   { key: "subscriptions", title: words.subscriptions, isNumber: true, hidden: "medium", show: count("subscriptions") },
   { key: "version", title: words.version, hidden: "medium" },
-  { key: "user", title: words.user, hidden: "medium", show: (/** @type {any} */ row) => row.user && html`<${Name} name=${row.user} />` },
 ];
 
 const AWAY_COLUMNS = [

@@ -3,13 +3,13 @@
 import {
   api,
   at,
-  attempt,
   Button,
-  Dialog,
+  Check,
   Filters,
   For,
-  Form,
+  FormDialog,
   html,
+  keep,
   link,
   Name,
   number,
@@ -19,11 +19,13 @@ import {
   Search,
   State,
   Table,
+  tell,
   TextField,
   texts,
+  useForm,
+  useKept,
   useList,
   useRested,
-  useKept,
   useState,
 } from "../kit.js";
 
@@ -51,13 +53,14 @@ const COLUMNS = [
   { key: "model", title: words.model, hidden: "medium", show: (/** @type {any} */ row) => row.model ?? "–" },
 ];
 
-/** @param {{match?: string}} props */
-export default function Groups({ match = "" }) {
+/** @param {{match?: string, system?: string}} props */
+export default function Groups({ match = "", system = "" }) {
   const [typed, setTyped] = useKept("match", match);
   const [rows_max, setRowsMax] = useState(PAGE_ROWS);
   const [isMaking, setMaking] = useState(false);
   const every_s = rows_max > PAGE_ROWS ? 0 : 15;
-  const list = useList("/groups", { query: { match: useRested(typed) }, every_s, page_rows: PAGE_ROWS, rows_max });
+  const hasSystem = system === "yes";
+  const list = useList("/groups", { query: { match: useRested(typed), has_system: hasSystem }, every_s, page_rows: PAGE_ROWS, rows_max });
   return html`
     <${Page}
       title=${words.title}
@@ -70,6 +73,11 @@ export default function Groups({ match = "" }) {
           label=${words.search}
           value=${typed}
           onChange=${setTyped}
+        />
+        <${Check}
+          label=${texts.topics.system}
+          value=${hasSystem}
+          onChange=${(/** @type {boolean} */ yes) => keep({ system: yes ? "yes" : "" })}
         />
       <//>
       <${Table}
@@ -97,23 +105,18 @@ function stateOf(row) {
 /** @param {{onClose: () => void, onDone: () => void}} props */
 function Make({ onClose, onDone }) {
   const [name, setName] = useState("");
-  async function make() {
-    if (!(await attempt(() => api.patch(at`/groups/${name}`, {}), words.made(name)))) return;
-    onDone();
-    onClose();
-  }
+  const form = useForm(
+    () => api.patch(at`/groups/${name}`, {}),
+    () => {
+      tell(words.made(name));
+      onDone();
+      onClose();
+    },
+  );
+
   return html`
-    <${Dialog}
-      title=${words.make}
-      onClose=${onClose}
-      buttons=${html`
-        <${Button} onClick=${onClose}>${texts.actions.cancel}<//>
-        <button type="submit" form="make" class="button is-primary">${words.make}</button>
-      `}
-    >
-      <${Form} id="make" onSubmit=${make}>
-        <${TextField} label=${words.name} value=${name} onChange=${setName} required maxlength="255" hint=${words.nameHint} />
-      <//>
+    <${FormDialog} form=${form} title=${words.make} onClose=${onClose}>
+      <${TextField} label=${words.name} value=${name} onChange=${setName} required maxlength="255" hint=${words.nameHint} />
     <//>
   `;
 }

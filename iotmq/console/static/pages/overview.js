@@ -75,6 +75,7 @@ export default function Overview({ span = "hour" }) {
   const topics = useList("/topics", { every_s: 60 });
   const groups = useList("/groups", { every_s: 15, page_rows: 100, rows_max: 100 });
   const alarms = useList("/alarms", { every_s: 15, page_rows: 100, rows_max: 100 });
+  const firing = alarms.rows?.filter((each) => each.state === "firing");
   const masters = (brokers.answer?.items ?? []).filter((/** @type {any} */ each) => each.broker_id === 0);
   const history = useHistory(
     span,
@@ -127,7 +128,7 @@ export default function Overview({ span = "hour" }) {
           { label: words.connected, value: short(now("iotmq_mqtt_connections")) },
           { label: words.published, value: rate(now("iotmq_mqtt_published_total")) },
           { label: words.delivered, value: rate(now(...DELIVERED)) },
-          alarms.rows && { label: texts.alarms.title, value: number(alarms.rows.length), href: link("alarms"), state: alarmState(alarms.rows) },
+          firing && { label: texts.alarms.title, value: number(firing.length), href: link("alarms"), state: alarmState(firing) },
           { label: texts.topics.title, value: number(topics.rows?.length), href: link("topics") },
           { label: words.behind, value: short(behind), note: groups.isComplete ? "" : words.firstGroups, state: late.some((each) => !each.members) ? "warn" : "", href: link("groups") },
         ].filter(Boolean)}

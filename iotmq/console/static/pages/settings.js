@@ -3,26 +3,23 @@
 import {
   api,
   at,
-  Button,
   Choice,
-  Dialog,
   Filters,
-  Form,
+  FormDialog,
   html,
   keep,
   may,
   Name,
   Page,
-  Problem,
-  problemText,
   Search,
   Table,
   tell,
   TextField,
   texts,
   useAnswer,
-  useMemo,
+  useForm,
   useKept,
+  useMemo,
   useState,
 } from "../kit.js";
 
@@ -85,36 +82,19 @@ function changeColumn(open) {
 /** @param {{row: any, onClose: () => void, onDone: () => void}} props */
 function Change({ row, onClose, onDone }) {
   const [value, setValue] = useState(row.value);
-  const [problem, setProblem] = useState(/** @type {Problem | null} */ (null));
-
-  async function change() {
-    setProblem(null);
-    try {
-      await api.patch(at`/brokers/${row.broker}/settings`, { settings: { [row.name]: value } });
-    } catch (error) {
-      if (!(error instanceof Problem)) throw error;
-      setProblem(error);
-      return;
-    }
-    tell(words.changedNow);
-    onDone();
-    onClose();
-  }
+  const form = useForm(
+    () => api.patch(at`/brokers/${row.broker}/settings`, { settings: { [row.name]: value } }),
+    () => {
+      tell(words.changedNow);
+      onDone();
+      onClose();
+    },
+  );
 
   return html`
-    <${Dialog}
-      title=${words.changeTitle}
-      onClose=${onClose}
-      buttons=${html`
-        <${Button} onClick=${onClose}>${texts.actions.cancel}<//>
-        <button type="submit" form="setting" class="button is-primary" disabled=${value === row.value}>${texts.actions.save}</button>
-      `}
-    >
-      <${Form} id="setting" class="stack" onSubmit=${change}>
-        ${problem && html`<p class="trouble" role="alert">${problemText(problem)}</p>`}
-        <p>${words.willChange(row.name, row.broker)}</p>
-        <${TextField} label=${row.name} value=${value} onChange=${setValue} hint=${words.was(row.value)} />
-      <//>
+    <${FormDialog} form=${form} title=${words.changeTitle} action=${texts.actions.save} isUnchanged=${value === row.value} onClose=${onClose}>
+      <p>${words.willChange(row.name, row.broker)}</p>
+      <${TextField} label=${row.name} value=${value} onChange=${setValue} hint=${words.was(row.value)} />
     <//>
   `;
 }

@@ -49,6 +49,7 @@ export default function SignIn({ link = "", problem = "" }) {
         <p class="lead">${words.lead}</p>
       </header>
       ${link && isBusy && html`<p role="status">${words.usingLink}</p>`}
+      ${ways && !ways.password && html`<p class="note">${ways.link ? words.firstLink : words.noUsers}</p>`}
       ${wrong && html`<p class="trouble" role="alert">${wrong}</p>`}
       ${!isKnown
         ? html`<p role="status">${texts.navigation.loading}</p>`
@@ -88,7 +89,6 @@ export default function SignIn({ link = "", problem = "" }) {
         <a class="button is-wide" href=${address("/sign-in/oidc", { return_to: placeToComeBack() })}>${visible(ways.oidc || words.provider)}</a>
       `}
       ${ways && !ways.is_safe && html`<p class="note">${words.notSafe}</p>`}
-      ${ways && !ways.password && html`<p class="hint">${ways.link ? words.firstLink : words.noUsers}</p>`}
       ${hasUsers &&
       html`
         <${Button} kind="quiet" onClick=${() => setWished(way === "password" ? "token" : "password")}>

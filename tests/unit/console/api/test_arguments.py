@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import pytest
@@ -18,6 +18,7 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     is_system: bool = False
     ids: tuple[int, ...] = ()
     until_ms: int | None = None
+    step: Literal["hour", "day"] | None = None
 
 
 class WithHead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,6 +53,12 @@ def test_a_wrong_parameter_is_named(path: dict[str, str], query: str, kind: obje
         decode_arguments(Arguments, path, query)
     assert raised.value.kind is kind
     assert [each.parameter for each in raised.value.errors] == ([parameter] if parameter else [])
+
+
+def test_a_wrong_word_is_answered_with_those_there_are() -> None:
+    with pytest.raises(ProblemError, match="step: Invalid enum value 'year'") as raised:
+        decode_arguments(Arguments, PATH, "step=year")
+    assert raised.value.errors[0].detail.endswith("one of day, hour")
 
 
 def test_so_many_parameters_are_read() -> None:

@@ -15,7 +15,7 @@ from iotmq.client.transport.routes import MessageQueue, queue_of_key
 from iotmq.console.api.batch_publishing import BatchPublisher
 from iotmq.console.api.problems import NOT_FOUND, ProblemError
 from iotmq.console.api.publishing import KNOWN_TOPICS_MAX, Publisher
-from iotmq.console.api.routes.messages import Outcomes
+from iotmq.console.api.routes.messaging.messages import Outcomes
 from iotmq.errors import BrokerError, IotmqError, MessageRefusedError, ProducerBusyError
 from iotmq.message.message_ids import UniqueKeys
 from iotmq.message.properties import decode_properties
