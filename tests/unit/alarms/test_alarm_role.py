@@ -252,3 +252,17 @@ async def test_a_file_that_cannot_be_written_is_tried_again(
     await bench.role.stop()
     assert "alarms are not kept: no room" in caplog.text
     assert [alarm.name for alarm in read_state(file).firing] == ["crowded"]
+
+
+async def test_an_end_goes_on_where_the_disk_is_full(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(path: Path, state: BookState) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(role_module, "write_state", write)
+    bench = Bench(file=tmp_path / "serve.json")
+    bench.part.devices = {"tcp": 2}
+    await bench.role.look()
+    await bench.role.stop()
+    assert "alarms are not kept: no room" in caplog.text
