@@ -242,6 +242,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "blocking",
     ),
     "mqtt": (
+        "operator_state",
         "bans",
         "reason_codes",
         "errors",
@@ -391,6 +392,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "feed",
         "delivery",
         "lease",
+        "shared",
         "watch",
         "role",
     ),
