@@ -12,9 +12,11 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from iotmq.metrics import Metric, samples_by
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +83,18 @@ async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
     for task in ending:
         task.cancel()
     await asyncio.gather(*ending, return_exceptions=True)
+
+
+async def to_its_end(work: asyncio.Future[T]) -> T:
+    """Wait for what a thread does; a cancellation takes effect when it is done.
+
+    The thread goes on in any case, and until its end nobody else may be at the file that it writes.
+    """
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait([work])
+        raise
 
 
 async def _go_on(name: str, work: Callable[[], Awaitable[None]], pause_s: float) -> None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from iotmq import limits
 from iotmq.addresses import is_loopback
-from iotmq.alarms.condition import LEVELS, Condition, Level, Name, Reads, Seconds, Window
+from iotmq.alarms.condition import LEVELS, Condition, Level, Name, Reads, Seconds, Window, check_says
 from iotmq.alarms.conditions import CONDITIONS, DEVICES_SILENT
 from iotmq.secret_text import hide
 from iotmq.setting_types import FileName, Port, SecretText
@@ -87,6 +87,7 @@ class AlarmRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def __post_init__(self) -> None:
         if self.fires_at == self.clears_at:
             raise ValueError("fires_at and clears_at have to differ")
+        check_says(self.says)
 
     @property
     def condition(self) -> Condition:
@@ -118,6 +119,7 @@ class DeviceWatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     @property
     def condition(self) -> Condition:
         """Return it as a condition."""
+        prefix = self.client_prefix.replace("{", "{{").replace("}", "}}")
         return Condition(
             name=self.name,
             sources=(DEVICES_SILENT,),
@@ -128,7 +130,7 @@ class DeviceWatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             clear_for_s=0,
             level=self.level,
             owner=self.owner,
-            says=f"devices {self.client_prefix}... are away for {self.silent_s:.0f} s or more: {{value}} of "
+            says=f"devices {prefix}... are away for {self.silent_s:.0f} s or more: {{value}} of "
             "all",
             what_to_do="`iotmq sessions list` shows which; look at their power and their network.",
             is_of_cluster=True,

@@ -35,7 +35,7 @@ from iotmq.client.admin.groups import GroupProgress, is_own_group
 from iotmq.client.transport.calls import ask
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import DEAD_LETTER_PREFIX
-from iotmq.client.transport.routes import MASTER_ID
+from iotmq.client.transport.routes import MASTER_ID, MessageQueue
 from iotmq.clock import Clock
 from iotmq.errors import IotmqError, RouteNotFoundError
 from iotmq.event_loop import some_at_once
@@ -75,6 +75,9 @@ class Watch:
         self._moved: dict[str, tuple[int, float]] = {}
         # Name of a watch of devices -> when it was looked at last, and what was found.
         self._silent: dict[str, tuple[float, float]] = {}
+        # Topic of dead letters -> queue -> its end, as it was seen last: what a broker has that is away for a
+        # while are no new ones when it is back.
+        self._dead_letter_ends: dict[str, dict[MessageQueue, int]] = {}
         # What the account of the process may not ask, and when it is tried again, in monotonic seconds.
         self._forbidden_until_s: dict[str, float] = {}
         # What could not be asked at the last look, with the reason.
@@ -180,13 +183,17 @@ class Watch:
         topics = [topic for topic in await admin.topics() if topic.startswith(DEAD_LETTER_PREFIX)]
         topics = topics[: limits.ALARM_DEAD_LETTER_TOPICS_MAX]
         contents = await some_at_once(admin.statistics.topic_content, topics, count=_AT_ONCE)
+        ends = self._dead_letter_ends
+        for topic, content in zip(topics, contents, strict=True):
+            known = ends.pop(topic, {})
+            ends[topic] = known | {queue: each.max_offset for queue, each in content.items()}
+        for topic in list(ends)[: max(0, len(ends) - limits.ALARM_DEAD_LETTER_TOPICS_MAX)]:
+            # Those that are not there come first.
+            del ends[topic]
         return {
             DEAD_LETTERS: [
-                (
-                    _labels("group", topic.removeprefix(DEAD_LETTER_PREFIX)),
-                    sum(queue.max_offset for queue in content.values()),
-                )
-                for topic, content in zip(topics, contents, strict=True)
+                (_labels("group", topic.removeprefix(DEAD_LETTER_PREFIX)), sum(known.values()))
+                for topic, known in ends.items()
             ]
         }
 

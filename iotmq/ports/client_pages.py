@@ -260,6 +260,10 @@ class QueueAnswer(msgspec.Struct, frozen=True, kw_only=True):
     is_end: bool
     behind: int
     """Messages of the filter that the client is not done with, from the first on."""
+    in_flight: list[int] = []
+    """Positions in the log of those among them that the client was sent, and has not acknowledged."""
+    done: list[int] = []
+    """Positions of records among them that the client is done with, before an older one."""
 
 
 class RefusedQuestion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

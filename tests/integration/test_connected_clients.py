@@ -255,6 +255,27 @@ async def test_what_waits_for_a_kept_session_is_read_and_stays(tmp_path: Path) -
     await site.close()
 
 
+async def test_what_is_on_its_way_is_told_from_what_waits(tmp_path: Path) -> None:
+    site = await open_site(tmp_path, "one", is_remote=True)
+    (sleeper, source) = await connected(site, "sleeper", "source")
+    await sleeper.subscribe(("q/#", 1))
+    sleeper.is_acknowledging = False
+    for number in range(3):
+        await source.publish(f"q/{number}", b"x")
+    await soon(lambda: len(sleeper.unanswered) == 3, "all are on their way")
+    # The second is acknowledged before the first.
+    sleeper.client.send(b"\x40\x02" + sleeper.unanswered[1][1].to_bytes(2))
+    await sleeper.leave()
+    await source.publish("q/3", b"x")
+    async with client_of(site) as client:
+        page = await ClientAdmin(client).queue("sleeper", "q/#")
+        assert page is not None
+        told = [message.properties["MQTT_TOPIC"] for message in page.messages]
+        assert (told, page.is_in_flight) == (["q/0", "q/2", "q/3"], [True, True, False])
+    await source.disconnect()
+    await site.close()
+
+
 async def test_refusals_are_remembered_by_front_ends(tmp_path: Path) -> None:
     site = await open_site(tmp_path, "one", "two", is_remote=True, mqtt_settings={"connections_max": 1})
     (device,) = await connected(site, "in")

@@ -18,6 +18,7 @@ from http_api_caller import ROUTE_OF, TOKEN_SETTINGS, Caller, Stream
 
 import iotmq
 from iotmq.audit_log import AUDIT_TOPIC
+from iotmq.client.admin.cursors import encode_cursor
 from iotmq.client.transport.message import Message
 from iotmq.console.api.route import Role
 from iotmq.limits import HTTP_STREAM_WAITING_BYTES_MAX
@@ -537,6 +538,7 @@ def test_connected_clients_are_listed_shown_and_disconnected(api: Caller) -> Non
     queue = api.get("list_client_queue", "valve/7", query="topic_filter=open/%23&payload_bytes_max=4")
     assert (queue["behind"], queue["next"], queue["missing"], queue["left_out"]) == (1, None, {}, 0)
     assert [(each["mqtt_topic"], each["payload"]) for each in queue["items"]] == [("open/3", "turn")]
+    assert queue["is_in_flight"] == [False]
     assert api.ask("list_client_queue", "valve/7", query="topic_filter=else").problem == "not-found"
     away = api.get("list_client_subscriptions", "valve/7")
     assert (away["is_connected"], [each["topic_filter"] for each in away["items"]]) == (False, ["open/#"])
@@ -570,6 +572,7 @@ def test_brokers_and_front_ends_are_shown_and_drained(api: Caller) -> None:
     (broker,) = api.get("list_brokers")["items"]
     assert broker["address"] == f"127.0.0.1:{api.gateway.ports['broker']}"
     assert int(api.get("show_broker", "broker-a")["facts"]["msgPutTotalTodayNow"]) >= 0
+    assert api.get("show_broker", "broker-a")["replication"] is None, "nobody copies its log"
     assert api.ask("show_broker", "nobody").problem == "not-found"
     (front_end,) = api.get("list_front_ends")["items"]
     name = front_end["name"]
@@ -696,7 +699,7 @@ def test_audit_records_are_listed_from_the_newest_page_by_page(api: Caller) -> N
     assert "audit-4" not in found(f"&to_ms={newest['time_ms'] - 1}")
     assert api.get("list_audit_records", query="client=nobody")["items"] == []
     assert api.ask("list_audit_records", query="cursor=W10").problem == "invalid"
-    ahead = base64.urlsafe_b64encode(b'{"broker-a/0": %d}' % (1 << 62)).decode().rstrip("=")
+    ahead = encode_cursor("audit", {"broker-a/0": 1 << 62})
     assert api.get("list_audit_records", query=f"{mine}&limit=5&cursor={ahead}")["items"]
 
 

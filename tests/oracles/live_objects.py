@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections import Counter
-from collections.abc import AsyncIterator
+import itertools
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from eventually import soon
@@ -83,6 +84,38 @@ async def leaving_nothing_behind(what: str, *, takes_cycles: bool = False) -> As
         await _all_gone(what, before, takes_cycles=takes_cycles)
     finally:
         gc.enable()
+
+
+async def growing(round_of: Callable[[int], Awaitable[None]], rounds: int) -> set[str]:
+    """Return of which classes of ours there are more after each of some rounds, or more in their containers.
+
+    What comes and goes by itself, or with the first round, does not grow in each.
+    """
+    found: list[Counter[str]] = []
+    for number in range(rounds + 1):
+        await round_of(number)
+        gc.collect()
+        found.append(_kept())
+    more = [
+        {name for name, count in later.items() if count > earlier[name]}
+        for earlier, later in itertools.pairwise(found)
+    ]
+    return set.intersection(*more)
+
+
+def _kept() -> Counter[str]:
+    """How many objects of each class of ours there are, and how much is in the containers that those have."""
+    found: Counter[str] = Counter()
+    for one in gc.get_objects():
+        kind = type(one)
+        if str(kind.__module__).startswith("iotmq."):
+            name = f"{kind.__module__}.{kind.__qualname__}"
+            found[name] += 1
+            fields = getattr(one, "__dict__", {})
+            held = [*fields.values(), *(each for each in gc.get_referents(one) if each is not fields)]
+            sizes = [len(each) for each in held if isinstance(each, dict | list | set | deque)]
+            found[f"in {name}"] += sum(sizes)
+    return found
 
 
 async def _all_gone(what: str, before: Counter[str], *, takes_cycles: bool) -> None:

@@ -333,6 +333,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "ports": (
         "inspections",
+        "replication_state",
         "traces",
         "client_pages",
         "gateway",

@@ -13,6 +13,7 @@ from iotmq.client.transport.queue_tables import decode_answer
 from iotmq.errors import BrokerError, ConnectionClosedError, RequestTimeoutError, RouteNotFoundError
 from iotmq.event_loop import some_at_once
 from iotmq.ports.inspections import LOCAL_FRONT_END
+from iotmq.ports.replication_state import REPLICATION, ReplicationAnswer, ReplicationState
 from iotmq.ports.session_pages import FrontEndsPage
 from iotmq.remoting.codes import RequestCode, ResponseCode
 
@@ -58,6 +59,12 @@ class InspectionAdmin(Asking):
         """Ask the process of a broker name's master."""
         address = (await master_addresses(self._client, (broker_name,)))[broker_name]
         return await self._ask_at(address, "", broker_name, name, body)
+
+    async def replication(self, broker_name: str) -> ReplicationState | None:
+        """Return how far others have the log of a broker name's master; None where nobody copies it."""
+        body = await self.ask_broker(broker_name, REPLICATION)
+        doing = f"asking {broker_name} who copies its log"
+        return decode_answer(body, ReplicationAnswer, doing=doing).replication
 
     async def front_ends(self) -> list[str]:
         """List the names of all front ends that are connected."""

@@ -79,10 +79,11 @@ class BatchPublisher:
             self._batches.append(batch)
         unique_key = next(self._ids)
         # The end of the last property may be left out.
-        batch.elements.append((payload, lane.heads[2 * qos + is_retained] + unique_key.encode(), 0))
+        properties = lane.heads[2 * qos + is_retained] + unique_key.encode()
+        batch.elements.append((payload, properties, 0))
         batch.places.append(place)
         batch.ids.append(unique_key)
-        batch.size_bytes += len(payload)
+        batch.size_bytes += len(payload) + len(properties)
         if batch.size_bytes >= _BATCH_BYTES:
             del self._open[queue]
         return True

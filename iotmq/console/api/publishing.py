@@ -40,8 +40,10 @@ _FLAGS: Final = [
     for qos in range(3)
     for is_retained in (False, True)
 ]
-# Topics whose places are known; all are forgotten when there are more.
+# Topics whose places are known; all are forgotten when there are more. Those of longer names are looked up
+# each time: with four kilobytes each they would have some gigabytes.
 KNOWN_TOPICS_MAX: Final = 65_536
+_KNOWN_CHARACTERS_MAX: Final = 256
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -145,6 +147,8 @@ class Publisher:
         known = self._known
         if mqtt_topic not in known:
             placed = self._places.fixed(mqtt_topic)
+            if len(mqtt_topic) > _KNOWN_CHARACTERS_MAX:
+                return placed
             if len(known) >= KNOWN_TOPICS_MAX:
                 known.clear()
             known[mqtt_topic] = placed
@@ -158,9 +162,12 @@ class Publisher:
         lanes = self._lanes
         if mqtt_topic not in lanes:
             placed = self.place_of(mqtt_topic)
+            lane = None if placed is None else _lane(mqtt_topic, placed)
+            if len(mqtt_topic) > _KNOWN_CHARACTERS_MAX:
+                return lane
             if len(lanes) >= KNOWN_TOPICS_MAX:
                 lanes.clear()
-            lanes[mqtt_topic] = None if placed is None else _lane(mqtt_topic, placed)
+            lanes[mqtt_topic] = lane
         return lanes[mqtt_topic]
 
     def _forget(self) -> None:

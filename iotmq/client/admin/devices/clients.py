@@ -78,9 +78,13 @@ class SubscriptionsPage(NamedTuple):
 
 
 class QueuePage(NamedTuple):
-    """Hold messages that a session is not done with. `left_out` are those too large to be shown."""
+    """Hold messages that a session is not done with. `left_out` are those too large to be shown.
+
+    `is_in_flight` says of each whether the client was sent it, and has not acknowledged it.
+    """
 
     messages: list[StoredMessage]
+    is_in_flight: list[bool]
     left_out: int
     behind: int
     next_cursor: str | None
@@ -272,11 +276,14 @@ class ClientAdmin:
             StoredMessage(MessageQueue(record.topic, broker, record.queue_id), record)
             for broker, answer in answers.items()
             for record in map(decode_record, answer.records)
+            if record.position not in answer.done
         ]
+        in_flight = {(broker, position) for broker, each in answers.items() for position in each.in_flight}
         messages.sort(key=lambda message: message.store_timestamp_ms)
         more = {broker: each.next_position for broker, each in answers.items() if not each.is_end}
         return QueuePage(
             messages=messages,
+            is_in_flight=[(each.queue.broker_name, each.record.position) in in_flight for each in messages],
             left_out=sum(each.left_out for each in answers.values()),
             behind=sum(each.behind for each in answers.values()),
             next_cursor=encode_cursor("queue", more) if more else None,

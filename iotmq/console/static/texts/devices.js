@@ -145,6 +145,21 @@ export const devices = {
     identifier: (/** @type {number} */ id) => `identifier ${id}`,
     exclusive: "exclusive",
     shared: "shared",
+    queue: {
+      show: (/** @type {string} */ count, /** @type {string} */ filter) => `${count}: show what waits for ${filter}`,
+      title: "What waits, and what is on its way",
+      hint: "Messages that the client is not done with. They stay where they are.",
+      close: "Close the list",
+      stored: "Stored",
+      state: "State",
+      inFlight: "on its way",
+      waits: "waits",
+      topic: "MQTT topic",
+      payload: "Payload",
+      size: "Bytes",
+      none: "Nothing waits for this filter.",
+      leftOut: (/** @type {string} */ count) => `Too large to be shown: ${count}.`,
+    },
   },
 
   subscriptions: {

@@ -173,6 +173,24 @@ async def test_large_messages_are_spread_over_several_requests_in_their_order() 
     assert site.outcomes.stored == 10
 
 
+async def test_long_topics_without_payloads_are_spread_over_several_requests() -> None:
+    site = Site()
+    site.begin(300)
+    for place in range(300):
+        assert await site.add(place, "m" * 4_000, b"", 1, is_retained=False)
+    await site.batch.send()
+    assert max(len(elements) for _, elements, _ in site.sent) < 2 * 1024 * 1024
+    assert site.outcomes.stored == 300
+
+
+@pytest.mark.parametrize(("size", "is_known"), [(256, True), (257, False)])
+async def test_topics_with_long_names_are_not_remembered(size: int, is_known: bool) -> None:
+    site = Site()
+    lanes = [site.publisher.lane_of("m" * size) for _ in range(2)]
+    assert (lanes[0] is lanes[1]) == is_known
+    assert len(site.asked) == (1 if is_known else 2)
+
+
 async def test_topics_are_known_until_there_are_too_many_or_routes_change() -> None:
     site = Site()
     for number in range(KNOWN_TOPICS_MAX):

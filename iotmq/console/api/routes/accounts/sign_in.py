@@ -170,6 +170,9 @@ async def sign_in(services: Services, call: Call[NoArguments, SignIn]) -> Answer
             return _signed_in(access, request, _FIRST_NAME, "administrator", way)
         users = {} if access.users is None else access.users.items
         user = await access.passwords.check(users, body.user, body.password, request.peer)
+        if access.users is None or access.users.items.get(user.name) != user:
+            # The check takes its time, and what ends the sessions of a user has been there before this one.
+            raise SignInFailedError("the user has been changed meanwhile")
     except SignInFailedError as error:
         access.note_sign_in(body.user, way, request.peer, "refused")
         raise ProblemError(UNAUTHENTICATED, str(error)) from None

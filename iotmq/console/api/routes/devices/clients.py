@@ -167,6 +167,9 @@ class QueuedMessages(msgspec.Struct, frozen=True, kw_only=True):
     """Messages that the client of a kept session is not done with, by the time they were stored."""
 
     items: list[ReadMessage]
+    is_in_flight: list[bool]
+    """Of each item whether the client was sent it, and has not acknowledged it; of a client that is connected
+    as its front end said last."""
     left_out: int
     """Messages among them that are too large to be shown."""
     behind: int
@@ -292,6 +295,7 @@ async def list_client_queue(services: Services, call: Call[QueueArguments, None]
         raise ProblemError(NOT_FOUND, f"no kept session of {each.client_id[:200]} has subscribed this filter")
     return QueuedMessages(
         items=[read_message(message, each.payload_bytes_max) for message in page.messages],
+        is_in_flight=page.is_in_flight,
         left_out=page.left_out,
         behind=page.behind,
         next=page.next_cursor,

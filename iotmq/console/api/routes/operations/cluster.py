@@ -9,10 +9,12 @@ from msgspec import Meta
 
 from iotmq import limits
 from iotmq.client.admin.devices.front_ends import FrontEndAdmin
+from iotmq.client.admin.inspections import InspectionAdmin
 from iotmq.console.api.problems import NOT_FOUND, ProblemError
 from iotmq.console.api.route import Call, NoArguments, Role, route
 from iotmq.console.api.routes.names import BrokerText, Told
 from iotmq.console.api.services import Services
+from iotmq.ports.replication_state import ReplicationState
 from iotmq.ports.sessions import DrainOrder
 
 
@@ -46,6 +48,8 @@ class BrokerFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     facts: dict[str, str]
+    replication: ReplicationState | None
+    """Those that copy its log, and how far they are; null where nobody does."""
 
 
 class FrontEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,9 +100,10 @@ async def list_brokers(services: Services, _call: Call[NoArguments, None]) -> Br
 
 async def show_broker(services: Services, call: Call[BrokerArguments, None]) -> BrokerFacts:
     """Return what a broker tells of itself."""
-    name = call.arguments.broker
-    facts = await (await services.client()).admin.statistics.runtime_info((name,))
-    return BrokerFacts(name=name, facts=facts[name])
+    name, client = call.arguments.broker, await services.client()
+    facts = await client.admin.statistics.runtime_info((name,))
+    replication = await InspectionAdmin(client).replication(name)
+    return BrokerFacts(name=name, facts=facts[name], replication=replication)
 
 
 async def list_front_ends(services: Services, _call: Call[NoArguments, None]) -> FrontEnds:

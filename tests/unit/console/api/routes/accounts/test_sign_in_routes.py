@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from iotmq.console.settings import (
     OidcSettings,
     SignInSettings,
 )
+from iotmq.credentials import argon2
 
 PASSWORDS = {"ada": "password of ada", "bob": "password of bob"}
 TOKEN = "secret-of-a-program"
@@ -55,6 +58,29 @@ async def test_a_session_begins_with_a_password_and_ends_with_a_word(site: Conso
     assert (await bob.ask("DELETE", "/sign-in")).status == 200
     bob.cookie = kept
     assert (await bob.ask("GET", "/me")).problem == "unauthenticated"
+
+
+async def test_who_is_removed_or_changed_while_a_password_is_checked_is_not_signed_in(
+    site: ConsoleSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ada = await signed_in(site, "ada")
+    is_right = argon2.is_password_of
+    go_on = threading.Event()
+
+    def slow(kept: str, data: bytes) -> bool:
+        go_on.wait(30)
+        return is_right(kept, data)
+
+    monkeypatch.setattr(argon2, "is_password_of", slow)
+    for method, body in (("PUT", {"role": "operator"}), ("DELETE", None)):
+        bob = site.browser()
+        go_on.clear()
+        signing_in = asyncio.ensure_future(bob.sign_in("bob", PASSWORDS["bob"]))
+        await asyncio.sleep(0)
+        assert (await ada.ask(method, "/console-users/bob", body)).status == 200
+        go_on.set()
+        assert (await signing_in).problem == "unauthenticated"
+    assert [each.name for each in site.access.sessions.all()] == ["ada"]
 
 
 async def test_a_wrong_password_says_no_more_than_a_wrong_name(site: ConsoleSite) -> None:
