@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -15,8 +14,11 @@ from iotmq.client.sending.message_elements import encode_element
 from iotmq.client.sending.producer import Producer
 from iotmq.client.transport.message import Message, SendResult, check_topic
 from iotmq.client.transport.routes import MessageQueue, queue_of_key
+from iotmq.console.api.batch_elements import Lane
+from iotmq.console.api.route import Coming
 from iotmq.errors import BrokerError, MessageRefusedError, RouteNotFoundError
 from iotmq.limits import PROPERTIES_BYTES_MAX
+from iotmq.message.message_ids import UniqueKeys
 from iotmq.message.properties import (
     KEYS,
     MQTT_QOS,
@@ -76,27 +78,6 @@ class Published(NamedTuple):
     """The broker topic it goes to, whatever routes say; empty: they say it."""
 
 
-class Lane:
-    """The topic, key and properties that all messages of an MQTT topic have, and the queue of the key."""
-
-    __slots__ = ("_count", "_index", "_key", "heads", "topic")
-
-    def __init__(self, topic: str, key: str, properties: bytes) -> None:
-        self.topic = topic
-        self.heads = [properties + flags for flags in _FLAGS]
-        """Their properties up to the unique key, which comes last; at 2 * QoS + retain flag."""
-        self._key = key
-        self._count = 0
-        self._index = 0
-
-    def queue_of(self, queues: Sequence[MessageQueue]) -> MessageQueue:
-        """Return the queue of the key."""
-        if len(queues) != self._count:
-            self._count = len(queues)
-            self._index = queue_of_key(self._key, self._count)
-        return queues[self._index]
-
-
 class Publisher:
     """Sends messages, one at a time."""
 
@@ -106,8 +87,10 @@ class Publisher:
         self._places = places
         # MQTT topic -> its place; None where each message has to be asked about.
         self._known: dict[str, Placed | None] = {}
-        # The same for batches, with what is made of it once.
-        self._lanes: dict[str, Lane | None] = {}
+        # The same for messages that go together, with what is made of it once.
+        self.lanes: dict[str, Lane | None] = {}
+        """Those of `lane_of` that are known."""
+        self._unique_keys = UniqueKeys()
         places.start(self._forget)
 
     def stop(self) -> None:
@@ -125,6 +108,26 @@ class Publisher:
         if not unique_key:
             return _stored(await self._producer.send(message), placed.why)
         return await self._send_once(message, unique_key, why=placed.why)
+
+    def publish_at_once(
+        self, mqtt_topic: str, payload: bytes, qos: int, *, is_retained: bool
+    ) -> Coming | None:
+        """Send a message in a request with others of its queue; None where that takes `publish`.
+
+        IotmqError when it cannot be sent.
+        """
+        lane = self.lane_of(mqtt_topic)
+        producer = self._producer
+        # Those that are compressed go by themselves, and so do all while somebody looks at each.
+        if lane is None or len(payload) >= producer.settings.compress_bytes_min or not producer.joins_sends:
+            return None
+        queues = producer.known_queues(lane.topic)
+        if not queues:
+            return None
+        unique_key = self._unique_keys.next()
+        element = lane.element(payload, qos, is_retained, unique_key.encode())
+        future = producer.send_elements_nowait(lane.queue_of(queues), element, 1)
+        return Coming(future, lambda result: _stored(result, "", unique_key))
 
     async def send(self, message: Message, *, unique_key: str) -> Stored:
         """Send a message to its broker topic; with a unique key once."""
@@ -159,7 +162,7 @@ class Publisher:
 
         MessageRefusedError for a topic that nobody may publish to.
         """
-        lanes = self._lanes
+        lanes = self.lanes
         if mqtt_topic not in lanes:
             placed = self.place_of(mqtt_topic)
             lane = None if placed is None else _lane(mqtt_topic, placed)
@@ -172,7 +175,7 @@ class Publisher:
 
     def _forget(self) -> None:
         self._known.clear()
-        self._lanes.clear()
+        self.lanes.clear()
 
     def _placed(self, each: Published) -> Placed:
         if each.topic:
@@ -219,7 +222,9 @@ def _lane(mqtt_topic: str, placed: Placed) -> Lane | None:
         properties = encode_properties(named)
     except ValueError as error:
         raise MessageRefusedError(f"invalid MQTT topic {mqtt_topic[:100]!r}: {error}") from error
-    return Lane(placed.topic, placed.key, properties) if len(properties) <= _LANE_BYTES_MAX else None
+    if len(properties) > _LANE_BYTES_MAX:
+        return None
+    return Lane(placed.topic, placed.key, [properties + flags for flags in _FLAGS])
 
 
 def unique_key_of(caller: str, topic: str, idempotency_key: str, number: int = 0) -> str:
