@@ -320,8 +320,24 @@ def test_a_request_with_a_key_of_its_own_is_done_once(api: Caller) -> None:
     many = [api.get("publish_many", body=body, headers=once) for _ in range(2)]
     assert many[0] == many[1]
     assert len({each["stored"]["message_id"] for each in many[0]["items"]}) == 20
-    late = api.ask("send", "once-topic", body={"delay_ms": 1000}, headers=once)
-    assert late.problem == "invalid"
+    late = {"payload": "late", "delay_ms": 3_600_000}
+    sent = [api.get("send", "once-topic", body=late, headers=once) for _ in range(2)]
+    assert sent[0] == sent[1]
+    assert (sent[0]["status"], sent[0]["offset"]) == ("SEND_OK", None)
+    (waiting,) = api.get("list_delayed", query="topic=once-topic")["items"]
+    assert waiting["uniqueKey"] == sent[0]["message_id"]
+    api.get("cancel_delayed", "once-topic", waiting["uniqueKey"])
+    soon = {"payload": "soon", "delay_ms": 1}
+    sent = [api.get("send", "once-topic", body=soon, headers=once)]
+
+    def payloads() -> list[str]:
+        return [each["payload"] for each in api.get("read_messages", "once-topic", query="offset=0")["items"]]
+
+    eventually(lambda: "soon" in payloads(), "the message has come")
+    # It is known where it has come to, and does not wait once more.
+    assert api.get("send", "once-topic", body=soon, headers=once) == sent[0]
+    assert api.get("list_delayed", query="topic=once-topic")["items"] == []
+    assert payloads() == ["x", "soon"]
     assert api.ask("publish", body={"mqtt_topic": "a"}, headers={"Idempotency-Key": "x" * 256}).status == 422
 
 
