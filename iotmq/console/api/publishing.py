@@ -12,7 +12,7 @@ from iotmq.client.client import IotmqClient
 from iotmq.client.sending.device_messages import device_message
 from iotmq.client.sending.message_elements import encode_element
 from iotmq.client.sending.producer import Producer
-from iotmq.client.transport.message import Message, SendResult, check_topic
+from iotmq.client.transport.message import Message, SendResult, SendStatus, check_topic
 from iotmq.client.transport.routes import MessageQueue, queue_of_key
 from iotmq.console.api.batch_elements import Lane
 from iotmq.console.api.route import Coming
@@ -29,11 +29,13 @@ from iotmq.message.properties import (
     UNIQ_KEY,
     encode_properties,
 )
+from iotmq.message.records.record import encode_batch
 from iotmq.ports.publishing import Placed, PublishPlaces
-from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.codes import REPEAT_FIELD, RequestCode
 from iotmq.remoting.command import Command
 
 NOT_STORED: Final = "NOT_STORED"
+_STATUS_OF: Final = {status.value: status for status in SendStatus}
 # There has to be room for QoS, retain flag and unique key behind them.
 _LANE_BYTES_MAX: Final = PROPERTIES_BYTES_MAX - 256
 _FLAGS: Final = [
@@ -57,7 +59,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     broker: str
     queue: int | None
     offset: int | None
-    """Null for a message that is not stored."""
+    """Null for a message that is not stored, and for one with an `Idempotency-Key` that is to wait."""
     status: str
     """How safe it is: `SEND_OK` is what the broker's settings promise, and what a PUBACK would have meant;
     `FLUSH_DISK_TIMEOUT`, `SLAVE_NOT_AVAILABLE` and `FLUSH_SLAVE_TIMEOUT` are less. `NOT_STORED`: its route
@@ -136,9 +138,21 @@ class Publisher:
         return await self._send_once(message, unique_key)
 
     async def _send_once(self, message: Message, unique_key: str, *, why: str = "") -> Stored:
-        if message.is_delayed:
-            raise MessageRefusedError("a message that is to wait has no Idempotency-Key")
         queue = await self._queue(message)
+        if message.is_delayed:
+            # The broker looks among those that wait, too; it answers without their place.
+            properties = message.encoded_properties(unique_key)
+            element = encode_batch([(message.body, properties, message.flag)])
+            status = await self._ask(queue, RequestCode.PUBLISH_DELAYED, element, {REPEAT_FIELD: "true"})
+            return Stored(
+                message_id=unique_key,
+                topic=queue.topic,
+                broker=queue.broker_name,
+                queue=queue.queue_id,
+                offset=None,
+                status=status.name,
+                why=why,
+            )
         element = encode_element(message, unique_key)
         result = await self._producer.send_encoded_batch_nowait(
             message.topic, queue, element, 1, is_repeat=True
@@ -191,18 +205,21 @@ class Publisher:
 
     async def _publish_live(self, message: Message, placed: Placed, unique_key: str) -> Stored:
         queue = await self._queue(message)
+        await self._ask(queue, RequestCode.PUBLISH_TRANSIENT, encode_element(message, unique_key), {})
+        return _not_stored(placed, queue.broker_name)
+
+    async def _ask(self, queue: MessageQueue, code: int, element: bytes, ext: dict[str, str]) -> SendStatus:
+        """Hand a message to the broker of its queue as a front end does. BrokerError when it refuses."""
         route = self._client.routes.known(queue.topic)
         address = None if route is None else route.master(queue.broker_name)
         if address is None:
             raise RouteNotFoundError(f"broker {queue.broker_name} of topic {queue.topic} has no master now")
-        ext = {"topic": queue.topic, "queueId": str(queue.queue_id)}
-        body = encode_element(message, unique_key)
-        answer = await self._client.request(
-            address, Command.request(RequestCode.PUBLISH_TRANSIENT, ext, body=body)
-        )
-        if answer.code != ResponseCode.SUCCESS:
+        ext = {"topic": queue.topic, "queueId": str(queue.queue_id)} | ext
+        answer = await self._client.request(address, Command.request(code, ext, body=element))
+        status = _STATUS_OF.get(answer.code)
+        if status is None:
             raise BrokerError(answer.code, answer.remark or "")
-        return _not_stored(placed, queue.broker_name)
+        return status
 
     async def _queue(self, message: Message) -> MessageQueue:
         queues = await self._producer.queues(message.topic)

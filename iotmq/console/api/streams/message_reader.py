@@ -56,7 +56,8 @@ class _Group:
 
 
 class MessageReader:
-    """Puts messages into streams, from the end of the logs on, or from `positions` (broker -> position)."""
+    """Puts messages into streams, from the end of the logs on, or from `positions` (broker -> position), also
+    from what brokers have on the disk only."""
 
     def __init__(self, client: IotmqClient, positions: Mapping[str, int] | None = None) -> None:
         self._client = client
@@ -144,7 +145,7 @@ class MessageReader:
         since = self._since.pop(name, None)
         filters = ChannelFilters(self._filters, lambda _filter: True, missed=partial(self._missed, name))
         if since is not None:
-            filters = filters._replace(since=since)
+            filters = filters._replace(since=since, from_disk=True)
             self._behind.add(name)
         return DeliveryChannel(
             address,

@@ -275,6 +275,7 @@ async def test_a_body_of_another_type_is_not_read(site: Site) -> None:
         (BrokerError(ResponseCode.TOPIC_NOT_EXIST, "no topic"), NOT_FOUND),
         (BrokerError(ResponseCode.NO_PERMISSION, "not yours"), FORBIDDEN),
         (BrokerError(ResponseCode.SYSTEM_BUSY, "full"), UNAVAILABLE),
+        (BrokerError(ResponseCode.TOO_MANY_WAITING, "full"), TOO_MANY),
         (BrokerError(ResponseCode.SYSTEM_ERROR, "no"), CONFLICT),
         (NotSupportedError(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "unknown"), NOT_SUPPORTED),
         (NotMasterError(ResponseCode.SERVICE_NOT_AVAILABLE, "another"), UNAVAILABLE),
