@@ -22,6 +22,7 @@ from iotmq.audit_log import AUDIT_TOPIC
 from iotmq.client.admin.cursors import encode_cursor
 from iotmq.client.transport.message import Message
 from iotmq.console.api.route import Role
+from iotmq.console.api.stored_messages import BODIES_BYTES_MAX
 from iotmq.limits import HTTP_STREAM_WAITING_BYTES_MAX
 
 SETTINGS = TOKEN_SETTINGS + """
@@ -319,6 +320,25 @@ def test_topics_are_made_changed_scaled_and_deleted(api: Caller) -> None:
     assert AUDIT_TOPIC in {each["name"] for each in system if each["is_system"]}
     assert api.get("delete_topic", "api-topic") == {"brokers": ["broker-a"]}
     assert api.ask("show_topic", "api-topic").problem == "not-found"
+
+
+def test_payloads_of_an_answer_have_a_limit_however_small_they_are_stored(api: Caller) -> None:
+    api.get("put_topic", "dense", body={"queues": 1})
+    size = 1024 * 1024
+    count = BODIES_BYTES_MAX // size + 2
+    with connect(api) as client, client.producer("dense") as producer:
+        for _ in range(count):
+            producer.send(Message("dense", b"z" * size, key="dense"))
+    cut = f"limit=500&payload_bytes_max={size}"
+    first = api.get("read_messages", "dense", query=f"offset=0&{cut}")
+    assert [len(each["payload"]) for each in first["items"]] == [size] * (count - 2)
+    rest = api.get("read_messages", "dense", query=f"offset={first['next_offset']}&{cut}")
+    assert [each["offset"] for each in rest["items"]] == [count - 2, count - 1]
+    by_key = api.get("read_messages", "dense", query=f"key=dense&{cut}")["items"]
+    assert ["payload" in each for each in by_key] == [True] * (count - 2) + [False] * 2
+    assert "by itself" in by_key[-1]["problem"]
+    alone = api.get("show_message", by_key[-1]["offset_message_id"])
+    assert (len(alone["payload"]), "problem" in alone) == (size, False)
 
 
 def test_topics_of_the_gateway_are_its_own(api: Caller) -> None:

@@ -42,7 +42,7 @@ from iotmq.console.api.routes.names import (
     check_is_open,
 )
 from iotmq.console.api.services import Services
-from iotmq.console.api.stored_messages import PAYLOAD_BYTES_MAX, ReadMessage, read_message
+from iotmq.console.api.stored_messages import PAYLOAD_BYTES_MAX, ReadMessage, Shown, read_message
 from iotmq.console.server.messages import Answer
 from iotmq.errors import IotmqError
 
@@ -325,13 +325,13 @@ async def read_messages(services: Services, call: Call[ReadArguments, None]) -> 
         raise ProblemError(INVALID, "exactly one of offset, from_ms, key and message_id is needed")
     client = await services.client()
     views = client.admin.messages
-    cut = each.payload_bytes_max
+    shown = Shown(each.payload_bytes_max)
     if each.key is not None:
         found = await views.by_key(each.topic, each.key, messages_max=each.limit)
-        return Messages(items=[read_message(message, cut) for message in found])
+        return Messages(items=[shown.show(message) for message in found])
     if each.message_id is not None:
         found = await views.by_unique_key(each.topic, each.message_id)
-        return Messages(items=[read_message(message, cut) for message in found[: each.limit]])
+        return Messages(items=[shown.show(message) for message in found[: each.limit]])
     queue = await _queue(services, each)
     if each.from_ms is None:
         offset = each.offset or 0
@@ -340,7 +340,13 @@ async def read_messages(services: Services, call: Call[ReadArguments, None]) -> 
     messages, next_offset = await views.from_offset(
         queue, offset, messages_max=each.limit, bytes_max=READ_BYTES_MAX
     )
-    return Messages(items=[read_message(message, cut) for message in messages], next_offset=next_offset)
+    items: list[ReadMessage] = []
+    for message in messages:
+        if shown.is_full:
+            next_offset = message.queue_offset
+            break
+        items.append(shown.show(message))
+    return Messages(items=items, next_offset=next_offset)
 
 
 async def list_retained(services: Services, call: Call[RetainedArguments, None]) -> Retained:
@@ -348,7 +354,8 @@ async def list_retained(services: Services, call: Call[RetainedArguments, None])
     each = call.arguments
     check_filter(each.filter)
     page = await RetainedAdmin(await services.client()).page(each.filter, each.cursor, count=each.limit)
-    items = [read_message(message, each.payload_bytes_max) for message in page.messages]
+    shown = Shown(each.payload_bytes_max)
+    items = [shown.show(message) for message in page.messages]
     return Retained(items=items, next=page.next_cursor)
 
 
