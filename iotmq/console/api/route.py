@@ -164,7 +164,7 @@ def route(
         summary=text.splitlines()[0],
         answer=shown,
         answer_type=answer_type,
-        arguments=of_list(arguments) if fields_of_items(shown) and method == "GET" else arguments,
+        arguments=of_list(arguments) if method == "GET" and fields_of_items(shown) else arguments,
         body=None if body is type(None) else body,
         body_bytes_max=0 if body is type(None) else body_bytes_max,
         is_audited=method != "GET" if is_audited is None else is_audited,
