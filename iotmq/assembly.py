@@ -265,7 +265,8 @@ class Process:
                 settings,
                 view,
                 self._clock,
-                make_client=self._cluster_client if watches else None,
+                make_client=self._cluster_client if watches else self._api_client,
+                watches_cluster=watches,
                 file=Path(directory) / f"{self._role}.json" if directory else None,
             )
         except OSError as error:
@@ -461,6 +462,8 @@ class Process:
             if registry is None:
                 raise ConnectionClosedError("the registry of this process is not started yet")
             settings = msgspec.structs.replace(settings, registries=(_reachable(registry),))
+        elif self._role == "broker" and settings.registries == MqttSettings().registries:
+            settings = msgspec.structs.replace(settings, registries=self._broker_settings.registries)
         return IotmqClient(settings)
 
     def _cluster_client(self) -> IotmqClient:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
+from iotmq import limits
 from iotmq.alarms.condition import Labels, Level
 
 
 class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
     """Says who looks after an alarm."""
 
-    by: str
-    at_ms: int
-    note: str = ""
+    by: Annotated[str, Meta(max_length=1024)]
+    at_ms: Annotated[int, Meta(ge=0, le=1 << 53)]
+    note: Annotated[str, Meta(max_length=limits.ALARM_TEXT_CHARACTERS_MAX)] = ""
 
 
 class Alarm(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Annotated
 
 import msgspec
@@ -132,6 +132,34 @@ class AlarmBook:
         if silence.until_ms <= self.now_ms:
             raise KeyError(name)
         return silence
+
+    def take_silences(self, silences: Iterable[Silence], is_own: Callable[[str], bool]) -> bool:
+        """Have the silences of all processes, and this one's own; returns whether that changes something."""
+        known = {name: each for name, each in self._silences.items() if is_own(name)}
+        for silence in silences:
+            if len(known) < limits.ALARM_SILENCES_MAX:
+                known.setdefault(silence.name, silence)
+        if known == self._silences:
+            return False
+        self._silences = known
+        self.changes_count += 1
+        return True
+
+    def take_acknowledgement(self, identity: str, acknowledgement: Acknowledgement) -> bool:
+        """Note what was said to another process of an alarm; returns whether it is known and was new."""
+        alarm = self.engine.current.get(identity)
+        if alarm is None or alarm.state != "firing" or alarm.acknowledged is not None:
+            return False
+        self.engine.acknowledge(identity, acknowledgement)
+        self.changes_count += 1
+        return True
+
+    def take_end(self, identity: str, word: Acknowledgement) -> Event | None:
+        """End an alarm that was ended by hand at another process, unless it has begun anew since."""
+        alarm = self.engine.current.get(identity)
+        if alarm is None or alarm.state != "firing" or alarm.since_ms > word.at_ms:
+            return None
+        return self.end(identity, by=word.by)
 
     def is_silenced(self, alarm: Alarm) -> bool:
         """Return whether nobody is told of an alarm now."""

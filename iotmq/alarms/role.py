@@ -19,11 +19,12 @@ from iotmq.alarms.conditions import NOT_READY
 from iotmq.alarms.delivery import Delivery
 from iotmq.alarms.feed import Feed
 from iotmq.alarms.kept import read_state, write_state
-from iotmq.alarms.lease import LEASE_S, RENEWAL_S, Lease
+from iotmq.alarms.lease import FORBIDDEN_S, LEASE_S, RENEWAL_S, Lease, is_forbidden
 from iotmq.alarms.measures import PROCESS, Measures
 from iotmq.alarms.notification import Notification
 from iotmq.alarms.senders import sender_of
 from iotmq.alarms.settings import AlarmSettings, AlertmanagerSettings, AnyReceiver
+from iotmq.alarms.shared import SHARE_S, SharedWords
 from iotmq.alarms.watch import Watch
 from iotmq.client.client import IotmqClient
 from iotmq.clock import Clock
@@ -72,9 +73,13 @@ class AlarmsRole:
         clock: Clock,
         *,
         make_client: Callable[[], IotmqClient] | None = None,
+        watches_cluster: bool = False,
         file: Path | None = None,
     ) -> None:
-        """With `make_client` it looks at the cluster, too. ConfigError when a receiver cannot be made."""
+        """With `make_client` it knows what operators say to other processes, too.
+
+        ConfigError when a receiver cannot be made.
+        """
         self._settings = settings
         self._view = view
         self._clock = clock
@@ -85,7 +90,11 @@ class AlarmsRole:
         self._measures = Measures(
             (each for each in conditions if not each.is_of_cluster), counts_from_start=True
         )
-        self._cluster = _Cluster(settings, self.book, clock, make_client) if make_client else None
+        self._client = _Client(make_client) if make_client else None
+        self.shared = SharedWords(self.book, clock)
+        self._cluster = (
+            _Cluster(settings, self.book, clock, self._client) if self._client and watches_cluster else None
+        )
         self.deliveries = {each.name: self._delivery(each) for each in settings.receivers}
         # The $SYS tree that was told last, and what of: name of a condition -> identities.
         self._shown_in: SysTopics | None = None
@@ -104,6 +113,8 @@ class AlarmsRole:
         self._tasks.append(supervise("alarms", self._look_repeatedly))
         if self._file is not None:
             self._tasks.append(supervise("keeping alarms", self._save_repeatedly, pause_s=_SAVE_PAUSE_S))
+        if self._client is not None:
+            self._tasks.append(supervise("sharing of words on alarms", self._share_repeatedly))
         if self._cluster is not None:
             self._tasks.append(supervise("watching the cluster", self._watch_repeatedly))
             self._tasks.append(supervise("lease of alarms", self._cluster.renew_repeatedly))
@@ -118,12 +129,16 @@ class AlarmsRole:
         for delivery in self.deliveries.values():
             await delivery.close()
         if self._cluster is not None:
-            await self._cluster.stop()
+            await self._cluster.release()
+        if self._client is not None:
+            await self._client.stop()
 
     def changed(self, events: Iterable[Event] = ()) -> None:
         """Take note of a change of the book: receivers look at it, and it is kept."""
         for event in events:
             self._log(event)
+            if event.kind == "ended":
+                self.shared.ended(event.alarm)
         self._show()
         self._is_unsaved.set()
         for delivery in self.deliveries.values():
@@ -182,6 +197,20 @@ class AlarmsRole:
         while True:
             await asyncio.sleep(self._settings.cluster_interval_s)
             self._observed(await self._cluster.look())
+
+    async def _share_repeatedly(self) -> None:
+        assert self._client is not None
+        while True:
+            try:
+                is_changed, ended = await self.shared.exchange(await self._client.started())
+            except (IotmqError, ConnectionError) as error:
+                logger.debug("words on alarms cannot be shared now: %s", error)
+                # Each refusal of an account is an audit record of its broker.
+                await asyncio.sleep(FORBIDDEN_S if is_forbidden(error) else SHARE_S)
+                continue
+            if is_changed:
+                self.changed(ended)
+            await self.shared.wait()
 
     def _observed(self, events: list[Event]) -> None:
         if events or self._shown_in is not self._view.sys_topics():
@@ -289,6 +318,28 @@ class AlarmsRole:
         return True
 
 
+class _Client:
+    """The native client of the role, made and started when it is first used."""
+
+    def __init__(self, make: Callable[[], IotmqClient]) -> None:
+        self._make = make
+        self._client: IotmqClient | None = None
+        self._lock = asyncio.Lock()
+
+    async def started(self) -> IotmqClient:
+        async with self._lock:
+            if self._client is None:
+                client = self._make()
+                await client.start()
+                self._client = client
+            return self._client
+
+    async def stop(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.stop()
+
+
 class _Cluster:
     """The part of the role that looks at the cluster."""
 
@@ -297,12 +348,11 @@ class _Cluster:
         settings: AlarmSettings,
         book: AlarmBook,
         clock: Clock,
-        make_client: Callable[[], IotmqClient],
+        client: _Client,
     ) -> None:
         self._book = book
         self._clock = clock
-        self._make_client = make_client
-        self._client: IotmqClient | None = None
+        self._client = client
         conditions = (each for each in book.conditions if each.is_of_cluster)
         self._measures = Measures(conditions, counts_from_start=False)
         self._watch = Watch(settings.devices, book.missed, clock)
@@ -314,7 +364,7 @@ class _Cluster:
         """Look once, and return what has changed."""
         known = len(self._book.missed.brokers), len(self._book.missed.front_ends)
         try:
-            found = await self._watch.look(await self._started())
+            found = await self._watch.look(await self._client.started())
             is_failing = bool(self._watch.failures)
         except (IotmqError, ConnectionError) as error:
             logger.debug("the cluster cannot be looked at now: %s", error)
@@ -332,24 +382,21 @@ class _Cluster:
         """Keep the lease, or try to get it, for ever."""
         while True:
             try:
-                await self.lease.renew(await self._started())
+                await self.lease.renew(await self._client.started())
             except (IotmqError, ConnectionError) as error:
                 logger.debug("there is no client for the lease of alarms: %s", error)
             if not self.lease.tells:
                 self._book.hand_over(self._book.now_ms - round(2 * LEASE_S * 1000))
             await asyncio.sleep(RENEWAL_S)
 
-    async def stop(self) -> None:
-        """Give the lease back and end the client."""
-        client, self._client = self._client, None
-        if client is not None:
-            with surviving("lease of alarms"):
-                try:
-                    async with asyncio.timeout(_RELEASE_S):
-                        await self.lease.release()
-                except TimeoutError:
-                    logger.debug("the lease of alarms is not given back: its broker does not answer")
-            await client.stop()
+    async def release(self) -> None:
+        """Give the lease back."""
+        with surviving("lease of alarms"):
+            try:
+                async with asyncio.timeout(_RELEASE_S):
+                    await self.lease.release()
+            except TimeoutError:
+                logger.debug("the lease of alarms is not given back: its broker does not answer")
 
     def metrics(self) -> Iterable[Metric]:
         since_s = self._failing_since_s
@@ -366,13 +413,6 @@ class _Cluster:
                 self.lease.tells,
             ),
         )
-
-    async def _started(self) -> IotmqClient:
-        if self._client is None:
-            client = self._make_client()
-            await client.start()
-            self._client = client
-        return self._client
 
 
 def sys_text(name: str, alarms: list[Alarm]) -> str:

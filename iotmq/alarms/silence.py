@@ -10,22 +10,22 @@ from msgspec import Meta
 
 from iotmq import limits
 from iotmq.alarms.alarm import Alarm
-from iotmq.alarms.condition import Labels
 
 LabelText = Annotated[str, Meta(max_length=limits.ALARM_TEXT_CHARACTERS_MAX)]
+_Operator = Annotated[str, Meta(max_length=1024)]
 
 
 class Silence(msgspec.Struct, frozen=True, kw_only=True):
     """A silence."""
 
-    name: str
-    alarm: str
+    name: Annotated[str, Meta(max_length=64)]
+    alarm: Annotated[str, Meta(max_length=64)]
     """The name of the alarms; `*` in it stands for anything."""
-    labels: Labels = ()
+    labels: Annotated[tuple[tuple[LabelText, LabelText], ...], Meta(max_length=16)] = ()
     """Labels that the alarms must have."""
-    until_ms: int
-    reason: str
-    by: str
+    until_ms: Annotated[int, Meta(ge=0, le=1 << 53)]
+    reason: LabelText
+    by: _Operator
     made_ms: int
 
     def covers(self, alarm: Alarm, now_ms: int) -> bool:

@@ -1,5 +1,6 @@
 """Look at the files that settings name, as a start would: `iotmq config check`.
 
+Faults of the console's users and keys do not stop a start, but then these let nobody in.
 Nothing listens, nothing is connected, and of users' programs only plug-ins are loaded.
 """
 
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iotmq.clock import SystemClock
-from iotmq.errors import ConfigError
+from iotmq.errors import IotmqError
 
 if TYPE_CHECKING:
     from iotmq.config.config import Config
@@ -27,7 +28,7 @@ def problems_of(config: Config, *, with_files: bool) -> Iterator[str]:
     for section, look in looks:
         try:
             look()
-        except (ConfigError, OSError) as error:
+        except (IotmqError, OSError) as error:
             yield f"{section}: {error}" if section else str(error)
 
 
@@ -86,6 +87,14 @@ def _looks_at_ports(config: Config) -> Iterator[_Look]:
         from iotmq.console.server.port import http_tls
 
         yield "http", partial(http_tls, config.http)
+    from iotmq.console.access.api_keys import keys_file
+    from iotmq.console.access.console_users import users_file
+
+    sign_in, directory = config.http.sign_in, Path(config.data)
+    if users := sign_in.users_path(directory):
+        yield f"http.sign_in {users}", users_file(users).read
+    if keys := sign_in.keys_path(directory):
+        yield f"http.sign_in {keys}", keys_file(keys).read
 
 
 def _look_at_access(mqtt: MqttSettings) -> None:

@@ -72,12 +72,11 @@ def _command(
     function: _Action, load: Callable[[argparse.Namespace], Config]
 ) -> Callable[[argparse.Namespace], int]:
     def run(options: argparse.Namespace) -> int:
-        from iotmq.console.access.access import users_path
         from iotmq.console.access.console_users import users_file
         from iotmq.console.access.kept_file import KeptFileError
 
         config = load(options)
-        path = Path(options.file) if options.file else users_path(config.http, Path(config.data))
+        path = Path(options.file) if options.file else config.http.sign_in.users_path(Path(config.data))
         if path is None:
             raise ConfigError("http.sign_in.enabled is false: nobody signs in")
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ipaddress import ip_network
+from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -148,6 +149,21 @@ class SignInSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def has_ways(self) -> bool:
         """Return whether there is a way to sign in, whatever process it is."""
         return bool(self.users_file or self.api_keys_file or self.header.user or self.oidc.issuer)
+
+    def users_path(self, directory: Path | None) -> Path | None:
+        """Return the file of the users in a data directory, or elsewhere; None where there is none."""
+        return self._path(self.users_file, directory, "console/users")
+
+    def keys_path(self, directory: Path | None) -> Path | None:
+        """Return the file of the API keys; None where there is none."""
+        return self._path(self.api_keys_file, directory, "console/api-keys")
+
+    def _path(self, named: str, directory: Path | None, usual: str) -> Path | None:
+        if not self.enabled:
+            return None
+        if named:
+            return Path(named)
+        return None if directory is None else directory / usual
 
 
 class HttpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

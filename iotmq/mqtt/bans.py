@@ -1,25 +1,16 @@
-"""Bans of devices, as brokers keep them: retained messages of one broker topic, a message for each ban.
-
-A ban is published to the MQTT topic `$iotmq/bans/KIND/NAME`, NAME being its value in base64url, with an
-expiry interval when it ends by itself; an empty message takes it away. Devices cannot publish or subscribe
-below `$iotmq/`, and what comes there from another broker topic than BANS_TOPIC is no ban, nor retained.
-"""
+"""Bans of devices, as brokers keep them: each is state of operators with a topic `$iotmq/bans/KIND/NAME`."""
 
 from __future__ import annotations
 
-import base64
 import ipaddress
-from collections.abc import Mapping
 from typing import Annotated, Final, Literal, TypeAlias, get_args
 
 import msgspec
 from msgspec import Meta
 
 from iotmq import limits
-from iotmq.message.properties import MQTT_QOS, MQTT_RETAIN, MQTT_TOPIC, TIME_TO_LIVE_MS
+from iotmq.mqtt.operator_state import name_of_topic, state_topic
 
-BANS_TOPIC: Final = "iotmq_sys_bans"
-"""The broker topic."""
 BANS_PREFIX: Final = "$iotmq/bans/"
 BANS_FILTER: Final = f"{BANS_PREFIX}#"
 
@@ -69,25 +60,15 @@ def normal_value(kind: BanKind, value: str) -> str:
 
 def ban_topic(kind: BanKind, value: str) -> str:
     """Return the MQTT topic of the ban of a value, as `normal_value` writes it."""
-    return f"{BANS_PREFIX}{kind}/{base64.urlsafe_b64encode(value.encode()).decode()}"
+    return state_topic(f"{BANS_PREFIX}{kind}/", value)
 
 
 def ban_of_topic(topic: str) -> tuple[BanKind, str]:
     """Return what the ban of a topic is for; ValueError when it is not one of ours."""
-    kind, _, name = topic.removeprefix(BANS_PREFIX).partition("/")
-    value = base64.urlsafe_b64decode(name).decode()
-    for known in KINDS:
-        if known == kind and ban_topic(known, value) == topic:
-            return known, value
+    for kind in KINDS:
+        if topic.startswith(f"{BANS_PREFIX}{kind}/"):
+            return kind, name_of_topic(f"{BANS_PREFIX}{kind}/", topic)
     raise ValueError(f"{topic} is no topic of a ban")
-
-
-def ban_properties(kind: BanKind, value: str, *, expires_ms: int = 0) -> Mapping[str, str]:
-    """Return the properties of the record that makes a ban, for `expires_ms` unless that is 0, or ends it."""
-    properties = {MQTT_TOPIC: ban_topic(kind, value), MQTT_QOS: "1", MQTT_RETAIN: "1"}
-    if expires_ms:
-        properties[TIME_TO_LIVE_MS] = str(expires_ms)
-    return properties
 
 
 def decode_ban(topic: str, body: bytes) -> Ban:

@@ -1,15 +1,20 @@
-"""One of the processes that watch a cluster tells people of its alarms."""
+"""One of the processes that watch a cluster tells people of its alarms, and all know what operators say."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 from manual_clock import ManualClock
-from small_cluster import SmallCluster
+from small_cluster import WAIT_S, SmallCluster
 
 from iotmq.alarms import lease as lease_module
+from iotmq.alarms.book import AlarmBook
 from iotmq.alarms.lease import LEASE_S, RENEWAL_S, Lease
+from iotmq.alarms.settings import AlarmSettings
+from iotmq.alarms.shared import SharedWords
+from iotmq.alarms.silence import Silence
 from iotmq.client.client import IotmqClient
 from iotmq.client.transport.settings import ClientSettings
 from iotmq.clock import SystemClock
@@ -81,3 +86,33 @@ async def test_an_account_that_may_not_have_it_asks_seldom(monkeypatch: pytest.M
     assert asked == 1
     await lease.renew(client)
     assert asked == 2
+
+
+async def test_what_is_said_to_one_process_is_known_to_all(tmp_path: Path) -> None:
+    async with SmallCluster(tmp_path, brokers=2, registries=1) as cluster, cluster.client() as client:
+        books = [AlarmBook(AlarmSettings(), SystemClock()) for _ in range(2)]
+        one, two = (SharedWords(book, SystemClock()) for book in books)
+        now_ms = books[0].now_ms
+        silence = Silence(
+            name="works", alarm="*", until_ms=now_ms + 600_000, reason="works", by="ann", made_ms=now_ms
+        )
+        books[0].silence(silence)
+        one.silence(silence)
+
+        async def both_know(silences: list[Silence]) -> None:
+            async with asyncio.timeout(WAIT_S):
+                while [book.silences for book in books] != [silences, silences]:
+                    await one.exchange(client)
+                    await two.exchange(client)
+
+        await both_know([silence])
+        # Each broker has it: one that goes takes nothing along.
+        broker, store = cluster.brokers.pop(0), cluster.stores.pop(0)
+        await broker.stop()
+        store.close()
+        await cluster.until(lambda: cluster.registries[0].routes.broker_count == 1)
+        books[1].take_silences([], lambda _name: False)
+        await both_know([silence])
+        books[1].end_silence("works")
+        two.end_silence("works")
+        await both_know([])

@@ -242,6 +242,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "blocking",
     ),
     "mqtt": (
+        "operator_state",
         "bans",
         "reason_codes",
         "errors",
@@ -396,6 +397,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "feed",
         "delivery",
         "lease",
+        "shared",
         "watch",
         "role",
     ),

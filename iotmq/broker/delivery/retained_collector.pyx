@@ -16,7 +16,7 @@ from iotmq.mqtt.topics.filters cimport is_topic
 
 from iotmq.message.properties import MQTT_RETAIN
 from iotmq.mqtt.topics.topics import PRIVATE_PREFIX
-from iotmq.mqtt.bans import BANS_TOPIC
+from iotmq.mqtt.operator_state import OPERATOR_TOPIC
 
 cdef bytes _RETAIN = MQTT_RETAIN.encode()
 cdef const char* _retain_key = _RETAIN
@@ -24,9 +24,9 @@ cdef Py_ssize_t _retain_key_size = len(_RETAIN)
 cdef bytes _PRIVATE = PRIVATE_PREFIX.encode()
 cdef const char* _private = _PRIVATE
 cdef Py_ssize_t _PRIVATE_SIZE = len(_PRIVATE)
-cdef bytes _BANS_TOPIC = BANS_TOPIC.encode()
-cdef const char* _bans_topic = _BANS_TOPIC
-cdef Py_ssize_t _BANS_TOPIC_SIZE = len(_BANS_TOPIC)
+cdef bytes _OPERATOR_TOPIC = OPERATOR_TOPIC.encode()
+cdef const char* _operator_topic = _OPERATOR_TOPIC
+cdef Py_ssize_t _OPERATOR_TOPIC_SIZE = len(_OPERATOR_TOPIC)
 
 
 def collect_retained(view, on_retained not None):
@@ -64,8 +64,8 @@ cdef int _collect(RecordWalk* walk, on_retained) except -1:
                 size < _PRIVATE_SIZE
                 or memcmp(topic, _private, _PRIVATE_SIZE) != 0
                 # No producer and no device speaks for front ends.
-                or record.topic_size == _BANS_TOPIC_SIZE
-                and memcmp(record.topic, _bans_topic, _BANS_TOPIC_SIZE) == 0
+                or record.topic_size == _OPERATOR_TOPIC_SIZE
+                and memcmp(record.topic, _operator_topic, _OPERATOR_TOPIC_SIZE) == 0
             ):
                 on_retained(topic[:size], (walk.at - record.size)[:record.size] if record.body_size else None)
     return 0

@@ -26,7 +26,7 @@ from iotmq.broker.tables.topics import (
     TopicTable,
 )
 from iotmq.errors import RefusedError
-from iotmq.mqtt.bans import BANS_TOPIC
+from iotmq.mqtt.operator_state import OPERATOR_TOPIC
 from iotmq.replicated.member_log import EPOCH_TOPIC
 
 
@@ -80,7 +80,7 @@ def system_topics(
         topic(SESSION_TOPIC, 1),
         topic(RECEIVED_TOPIC, 1),
         topic(POP_TOPIC, 1),
-        topic(BANS_TOPIC, 1),
+        topic(OPERATOR_TOPIC, 1),
         topic(TRACE_TOPIC, 1),
         topic(AUDIT_TOPIC, 1),
         topic(TRANSACTION_CHECKS_MAX_TOPIC, 1),

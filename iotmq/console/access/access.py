@@ -28,8 +28,6 @@ logger = logging.getLogger("iotmq.http")
 
 CONSOLE_PATH: Final = "/console/"
 _FLOW_S: Final = 600
-_USERS_FILE: Final = "console/users"
-_KEYS_FILE: Final = "console/api-keys"
 
 
 class Access:
@@ -54,11 +52,11 @@ class Access:
         self.link = FirstLink(clock)
         self.header = TrustedHeader(self.settings.header)
         self.oidc = _oidc(self.settings.oidc, clock) if self.settings.enabled else None
-        path = users_path(settings, directory)
+        path = settings.sign_in.users_path(directory)
         self.users: KeptFile[ConsoleUser] | None = users_file(path) if path else None
         if self.users is not None:
             self.users.on_change = self._users_changed
-        path = keys_path(settings, directory)
+        path = settings.sign_in.keys_path(directory)
         self.keys: KeptFile[ApiKey] | None = keys_file(path) if path else None
         self.keys_used_ms: dict[str, int] = {}
         """When a key was used last, by its name."""
@@ -139,24 +137,6 @@ class Access:
             return False
 
         self.sessions.end_where(is_over)
-
-
-def users_path(settings: HttpSettings, directory: Path | None) -> Path | None:
-    """Return the file of the users; None where there is none."""
-    return _path(settings, settings.sign_in.users_file, directory, _USERS_FILE)
-
-
-def keys_path(settings: HttpSettings, directory: Path | None) -> Path | None:
-    """Return the file of the API keys; None where there is none."""
-    return _path(settings, settings.sign_in.api_keys_file, directory, _KEYS_FILE)
-
-
-def _path(settings: HttpSettings, named: str, directory: Path | None, usual: str) -> Path | None:
-    if not settings.sign_in.enabled:
-        return None
-    if named:
-        return Path(named)
-    return None if directory is None else directory / usual
 
 
 def _oidc(settings: OidcSettings, clock: Clock) -> Oidc | None:

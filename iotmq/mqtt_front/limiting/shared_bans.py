@@ -15,13 +15,12 @@ from iotmq.message.properties import MQTT_TOPIC, UNIQ_KEY, decode_properties, en
 from iotmq.message.records.record import decode_record, encode_batch
 from iotmq.mqtt.bans import (
     BANS_FILTER,
-    BANS_TOPIC,
     Ban,
     BanKind,
     ban_of_topic,
-    ban_properties,
     decode_ban,
 )
+from iotmq.mqtt.operator_state import OPERATOR_TOPIC, state_properties
 from iotmq.mqtt_front.limiting.bans import Bans
 from iotmq.ports.gateway import GatewayPort
 from iotmq.ports.sessions import Refused, RetainedRead, RetainedRecords, SessionPort
@@ -104,7 +103,7 @@ class SharedBans:
             _log.warning("a broker does not tell of new bans", extra={"filter": BANS_FILTER})
 
     def _heard(self, broker_topic: bytes, raw_topic: bytes, body: bytes) -> None:
-        if broker_topic != BANS_TOPIC.encode():
+        if broker_topic != OPERATOR_TOPIC.encode():
             self.bans.malformed_total += 1
             return
         topic = raw_topic.decode("utf-8", "replace")
@@ -201,7 +200,7 @@ class SharedBans:
         try:
             decoded = decode_record(record)
             topic = decode_properties(bytes(decoded.properties)).get(MQTT_TOPIC, "")
-            if decoded.topic != BANS_TOPIC:
+            if decoded.topic != OPERATOR_TOPIC:
                 raise ValueError(f"it is in the broker topic {decoded.topic}")
             return decode_ban(topic, bytes(decoded.body))
         except StoreError as error:
@@ -218,12 +217,12 @@ class SharedBans:
             return
         now_ms = self._clock.now_ms()
         expires_ms = max(1, ban.until_ms - now_ms) if ban.until_ms else 0
-        properties = dict(ban_properties(ban.kind, ban.value, expires_ms=expires_ms))
+        properties = state_properties(ban.topic, expires_ms=expires_ms)
         properties[UNIQ_KEY] = self._keys.next()
         elements = encode_batch([(ban.body, encode_properties(properties), 0)])
         with surviving("telling of bans"):
             self._ports.gateway.append_own(
-                BANS_TOPIC, elements, count=1, is_repeat=tries > 0, done=partial(self._told, ban, tries)
+                OPERATOR_TOPIC, elements, count=1, is_repeat=tries > 0, done=partial(self._told, ban, tries)
             )
 
     def _told(self, ban: Ban, tries: int, code: int, remark: str) -> None:

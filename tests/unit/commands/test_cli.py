@@ -166,6 +166,26 @@ def test_the_check_finds_files_that_would_stop_a_start(
     assert exit_code("config", "check", "--settings-only", "--config", str(file)) == 0
 
 
+def test_the_check_names_lines_of_users_and_keys_of_the_console(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    users, keys = tmp_path / "data" / "console" / "users", tmp_path / "keys"
+    file = tmp_path / "gateway.toml"
+    file.write_text(f"data = '{tmp_path / 'data'}'\n[http.sign_in]\napi_keys_file = '{keys}'\n")
+    assert exit_code("config", "check", "--config", str(file)) == 0
+    users.parent.mkdir(parents=True)
+    users.write_text("# nobody\nada:boss:$argon2id$\n\nbob\n")
+    keys.write_text("nonsense\n")
+    capsys.readouterr()
+    assert exit_code("config", "check", "--config", str(file)) == cli.EXIT_USAGE
+    said = capsys.readouterr().err
+    assert f"http.sign_in {users}: line 2: the role of ada" in said
+    assert "\nline 4: " in said
+    assert f"http.sign_in {keys}: line 1: " in said
+    file.write_text(file.read_text() + "enabled = false\n")
+    assert exit_code("config", "check", "--config", str(file)) == 0
+
+
 def test_the_check_says_everything_at_once_and_passes_what_is_good(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

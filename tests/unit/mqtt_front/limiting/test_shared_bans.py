@@ -16,8 +16,9 @@ from iotmq.client.sending.producer import Producer, ProducerSettings
 from iotmq.client.transport.client import ClientSettings, ClientTransport
 from iotmq.client.transport.message import Message
 from iotmq.message.properties import MQTT_RETAIN, MQTT_TOPIC
-from iotmq.mqtt.bans import BANS_TOPIC, Ban, ban_topic
+from iotmq.mqtt.bans import Ban, ban_topic
 from iotmq.mqtt.codec import packets
+from iotmq.mqtt.operator_state import OPERATOR_TOPIC
 from iotmq.mqtt_front.limiting import shared_bans
 
 
@@ -103,7 +104,7 @@ async def test_what_comes_from_elsewhere_is_no_ban(remote: MqttSite) -> None:
         properties = {MQTT_TOPIC: ban.topic, MQTT_RETAIN: "1"}
         await producer.send(Message("T", ban.body, properties=properties))
         await until(lambda: guard.bans.malformed_total == 1)
-        await producer.send(Message(BANS_TOPIC, b"nonsense", properties=properties))
+        await producer.send(Message(OPERATOR_TOPIC, b"nonsense", properties=properties))
         await until(lambda: guard.bans.malformed_total == 2)
         await producer.stop()
         assert await BanAdmin(client).all(0) == []

@@ -239,6 +239,7 @@ async def acknowledge_alarm(services: Services, call: Call[AlarmArguments, Note]
         alarm = alarms.book.acknowledge(call.arguments.id, by=call.caller.name, note=call.body.note)
     except KeyError:
         raise _no_alarm(call.arguments.id) from None
+    alarms.shared.acknowledge(alarm)
     alarms.changed()
     return _shown(alarms, alarm)
 
@@ -316,6 +317,7 @@ async def put_silence(services: Services, call: Call[SilenceArguments, NewSilenc
     except TooManySilencesError:
         detail = f"there are {limits.ALARM_SILENCES_MAX} silences, and no more may be: end some"
         raise ProblemError(CONFLICT, detail) from None
+    alarms.shared.silence(silence)
     alarms.changed()
     return _silence(silence)
 
@@ -327,6 +329,7 @@ async def end_silence(services: Services, call: Call[SilenceArguments, None]) ->
         silence = alarms.book.end_silence(call.arguments.name)
     except KeyError:
         raise ProblemError(NOT_FOUND, f"there is no silence {call.arguments.name}") from None
+    alarms.shared.end_silence(silence.name)
     alarms.changed()
     return _silence(silence)
 
