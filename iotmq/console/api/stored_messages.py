@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from iotmq.client.transport.message import StoredMessage
+from iotmq.message.bodies import text_beginning
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.properties import MQTT_TOPIC
 
@@ -76,12 +77,10 @@ def read_message(message: StoredMessage, payload_bytes_max: int, *, has_payload:
     except MessageFormatError as error:
         body, why = message.record.body, str(error)
     if not why:
-        shown = body[:payload_bytes_max]
         try:
-            # A character that is cut is left out.
-            text = shown.decode() if len(shown) == len(body) else _decoded_cut(shown)
+            text = text_beginning(body, payload_bytes_max)
         except UnicodeDecodeError:
-            encoded = base64.b64encode(shown).decode()
+            encoded = base64.b64encode(body[:payload_bytes_max]).decode()
     properties = message.properties
     return ReadMessage(
         message_id=message.message_id,
@@ -101,12 +100,3 @@ def read_message(message: StoredMessage, payload_bytes_max: int, *, has_payload:
         payload_bytes=len(body),
         problem=why,
     )
-
-
-def _decoded_cut(data: bytes) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        if len(data) - error.start < 4 and error.end == len(data):
-            return data[: error.start].decode()
-        raise

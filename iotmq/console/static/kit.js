@@ -15,5 +15,5 @@ export { MessageDialog, SendDialog } from "./kit/message.js";
 export { ReplayCard, ReplayDialog } from "./kit/replay.js";
 export { go, keep, link, place, useKept } from "./kit/router.js";
 export { may, me } from "./kit/session.js";
-export { Table } from "./kit/table.js";
+export { buttonColumn, Table } from "./kit/table.js";
 export { attempt, problemText, tell, tellProblem } from "./kit/telling.js";

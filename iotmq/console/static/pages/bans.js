@@ -4,6 +4,7 @@ import {
   api,
   attempt,
   Button,
+  buttonColumn,
   Choice,
   confirm,
   Filters,
@@ -45,7 +46,7 @@ export default function Bans({ kind = "", value = "" }) {
     if (await attempt(() => api.remove(pathOf(row.kind, row.value)), words.lifted)) asked.reload();
   }
 
-  const columns = useMemo(() => (may("operator") ? [...COLUMNS, liftColumn(lift)] : COLUMNS), [asked.reload]);
+  const columns = useMemo(() => (may("operator") ? [...COLUMNS, buttonColumn(words.lift, lift)] : COLUMNS), [asked.reload]);
   return html`
     <${Page}
       title=${words.title}
@@ -74,17 +75,6 @@ const COLUMNS = [
   { key: "made_ms", title: words.made, hidden: "medium", show: (/** @type {any} */ row) => html`<${Time} ms=${row.made_ms} />` },
   { key: "until_ms", title: words.until, value: (/** @type {any} */ row) => row.until_ms || null, show: untilOf },
 ];
-
-/** @param {(row: any) => void} lift */
-function liftColumn(lift) {
-  return {
-    key: "lift",
-    title: html`<span class="unseen">${words.lift}</span>`,
-    isSorted: false,
-    width: "small",
-    show: (/** @type {any} */ row) => html`<button type="button" class="button" onClick=${() => lift(row)}>${words.lift}</button>`,
-  };
-}
 
 /** @param {{kind: string, value: string, onClose: () => void, onDone: () => void}} props */
 function NewBan({ onClose, onDone, ...given }) {

@@ -4,6 +4,7 @@ import {
   api,
   at,
   attempt,
+  buttonColumn,
   Check,
   confirm,
   duration,
@@ -45,10 +46,11 @@ export default function FrontEnds() {
     if (await attempt(change, words.isUndone)) asked.reload();
   }
 
-  const columns = useMemo(
-    () => (may("operator") ? [...COLUMNS, drainColumn(setDrained, undo)] : COLUMNS),
-    [asked.reload],
-  );
+  const columns = useMemo(() => {
+    const wordOf = (/** @type {any} */ row) => (row.is_draining ? words.undo : words.drain);
+    const drain = buttonColumn(words.drain, (row) => (row.is_draining ? undo(row) : setDrained(row)), { wordOf });
+    return may("operator") ? [...COLUMNS, drain] : COLUMNS;
+  }, [asked.reload]);
   const open = (rows ?? []).filter((/** @type {any} */ row) => !row.is_draining);
   return html`
     <${Page} title=${words.title} lead=${words.lead} asked=${asked}>
@@ -73,20 +75,6 @@ export default function FrontEnds() {
       html`<${Drain} row=${drained} isLast=${open.length === 1} onClose=${() => setDrained(null)} onDone=${asked.reload} />`}
     <//>
   `;
-}
-
-/** @param {(row: any) => void} drain @param {(row: any) => void} undo */
-function drainColumn(drain, undo) {
-  return {
-    key: "drain",
-    title: html`<span class="unseen">${words.drain}</span>`,
-    isSorted: false,
-    show: (/** @type {any} */ row) => html`
-      <button type="button" class="button" onClick=${() => (row.is_draining ? undo(row) : drain(row))}>
-        ${row.is_draining ? words.undo : words.drain}
-      </button>
-    `,
-  };
 }
 
 /** @param {{row: any, isLast: boolean, onClose: () => void, onDone: () => void}} props */

@@ -3,6 +3,7 @@
 import {
   api,
   at,
+  buttonColumn,
   Choice,
   Filters,
   FormDialog,
@@ -38,7 +39,7 @@ export default function Settings({ match = "", broker = "" }) {
   const asked = useAnswer("/settings");
   const items = asked.answer?.items ?? null;
   const rows = useMemo(() => rowsOf(items, typed, broker), [items, typed, broker]);
-  const columns = useMemo(() => (may("administrator") ? [...COLUMNS, changeColumn(setOpen)] : COLUMNS), []);
+  const columns = useMemo(() => (may("administrator") ? [...COLUMNS, buttonColumn(words.change, setOpen)] : COLUMNS), []);
   const names = (items ?? []).map((/** @type {any} */ each) => [each.broker, each.broker]);
   return html`
     <${Page} title=${words.title} lead=${words.lead} asked=${asked}>
@@ -66,17 +67,6 @@ export default function Settings({ match = "", broker = "" }) {
       ${open && html`<${Change} row=${open} onClose=${() => setOpen(null)} onDone=${asked.reload} />`}
     <//>
   `;
-}
-
-/** @param {(row: any) => void} open */
-function changeColumn(open) {
-  return {
-    key: "change",
-    title: html`<span class="unseen">${words.change}</span>`,
-    isSorted: false,
-    width: "small",
-    show: (/** @type {any} */ row) => html`<button type="button" class="button" onClick=${() => open(row)}>${words.change}</button>`,
-  };
 }
 
 /** @param {{row: any, onClose: () => void, onDone: () => void}} props */

@@ -10,7 +10,6 @@ export const devices = {
     parts: "Which clients",
     tabs: { connected: "Connected", away: "Away", refused: "Refused" },
     search: "Client id…",
-    searchHint: "A part of it, or with * for the rest",
     user: "User",
     address: "Address",
     version: "MQTT",
