@@ -8,7 +8,7 @@ messages of a topic have in common is made once (`publishing.Lane`); no coroutin
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -20,6 +20,7 @@ from iotmq.console.api.problems import ProblemError, from_error
 from iotmq.console.api.publishing import Publisher
 from iotmq.errors import IotmqError
 from iotmq.message.message_ids import UniqueKeys
+from iotmq.message.properties import PROPERTY_END, encode_properties
 from iotmq.message.records.record import encode_batch
 
 # Well below what a broker takes in one request.
@@ -42,9 +43,19 @@ class _Batch:
 class BatchPublisher:
     """Takes the messages of one request with `add`; `send` writes an outcome for each of them."""
 
-    def __init__(self, publisher: Publisher, producer: Producer, unique_keys: UniqueKeys, count: int) -> None:
-        """`count` messages come at most."""
+    def __init__(
+        self,
+        publisher: Publisher,
+        producer: Producer,
+        unique_keys: UniqueKeys,
+        count: int,
+        *,
+        context: Mapping[str, str],
+    ) -> None:
+        """`count` messages come at most, with the properties of their trace."""
         self._publisher = publisher
+        # Stands behind the unique key, whose end is its first byte.
+        self._context = PROPERTY_END.encode() + encode_properties(context) if context else b""
         self._producer = producer
         self._outcomes: list[str] = [""] * count
         self._ids = iter(unique_keys.next_batch(count))
@@ -79,7 +90,8 @@ class BatchPublisher:
             self._batches.append(batch)
         unique_key = next(self._ids)
         # The end of the last property may be left out.
-        batch.elements.append((payload, lane.heads[2 * qos + is_retained] + unique_key.encode(), 0))
+        properties = lane.heads[2 * qos + is_retained] + unique_key.encode() + self._context
+        batch.elements.append((payload, properties, 0))
         batch.places.append(place)
         batch.ids.append(unique_key)
         batch.size_bytes += len(payload)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -41,6 +42,7 @@ from iotmq.console.api.routes.names import (
 )
 from iotmq.console.api.services import Services
 from iotmq.console.api.stored_messages import PAYLOAD_BYTES_MAX, ReadMessage, read_message
+from iotmq.console.api.trace_context import traced
 from iotmq.console.server.messages import Answer
 from iotmq.errors import IotmqError
 
@@ -130,6 +132,10 @@ class OnceArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     idempotency_key: IdempotencyKey = ""
     """A word of your own for this request, such as a UUID: asked for again, its messages are stored once, as
     long as the broker has them. With another topic or payload it is another message."""
+    traceparent: Annotated[str, header("traceparent")] = ""
+    """The trace that the messages go on with (W3C Trace Context); what is none is left out."""
+    tracestate: Annotated[str, header("tracestate")] = ""
+    """What belongs to it."""
 
 
 class RawArguments(OnceArguments, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -226,21 +232,35 @@ class Messages(msgspec.Struct, frozen=True, kw_only=True):
 async def publish(services: Services, call: Call[OnceArguments, DeviceMessage]) -> Stored:
     """Send a message to the devices that subscribe an MQTT topic."""
     publisher = await services.publisher()
-    return await publisher.publish(_published(call.body), unique_key=_unique_key(call, call.body.mqtt_topic))
+    message = _published(call.body)
+    with traced(call, message.mqtt_topic, len(message.payload)) as context:
+        message = message._replace(context=context)
+        return await publisher.publish(message, unique_key=_unique_key(call, message.mqtt_topic))
 
 
 async def publish_raw(services: Services, call: Call[RawArguments, bytes]) -> Stored:
     """Send the body as it is to the devices that subscribe an MQTT topic."""
     each = call.arguments
     message = Published(each.mqtt_topic, call.body, each.qos, each.retain, each.expiry_s, each.topic or "")
-    return await (await services.publisher()).publish(message, unique_key=_unique_key(call, each.mqtt_topic))
+    publisher = await services.publisher()
+    with traced(call, each.mqtt_topic, len(call.body)) as context:
+        message = message._replace(context=context)
+        return await publisher.publish(message, unique_key=_unique_key(call, each.mqtt_topic))
 
 
 async def publish_many(services: Services, call: Call[OnceArguments, Batch]) -> Answer:
     """Send up to 1,000 messages to devices; each has an outcome of its own."""
+    with traced(call, "", len(call.request.body)) as context:
+        return await _publish_many(services, call, context)
+
+
+async def _publish_many(
+    services: Services, call: Call[OnceArguments, Batch], context: Mapping[str, str]
+) -> Answer:
     publisher, items = await services.publisher(), call.body.items
     key = call.arguments.idempotency_key
-    batch = BatchPublisher(publisher, await services.producer(), services.unique_keys, len(items))
+    producer = await services.producer()
+    batch = BatchPublisher(publisher, producer, services.unique_keys, len(items), context=context)
     alone: dict[asyncio.Task[Stored], int] = {}
     for place, each in enumerate(items):
         try:
@@ -257,7 +277,8 @@ async def publish_many(services: Services, call: Call[OnceArguments, Batch]) -> 
                 if taken:
                     continue
             unique_key = unique_key_of(call.caller.name, each.mqtt_topic, key, place)
-            alone[asyncio.ensure_future(publisher.publish(_published(each), unique_key=unique_key))] = place
+            message = _published(each)._replace(context=context)
+            alone[asyncio.ensure_future(publisher.publish(message, unique_key=unique_key))] = place
         except ProblemError as error:
             batch.refuse(place, error)
         except (IotmqError, ConnectionError) as error:
@@ -275,18 +296,20 @@ async def publish_many(services: Services, call: Call[OnceArguments, Batch]) -> 
 
 async def send(services: Services, call: Call[SendArguments, TopicMessage]) -> Stored:
     """Send a message to a broker topic."""
-    body = call.body
-    message = Message(
-        call.arguments.topic,
-        _payload(body),
-        key=body.key,
-        tags=body.tags,
-        keys=body.keys,
-        properties=body.properties,
-        delay_ms=body.delay_ms,
-        ttl_ms=body.expiry_ms,
-    )
-    return await (await services.publisher()).send(message, unique_key=_unique_key(call, message.topic))
+    body, topic, payload = call.body, call.arguments.topic, _payload(call.body)
+    publisher = await services.publisher()
+    with traced(call, topic, len(payload), is_for_devices=False) as context:
+        message = Message(
+            topic,
+            payload,
+            key=body.key,
+            tags=body.tags,
+            keys=body.keys,
+            properties={**context, **body.properties},
+            delay_ms=body.delay_ms,
+            ttl_ms=body.expiry_ms,
+        )
+        return await publisher.send(message, unique_key=_unique_key(call, topic))
 
 
 async def read_messages(services: Services, call: Call[ReadArguments, None]) -> Messages:

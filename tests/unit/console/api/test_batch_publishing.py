@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, cast
 
 import msgspec
@@ -37,8 +38,9 @@ class Site:
         self.publisher = Publisher(cast(Any, None), cast(Producer, self), self)
         self.batch = self.begin(10)
 
-    def begin(self, count: int) -> BatchPublisher:
-        self.batch = BatchPublisher(self.publisher, cast(Producer, self), UniqueKeys(), count)
+    def begin(self, count: int, context: Mapping[str, str] = MappingProxyType({})) -> BatchPublisher:
+        producer = cast(Producer, self)
+        self.batch = BatchPublisher(self.publisher, producer, UniqueKeys(), count, context=context)
         return self.batch
 
     async def add(
@@ -93,8 +95,10 @@ class Site:
         return msgspec.json.decode(self.batch.answer, type=Outcomes)
 
 
-async def test_messages_of_a_queue_go_together_and_each_is_told_its_place() -> None:
+@pytest.mark.parametrize("context", [{}, {"traceparent": "00-1", "tracestate": "a=1"}])
+async def test_messages_of_a_queue_go_together_and_each_is_told_its_place(context: dict[str, str]) -> None:
     site = Site()
+    site.begin(10, context)
     for place in range(10):
         assert await site.add(place, f"m/{place % 5}", b"%d" % place, place % 3, is_retained=place == 9)
     await site.batch.send()
@@ -123,6 +127,7 @@ async def test_messages_of_a_queue_go_together_and_each_is_told_its_place() -> N
             "long": "x",
             "MQTT_QOS": str(place % 3),
             "UNIQ_KEY": stored.message_id,
+            **context,
             **({"MQTT_RETAIN": "1"} if place == 9 else {}),
         }
 
