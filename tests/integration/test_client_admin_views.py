@@ -156,6 +156,35 @@ async def test_messages_are_found_by_id_key_and_offset(cluster: Cluster, admin: 
         await admin.messages.by_id(results[0].offset_message_ids[0][:-2] + "FF")
 
 
+async def test_nobody_but_registered_brokers_is_asked_for_a_message(cluster: Cluster, admin: Admin) -> None:
+    (result,) = await send(cluster, Message("T", b"x"))
+    accepted: list[object] = []
+    listening = await asyncio.start_server(lambda *ends: accepted.append(ends), "127.0.0.1", 0)
+    port = listening.sockets[0].getsockname()[1]
+    made_up = f"7F000001{port:08X}" + result.offset_message_ids[0][16:]
+    with pytest.raises(RouteNotFoundError, match=f"127.0.0.1:{port}"):
+        await admin.messages.by_id(made_up)
+    listening.close()
+    assert accepted == []
+
+
+async def test_a_broker_that_is_registered_by_a_name_is_found_by_the_address_in_an_id(
+    cluster: Cluster, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (result,) = await send(cluster, Message("T", b"x"))
+    registries = admin.messages._client.registries
+    known = await registries.cluster()
+
+    async def by_name() -> dict[str, dict[int, str]]:
+        return {
+            name: {number: address.replace("127.0.0.1", "localhost") for number, address in by_id.items()}
+            for name, by_id in known.items()
+        }
+
+    monkeypatch.setattr(registries, "cluster", by_name)
+    assert (await admin.messages.by_id(result.offset_message_ids[0])).queue == result.queue
+
+
 async def test_the_entries_of_a_queue(cluster: Cluster, admin: Admin) -> None:
     (result,) = await send(cluster, Message("T", b"x", tags="A"))
     entries = await admin.messages.queue_entries(result.queue, result.queue_offset)

@@ -320,6 +320,8 @@ def test_payloads_of_an_answer_have_a_limit_however_small_they_are_stored(api: C
     assert "by itself" in by_key[-1]["problem"]
     alone = api.get("show_message", by_key[-1]["offset_message_id"])
     assert (len(alone["payload"]), "problem" in alone) == (size, False)
+    elsewhere = "C0000201" + by_key[-1]["offset_message_id"][8:]
+    assert api.ask("show_message", elsewhere).problem == "not-found"
 
 
 def test_topics_of_the_gateway_are_its_own(api: Caller) -> None:

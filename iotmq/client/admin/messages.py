@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
+import socket
 from typing import Final, NamedTuple
 
 import msgspec
 
-from iotmq.addresses import address_text
+from iotmq.addresses import address_text, parse_address
 from iotmq.client.admin.groups import ConsumerConnections, GroupViews, SubscriptionInfo
 from iotmq.client.consuming.pulls import PullStatus, pull_command, read_pulled
 from iotmq.client.transport.calls import ask, asking, broker_address
@@ -17,7 +19,7 @@ from iotmq.client.transport.message import ReceivedMessage, check_topic
 from iotmq.client.transport.queue_tables import decode_answer
 from iotmq.client.transport.routes import MASTER_ID, MessageQueue
 from iotmq.client.transport.subscriptions import parse_subscription
-from iotmq.errors import BrokerError, ClientError
+from iotmq.errors import BrokerError, ClientError, RouteNotFoundError
 from iotmq.limits import INDEX_QUERY_RECORDS_MAX
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.message_ids import parse_offset_message_id
@@ -83,13 +85,14 @@ class MessageViews:
     async def by_id(self, message_id: str) -> ReceivedMessage:
         """Read the message that an offset message id names, from the broker whose address is in the id.
 
-        BrokerError when that has no such message, ClientError for an id without a place.
+        BrokerError when that has no such message, ClientError for an id without a place, RouteNotFoundError
+        when no broker is registered with the address: an id may be made up, and nobody else is asked.
         """
         try:
             host, port, position = parse_offset_message_id(message_id)
         except MessageFormatError as error:
             raise ClientError(f"{error}: look for it by_unique_key") from error
-        address = address_text(host, port)
+        name, address = await self._broker_at(host, port)
         answer = await ask(
             self._client,
             address,
@@ -98,7 +101,6 @@ class MessageViews:
             doing=f"looking for message {message_id}",
         )
         record = decode_record(answer.body_bytes())
-        name = await self._broker_name(address)
         return ReceivedMessage(MessageQueue(record.topic, name, record.queue_id), record)
 
     async def by_key(
@@ -232,12 +234,24 @@ class MessageViews:
         found.sort(key=lambda message: message.record.store_timestamp_ms, reverse=True)
         return found[:messages_max]
 
-    async def _broker_name(self, address: str) -> str:
-        """Find the name of the broker with this address; empty when no registry knows it."""
-        for name, by_id in (await self._client.registries.cluster()).items():
-            if address in by_id.values():
-                return name
-        return ""
+    async def _broker_at(self, host: str, port: int) -> tuple[str, str]:
+        """Find the broker with this address: its name, and the address as it is registered."""
+        cluster = await self._client.registries.cluster()
+        known = [(name, address) for name, by_id in cluster.items() for address in by_id.values()]
+        for name, address in known:
+            if address == address_text(host, port):
+                return name, address
+        loop = asyncio.get_running_loop()
+        for name, address in known:
+            # Brokers that are registered by a name have its IP address in ids.
+            registered_host, registered_port = parse_address(address)
+            if registered_port != port:
+                continue
+            with contextlib.suppress(OSError):
+                found = await loop.getaddrinfo(registered_host, port, type=socket.SOCK_STREAM)
+                if any(each[4][0] == host for each in found):
+                    return name, address
+        raise RouteNotFoundError(f"no broker is registered with the address {address_text(host, port)}")
 
 
 def _is_filtered(connections: ConsumerConnections | None, topic: str, message: ReceivedMessage) -> bool:
