@@ -20,7 +20,8 @@ from iotmq.spelling import did_you_mean
 
 Text = Annotated[str, Meta(min_length=1, max_length=limits.ALARM_TEXT_CHARACTERS_MAX)]
 Url = Annotated[str, Meta(max_length=2_048, pattern=r"^https?://[^\s/@]+(/\S*)?$")]
-MailAddress = Annotated[str, Meta(max_length=254, pattern=r"^[^\s@<>,;]+@[^\s@<>,;]+$")]
+# ASCII alone: SMTP servers take other letters with an extension only, and hosts have a form without them.
+MailAddress = Annotated[str, Meta(max_length=254, pattern=r"^[!-+\-.-:=?A-~]+@[!-+\-.-:=?A-~]+$")]
 LabelName = Annotated[str, Meta(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*$", max_length=64)]
 
 

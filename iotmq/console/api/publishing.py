@@ -136,6 +136,9 @@ class Publisher:
 
     async def send(self, message: Message, *, unique_key: str) -> Stored:
         """Send a message to its broker topic; with a unique key once."""
+        if message.properties is not None and MQTT_TOPIC in message.properties:
+            # Devices get it: what nobody may publish is refused here, too.
+            self.place_of(message.properties[MQTT_TOPIC])
         if not unique_key:
             return _stored(await self._producer.send(message))
         return await self._send_once(message, unique_key)
@@ -196,7 +199,8 @@ class Publisher:
 
     def _placed(self, each: Published) -> Placed:
         if each.topic:
-            # Chosen by who sends: no route has a word in it.
+            self.place_of(each.mqtt_topic)
+            # Chosen by who sends: no route has a word in it, beside whether anybody may publish there.
             return Placed(each.topic, each.mqtt_topic, "", {MQTT_TOPIC: each.mqtt_topic})
         placed = self.place_of(each.mqtt_topic)
         if placed is not None:

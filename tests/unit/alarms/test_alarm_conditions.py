@@ -153,6 +153,7 @@ MAIL = {"kind": "email", "name": "mail", "host": "localhost", "sender": "a@b.c",
         ({"receivers": [{**MAIL, "host": "mail.example", "encryption": "none"}]}, "on this machine"),
         ({"receivers": [{**MAIL, "to": ["a@b\nBcc: c@d"]}]}, "receivers[0].to"),
         ({"receivers": [{**MAIL, "to": []}]}, "receivers[0].to"),
+        ({"receivers": [{**MAIL, "to": ["änn@b.c"]}]}, "receivers[0].to"),
         ({"receivers": [{"kind": "pigeon", "name": "x"}]}, '"webhook", "email"'),
     ],
 )

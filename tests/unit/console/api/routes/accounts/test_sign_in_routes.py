@@ -83,6 +83,21 @@ async def test_who_is_removed_or_changed_while_a_password_is_checked_is_not_sign
     assert [each.name for each in site.access.sessions.all()] == ["ada"]
 
 
+async def test_a_flood_of_refused_sign_ins_is_no_flood_of_records(site: ConsoleSite) -> None:
+    records: list[dict[str, str]] = []
+    site.access.record = lambda event, **fields: records.append(fields)
+    browser = site.browser()
+    for number in range(60):
+        await browser.ask("POST", "/sign-in", {"link": f"guess {number}"})
+    assert len(records) == 20
+    site.clock.advance(60)
+    await browser.ask("POST", "/sign-in", {"link": "guess"})
+    await signed_in(site, "bob")
+    assert [each["result"] for each in records[20:]] == ["refused", "done"]
+    metrics = {(each.name, each.labels): each.value for each in site.access.metrics()}
+    assert metrics["iotmq_http_sign_ins_total", (("result", "refused"),)] == 61
+
+
 async def test_a_wrong_password_says_no_more_than_a_wrong_name(site: ConsoleSite) -> None:
     browser = site.browser()
     replies = [await browser.sign_in(name, "a wrong password") for name in ("ada", "nobody")]
