@@ -37,7 +37,7 @@ from iotmq.history.questions import COLUMNS, OTHERS, Table
 logger = logging.getLogger(__name__)
 
 Counts = tuple[int, ...]
-"""What was counted of one name: a number for each column."""
+"""The counts of one name: a number for each column."""
 
 TABLES: Final[tuple[Table, ...]] = ("topics", "groups", "clients")
 _MAGIC: Final = b"iSt1"
