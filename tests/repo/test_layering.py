@@ -379,6 +379,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "alarms": (
         "condition",
         "alarm",
+        "cluster_conditions",
         "conditions",
         "settings",
         "silence",
