@@ -12,8 +12,9 @@ from msgspec.structs import replace
 
 from iotmq import limits
 from iotmq.addresses import is_loopback
+from iotmq.alarms.cluster_conditions import DEVICES_SILENT
 from iotmq.alarms.condition import LEVELS, Condition, Level, Name, Reads, Seconds, Window, check_says
-from iotmq.alarms.conditions import CONDITIONS, DEVICES_SILENT
+from iotmq.alarms.conditions import CONDITIONS
 from iotmq.secret_text import hide
 from iotmq.setting_types import FileName, Port, SecretText
 from iotmq.spelling import did_you_mean

@@ -132,6 +132,13 @@ class Access:
         yield from samples_by(
             "result", "iotmq_http_sign_ins_total", "Sign-ins at the console.", self._sign_ins
         )
+        yield from samples(
+            (
+                "iotmq_http_failing_addresses_total",
+                "Addresses with so many wrong passwords within a minute that they are refused for a while.",
+                self.passwords.failing_addresses_total,
+            )
+        )
 
     def _users_changed(self) -> None:
         """End the sessions of passwords that do not count any more; roles count at once."""
