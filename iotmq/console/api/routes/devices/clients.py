@@ -104,7 +104,7 @@ class Clients(msgspec.Struct, frozen=True, kw_only=True):
     """Clients that are meant, on all pages."""
     connected: int
     """All clients that are connected."""
-    missing: dict[str, str]
+    problems: dict[str, str]
     """The front ends that did not answer, and why: their clients are not in the list."""
 
 
@@ -136,7 +136,7 @@ class KickedClients(msgspec.Struct, frozen=True, kw_only=True):
     """Those that were disconnected."""
     client_ids: list[str]
     """The first hundred of them."""
-    missing: dict[str, str]
+    problems: dict[str, str]
     """The front ends that did not answer, and why."""
 
 
@@ -176,7 +176,7 @@ class QueuedMessages(msgspec.Struct, frozen=True, kw_only=True):
     """All messages of the filter that the client is not done with."""
     next: str | None
     """The cursor of the next page; null behind the last one."""
-    missing: dict[str, str]
+    problems: dict[str, str]
     """The brokers that did not answer, and why."""
 
 
@@ -201,7 +201,7 @@ class ListedSubscriptions(msgspec.Struct, frozen=True, kw_only=True):
     items: list[SubscriptionRow]
     next: str | None
     """The cursor of the next page; null behind the last one."""
-    missing: dict[str, str]
+    problems: dict[str, str]
     """The front ends and brokers that did not answer, and why."""
 
 
@@ -233,7 +233,7 @@ class Refusals(msgspec.Struct, frozen=True, kw_only=True):
     """The last ones who were not let in, the newest first."""
 
     items: list[Refusal]
-    missing: dict[str, str]
+    problems: dict[str, str]
     """The front ends and brokers that did not answer, and why."""
 
 
@@ -252,7 +252,7 @@ async def list_clients(services: Services, call: Call[ClientsArguments, None]) -
         next=page.next_cursor,
         matched=page.matched,
         connected=page.connected,
-        missing=page.problems,
+        problems=page.problems,
     )
 
 
@@ -299,7 +299,7 @@ async def list_client_queue(services: Services, call: Call[QueueArguments, None]
         left_out=page.left_out,
         behind=page.behind,
         next=page.next_cursor,
-        missing=page.problems,
+        problems=page.problems,
     )
 
 
@@ -346,7 +346,7 @@ async def list_subscriptions(
         limit=each.limit,
         cursor=each.cursor,
     )
-    return ListedSubscriptions(items=page.rows, next=page.next_cursor, missing=page.problems)
+    return ListedSubscriptions(items=page.rows, next=page.next_cursor, problems=page.problems)
 
 
 async def list_slow_subscribers(services: Services, call: Call[SlowArguments, None]) -> Clients:
@@ -354,7 +354,7 @@ async def list_slow_subscribers(services: Services, call: Call[SlowArguments, No
     each = call.arguments
     page = await ClientAdmin(await services.client()).slow(by=each.by, limit=each.limit)
     return Clients(
-        items=page.rows, next=None, matched=page.matched, connected=page.connected, missing=page.problems
+        items=page.rows, next=None, matched=page.matched, connected=page.connected, problems=page.problems
     )
 
 
@@ -369,7 +369,7 @@ async def list_refused_clients(services: Services, call: Call[RefusedArguments, 
         limit=each.limit,
     )
     found = await ClientAdmin(await services.client()).refused(question)
-    return Refusals(items=found.refusals, missing=found.problems)
+    return Refusals(items=found.refusals, problems=found.problems)
 
 
 def _filter_of(wanted: WantedClients) -> ClientFilter:
@@ -401,7 +401,7 @@ def _kicked(kicked: Kicked) -> KickedClients:
         matched=kicked.matched,
         kicked=kicked.kicked,
         client_ids=kicked.client_ids,
-        missing=kicked.problems,
+        problems=kicked.problems,
     )
 
 
