@@ -226,7 +226,6 @@ def answers_of(case: Case, count: int) -> dict[str, Any]:
             "next": str(end) if has_more else None,
             "last": str(end),
             "problems": {},
-            "problems": {},
             "has_more": has_more,
             "matched": count,
             "connected": count,
@@ -435,7 +434,8 @@ def test_connections_are_filtered_and_sorted_by_the_server_and_disconnected_afte
         ids = asked.body.get("client_ids") or ["a", "b", "c"]
         return {"matched": len(ids), "kicked": len(ids), "client_ids": ids, "problems": {}}
 
-    clients = {"items": rows, "next": None, "matched": 3, "connected": 15_000, "problems": {"front-2": "slow"}}
+    problems = {"front-2": "slow"}
+    clients = {"items": rows, "next": None, "matched": 3, "connected": 15_000, "problems": problems}
     stub = stub_of({"GET /clients": clients, "POST /clients:kick": kick})
     with open_page(stub) as opened:
         page = opened.show("connections")

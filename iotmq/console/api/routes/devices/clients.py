@@ -11,7 +11,7 @@ from iotmq import limits
 from iotmq.client.admin.devices.clients import ClientAdmin, Kicked, SlowBy
 from iotmq.client.admin.devices.sessions import SessionAdmin
 from iotmq.console.api.pages import Cursor, Limit
-from iotmq.console.api.problems import CONFLICT, INVALID, NOT_FOUND, FieldProblem, ProblemError
+from iotmq.console.api.problems import CONFLICT, NOT_FOUND, ProblemError, invalid
 from iotmq.console.api.route import Call, NoArguments, Role, route
 from iotmq.console.api.routes.names import ClientArguments, ClientText, TimeMs
 from iotmq.console.api.services import Services
@@ -317,8 +317,7 @@ async def kick_clients(services: Services, call: Call[NoArguments, KickBody]) ->
     body = call.body
     admin = ClientAdmin(await services.client())
     if (body.client_ids is None) == (body.filter is None):
-        detail = "either client_ids or filter say who is disconnected"
-        raise ProblemError(INVALID, detail, errors=(FieldProblem(detail, pointer="/filter"),))
+        raise invalid("either client_ids or filter say who is disconnected", pointer="/filter")
     if body.client_ids is not None:
         return _kicked(await admin.kick(body.client_ids, is_dry_run=body.is_dry_run))
     assert body.filter is not None, "one of the two is there"

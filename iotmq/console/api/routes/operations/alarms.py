@@ -17,14 +17,7 @@ from iotmq.alarms.role import AlarmsRole
 from iotmq.alarms.silence import LabelText
 from iotmq.alarms.silence import Silence as KnownSilence
 from iotmq.console.api.pages import PageArguments, page_of
-from iotmq.console.api.problems import (
-    CONFLICT,
-    INVALID,
-    NOT_FOUND,
-    NOT_SUPPORTED,
-    FieldProblem,
-    ProblemError,
-)
+from iotmq.console.api.problems import CONFLICT, NOT_FOUND, NOT_SUPPORTED, ProblemError, invalid
 from iotmq.console.api.route import Call, NoArguments, Role, route
 from iotmq.console.api.routes.names import TimeMs
 from iotmq.console.api.services import Services
@@ -301,8 +294,7 @@ async def put_silence(services: Services, call: Call[SilenceArguments, NewSilenc
     alarms, body = _alarms(services), call.body
     now_ms = alarms.book.now_ms
     if not now_ms < body.until_ms <= now_ms + _SILENCE_MS_MAX:
-        detail = "a silence ends in the future, and within a year"
-        raise ProblemError(INVALID, detail, errors=(FieldProblem(detail, "/until_ms"),))
+        raise invalid("a silence ends in the future, and within a year", pointer="/until_ms")
     silence = KnownSilence(
         name=call.arguments.name,
         alarm=body.alarm,
