@@ -42,6 +42,7 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.store.replication.raw", ".pyx", ["z"]),
     ("iotmq.store.replication.tail", ".pyx", []),
     ("iotmq.store.log.group_commit", ".pyx", []),
+    ("iotmq.console.api.batch_elements", ".pyx", []),
     ("iotmq.mqtt.topics.topic_cache", ".pyx", []),
     ("iotmq.mqtt.server.publish_sink", ".pyx", []),
     ("iotmq.mqtt.server.connection_settings", ".pyx", []),

@@ -168,7 +168,7 @@ def _queries(metric: Metric) -> Iterator[Query]:
             yield _quantile(metric.name, share, by, f"{short} {share} {{{{instance}}}}")
     elif metric.kind == "counter":
         yield Query(f"sum by ({by}) (rate({metric.name}{{{_HERE}}}[$__rate_interval]))", legend)
-    elif metric.name.endswith("_certificate_expires_seconds"):
+    elif metric.name.endswith("_expires_seconds"):
         yield Query(f"min by ({by}) ({metric.name}{{{_HERE}}}) - time()", legend)
     elif metric.name == "process_start_time_seconds":
         yield Query(f"time() - max by ({by}) ({metric.name}{{{_HERE}}})", "uptime {{instance}}")

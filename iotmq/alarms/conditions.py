@@ -31,6 +31,7 @@ _ACCESS: Final = "whoever manages access"
 _CERTIFICATES: Final = tuple(
     f"iotmq_{part}_tls_certificate_expires_seconds" for part in ("remoting", "mqtt_listener", "http")
 )
+_REVOCATION_LISTS: Final = "iotmq_mqtt_listener_tls_revocation_list_expires_seconds"
 
 _STORE: Final = (
     Condition(
@@ -481,6 +482,27 @@ _FILES: Final = (
         owner=_ACCESS,
         says="a certificate expires in less than 3 days, or has expired",
         what_to_do="Renew it now: without it nobody connects to this port any more.",
+    ),
+    Condition(
+        name="revocation-list-expires",
+        sources=(_REVOCATION_LISTS,),
+        reads="seconds_left",
+        fires_at=_DAY_S / 2,
+        clears_at=_DAY_S / 2 + 60,
+        owner=_ACCESS,
+        says="a list of revoked certificates is out of date in less than 12 hours",
+        what_to_do="Renew it: changed files are used within seconds, without a restart.",
+    ),
+    Condition(
+        name="revocation-list-expired",
+        sources=(_REVOCATION_LISTS,),
+        reads="seconds_left",
+        fires_at=0,
+        clears_at=60,
+        level="critical",
+        owner=_ACCESS,
+        says="a list of revoked certificates is out of date",
+        what_to_do="Renew it now: no device that its root has signed can connect.",
     ),
 )
 

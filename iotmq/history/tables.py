@@ -64,7 +64,8 @@ class _Placed(NamedTuple):
     """A block of a file, and the time of the step it is a part of."""
 
     time_ms: int
-    content: Content
+    names: list[str]
+    """Of its file and table."""
     block: Block
 
 
@@ -110,15 +111,17 @@ class StatisticsTables:
                 f"{limits.STATISTICS_POINTS_MAX} are answered at a time: take a larger step, a shorter time, "
                 "or fewer names"
             )
-        with self._lock:
-            placed = list(self._placed(question.step, question.table, first_ms, last_ms))
-            oldest_ms = self._oldest(question.step)
         steps: list[NameValues] = []
-        sums: list[NameSums] = []
-        if question.names:
-            steps = _by_step(placed, question, first_ms=first_ms, count=count)
-        else:
-            sums = _listed(_largest(_sums(placed, question.table), question.names_max), question.table)
+        found: dict[str, Counts] = {}
+        with self._lock:
+            # Files are read one after the other as they are added up: one of minutes may have 150 MB.
+            placed = self._placed(question.step, question.table, first_ms, last_ms)
+            if question.names:
+                steps = _by_step(placed, question, first_ms=first_ms, count=count)
+            else:
+                found = _sums(placed, question.table)
+            oldest_ms = self._oldest(question.step)
+        sums = _listed(_largest(found, question.names_max), question.table)
         return StatisticsAnswer(
             from_ms=first_ms, step_ms=step_ms, count=count, steps=steps, sums=sums, oldest_ms=oldest_ms
         )
@@ -174,9 +177,11 @@ class StatisticsTables:
         """Yield what makes up the steps of a time, those that are not over included."""
         last_written_ms = self._last_ms if self._last_ms is not None else self._last_minute()
         under_way_ms = None if last_written_ms is None else _start(last_written_ms, step)
-        found: list[_Placed] = []
-        for content in self._contents(step, Chosen(table, first_ms, last_ms)):
-            found += [_Placed(block.time_ms, content, block) for block in content.blocks]
+        found = (
+            _Placed(block.time_ms, content.names[table], block)
+            for content in self._contents(step, Chosen(table, first_ms, last_ms))
+            for block in content.blocks
+        )
         if step == "minute":
             yield from found
             return
@@ -191,7 +196,7 @@ class StatisticsTables:
         """Yield the smaller steps of a step, as parts of it."""
         last_ms = time_ms + STEPS_MS[step] - 1
         for each in self._placed(_SMALLER[step], table, time_ms, last_ms):
-            yield _Placed(time_ms, each.content, each.block)
+            yield _Placed(time_ms, each.names, each.block)
 
     def _contents(self, step: Step, chosen: Chosen) -> Iterator[Content]:
         first, last = _name(step, chosen.first_ms), _name(step, chosen.last_ms)
@@ -281,17 +286,17 @@ def _listed(counts: Mapping[str, Counts], table: Table) -> list[NameSums]:
 
 def _sums(placed: Iterable[_Placed], table: Table) -> dict[str, Counts]:
     """Return what the blocks have of each name together."""
-    by_content: dict[int, tuple[Content, BlockSums]] = {}
+    # By the names of a file.
+    by_file: dict[int, tuple[list[str], BlockSums]] = {}
     for each in placed:
-        key = id(each.content)
-        if key not in by_content:
-            sums = BlockSums(len(each.content.names[table]), len(COLUMNS[table]))
-            by_content[key] = each.content, sums
-        by_content[key][1].add(each.block.ids, each.block.counts)
+        key = id(each.names)
+        if key not in by_file:
+            by_file[key] = each.names, BlockSums(len(each.names), len(COLUMNS[table]))
+        by_file[key][1].add(each.block.ids, each.block.counts)
     found: dict[str, Counts] = {}
-    for content, sums in by_content.values():
+    for names, sums in by_file.values():
         for number, counts in sums.rows():
-            add_to(found, content.names[table][number], counts)
+            add_to(found, names[number], counts)
     return found
 
 
@@ -306,17 +311,16 @@ def _by_step(
     known_places: set[int] = set()
     # Of each name, by place.
     values: list[dict[int, Counts]] = [{} for _ in wanted]
-    numbers: dict[int, dict[int, int]] = {}
+    # By the names of a file, which it keeps.
+    numbers: dict[int, tuple[list[str], dict[int, int]]] = {}
     for each in placed:
         place = (each.time_ms - first_ms) // step_ms
         known_places.add(place)
-        known = numbers.get(id(each.content))
-        if known is None:
-            names = each.content.names[question.table]
-            known = numbers[id(each.content)] = {
-                number: wanted.index(name) for number, name in enumerate(names) if name in wanted
-            }
-        for number, index in known.items():
+        key = id(each.names)
+        if key not in numbers:
+            own = {number: wanted.index(name) for number, name in enumerate(each.names) if name in wanted}
+            numbers[key] = each.names, own
+        for number, index in numbers[key][1].items():
             row = row_of(each.block.ids, number)
             if row >= 0:
                 add_to(values[index], place, each.block.row(row))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from iotmq.audit_log import AUDIT_TOPIC
 from iotmq.client.admin.cursors import encode_cursor
 from iotmq.client.transport.message import Message
 from iotmq.console.api.route import Role
+from iotmq.console.api.stored_messages import BODIES_BYTES_MAX
 from iotmq.limits import HTTP_STREAM_WAITING_BYTES_MAX
 
 SETTINGS = TOKEN_SETTINGS + """
@@ -103,7 +105,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
     directory = tmp_path_factory.mktemp("api")
     config = directory / "iotmq.toml"
     config.write_text(SETTINGS)
-    with GatewayProcess(directory / "data", config=config) as gateway:
+    with GatewayProcess(directory / "data", "store.hot_bytes=1048576", config=config) as gateway:
         yield Caller(gateway)
 
 
@@ -204,8 +206,24 @@ def test_a_request_with_a_key_of_its_own_is_done_once(api: Caller) -> None:
     many = [api.get("publish_many", body=body, headers=once) for _ in range(2)]
     assert many[0] == many[1]
     assert len({each["stored"]["message_id"] for each in many[0]["items"]}) == 20
-    late = api.ask("send", "once-topic", body={"delay_ms": 1000}, headers=once)
-    assert late.problem == "invalid"
+    late = {"payload": "late", "delay_ms": 3_600_000}
+    sent = [api.get("send", "once-topic", body=late, headers=once) for _ in range(2)]
+    assert sent[0] == sent[1]
+    assert (sent[0]["status"], sent[0]["offset"]) == ("SEND_OK", None)
+    (waiting,) = api.get("list_delayed", query="topic=once-topic")["items"]
+    assert waiting["uniqueKey"] == sent[0]["message_id"]
+    api.get("cancel_delayed", "once-topic", waiting["uniqueKey"])
+    soon = {"payload": "soon", "delay_ms": 1}
+    sent = [api.get("send", "once-topic", body=soon, headers=once)]
+
+    def payloads() -> list[str]:
+        return [each["payload"] for each in api.get("read_messages", "once-topic", query="offset=0")["items"]]
+
+    eventually(lambda: "soon" in payloads(), "the message has come")
+    # It is known where it has come to, and does not wait once more.
+    assert api.get("send", "once-topic", body=soon, headers=once) == sent[0]
+    assert api.get("list_delayed", query="topic=once-topic")["items"] == []
+    assert payloads() == ["x", "soon"]
     assert api.ask("publish", body={"mqtt_topic": "a"}, headers={"Idempotency-Key": "x" * 256}).status == 422
 
 
@@ -254,14 +272,16 @@ def test_a_stream_has_what_is_stored_and_goes_on_where_its_reader_was(api: Calle
     with Stream(api, "filter=live/%2B/t&since=broker-a%3D7") as stream:
         gap = stream.events(2)[1]
         assert (gap.kind, gap.data["broker"], gap.data["from"]) == ("gap", "broker-a", 7)
+        assert gap.data["to"] > 7
 
 
 def test_a_reader_that_comes_back_late_gets_all_it_has_missed_at_its_own_pace(api: Caller) -> None:
     with Stream(api, "filter=late/%2B") as stream:
         place = stream.events(1)[0].id
+    # Most of it is on the disk alone, as far as the broker knows.
     size = HTTP_STREAM_WAITING_BYTES_MAX // 4
     for number in range(12):
-        api.get("publish_raw", f"late/{number}", raw=b"x" * size)
+        api.get("publish_raw", f"late/{number}", raw=random.randbytes(size))
     with Stream(api, f"filter=late/%2B&payload_bytes_max={size}&since={quote(place)}") as stream:
         events = stream.events(13)[1:]
         api.get("publish_raw", "late/12", raw=b"")
@@ -300,6 +320,25 @@ def test_topics_are_made_changed_scaled_and_deleted(api: Caller) -> None:
     assert AUDIT_TOPIC in {each["name"] for each in system if each["is_system"]}
     assert api.get("delete_topic", "api-topic") == {"brokers": ["broker-a"]}
     assert api.ask("show_topic", "api-topic").problem == "not-found"
+
+
+def test_payloads_of_an_answer_have_a_limit_however_small_they_are_stored(api: Caller) -> None:
+    api.get("put_topic", "dense", body={"queues": 1})
+    size = 1024 * 1024
+    count = BODIES_BYTES_MAX // size + 2
+    with connect(api) as client, client.producer("dense") as producer:
+        for _ in range(count):
+            producer.send(Message("dense", b"z" * size, key="dense"))
+    cut = f"limit=500&payload_bytes_max={size}"
+    first = api.get("read_messages", "dense", query=f"offset=0&{cut}")
+    assert [len(each["payload"]) for each in first["items"]] == [size] * (count - 2)
+    rest = api.get("read_messages", "dense", query=f"offset={first['next_offset']}&{cut}")
+    assert [each["offset"] for each in rest["items"]] == [count - 2, count - 1]
+    by_key = api.get("read_messages", "dense", query=f"key=dense&{cut}")["items"]
+    assert ["payload" in each for each in by_key] == [True] * (count - 2) + [False] * 2
+    assert "by itself" in by_key[-1]["problem"]
+    alone = api.get("show_message", by_key[-1]["offset_message_id"])
+    assert (len(alone["payload"]), "problem" in alone) == (size, False)
 
 
 def test_topics_of_the_gateway_are_its_own(api: Caller) -> None:

@@ -66,8 +66,15 @@ SPARE = Counter({"iotmq.mqtt_front.publish.batch.Batch": 2})
 
 def live_objects() -> Counter[str]:
     """How many there are of each kind."""
-    kinds = Counter(type(one) for one in gc.get_objects() if isinstance(one, KINDS))
-    return Counter({f"{kind.__module__}.{kind.__qualname__}": count for kind, count in kinds.items()})
+    # The kinds of all are fewer than the objects by a thousand times.
+    kinds = Counter(map(type, gc.get_objects()))
+    return Counter(
+        {
+            f"{kind.__module__}.{kind.__qualname__}": count
+            for kind, count in kinds.items()
+            if issubclass(kind, KINDS)
+        }
+    )
 
 
 @asynccontextmanager

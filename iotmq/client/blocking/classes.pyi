@@ -178,6 +178,19 @@ class SyncProducer(BlockingLifetime):
         message that has one. `has_packet_ids`: messages have MQTT_PACKET_ID. `sys_flag` says how their bodies
         are compressed.
         """
+    def send_elements_nowait(
+        self, queue: MessageQueue, elements: bytes, count: int
+    ) -> concurrent.futures.Future[SendResult]:
+        """Like `send_encoded_batch_nowait`, in one request with others that wait for the queue.
+
+        The ids that name places in the log are not told of more than one message.
+        """
+    @property
+    def joins_sends(self) -> bool:
+        """Return whether `send_elements_nowait` may be used for single messages now: there is room, and no
+        interceptor wants to see each of them."""
+    def known_queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """Return what `queues` would, if that is known already; empty otherwise."""
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """List the queues that take messages of `topic` (for a new topic: those it will have), sorted."""
     def room(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, get_args, get_origin
 from urllib.parse import parse_qsl, urlencode
 
 import msgspec
@@ -69,8 +69,7 @@ def fields_of_items(answer: type) -> frozenset[str]:
     """Return the names of the fields of a list's items; none for what is no list."""
     if not issubclass(answer, msgspec.Struct):
         return frozenset()
-    info = msgspec.inspect.type_info(answer)
-    lists = [field.type for field in getattr(info, "fields", ()) if field.encode_name == "items"]
-    items = [each.item_type for each in lists if isinstance(each, msgspec.inspect.ListType)]
-    structs = [each for each in items if isinstance(each, msgspec.inspect.StructType)]
-    return frozenset(field.encode_name for struct in structs for field in struct.fields)
+    lists = [field.type for field in msgspec.structs.fields(answer) if field.encode_name == "items"]
+    items = [each for kind in lists if get_origin(kind) is list for each in get_args(kind)]
+    structs = [each for each in items if isinstance(each, type) and issubclass(each, msgspec.Struct)]
+    return frozenset(field.encode_name for struct in structs for field in msgspec.structs.fields(struct))

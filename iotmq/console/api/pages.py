@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterable
 from typing import Annotated, Final, TypeVar
 
@@ -39,8 +40,8 @@ def page_of(
     """Return the items of a page and the cursor of the next one; None behind the last. CursorError."""
     after = decode_cursor(arguments.cursor, _BY_NAME, str) or ""
     match = arguments.match.casefold()
-    chosen = sorted(
-        (each for each in items if name_of(each) > after and match in name_of(each).casefold()), key=name_of
-    )
-    page = chosen[: arguments.limit]
-    return page, encode_cursor(_BY_NAME, name_of(page[-1])) if len(chosen) > len(page) else None
+    chosen = (each for each in items if name_of(each) > after and match in name_of(each).casefold())
+    # One more tells that there are more; to sort half a million names takes half a second.
+    first = heapq.nsmallest(arguments.limit + 1, chosen, key=name_of)
+    page = first[: arguments.limit]
+    return page, encode_cursor(_BY_NAME, name_of(page[-1])) if len(first) > len(page) else None

@@ -183,6 +183,7 @@ def _kind(error: IotmqError | ConnectionError) -> Kind:
 _KIND_OF_CODE: Final = {
     int(ResponseCode.SYSTEM_BUSY): UNAVAILABLE,
     int(ResponseCode.SERVICE_NOT_AVAILABLE): UNAVAILABLE,
+    int(ResponseCode.TOO_MANY_WAITING): TOO_MANY,
     int(ResponseCode.TOPIC_NOT_EXIST): NOT_FOUND,
     int(ResponseCode.QUERY_NOT_FOUND): NOT_FOUND,
     int(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST): NOT_FOUND,

@@ -80,6 +80,8 @@ class Services:
         self.replays = Replays(clock)
         self.unique_keys = UniqueKeys(clock=clock)
         self._starting: asyncio.Task[_Started] | None = None
+        self.started_publisher: Publisher | None = None
+        """The one that `publisher` returns, once that is started."""
 
     async def client(self) -> IotmqClient:
         """Return the client, started."""
@@ -97,6 +99,7 @@ class Services:
         """End what goes on, and the client, if there is one."""
         await self.replays.stop()
         starting, self._starting = self._starting, None
+        self.started_publisher = None
         if starting is None:
             return
         starting.cancel()
@@ -118,4 +121,5 @@ class Services:
         # A topic that a first message makes gets all the queues its template allows, as from a front end.
         producer = client.producer(_GROUP, ProducerSettings(new_topic_queues=limits.QUEUES_PER_TOPIC_MAX))
         await producer.start()
-        return _Started(client, producer, Publisher(client, producer, self.own.places()))
+        publisher = self.started_publisher = Publisher(client, producer, self.own.places())
+        return _Started(client, producer, publisher)

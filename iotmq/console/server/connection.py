@@ -13,12 +13,13 @@ import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Final, NamedTuple, Protocol, cast
+from functools import lru_cache, partial
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 import httptools
 
 from iotmq import limits
-from iotmq.console.server.messages import REASONS, Answer, Reply, Request, Sink, Site
+from iotmq.console.server.messages import REASONS, Answer, Later, Reply, Request, Sink, Site
 from iotmq.supervised import FAILURES, surviving
 
 logger = logging.getLogger("iotmq.http")
@@ -32,6 +33,15 @@ _TURN_S: Final = 0.003
 _REQUEST_LINE_BYTES: Final = len("  HTTP/1.1\r\n")
 _FIELD_BYTES: Final = len(": \r\n")
 _HEAD_END_BYTES: Final = len("\r\n")
+# The names of fields as most programs write them.
+_NAMES: Final = {
+    text.encode(): name
+    for name in (
+        *("accept", "accept-encoding", "authorization", "connection", "content-length", "content-type"),
+        *("cookie", "host", "origin", "sec-fetch-site", "user-agent"),
+    )
+    for text in (name, name.title())
+}
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 # Larger answers are looked at: there must be room for them.
@@ -111,9 +121,12 @@ class HttpConnection(asyncio.Protocol):
         self._is_in_head = False
         self._unfinished_bytes = 0
         self._waiting: deque[_Whole | _Refused] = deque()
-        # Set while a request is answered by a task, and while the rest waits for the next turn.
-        self._answering: asyncio.Task[None] | None = None
+        # Set while a request is answered by a task or a future, and while the rest waits for the next turn.
+        self._answering: asyncio.Future[Any] | None = None
         self._next_turn: asyncio.Handle | None = None
+        # The kind of the answer before, and the part of its head that another one of the kind has, too.
+        self._answered = _FAILED
+        self._answered_head = _lasting_head(_FAILED)
         self._can_write = asyncio.Event()
         self._can_write.set()
         # The peer sends no more; and who is told so, while a stream wants to know.
@@ -213,7 +226,7 @@ class HttpConnection(asyncio.Protocol):
         if self._head_bytes > self._port.head_bytes_max:
             self._refuse(431, "a head that is too large")
             return
-        key = name.decode("latin-1").lower()
+        key = _NAMES.get(name) or name.decode("latin-1").lower()
         former = self._headers.get(key)
         text = value.decode("latin-1")
         if former is not None:
@@ -277,7 +290,12 @@ class HttpConnection(asyncio.Protocol):
             return
         is_kept_alive = self._parser.should_keep_alive()
         self._is_ending = not is_kept_alive
-        request = head._replace(body=bytes(self._body))
+        request = head
+        if self._body:
+            # `_replace` takes five times as long.
+            method, path, query, headers, peer, is_encrypted, _, proxy = head
+            body = bytes(self._body)
+            request = Request(method, path, query, headers, peer, is_encrypted, body, proxy)
         self._waiting.append(_Whole(request, is_kept_alive, self._parser.get_http_version() == "1.0"))
         self._head = None
         self._body = bytearray()
@@ -309,7 +327,11 @@ class HttpConnection(asyncio.Protocol):
             reply: Reply = _FAILED
             with surviving("http"):
                 reply = self._site.answer(whole.request)
-            if isinstance(reply, Answer) and reply.stream is None:
+            if isinstance(reply, Later):
+                self._restart_deadline()
+                self._answering = reply.future
+                reply.future.add_done_callback(partial(self._answer_of, whole, reply))
+            elif isinstance(reply, Answer) and reply.stream is None:
                 self._write(whole, reply)
             else:
                 self._restart_deadline()
@@ -327,7 +349,18 @@ class HttpConnection(asyncio.Protocol):
         self._next_turn = None
         self._go_on()
 
-    async def _answer_later(self, whole: _Whole, reply: Reply) -> None:
+    def _answer_of(self, whole: _Whole, reply: Later, future: asyncio.Future[Any]) -> None:
+        """Answer with what a future has led to; cancelled it is when the connection is lost."""
+        self._answering = None
+        answer = _FAILED
+        if not future.cancelled():
+            with surviving("http"):
+                answer = reply.make(future)
+        if not self._transport.is_closing():
+            self._write(whole, answer)
+            self._go_on()
+
+    async def _answer_later(self, whole: _Whole, reply: Answer | Awaitable[Answer]) -> None:
         try:
             answer = _FAILED
             with surviving("http"):
@@ -355,7 +388,8 @@ class HttpConnection(asyncio.Protocol):
         size = len(answer.body)
         if size > _SMALL_BYTES and self._port.unread_bytes + size > limits.HTTP_UNREAD_BYTES_MAX:
             answer = _UNREAD
-        head = _head(whole, answer, f"Content-Length: {len(answer.body)}\r\n")
+            size = len(answer.body)
+        head = self._head_of(whole, answer, f"Content-Length: {size}\r\n")
         self._transport.write(head if whole.request.method == "HEAD" else head + answer.body)
         self._restart_deadline()
 
@@ -366,7 +400,8 @@ class HttpConnection(asyncio.Protocol):
         if not is_chunked:
             self._is_ending = True
             whole = whole._replace(is_kept_alive=False)
-        self._transport.write(_head(whole, answer, "Transfer-Encoding: chunked\r\n" if is_chunked else ""))
+        framing = "Transfer-Encoding: chunked\r\n" if is_chunked else ""
+        self._transport.write(self._head_of(whole, answer, framing))
         self._deadline_s = math.inf
         try:
             if whole.request.method != "HEAD":
@@ -413,13 +448,31 @@ class HttpConnection(asyncio.Protocol):
         text = f"{REASONS[refused.status].lower()}: {refused.detail}\n"
         answer = Answer(text.encode(), refused.status, headers=headers)
         self._waiting.clear()
-        self._transport.write(_head(None, answer, f"Content-Length: {len(answer.body)}\r\n") + answer.body)
+        head = self._head_of(None, answer, f"Content-Length: {len(answer.body)}\r\n")
+        self._transport.write(head + answer.body)
         if self._transport.can_write_eof():
             # TLS has no end of one direction.
             self._transport.write_eof()
         self._transport.resume_reading()
         self._timer.cancel()
         self._timer = self._loop.call_later(_LINGER_S, self._transport.abort)
+
+    def _head_of(self, whole: _Whole | None, answer: Answer, framing: str) -> bytes:
+        former = self._answered
+        is_alike = answer.headers is former.headers and answer.status == former.status
+        if not is_alike or answer.content_type != former.content_type:
+            self._answered_head = _lasting_head(answer)
+            self._answered = answer._replace(body=b"", stream=None)
+        connection = ""
+        if whole is None or not whole.is_kept_alive:
+            connection = "Connection: close\r\n"
+        elif whole.is_1_0:
+            connection = "Connection: keep-alive\r\n"
+        return b"%b%b%b\r\n" % (
+            self._answered_head,
+            _date(int(time.time())),
+            (framing + connection).encode(),
+        )
 
     def _restart_deadline(self) -> None:
         self._deadline_s = self._loop.time() + self._port.request_timeout_s
@@ -451,15 +504,13 @@ class _Chunks:
         self._connection.when_peer_ends(call)
 
 
-def _head(whole: _Whole | None, answer: Answer, framing: str) -> bytes:
+def _lasting_head(answer: Answer) -> bytes:
+    """Return the part of a head that is the same for all answers of a kind."""
     fields = "".join(f"{name}: {value}\r\n" for name, value in answer.headers)
-    connection = ""
-    if whole is None or not whole.is_kept_alive:
-        connection = "Connection: close\r\n"
-    elif whole.is_1_0:
-        connection = "Connection: keep-alive\r\n"
-    date = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime())
-    return (
-        f"HTTP/1.1 {answer.status} {REASONS[answer.status]}\r\nDate: {date}\r\n"
-        f"Content-Type: {answer.content_type}\r\n{framing}{connection}{fields}\r\n"
-    ).encode("latin-1")
+    status = f"{answer.status} {REASONS[answer.status]}"
+    return f"HTTP/1.1 {status}\r\nContent-Type: {answer.content_type}\r\n{fields}".encode("latin-1")
+
+
+@lru_cache(maxsize=1)
+def _date(second: int) -> bytes:
+    return time.strftime("Date: %a, %d %b %Y %H:%M:%S GMT\r\n", time.gmtime(second)).encode()

@@ -149,6 +149,15 @@ class Handshakes:
             labels=labels,
         )
         yield from self._tls.metrics(labels, prefix="iotmq_mqtt_listener_tls")
+        if self._tls.lists_expire_s is not None:
+            yield from samples(
+                (
+                    "iotmq_mqtt_listener_tls_revocation_list_expires_seconds",
+                    "When the first list of revoked certificates is out of date, in seconds since 1970.",
+                    self._tls.lists_expire_s,
+                ),
+                labels=labels,
+            )
 
     @property
     def _handshakes_count(self) -> int:

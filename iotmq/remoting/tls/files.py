@@ -10,6 +10,7 @@ import logging
 import ssl
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Final, Literal, Protocol, TypeAlias
 
@@ -25,6 +26,7 @@ from iotmq.remoting.tls.context import (
     no_password,
     server_context,
 )
+from iotmq.remoting.tls.revocation import lists_expire_s
 from iotmq.setting_types import FileName
 from iotmq.watched_file import WatchedFiles
 
@@ -106,6 +108,8 @@ class ServerTls:
             raise ConfigError(f"the certificate cannot be used: {error}") from error
         # Seconds since 1970 when the first of the certificates expires; None when it cannot be told.
         self.expires_s = self._look_at_expiry()
+        # The same of the lists of revoked certificates.
+        self.lists_expire_s = self._look_at_lists()
         self.reloads_count = 0
         self.failed_reloads_count = 0
 
@@ -130,6 +134,7 @@ class ServerTls:
             logger.error("the changed certificate is not used", extra={"detail": str(error)})
             return
         self.expires_s = await asyncio.to_thread(self._look_at_expiry)
+        self.lists_expire_s = await asyncio.to_thread(self._look_at_lists)
         self.reloads_count += 1
         logger.info("certificates read", extra={"files": ", ".join(self._settings.files)})
 
@@ -174,6 +179,14 @@ class ServerTls:
                     "the certificate expires soon, or has expired",
                     extra={"file": certificate.certificate_file, "days": days},
                 )
+        return min(expires, default=None)
+
+    def _look_at_lists(self) -> float | None:
+        expires: list[float] = []
+        for file in self._settings.revocation_files:
+            # One that has just gone keeps what was read of it.
+            with suppress(OSError):
+                expires += filter(None, [lists_expire_s(file)])
         return min(expires, default=None)
 
 

@@ -16,7 +16,9 @@ from certificates import make_certificate, make_root
 from eventually import soon
 
 from iotmq import limits
+from iotmq.console.access.tokens import KNOWN_MAX, Tokens
 from iotmq.console.pages import Pages
+from iotmq.console.server.messages import Request
 from iotmq.console.server.port import HttpPort
 from iotmq.console.settings import HttpSettings, HttpTokenSettings
 from iotmq.errors import ConfigError
@@ -74,6 +76,24 @@ async def test_a_token_opens_everything_and_nothing_else_does() -> None:
         ):
             assert await status(server, "/metrics", *refused) == 401, refused
         assert number(server, "iotmq_http_unauthorized_total") == 8
+
+
+def test_headers_that_were_right_are_known_and_only_so_many() -> None:
+    token = HttpTokenSettings(name="a", token="t" * 32, role="viewer")
+    tokens = Tokens([token])
+
+    def asked(authorization: str) -> Request:
+        return Request("GET", "/", "", {"authorization": authorization}, "127.0.0.1")
+
+    assert tokens.find(asked(f"Bearer {'x' * 32}")) is None
+    assert tokens.known(asked(f"Bearer {'x' * 32}")) is None
+    assert tokens.known(asked(f"Bearer {'t' * 32}")) is None
+    for spaces in range(KNOWN_MAX):
+        assert tokens.find(asked(f"Bearer {' ' * spaces}{'t' * 32}")) is token
+    assert tokens.known(asked(f"Bearer {'t' * 32}")) is token
+    assert tokens.find(asked(f"bearer {'t' * 32}")) is token
+    assert tokens.known(asked(f"Bearer {'t' * 32}")) is None
+    assert tokens.known(asked(f"bearer {'t' * 32}")) is token
 
 
 async def test_a_token_in_the_address_is_none() -> None:

@@ -11,7 +11,7 @@ import pytest
 from eventually import soon
 
 from iotmq import limits
-from iotmq.console.server.messages import Answer, Reply, Request, Sink
+from iotmq.console.server.messages import Answer, Later, Reply, Request, Sink
 from iotmq.console.server.port import HttpPort
 from iotmq.console.settings import HttpSettings
 from iotmq.metrics import Metric
@@ -26,6 +26,7 @@ class Echo:
     def __init__(self) -> None:
         self.asked: list[Request] = []
         self.go_on = asyncio.Event()
+        self.future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self.sinks: list[Sink] = []
         self.ended: list[str] = []
 
@@ -38,6 +39,8 @@ class Echo:
             raise RuntimeError("a fault of the site")
         if request.path == "/later":
             return self._later(request)
+        if request.path == "/future":
+            return Later(self.future, self._made)
         if request.path == "/stream":
             return Answer(status=200, content_type="text/event-stream", stream=self._stream)
         if request.path == "/large":
@@ -49,6 +52,9 @@ class Echo:
         if request.path == "/endless":
             return Answer(status=200, stream=self._endless)
         return Answer(f"{request.method} {request.path} {request.query} ".encode() + request.body)
+
+    def _made(self, future: asyncio.Future[bytes]) -> Answer:
+        return Answer(b"future " + future.result())
 
     async def _later(self, request: Request) -> Answer:
         await self.go_on.wait()
@@ -338,6 +344,35 @@ async def test_a_stop_ends_answers_that_are_not_ready() -> None:
         await asyncio.wait_for(port.stop(), 10)
         (ended,) = await asyncio.gather(answer, return_exceptions=True)
         assert not ended or isinstance(ended, ConnectionError)
+
+
+async def test_a_future_is_answered_with_when_it_is_done() -> None:
+    async with serving() as (site, port):
+        requests = head(b"GET", b"/future") + head(b"GET", b"/next", CLOSE)
+        answering = asyncio.ensure_future(exchange(port, requests))
+        await soon(lambda: len(site.asked) == 1, "the request")
+        site.future.set_result(b"made")
+        answer = await answering
+        assert answer.index(b"future made") < answer.index(b"GET /next")
+        assert await Later(site.future, site._made) == Answer(b"future made")
+
+
+async def test_a_future_that_fails_is_a_fault_of_the_site() -> None:
+    async with serving() as (site, port):
+        site.future.set_exception(ValueError("a fault"))
+        before = FAILURES.count("http")
+        answer = await exchange(port, head(b"GET", b"/future", CLOSE))
+        assert answer.startswith(b"HTTP/1.1 500 ")
+        assert FAILURES.count("http") == before + 1
+
+
+async def test_a_future_is_given_up_with_the_connection() -> None:
+    async with serving() as (site, port):
+        answer = asyncio.ensure_future(exchange(port, head(b"GET", b"/future")))
+        await soon(lambda: len(site.asked) == 1, "the request")
+        await asyncio.wait_for(port.stop(), 10)
+        assert site.future.cancelled()
+        await asyncio.gather(answer, return_exceptions=True)
 
 
 async def test_many_requests_at_once_leave_turns_to_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import ssl
 import time
 import warnings
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -428,6 +429,9 @@ async def test_a_revocation_list_that_is_out_of_date_lets_nobody_in(files: Files
     asking = listener(files.server, client_ca_file=files.root.certificate, client_crl_files=[outdated])
     async with running(asking) as front:
         assert await is_refused(front, files, files.device)
+        name = "iotmq_mqtt_listener_tls_revocation_list_expires_seconds"
+        (expires_s,) = [metric.value for metric in front.metrics() if metric.name == name]
+        assert expires_s == datetime(2020, 1, 2, tzinfo=UTC).timestamp()
 
 
 def devices_of(front: MqttFront) -> list[Device]:

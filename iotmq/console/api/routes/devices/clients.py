@@ -15,7 +15,7 @@ from iotmq.console.api.problems import CONFLICT, NOT_FOUND, ProblemError, invali
 from iotmq.console.api.route import Call, NoArguments, Role, route
 from iotmq.console.api.routes.names import ClientArguments, ClientText, TimeMs
 from iotmq.console.api.services import Services
-from iotmq.console.api.stored_messages import ReadMessage, read_message
+from iotmq.console.api.stored_messages import ReadMessage, Shown
 from iotmq.ports.client_pages import (
     PROTOCOL_LEVELS,
     ClientDetail,
@@ -293,8 +293,9 @@ async def list_client_queue(services: Services, call: Call[QueueArguments, None]
     )
     if page is None:
         raise ProblemError(NOT_FOUND, f"no kept session of {each.client_id[:200]} has subscribed this filter")
+    shown = Shown(each.payload_bytes_max)
     return QueuedMessages(
-        items=[read_message(message, each.payload_bytes_max) for message in page.messages],
+        items=[shown.show(message) for message in page.messages],
         is_in_flight=page.is_in_flight,
         left_out=page.left_out,
         behind=page.behind,

@@ -39,9 +39,15 @@ class Permissions(msgspec.Struct, frozen=True, kw_only=True):
 
 async def list_device_users(services: Services, call: Call[PageArguments, None]) -> DeviceUsers:
     """List the users of the file of users (`mqtt.authentication.users_file`), with their roles."""
-    found = await asyncio.to_thread(services.own.device_access().users)
-    names, next_cursor = page_of(found, call.arguments, str)
-    return DeviceUsers(items=[DeviceUser(name=name, roles=found[name]) for name in names], next=next_cursor)
+    access = services.own.device_access()
+
+    def page() -> DeviceUsers:
+        found = access.users()
+        names, following = page_of(found, call.arguments, str)
+        return DeviceUsers(items=[DeviceUser(name=name, roles=found[name]) for name in names], next=following)
+
+    # There may be half a million: they are looked through in the thread that reads them.
+    return await asyncio.to_thread(page)
 
 
 async def list_permissions(services: Services, _call: Call[NoArguments, None]) -> Permissions:

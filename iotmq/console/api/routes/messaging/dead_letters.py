@@ -24,7 +24,7 @@ from iotmq.console.api.route import Call, Role, route
 from iotmq.console.api.routes.messaging.messages import decoded_base64
 from iotmq.console.api.routes.names import GroupArguments, GroupText, TimeMs, TopicText
 from iotmq.console.api.services import Services
-from iotmq.console.api.stored_messages import ReadMessage, read_message
+from iotmq.console.api.stored_messages import ReadMessage, Shown
 from iotmq.console.server.messages import Answer, Sink
 
 LIST_MAX: Final = 500
@@ -168,13 +168,14 @@ async def list_dead_letters(services: Services, call: Call[DeadLettersArguments,
     """List the dead letters of a group."""
     each = call.arguments
     items: list[DeadLetter] = []
+    shown = Shown(each.payload_bytes_max)
     letters = await _chosen(services, each)
     async for letter in letters:
         if len(items) == each.limit:
             return DeadLetters(items=items, has_more=True)
         items.append(
             DeadLetter(
-                message=read_message(letter.message, each.payload_bytes_max),
+                message=shown.show(letter.message),
                 original_topic=letter.original_topic,
                 original_message_id=letter.original_message_id,
             )

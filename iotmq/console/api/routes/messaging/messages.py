@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+from collections.abc import Coroutine
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -16,7 +17,7 @@ from iotmq.client.consuming.offsets import offsets
 from iotmq.client.transport.message import Message
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.console.api.arguments import header
-from iotmq.console.api.batch_publishing import BatchPublisher
+from iotmq.console.api.batch_publishing import ALONE_BYTES, BatchPublisher
 from iotmq.console.api.pages import Cursor
 from iotmq.console.api.problems import (
     INVALID,
@@ -28,7 +29,7 @@ from iotmq.console.api.problems import (
     from_error,
 )
 from iotmq.console.api.publishing import Published, Stored, unique_key_of
-from iotmq.console.api.route import Call, Role, route
+from iotmq.console.api.route import Call, Coming, Role, route
 from iotmq.console.api.routes.names import (
     BrokerText,
     MqttTopicText,
@@ -41,14 +42,12 @@ from iotmq.console.api.routes.names import (
     check_is_open,
 )
 from iotmq.console.api.services import Services
-from iotmq.console.api.stored_messages import PAYLOAD_BYTES_MAX, ReadMessage, read_message
+from iotmq.console.api.stored_messages import PAYLOAD_BYTES_MAX, ReadMessage, Shown, read_message
 from iotmq.console.server.messages import Answer
 from iotmq.errors import IotmqError
 
 BATCH_MAX: Final = 1000
 BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
-# Larger ones are sent by themselves: one that no broker takes is no trouble for others.
-_ALONE_BYTES: Final = 256 * 1024
 READ_MAX: Final = 500
 READ_BYTES_MAX: Final = 4 * 1024 * 1024
 # A payload of the largest size, and what JSON or Base64 add to it where it is no text full of controls.
@@ -70,7 +69,7 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """As JSON of any kind, sent as it stands here."""
 
 
-class DeviceMessage(Payload, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DeviceMessage(Payload, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """A message for the devices that subscribe its MQTT topic."""
 
     mqtt_topic: MqttTopicText
@@ -224,18 +223,34 @@ class Messages(msgspec.Struct, frozen=True, kw_only=True):
     """Where to go on in the queue; null for those found by a key or an id."""
 
 
-async def publish(services: Services, call: Call[OnceArguments, DeviceMessage]) -> Stored:
+def publish(
+    services: Services, call: Call[OnceArguments, DeviceMessage]
+) -> Coming | Coroutine[Any, Any, Stored]:
     """Send a message to the devices that subscribe an MQTT topic."""
-    publisher = await services.publisher()
-    return await publisher.publish(_published(call.body), unique_key=_unique_key(call, call.body.mqtt_topic))
+    return _publish(services, _published(call.body), _unique_key(call, call.body.mqtt_topic))
 
 
-async def publish_raw(services: Services, call: Call[RawArguments, bytes]) -> Stored:
+def publish_raw(services: Services, call: Call[RawArguments, bytes]) -> Coming | Coroutine[Any, Any, Stored]:
     """Send the body as it is to the devices that subscribe an MQTT topic."""
     each = call.arguments
     check_is_open(each.topic)
     message = Published(each.mqtt_topic, call.body, each.qos, each.retain, each.expiry_s, each.topic or "")
-    return await (await services.publisher()).publish(message, unique_key=_unique_key(call, each.mqtt_topic))
+    return _publish(services, message, _unique_key(call, each.mqtt_topic))
+
+
+def _publish(services: Services, each: Published, unique_key: str) -> Coming | Coroutine[Any, Any, Stored]:
+    publisher = services.started_publisher
+    if publisher is not None and not (unique_key or each.expiry_s or each.topic):
+        coming = publisher.publish_at_once(
+            each.mqtt_topic, each.payload, each.qos, is_retained=each.is_retained
+        )
+        if coming is not None:
+            return coming
+    return _publish_later(services, each, unique_key)
+
+
+async def _publish_later(services: Services, each: Published, unique_key: str) -> Stored:
+    return await (await services.publisher()).publish(each, unique_key=unique_key)
 
 
 async def publish_many(services: Services, call: Call[OnceArguments, Batch]) -> Answer:
@@ -244,26 +259,24 @@ async def publish_many(services: Services, call: Call[OnceArguments, Batch]) -> 
     key = call.arguments.idempotency_key
     batch = BatchPublisher(publisher, await services.producer(), services.unique_keys, len(items))
     alone: dict[asyncio.Task[Stored], int] = {}
-    for place, each in enumerate(items):
+    place = 0
+    while place < len(items):
+        if not key:
+            # Nearly always these are all.
+            place = batch.take(items, place)
+            if place == len(items):
+                break
+        each = items[place]
         try:
-            payload = each.payload.encode() if each.payload else _payload(each)
-            is_alone = (
-                bool(key or each.expiry_s or each.topic or (each.payload and _has_others(each)))
-                or len(payload) > _ALONE_BYTES
-            )
-            if not is_alone:
-                taken = batch.add(place, each.mqtt_topic, payload, each.qos, is_retained=each.retain)
-                if taken is None:
-                    await batch.prepare(each.mqtt_topic)
-                    taken = batch.add(place, each.mqtt_topic, payload, each.qos, is_retained=each.retain)
-                if taken:
-                    continue
-            unique_key = unique_key_of(call.caller.name, each.mqtt_topic, key, place)
-            alone[asyncio.ensure_future(publisher.publish(_published(each), unique_key=unique_key))] = place
+            if key or not await _add(batch, place, each):
+                unique_key = unique_key_of(call.caller.name, each.mqtt_topic, key, place)
+                sending = publisher.publish(_published(each), unique_key=unique_key)
+                alone[asyncio.ensure_future(sending)] = place
         except ProblemError as error:
             batch.refuse(place, error)
         except (IotmqError, ConnectionError) as error:
             batch.refuse(place, from_error(error))
+        place += 1
     await batch.send()
     for task, place in alone.items():
         try:
@@ -273,6 +286,18 @@ async def publish_many(services: Services, call: Call[OnceArguments, Batch]) -> 
         else:
             batch.put(place, msgspec.json.encode(Outcome(stored=stored)), is_stored=True)
     return Answer(batch.answer, content_type="application/json")
+
+
+async def _add(batch: BatchPublisher, place: int, each: DeviceMessage) -> bool:
+    """Add a message to those that go together; False for one that has to go by itself."""
+    payload = _payload(each)
+    if each.expiry_s or each.topic or len(payload) > ALONE_BYTES:
+        return False
+    taken = batch.add(place, each.mqtt_topic, payload, each.qos, is_retained=each.retain)
+    if taken is None:
+        await batch.prepare(each.mqtt_topic)
+        taken = batch.add(place, each.mqtt_topic, payload, each.qos, is_retained=each.retain)
+    return bool(taken)
 
 
 async def send(services: Services, call: Call[SendArguments, TopicMessage]) -> Stored:
@@ -300,13 +325,13 @@ async def read_messages(services: Services, call: Call[ReadArguments, None]) -> 
         raise ProblemError(INVALID, "exactly one of offset, from_ms, key and message_id is needed")
     client = await services.client()
     views = client.admin.messages
-    cut = each.payload_bytes_max
+    shown = Shown(each.payload_bytes_max)
     if each.key is not None:
         found = await views.by_key(each.topic, each.key, messages_max=each.limit)
-        return Messages(items=[read_message(message, cut) for message in found])
+        return Messages(items=[shown.show(message) for message in found])
     if each.message_id is not None:
         found = await views.by_unique_key(each.topic, each.message_id)
-        return Messages(items=[read_message(message, cut) for message in found[: each.limit]])
+        return Messages(items=[shown.show(message) for message in found[: each.limit]])
     queue = await _queue(services, each)
     if each.from_ms is None:
         offset = each.offset or 0
@@ -315,7 +340,13 @@ async def read_messages(services: Services, call: Call[ReadArguments, None]) -> 
     messages, next_offset = await views.from_offset(
         queue, offset, messages_max=each.limit, bytes_max=READ_BYTES_MAX
     )
-    return Messages(items=[read_message(message, cut) for message in messages], next_offset=next_offset)
+    items: list[ReadMessage] = []
+    for message in messages:
+        if shown.is_full:
+            next_offset = message.queue_offset
+            break
+        items.append(shown.show(message))
+    return Messages(items=items, next_offset=next_offset)
 
 
 async def list_retained(services: Services, call: Call[RetainedArguments, None]) -> Retained:
@@ -323,7 +354,8 @@ async def list_retained(services: Services, call: Call[RetainedArguments, None])
     each = call.arguments
     check_filter(each.filter)
     page = await RetainedAdmin(await services.client()).page(each.filter, each.cursor, count=each.limit)
-    items = [read_message(message, each.payload_bytes_max) for message in page.messages]
+    shown = Shown(each.payload_bytes_max)
+    items = [shown.show(message) for message in page.messages]
     return Retained(items=items, next=page.next_cursor)
 
 
@@ -385,11 +417,6 @@ def decoded_base64(text: str) -> bytes:
         raise ProblemError(INVALID, f"payload_base64: {detail}", errors=errors) from None
 
 
-def _has_others(each: Payload) -> bool:
-    """Return whether a message has more than a payload as text."""
-    return bool(each.payload_base64) or each.payload_json is not msgspec.UNSET
-
-
 _AREA: Final = "messages"
 
 ROUTES: Final = (
@@ -401,6 +428,7 @@ ROUTES: Final = (
         is_audited=False,
         role=Role.OPERATOR,
         body_bytes_max=_MESSAGE_BYTES_MAX,
+        answer=Stored,
         problems=(NOT_FOUND, TOO_MANY),
     ),
     route(
@@ -421,6 +449,7 @@ ROUTES: Final = (
         is_audited=False,
         role=Role.OPERATOR,
         body_bytes_max=limits.MQTT_PACKET_BYTES_MAX,
+        answer=Stored,
         problems=(NOT_FOUND, TOO_MANY),
     ),
     route(
