@@ -127,19 +127,6 @@ class KickBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Only say which ones fit."""
 
 
-class KickedClients(msgspec.Struct, frozen=True, kw_only=True):
-    """The clients that were disconnected, or would be."""
-
-    matched: int
-    """Those that are connected and meant."""
-    kicked: int
-    """Those that were disconnected."""
-    client_ids: list[str]
-    """The first hundred of them."""
-    problems: dict[str, str]
-    """The front ends that did not answer, and why."""
-
-
 class ClientSubscriptions(msgspec.Struct, frozen=True, kw_only=True):
     """The subscriptions of a client."""
 
@@ -304,34 +291,34 @@ async def list_client_queue(services: Services, call: Call[QueueArguments, None]
     )
 
 
-async def disconnect_client(services: Services, call: Call[ClientArguments, None]) -> KickedClients:
+async def disconnect_client(services: Services, call: Call[ClientArguments, None]) -> Kicked:
     """Disconnect a client; a kept session stays, and it may come back."""
     client_id = call.arguments.client_id
     kicked = await ClientAdmin(await services.client()).kick([client_id])
     if not kicked.matched:
         raise _unknown(client_id)
-    return _kicked(kicked)
+    return kicked
 
 
-async def kick_clients(services: Services, call: Call[NoArguments, KickBody]) -> KickedClients:
+async def kick_clients(services: Services, call: Call[NoArguments, KickBody]) -> Kicked:
     """Disconnect many clients, by their ids or by a filter."""
     body = call.body
     admin = ClientAdmin(await services.client())
     if (body.client_ids is None) == (body.filter is None):
         raise invalid("either client_ids or filter say who is disconnected", pointer="/filter")
     if body.client_ids is not None:
-        return _kicked(await admin.kick(body.client_ids, is_dry_run=body.is_dry_run))
+        return await admin.kick(body.client_ids, is_dry_run=body.is_dry_run)
     assert body.filter is not None, "one of the two is there"
     wanted = _filter_of(body.filter)
     if body.is_dry_run:
-        return _kicked(await admin.find_to_kick(wanted))
+        return await admin.find_to_kick(wanted)
     kicked = await admin.kick_all(wanted, limit=body.limit)
     if kicked.matched > body.limit:
         raise ProblemError(
             CONFLICT,
             f"{kicked.matched} clients fit, more than the limit of {body.limit}: none is disconnected",
         )
-    return _kicked(kicked)
+    return kicked
 
 
 async def list_subscriptions(
@@ -393,15 +380,6 @@ def _filter_of(wanted: WantedClients) -> ClientFilter:
         is_kept=wanted.is_kept,
         least=least,
         most=most,
-    )
-
-
-def _kicked(kicked: Kicked) -> KickedClients:
-    return KickedClients(
-        matched=kicked.matched,
-        kicked=kicked.kicked,
-        client_ids=kicked.client_ids,
-        problems=kicked.problems,
     )
 
 
