@@ -39,14 +39,14 @@ def answers(count: int, **more: Any) -> dict[str, Any]:
             "left_out": int(begin == 0) * 3,
             "behind": count - begin,
             "next": str(end) if end < count else None,
-            "missing": {},
+            "problems": {},
         } | more
 
     return {"GET /sessions/pump": session(FILTER, "$share/g/t"), "GET /clients/pump/queue": queue}
 
 
 def test_what_waits_for_a_filter_is_opened_by_its_number(open_page: OpenPage) -> None:
-    with open_page(answers(2, missing={"broker-b": "it is gone"}), role="viewer") as opened:
+    with open_page(answers(2, problems={"broker-b": "it is gone"}), role="viewer") as opened:
         page = opened.show("client?id=pump")
         opened.settle()
         # What waits for a group of clients is no one's.

@@ -12,7 +12,7 @@ from fake_gateway import RawClient, connect_packet
 from mqtt_site import MqttSite, SessionDevice, open_site
 
 from iotmq import limits
-from iotmq.client.admin.devices.clients import ClientAdmin, SubscriptionsPage
+from iotmq.client.admin.devices.clients import ClientAdmin, Kicked, SubscriptionsPage
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.settings import ClientSettings
 from iotmq.errors import BrokerError, ClientError
@@ -141,16 +141,16 @@ async def test_clients_are_disconnected_by_name_and_by_filter(tmp_path: Path) ->
     async with client_of(site) as client:
         admin = ClientAdmin(client)
         tried = await admin.kick(["d/1", "nobody"], is_dry_run=True)
-        assert tried == (1, 0, ["d/1"], {})
-        assert await admin.kick(["d/1", "nobody"]) == (1, 1, ["d/1"], {})
+        assert tried == Kicked(1, 0, ["d/1"], {})
+        assert await admin.kick(["d/1", "nobody"]) == Kicked(1, 1, ["d/1"], {})
         await soon(lambda: not devices[0].is_connected, "it is disconnected")
-        assert await admin.kick(["d/1"]) == (0, 0, [], {})
+        assert await admin.kick(["d/1"]) == Kicked(0, 0, [], {})
 
         wanted = ClientFilter(client_id="d/*")
-        assert await admin.find_to_kick(wanted) == (3, 0, ["d/2", "d/3", "d/4"], {})
-        assert await admin.kick_all(wanted, limit=2) == (3, 0, ["d/2", "d/3", "d/4"], {})
+        assert await admin.find_to_kick(wanted) == Kicked(3, 0, ["d/2", "d/3", "d/4"], {})
+        assert await admin.kick_all(wanted, limit=2) == Kicked(3, 0, ["d/2", "d/3", "d/4"], {})
         assert all(device.is_connected for device in devices[1:])
-        assert await admin.kick_all(wanted, limit=3) == (3, 3, ["d/2", "d/3", "d/4"], {})
+        assert await admin.kick_all(wanted, limit=3) == Kicked(3, 3, ["d/2", "d/3", "d/4"], {})
         await soon(lambda: not any(device.is_connected for device in devices[1:4]), "they are disconnected")
         assert devices[4].is_connected
         assert [row.client_id for row in (await admin.page()).rows] == ["e/1"]

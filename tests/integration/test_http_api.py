@@ -549,7 +549,7 @@ def test_connected_clients_are_listed_shown_and_disconnected(api: Caller) -> Non
     with Device(port, "valve/7") as device, Device(port, "valve/8") as other:
         device.subscribe("open/#")
         first = api.get("list_clients", query="client_id=valve/*&sort=-subscriptions&limit=1")
-        assert (first["matched"], first["missing"]) == (2, {})
+        assert (first["matched"], first["problems"]) == (2, {})
         second = api.get(
             "list_clients",
             query=f"client_id=valve/*&sort=-subscriptions&limit=1&cursor={first['next']}",
@@ -578,7 +578,7 @@ def test_connected_clients_are_listed_shown_and_disconnected(api: Caller) -> Non
 
         wanted = {"client_id": "valve/*"}
         tried = api.get("kick_clients", body={"filter": wanted, "is_dry_run": True})
-        assert tried == {"matched": 2, "kicked": 0, "client_ids": ["valve/7", "valve/8"], "missing": {}}
+        assert tried == {"matched": 2, "kicked": 0, "client_ids": ["valve/7", "valve/8"], "problems": {}}
         assert api.ask("kick_clients", body={"filter": wanted, "limit": 1}).problem == "conflict"
         assert api.ask("kick_clients", body={}).problem == "invalid"
         assert api.ask("kick_clients", body={"client_ids": []}).problem == "invalid"
@@ -589,14 +589,14 @@ def test_connected_clients_are_listed_shown_and_disconnected(api: Caller) -> Non
     assert api.ask("disconnect_client", "valve/7").problem == "not-found"
     api.get("publish_raw", "open/3", raw=b"turn it")
     queue = api.get("list_client_queue", "valve/7", query="topic_filter=open/%23&payload_bytes_max=4")
-    assert (queue["behind"], queue["next"], queue["missing"], queue["left_out"]) == (1, None, {}, 0)
+    assert (queue["behind"], queue["next"], queue["problems"], queue["left_out"]) == (1, None, {}, 0)
     assert [(each["mqtt_topic"], each["payload"]) for each in queue["items"]] == [("open/3", "turn")]
     assert queue["is_in_flight"] == [False]
     assert api.ask("list_client_queue", "valve/7", query="topic_filter=else").problem == "not-found"
     away = api.get("list_client_subscriptions", "valve/7")
     assert (away["is_connected"], [each["topic_filter"] for each in away["items"]]) == (False, ["open/#"])
     assert api.ask("list_client_subscriptions", "nobody").problem == "not-found"
-    assert api.get("list_refused_clients", query="address=127.*")["missing"] == {}
+    assert api.get("list_refused_clients", query="address=127.*")["problems"] == {}
 
 
 def test_bans_and_delayed_messages_are_made_listed_and_ended(api: Caller) -> None:

@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, urlencode
 import msgspec
 from msgspec import Meta
 
-from iotmq.console.api.problems import INVALID, FieldProblem, ProblemError
+from iotmq.console.api.problems import invalid
 
 _FIELDS: Final = "fields"
 _Fields = Annotated[
@@ -44,7 +44,7 @@ def chosen_fields(arguments: msgspec.Struct, answer: type) -> frozenset[str] | N
     unknown = sorted(wanted - there)
     if unknown:
         detail = f"there is no field {unknown[0][:100]!r}: there are {', '.join(sorted(there))}"
-        raise ProblemError(INVALID, f"fields: {detail}", errors=(FieldProblem(detail, parameter="fields"),))
+        raise invalid(detail, parameter=_FIELDS)
     return wanted
 
 

@@ -91,14 +91,17 @@ class QueuePage(NamedTuple):
     problems: dict[str, str]
 
 
-class Kicked(NamedTuple):
-    """Hold what became of clients that were to be disconnected."""
+class Kicked(msgspec.Struct, frozen=True):
+    """The clients that were disconnected, or would be."""
 
     matched: int
+    """Those that are connected and meant."""
     kicked: int
+    """Those that were disconnected."""
     client_ids: list[str]
     """The first hundred of them."""
     problems: dict[str, str]
+    """The front ends that did not answer, and why."""
 
 
 class RefusedClients(NamedTuple):

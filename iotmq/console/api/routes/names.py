@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from iotmq import limits
 from iotmq.client.transport.message import is_own_topic
-from iotmq.console.api.problems import FORBIDDEN, INVALID, FieldProblem, ProblemError
+from iotmq.console.api.problems import FORBIDDEN, ProblemError, invalid
 from iotmq.mqtt.topics.topics import is_shared, is_valid_filter
 
 TopicText = Annotated[str, Meta(min_length=1, max_length=limits.TOPIC_BYTES_MAX)]
@@ -59,4 +59,4 @@ def check_filter(topic_filter: str) -> None:
     """Raise the problem of a parameter `filter` that is no topic filter."""
     if not is_valid_filter(topic_filter) or is_shared(topic_filter):
         detail = "no topic filter: + stands for one level, # at the end for all that follow"
-        raise ProblemError(INVALID, f"filter: {detail}", errors=(FieldProblem(detail, parameter="filter"),))
+        raise invalid(detail, parameter="filter")

@@ -156,7 +156,7 @@ function Queue({ id, filter }) {
   );
   const columns = useMemo(() => [storedColumn(setShown), ...QUEUE_COLUMNS], []);
   const leftOut = list.pages.reduce((count, page) => count + page.left_out, 0);
-  const missing = Object.keys(Object.assign({}, ...list.pages.map((page) => page.missing)));
+  const missing = Object.keys(Object.assign({}, ...list.pages.map((page) => page.problems)));
   return html`
     <${Card}
       title=${words.queue.title}

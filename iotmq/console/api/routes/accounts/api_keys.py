@@ -12,14 +12,7 @@ from iotmq.console.access.api_keys import ApiKey, make_secret
 from iotmq.console.access.console_users import RoleName
 from iotmq.console.access.kept_file import KeptFile, KeptFileError
 from iotmq.console.api.pages import PageArguments, page_of
-from iotmq.console.api.problems import (
-    CONFLICT,
-    INVALID,
-    NOT_FOUND,
-    NOT_SUPPORTED,
-    FieldProblem,
-    ProblemError,
-)
+from iotmq.console.api.problems import CONFLICT, NOT_FOUND, NOT_SUPPORTED, ProblemError, invalid
 from iotmq.console.api.route import Call, NoArguments, Role, route
 from iotmq.console.api.routes.accounts.sign_in import Done
 from iotmq.console.api.routes.accounts.users import UserArguments, UserName
@@ -97,7 +90,7 @@ async def make_api_key(services: Services, call: Call[NoArguments, NewApiKey]) -
     unknown = sorted(set(body.areas) - services.areas)
     if unknown:
         detail = f"there is no area {unknown[0]!r}; there are {', '.join(sorted(services.areas))}"
-        raise ProblemError(INVALID, f"/areas: {detail}", errors=(FieldProblem(detail, "/areas"),))
+        raise invalid(detail, pointer="/areas")
     shown, kept = make_secret(body.name)
     now_ms = services.clock.now_ms()
     expires_ms = now_ms + body.expires_days * _DAY_MS

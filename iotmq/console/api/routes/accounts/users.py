@@ -26,8 +26,8 @@ from iotmq.console.api.problems import (
     NOT_FOUND,
     NOT_SUPPORTED,
     TOO_MANY,
-    FieldProblem,
     ProblemError,
+    invalid,
 )
 from iotmq.console.api.route import Call, NoArguments, Role, route
 from iotmq.console.api.routes.accounts.sign_in import Done
@@ -146,9 +146,7 @@ async def change_own_password(services: Services, call: Call[NoArguments, NewPas
     try:
         await passwords.check(_file(services).items, name, call.body.former, call.caller.address)
     except SignInFailedError:
-        detail = "this is not the password"
-        errors = (FieldProblem(detail, "/former"),)
-        raise ProblemError(INVALID, f"/former: {detail}", errors=errors) from None
+        raise invalid("this is not the password", pointer="/former") from None
     except TooManyAttemptsError as error:
         raise ProblemError(TOO_MANY, str(error)) from None
     kept = await _hashed(services, call.body.password, "/password")
@@ -173,8 +171,7 @@ async def _hashed(services: Services, password: str, pointer: str) -> str:
     try:
         data = checked_new_password(password)
     except ValueError as error:
-        errors = (FieldProblem(str(error), pointer),)
-        raise ProblemError(INVALID, f"{pointer}: {error}", errors=errors) from None
+        raise invalid(str(error), pointer=pointer) from None
     try:
         return await services.access.passwords.hash(data)
     except TooManyAttemptsError as error:

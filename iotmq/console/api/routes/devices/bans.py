@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from iotmq.client.admin.devices.bans import BanAdmin
-from iotmq.console.api.problems import INVALID, FieldProblem, ProblemError
+from iotmq.console.api.problems import invalid
 from iotmq.console.api.route import Call, NoArguments, Role, route
 from iotmq.console.api.routes.names import TimeMs, Told
 from iotmq.console.api.services import Services
@@ -68,8 +68,7 @@ def _ban_value(each: BanArguments) -> str:
     try:
         return normal_value(each.kind, each.value)
     except ValueError as error:
-        errors = (FieldProblem(str(error), parameter="value"),)
-        raise ProblemError(INVALID, f"value: {error}", errors=errors) from None
+        raise invalid(str(error), parameter="value") from None
 
 
 _CLIENTS: Final = "clients"

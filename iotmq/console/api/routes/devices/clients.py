@@ -11,7 +11,7 @@ from iotmq import limits
 from iotmq.client.admin.devices.clients import ClientAdmin, Kicked, SlowBy
 from iotmq.client.admin.devices.sessions import SessionAdmin
 from iotmq.console.api.pages import Cursor, Limit
-from iotmq.console.api.problems import CONFLICT, INVALID, NOT_FOUND, FieldProblem, ProblemError
+from iotmq.console.api.problems import CONFLICT, NOT_FOUND, ProblemError, invalid
 from iotmq.console.api.route import Call, NoArguments, Role, route
 from iotmq.console.api.routes.names import ClientArguments, ClientText, TimeMs
 from iotmq.console.api.services import Services
@@ -104,7 +104,7 @@ class Clients(msgspec.Struct, frozen=True, kw_only=True):
     """Clients that are meant, on all pages."""
     connected: int
     """All clients that are connected."""
-    missing: dict[str, str]
+    problems: dict[str, str]
     """The front ends that did not answer, and why: their clients are not in the list."""
 
 
@@ -125,19 +125,6 @@ class KickBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """When more fit, none is disconnected."""
     is_dry_run: bool = False
     """Only say which ones fit."""
-
-
-class KickedClients(msgspec.Struct, frozen=True, kw_only=True):
-    """The clients that were disconnected, or would be."""
-
-    matched: int
-    """Those that are connected and meant."""
-    kicked: int
-    """Those that were disconnected."""
-    client_ids: list[str]
-    """The first hundred of them."""
-    missing: dict[str, str]
-    """The front ends that did not answer, and why."""
 
 
 class ClientSubscriptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,7 +163,7 @@ class QueuedMessages(msgspec.Struct, frozen=True, kw_only=True):
     """All messages of the filter that the client is not done with."""
     next: str | None
     """The cursor of the next page; null behind the last one."""
-    missing: dict[str, str]
+    problems: dict[str, str]
     """The brokers that did not answer, and why."""
 
 
@@ -201,7 +188,7 @@ class ListedSubscriptions(msgspec.Struct, frozen=True, kw_only=True):
     items: list[SubscriptionRow]
     next: str | None
     """The cursor of the next page; null behind the last one."""
-    missing: dict[str, str]
+    problems: dict[str, str]
     """The front ends and brokers that did not answer, and why."""
 
 
@@ -233,7 +220,7 @@ class Refusals(msgspec.Struct, frozen=True, kw_only=True):
     """The last ones who were not let in, the newest first."""
 
     items: list[Refusal]
-    missing: dict[str, str]
+    problems: dict[str, str]
     """The front ends and brokers that did not answer, and why."""
 
 
@@ -252,7 +239,7 @@ async def list_clients(services: Services, call: Call[ClientsArguments, None]) -
         next=page.next_cursor,
         matched=page.matched,
         connected=page.connected,
-        missing=page.problems,
+        problems=page.problems,
     )
 
 
@@ -300,39 +287,38 @@ async def list_client_queue(services: Services, call: Call[QueueArguments, None]
         left_out=page.left_out,
         behind=page.behind,
         next=page.next_cursor,
-        missing=page.problems,
+        problems=page.problems,
     )
 
 
-async def disconnect_client(services: Services, call: Call[ClientArguments, None]) -> KickedClients:
+async def disconnect_client(services: Services, call: Call[ClientArguments, None]) -> Kicked:
     """Disconnect a client; a kept session stays, and it may come back."""
     client_id = call.arguments.client_id
     kicked = await ClientAdmin(await services.client()).kick([client_id])
     if not kicked.matched:
         raise _unknown(client_id)
-    return _kicked(kicked)
+    return kicked
 
 
-async def kick_clients(services: Services, call: Call[NoArguments, KickBody]) -> KickedClients:
+async def kick_clients(services: Services, call: Call[NoArguments, KickBody]) -> Kicked:
     """Disconnect many clients, by their ids or by a filter."""
     body = call.body
     admin = ClientAdmin(await services.client())
     if (body.client_ids is None) == (body.filter is None):
-        detail = "either client_ids or filter say who is disconnected"
-        raise ProblemError(INVALID, detail, errors=(FieldProblem(detail, pointer="/filter"),))
+        raise invalid("either client_ids or filter say who is disconnected", pointer="/filter")
     if body.client_ids is not None:
-        return _kicked(await admin.kick(body.client_ids, is_dry_run=body.is_dry_run))
+        return await admin.kick(body.client_ids, is_dry_run=body.is_dry_run)
     assert body.filter is not None, "one of the two is there"
     wanted = _filter_of(body.filter)
     if body.is_dry_run:
-        return _kicked(await admin.find_to_kick(wanted))
+        return await admin.find_to_kick(wanted)
     kicked = await admin.kick_all(wanted, limit=body.limit)
     if kicked.matched > body.limit:
         raise ProblemError(
             CONFLICT,
             f"{kicked.matched} clients fit, more than the limit of {body.limit}: none is disconnected",
         )
-    return _kicked(kicked)
+    return kicked
 
 
 async def list_subscriptions(
@@ -347,7 +333,7 @@ async def list_subscriptions(
         limit=each.limit,
         cursor=each.cursor,
     )
-    return ListedSubscriptions(items=page.rows, next=page.next_cursor, missing=page.problems)
+    return ListedSubscriptions(items=page.rows, next=page.next_cursor, problems=page.problems)
 
 
 async def list_slow_subscribers(services: Services, call: Call[SlowArguments, None]) -> Clients:
@@ -355,7 +341,7 @@ async def list_slow_subscribers(services: Services, call: Call[SlowArguments, No
     each = call.arguments
     page = await ClientAdmin(await services.client()).slow(by=each.by, limit=each.limit)
     return Clients(
-        items=page.rows, next=None, matched=page.matched, connected=page.connected, missing=page.problems
+        items=page.rows, next=None, matched=page.matched, connected=page.connected, problems=page.problems
     )
 
 
@@ -370,7 +356,7 @@ async def list_refused_clients(services: Services, call: Call[RefusedArguments, 
         limit=each.limit,
     )
     found = await ClientAdmin(await services.client()).refused(question)
-    return Refusals(items=found.refusals, missing=found.problems)
+    return Refusals(items=found.refusals, problems=found.problems)
 
 
 def _filter_of(wanted: WantedClients) -> ClientFilter:
@@ -394,15 +380,6 @@ def _filter_of(wanted: WantedClients) -> ClientFilter:
         is_kept=wanted.is_kept,
         least=least,
         most=most,
-    )
-
-
-def _kicked(kicked: Kicked) -> KickedClients:
-    return KickedClients(
-        matched=kicked.matched,
-        kicked=kicked.kicked,
-        client_ids=kicked.client_ids,
-        missing=kicked.problems,
     )
 
 

@@ -13,7 +13,7 @@ from iotmq.client.admin.cursors import decode_cursor, encode_cursor
 from iotmq.client.admin.devices.trace_text import json_line, text_line
 from iotmq.client.admin.devices.traces import TraceAdmin, TracedAt, TraceRefusedError
 from iotmq.console.api.pages import Cursor, Limit
-from iotmq.console.api.problems import CONFLICT, INVALID, NOT_FOUND, FieldProblem, ProblemError
+from iotmq.console.api.problems import CONFLICT, NOT_FOUND, ProblemError, invalid
 from iotmq.console.api.route import Call, NoArguments, Role, route
 from iotmq.console.api.services import Services
 from iotmq.console.server.messages import Answer, Sink
@@ -160,10 +160,9 @@ async def start_trace(services: Services, call: Call[NoArguments, NewTrace]) -> 
     try:
         return _changed(name, await TraceAdmin(await services.client()).start(order))
     except TraceRefusedError as error:
-        detail = str(error)
         if error.is_invalid:
-            raise ProblemError(INVALID, detail, errors=(FieldProblem(detail, pointer="/value"),)) from None
-        raise ProblemError(CONFLICT, detail) from None
+            raise invalid(str(error), pointer="/value") from None
+        raise ProblemError(CONFLICT, str(error)) from None
 
 
 async def stop_trace(services: Services, call: Call[TraceArguments, None]) -> TraceChanged:

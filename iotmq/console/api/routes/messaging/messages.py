@@ -24,10 +24,10 @@ from iotmq.console.api.problems import (
     INVALID,
     NOT_FOUND,
     TOO_MANY,
-    FieldProblem,
     Problem,
     ProblemError,
     from_error,
+    invalid,
 )
 from iotmq.console.api.publishing import Published, Stored, unique_key_of
 from iotmq.console.api.route import Call, Coming, Role, route
@@ -404,8 +404,7 @@ async def _queue(services: Services, each: ReadArguments) -> MessageQueue:
     queues = await (await services.client()).admin.queues(each.topic)
     brokers = sorted({queue.broker_name for queue in queues})
     if each.broker is None and len(brokers) > 1:
-        detail = f"is needed: the topic is at {', '.join(brokers)}"
-        raise ProblemError(INVALID, f"broker {detail}", errors=(FieldProblem(detail, parameter="broker"),))
+        raise invalid(f"it is needed: the topic is at {', '.join(brokers)}", parameter="broker")
     name = each.broker or brokers[0]
     chosen = [queue for queue in queues if queue.broker_name == name and queue.queue_id == each.queue]
     if not chosen:
@@ -436,9 +435,7 @@ def decoded_base64(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        detail = f"no Base64: {error}"
-        errors = (FieldProblem(detail, "/payload_base64"),)
-        raise ProblemError(INVALID, f"payload_base64: {detail}", errors=errors) from None
+        raise invalid(f"no Base64: {error}", pointer="/payload_base64") from None
 
 
 _AREA: Final = "messages"

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from iotmq.console.api.arguments import header
-from iotmq.console.api.problems import INVALID, TOO_MANY, FieldProblem, ProblemError
+from iotmq.console.api.problems import TOO_MANY, invalid
 from iotmq.console.api.route import Call, route
 from iotmq.console.api.routes.names import MqttTopicText, check_filter
 from iotmq.console.api.services import Services
@@ -41,8 +41,8 @@ async def stream_messages(services: Services, call: Call[StreamArguments, None])
     try:
         positions = decode_positions(event_id) if event_id else {}
     except ValueError as error:
-        errors = (FieldProblem(str(error), parameter="Last-Event-ID" if each.last_event_id else "since"),)
-        raise ProblemError(INVALID, str(error), errors=errors) from None
+        parameter = "Last-Event-ID" if each.last_event_id else "since"
+        raise invalid(str(error), parameter=parameter) from None
     wanted = Wanted(each.filter, each.payload_bytes_max)
     return await services.streams.messages(call.caller.name, wanted, positions)
 

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from iotmq import limits
+from iotmq.alarms.alarm import Acknowledgement
 from iotmq.alarms.alarm import Alarm as KnownAlarm
 from iotmq.alarms.book import TooManySilencesError
 from iotmq.alarms.condition import Condition as KnownCondition
@@ -17,14 +18,7 @@ from iotmq.alarms.role import AlarmsRole
 from iotmq.alarms.silence import LabelText
 from iotmq.alarms.silence import Silence as KnownSilence
 from iotmq.console.api.pages import PageArguments, page_of
-from iotmq.console.api.problems import (
-    CONFLICT,
-    INVALID,
-    NOT_FOUND,
-    NOT_SUPPORTED,
-    FieldProblem,
-    ProblemError,
-)
+from iotmq.console.api.problems import CONFLICT, NOT_FOUND, NOT_SUPPORTED, ProblemError, invalid
 from iotmq.console.api.route import Call, NoArguments, Role, route
 from iotmq.console.api.routes.names import TimeMs
 from iotmq.console.api.services import Services
@@ -34,14 +28,6 @@ _SILENCE_MS_MAX: Final = 366 * 86_400_000
 Text = Annotated[str, Meta(max_length=limits.ALARM_TEXT_CHARACTERS_MAX)]
 Reason = Annotated[str, Meta(min_length=1, max_length=limits.ALARM_TEXT_CHARACTERS_MAX)]
 SilenceName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]*$", max_length=64)]
-
-
-class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
-    """Says who looks after an alarm."""
-
-    by: str
-    at_ms: int
-    note: str
 
 
 class Alarm(msgspec.Struct, frozen=True, kw_only=True):
@@ -301,8 +287,7 @@ async def put_silence(services: Services, call: Call[SilenceArguments, NewSilenc
     alarms, body = _alarms(services), call.body
     now_ms = alarms.book.now_ms
     if not now_ms < body.until_ms <= now_ms + _SILENCE_MS_MAX:
-        detail = "a silence ends in the future, and within a year"
-        raise ProblemError(INVALID, detail, errors=(FieldProblem(detail, "/until_ms"),))
+        raise invalid("a silence ends in the future, and within a year", pointer="/until_ms")
     silence = KnownSilence(
         name=call.arguments.name,
         alarm=body.alarm,
@@ -349,7 +334,6 @@ def _key(alarm: KnownAlarm) -> str:
 
 
 def _shown(alarms: AlarmsRole, alarm: KnownAlarm) -> Alarm:
-    acknowledged = alarm.acknowledged
     return Alarm(
         id=alarm.id,
         name=alarm.name,
@@ -364,9 +348,7 @@ def _shown(alarms: AlarmsRole, alarm: KnownAlarm) -> Alarm:
         fired_ms=alarm.fired_ms,
         ended_ms=alarm.ended_ms,
         ended_by=alarm.ended_by,
-        acknowledged=None
-        if acknowledged is None
-        else Acknowledgement(by=acknowledged.by, at_ms=acknowledged.at_ms, note=acknowledged.note),
+        acknowledged=alarm.acknowledged,
         is_flapping=alarm.is_flapping,
         is_silenced=alarm.state != "ended" and alarms.book.is_silenced(alarm),
     )
