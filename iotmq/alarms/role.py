@@ -86,6 +86,8 @@ class AlarmsRole:
             (each for each in conditions if not each.is_of_cluster), counts_from_start=True
         )
         self._cluster = _Cluster(settings, self.book, clock, make_client) if make_client else None
+        self.listeners: list[Callable[[Event], None]] = []
+        """Called with each alarm that fires or ends."""
         self.deliveries = {each.name: self._delivery(each) for each in settings.receivers}
         # The $SYS tree that was told last, and what of: name of a condition -> identities.
         self._shown_in: SysTopics | None = None
@@ -124,6 +126,8 @@ class AlarmsRole:
         """Take note of a change of the book: receivers look at it, and it is kept."""
         for event in events:
             self._log(event)
+            for listener in tuple(self.listeners):
+                listener(event)
         self._show()
         self._is_unsaved.set()
         for delivery in self.deliveries.values():

@@ -130,9 +130,11 @@ class Event(NamedTuple):
 class Stream:
     """Reads events; `with` opens it."""
 
-    def __init__(self, api: Caller, query: str, headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, api: Caller, query: str, headers: dict[str, str] | None = None, *, of: str = "messages"
+    ) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", api.gateway.ports["http"], timeout=40)
-        self._target = f"{BASE}/stream/messages?{query}"
+        self._target = f"{BASE}/stream/{of}?{query}"
         self._headers = {"Authorization": f"Bearer {TOKENS[Role.VIEWER]}"} | (headers or {})
         self._answer: http.client.HTTPResponse
 
@@ -892,6 +894,25 @@ def test_a_route_is_closed_to_who_has_no_token_and_to_lower_roles(api: Caller, r
     for role in Role:
         if role < route.role:
             assert api.ask(route.name, *path, role=role).problem == "forbidden"
+
+
+def test_changes_are_followed_as_they_come_and_from_a_place_on(api: Caller) -> None:
+    assert api.ask("stream_changes", query="since=nothing").body["errors"][0]["parameter"] == "since"
+    with Stream(api, "what=records", of="changes") as stream:
+        (opened,) = stream.events(1)
+        assert opened.data == {"records": True, "alarms": False}
+        seen: list[Event] = []
+        for queues in (1, 2):
+            api.get("put_topic", "followed", body={"queues": queues})
+        while len(seen) < 2:
+            # The broker has records of its own, too.
+            seen += [each for each in stream.events(1) if each.data.get("request") == "put_topic"]
+        assert {(each.kind, each.data["account"]) for each in seen} == {("record", "operator")}
+    with Stream(api, "what=records", {"Last-Event-ID": seen[0].id}, of="changes") as stream:
+        stream.events(1)
+        while (found := stream.events(1)[0]).data.get("request") != "put_topic":
+            pass
+        assert found.data == seen[1].data
 
 
 def test_changes_are_audited_with_who_made_them(api: Caller) -> None:
