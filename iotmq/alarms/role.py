@@ -95,6 +95,8 @@ class AlarmsRole:
         self._cluster = (
             _Cluster(settings, self.book, clock, self._client) if self._client and watches_cluster else None
         )
+        self.listeners: list[Callable[[Event], None]] = []
+        """Called with each alarm that fires or ends."""
         self.deliveries = {each.name: self._delivery(each) for each in settings.receivers}
         # The $SYS tree that was told last, and what of: name of a condition -> identities.
         self._shown_in: SysTopics | None = None
@@ -139,6 +141,8 @@ class AlarmsRole:
             self._log(event)
             if event.kind == "ended":
                 self.shared.ended(event.alarm)
+            for listener in tuple(self.listeners):
+                listener(event)
         self._show()
         self._is_unsaved.set()
         for delivery in self.deliveries.values():

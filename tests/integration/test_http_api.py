@@ -15,7 +15,7 @@ import paho.mqtt.client as paho
 import pytest
 from eventually import eventually
 from gateway_process import GatewayProcess
-from http_api_caller import ROUTE_OF, TOKEN_SETTINGS, Caller, Stream
+from http_api_caller import ROUTE_OF, TOKEN_SETTINGS, Caller, Event, Stream
 
 import iotmq
 from iotmq.audit_log import AUDIT_TOPIC
@@ -811,6 +811,25 @@ def test_what_is_well_is_said(api: Caller) -> None:
     assert refused.headers["retry-after"] == "1"
     assert api.get("check_certificates") == {"checked": []}
     assert api.get("list_certificates") == {"items": []}
+
+
+def test_changes_are_followed_as_they_come_and_from_a_place_on(api: Caller) -> None:
+    assert api.ask("stream_changes", query="since=nothing").body["errors"][0]["parameter"] == "since"
+    with Stream(api, "what=records", of="changes") as stream:
+        (opened,) = stream.events(1)
+        assert opened.data == {"records": True, "alarms": False}
+        seen: list[Event] = []
+        for queues in (1, 2):
+            api.get("put_topic", "followed", body={"queues": queues})
+        while len(seen) < 2:
+            # The broker has records of its own, too.
+            seen += [each for each in stream.events(1) if each.data.get("request") == "put_topic"]
+        assert {(each.kind, each.data["account"]) for each in seen} == {("record", "operator")}
+    with Stream(api, "what=records", {"Last-Event-ID": seen[0].id}, of="changes") as stream:
+        stream.events(1)
+        while (found := stream.events(1)[0]).data.get("request") != "put_topic":
+            pass
+        assert found.data == seen[1].data
 
 
 def test_every_route_is_asked_by_a_test_of_its_area() -> None:

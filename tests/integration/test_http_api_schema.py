@@ -32,7 +32,7 @@ ADMINISTRATOR = {"Authorization": f"Bearer {TOKENS[Role.ADMINISTRATOR]}"}
 JSON = {"Content-Type": "application/json"}
 EXAMPLES = int(os.environ.get("HTTP_API_EXAMPLES", "1"))
 # An answer without an end, and what takes the gateway away from the others that ask it.
-LEFT_OUT = {"stream_messages", "drain_front_end", "change_settings"}
+LEFT_OUT = {"stream_messages", "stream_changes", "drain_front_end", "change_settings"}
 HOSTILE = (
     "\0",
     "a\0b",

@@ -91,9 +91,11 @@ class Event(NamedTuple):
 class Stream:
     """Reads events; `with` opens it."""
 
-    def __init__(self, api: Caller, query: str, headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, api: Caller, query: str, headers: dict[str, str] | None = None, *, of: str = "messages"
+    ) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", api.gateway.ports["http"], timeout=60)
-        self._target = f"{BASE}/stream/messages?{query}"
+        self._target = f"{BASE}/stream/{of}?{query}"
         self._headers = {"Authorization": f"Bearer {TOKENS[Role.VIEWER]}"} | (headers or {})
         self._answer: http.client.HTTPResponse
 

@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Final
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from iotmq import limits
 from iotmq.client.client import IotmqClient
 from iotmq.console.api.problems import TOO_MANY, ProblemError
+from iotmq.console.api.streams.change_reader import Alarms, ChangeReader, Changes, Shown
 from iotmq.console.api.streams.event_stream import EventStream, event
 from iotmq.console.api.streams.message_reader import MessageReader, Wanted
 from iotmq.console.server.messages import Answer, Sink
@@ -25,6 +26,22 @@ _HEADERS: Final = (
 )
 
 
+AnyReader: TypeAlias = MessageReader | ChangeReader
+
+
+class _Reading(NamedTuple):
+    """A stream that is asked for."""
+
+    kind: type[AnyReader]
+    make: Callable[[Mapping[str, int] | None], AnyReader]
+    positions: Mapping[str, int]
+    """Where it begins; empty: now."""
+    wanted: Any
+    """As its reader takes it."""
+    opened: object
+    """Of the first event."""
+
+
 class Streams:
     """Makes answers that are streams; one reader is shared by all that begin now."""
 
@@ -32,7 +49,8 @@ class Streams:
         self._client = client
         self._count_of: Counter[str] = Counter()
         self._ended: Counter[str] = Counter()
-        self._shared: MessageReader | None = None
+        # By their kind.
+        self._shared: dict[type[AnyReader], AnyReader] = {}
 
     async def messages(self, caller: str, wanted: Wanted, positions: Mapping[str, int]) -> Answer:
         """Stream messages from now on, or from the positions on.
@@ -42,7 +60,22 @@ class Streams:
         client = await self._client()
         # Whoever cannot be served is told so with a status.
         await client.admin.brokers()
-        stream = self.counted(caller, partial(self._stream_messages, client, wanted, positions))
+        opened = {"filter": wanted.topic_filter}
+        make = partial(MessageReader, client)
+        return self._answer(caller, _Reading(MessageReader, make, positions, wanted, opened))
+
+    async def changes(
+        self, caller: str, wanted: Changes, positions: Mapping[str, int], alarms: Alarms | None, shown: Shown
+    ) -> Answer:
+        """Stream changes from now on, or records from the positions on. Errors as for messages."""
+        client = await self._client()
+        await client.admin.brokers()
+        opened = {"records": wanted.has_records, "alarms": wanted.has_alarms}
+        make = partial(ChangeReader, client, alarms, shown)
+        return self._answer(caller, _Reading(ChangeReader, make, positions, wanted, opened))
+
+    def _answer(self, caller: str, reading: _Reading) -> Answer:
+        stream = self.counted(caller, partial(self._stream, reading))
         return Answer(content_type=_TYPE, headers=_HEADERS, stream=stream)
 
     def counted(
@@ -67,25 +100,26 @@ class Streams:
         text = "Streams of events that the server has ended."
         yield from samples_by("reason", "iotmq_http_streams_ended_total", text, self._ended)
 
-    async def _stream_messages(
-        self, client: IotmqClient, wanted: Wanted, positions: Mapping[str, int], sink: Sink
-    ) -> None:
-        if positions:
+    async def _stream(self, reading: _Reading, sink: Sink) -> None:
+        kind, wanted = reading.kind, reading.wanted
+        if reading.positions:
             # A place of its own in the logs.
-            reader = MessageReader(client, positions)
+            reader = reading.make(reading.positions)
         else:
-            reader = self._shared = self._shared or MessageReader(client)
+            if kind not in self._shared:
+                self._shared[kind] = reading.make(None)
+            reader = self._shared[kind]
         stream = EventStream(position=lambda: reader.position, drained=reader.resume)
         try:
             await reader.add(stream, wanted)
-            stream.put(event("open", {"filter": wanted.topic_filter}, reader.position))
+            stream.put(event("open", reading.opened, reader.position))
             await stream.write_to(sink)
         finally:
             if stream.end_reason:
                 self._ended[stream.end_reason] += 1
             if not reader.remove(stream, wanted):
-                if self._shared is reader:
-                    self._shared = None
+                if self._shared.get(kind) is reader:
+                    del self._shared[kind]
                 await reader.stop()
 
     @contextmanager

@@ -107,7 +107,7 @@ async def list_audit_records(services: Services, call: Call[AuditArguments, None
             # Whatever is older has been recorded before, too.
             return AuditRecords(items=items)
         scanned += 1
-        record = _record(reader.take())
+        record = read_record(reader.take())
         if record is not None and _is_wanted(record, each):
             items.append(record)
     left = {reader.name: reader.below for reader in readers}
@@ -155,7 +155,7 @@ class _Backwards:
             self.below = start
 
 
-def _record(message: StoredMessage) -> AuditRecord | None:
+def read_record(message: StoredMessage) -> AuditRecord | None:
     """Return what a message says; None for one that somebody else has put into the topic."""
     try:
         found: dict[str, Any] = msgspec.json.decode(message.body, type=dict[str, str | int])

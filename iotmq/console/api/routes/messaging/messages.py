@@ -135,7 +135,7 @@ class OnceArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     traceparent: Annotated[str, header("traceparent")] = ""
     """The trace that the messages go on with (W3C Trace Context); what is none is left out."""
     tracestate: Annotated[str, header("tracestate")] = ""
-    """The state of vendors for it."""
+    """The state of that trace."""
 
 
 OnceT = TypeVar("OnceT", bound=OnceArguments)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
+from iotmq.alarms.alarm import Event
 from iotmq.console.api.arguments import header
-from iotmq.console.api.problems import TOO_MANY, invalid
+from iotmq.console.api.problems import FORBIDDEN, TOO_MANY, ProblemError, invalid
 from iotmq.console.api.route import Call, route
+from iotmq.console.api.routes.accounts.audit import read_record
 from iotmq.console.api.routes.names import MqttTopicText, check_filter
+from iotmq.console.api.routes.operations.alarms import shown_alarm
 from iotmq.console.api.services import Services
 from iotmq.console.api.stored_messages import PAYLOAD_BYTES_MAX
+from iotmq.console.api.streams.change_reader import Changes, Shown
 from iotmq.console.api.streams.message_reader import Wanted
 from iotmq.console.api.streams.positions import EVENT_ID_CHARACTERS_MAX, decode_positions
 from iotmq.console.server.messages import Answer
@@ -37,17 +42,59 @@ async def stream_messages(services: Services, call: Call[StreamArguments, None])
     """Stream messages as they are stored, as server-sent events; a reader that comes back misses none."""
     each = call.arguments
     check_filter(each.filter)
+    wanted = Wanted(each.filter, each.payload_bytes_max)
+    return await services.streams.messages(call.caller.name, wanted, _positions(each))
+
+
+class ChangesArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The changes of a stream."""
+
+    what: Literal["all", "records", "alarms"] = "all"
+    """Audit records, alarms of the process that is asked, or both."""
+    since: _EventId = ""
+    """The id of an event: records begin behind it. Empty: with what is stored from now on."""
+    last_event_id: Annotated[_EventId, header("Last-Event-ID")] = ""
+    """As `since`, and wins over it: browsers send it when they come back."""
+
+
+async def stream_changes(services: Services, call: Call[ChangesArguments, None]) -> Answer:
+    """Stream audit records and alarms as they come, as server-sent events."""
+    each = call.arguments
+    alarms = services.alarms
+
+    def shown(change: Event) -> object:
+        assert alarms is not None, "it has told of it"
+        return {"change": change.kind, "alarm": shown_alarm(alarms, change.alarm)}
+
+    wanted = Changes(has_records=each.what != "alarms", has_alarms=each.what != "records")
+    areas = ["audit"] * wanted.has_records + ["alarms"] * wanted.has_alarms
+    if call.caller.scopes and not call.caller.scopes.issuperset(areas):
+        # They show what is in lists of these areas, too.
+        raise ProblemError(FORBIDDEN, f"the key {call.caller.name} is not for {' and '.join(areas)}")
+    positions = _positions(each)
+    return await services.streams.changes(
+        call.caller.name, wanted, positions, alarms, Shown(read_record, shown)
+    )
+
+
+def _positions(each: StreamArguments | ChangesArguments) -> Mapping[str, int]:
     event_id = each.last_event_id or each.since
     try:
-        positions = decode_positions(event_id) if event_id else {}
+        return decode_positions(event_id) if event_id else {}
     except ValueError as error:
         parameter = "Last-Event-ID" if each.last_event_id else "since"
         raise invalid(str(error), parameter=parameter) from None
-    wanted = Wanted(each.filter, each.payload_bytes_max)
-    return await services.streams.messages(call.caller.name, wanted, positions)
 
 
 ROUTES: Final = (
+    route(
+        "GET",
+        "/stream/changes",
+        stream_changes,
+        tag="streams",
+        answer_type="text/event-stream",
+        problems=(TOO_MANY,),
+    ),
     route(
         "GET",
         "/stream/messages",

@@ -207,7 +207,7 @@ async def list_alarms(services: Services, call: Call[PageArguments, None]) -> Al
     """List the alarms that fire, and those that are about to, by name."""
     alarms = _alarms(services)
     items, next_cursor = page_of(alarms.book.engine.current.values(), call.arguments, _key)
-    return Alarms(items=[_shown(alarms, each) for each in items], next=next_cursor)
+    return Alarms(items=[shown_alarm(alarms, each) for each in items], next=next_cursor)
 
 
 async def list_ended_alarms(services: Services, call: Call[HistoryArguments, None]) -> History:
@@ -215,7 +215,7 @@ async def list_ended_alarms(services: Services, call: Call[HistoryArguments, Non
     alarms = _alarms(services)
     name = call.arguments.name
     found = [each for each in reversed(alarms.book.engine.ended) if name in ("", each.name)]
-    return History(items=[_shown(alarms, each) for each in found[: call.arguments.limit]])
+    return History(items=[shown_alarm(alarms, each) for each in found[: call.arguments.limit]])
 
 
 async def acknowledge_alarm(services: Services, call: Call[AlarmArguments, Note]) -> Alarm:
@@ -227,7 +227,7 @@ async def acknowledge_alarm(services: Services, call: Call[AlarmArguments, Note]
         raise _no_alarm(call.arguments.id) from None
     alarms.shared.acknowledge(alarm)
     alarms.changed()
-    return _shown(alarms, alarm)
+    return shown_alarm(alarms, alarm)
 
 
 async def end_alarm(services: Services, call: Call[AlarmArguments, None]) -> Alarm:
@@ -238,7 +238,7 @@ async def end_alarm(services: Services, call: Call[AlarmArguments, None]) -> Ala
     except KeyError:
         raise _no_alarm(call.arguments.id) from None
     alarms.changed([event])
-    return _shown(alarms, event.alarm)
+    return shown_alarm(alarms, event.alarm)
 
 
 async def list_conditions(services: Services, _call: Call[NoArguments, None]) -> Conditions:
@@ -333,7 +333,7 @@ def _key(alarm: KnownAlarm) -> str:
     return f"{alarm.name} {alarm.id}"
 
 
-def _shown(alarms: AlarmsRole, alarm: KnownAlarm) -> Alarm:
+def shown_alarm(alarms: AlarmsRole, alarm: KnownAlarm) -> Alarm:
     return Alarm(
         id=alarm.id,
         name=alarm.name,

@@ -11,6 +11,7 @@ from eventually import until
 from iotmq.client.client import IotmqClient
 from iotmq.console.api.problems import TOO_MANY, ProblemError
 from iotmq.console.api.streams import streams as streams_module
+from iotmq.console.api.streams.change_reader import Changes
 from iotmq.console.api.streams.event_stream import EventStream
 from iotmq.console.api.streams.message_reader import Wanted
 from iotmq.console.api.streams.streams import Streams
@@ -112,6 +113,29 @@ async def test_there_are_so_many_in_all(streams: Streams) -> None:
         await streams.messages("one more", WANTED, {})
     for task in tasks:
         task.cancel()
+
+
+async def test_changes_and_messages_have_readers_of_their_own(
+    streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OfChanges(Reader):
+        def __init__(self, client: object, _alarms: object, _shown: object, positions: object = None) -> None:
+            super().__init__(client, positions)
+
+    monkeypatch.setattr(streams_module, "ChangeReader", OfChanges)
+    changes = Changes(has_records=True, has_alarms=False)
+
+    async def ask(positions: dict[str, int]) -> Answer:
+        return await streams.changes("me", changes, positions, None, cast(Any, None))
+
+    running = [run(await streams.messages("me", WANTED, {})), *[run(await ask({})) for _ in range(2)]]
+    running.append(run(await ask({"b/0": 1})))
+    await until(lambda: all(b"event: open" in sink.text for _, sink in running))
+    assert sorted(len(each.streams) for each in Reader.made) == [1, 1, 2]
+    assert b'data: {"records":true,"alarms":false}' in running[1][1].text
+    for task, _ in running:
+        task.cancel()
+    await until(lambda: all(each.is_stopped for each in Reader.made))
 
 
 async def test_new_streams_share_a_reader_that_ends_with_the_last_and_others_have_their_own(
