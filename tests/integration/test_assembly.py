@@ -268,6 +268,10 @@ def proc_number(process: asyncio.subprocess.Process, file: str, begins: str) -> 
     return int(line.removeprefix(begins).split()[0])
 
 
+def mapped_files(process: asyncio.subprocess.Process) -> str:
+    return Path(f"/proc/{process.pid}/maps").read_text()
+
+
 async def test_a_start_makes_room_for_connections_and_loads_nothing_that_no_setting_asks_for(
     tmp_path: Path,
 ) -> None:
@@ -275,7 +279,7 @@ async def test_a_start_makes_room_for_connections_and_loads_nothing_that_no_sett
     process, _ = await serve_process(tmp_path)
     size = proc_number(process, "status", "FDSize:")
     allowed = proc_number(process, "limits", "Max open files")
-    loaded = Path(f"/proc/{process.pid}/maps").read_text()
+    loaded = mapped_files(process)
     process.terminate()
     await process.wait()
     assert size >= min(allowed, 65_536)
