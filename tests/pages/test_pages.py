@@ -315,7 +315,11 @@ def test_programs_have_the_right_types(tmp_path: Path) -> None:
         name = f"{block.page.stem.replace('-', '_')}_{number}.py"
         (tmp_path / name).write_text(f"# {block.place}\n{block.text}")
     config = tmp_path / "mypy.ini"
-    config.write_text("[mypy]\ncheck_untyped_defs = true\nignore_missing_imports = true\n")
+    # With other settings than `make types`: what one remembers would be of no use to the other.
+    cache = ROOT / "build" / "mypy-pages"
+    config.write_text(
+        f"[mypy]\ncache_dir = {cache}\ncheck_untyped_defs = true\nignore_missing_imports = true\n"
+    )
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--config-file", str(config), *map(str, tmp_path.glob("*.py"))],
         cwd=ROOT,
