@@ -113,7 +113,7 @@ class Process:
         """The history of its metrics; made by `start`, unless it is switched off."""
         self._checks: dict[str, Callable[[], str | None]] = {"process": lambda: "starting"}
         # Set while there is a front end in this process that has such topics.
-        self._sys_topics: SysTopics | None = None
+        self.sys_topics: SysTopics | None = None
         self.addresses: dict[str, str] = {}
         """Role -> HOST:PORT it listens on; filled while starting."""
 
@@ -253,7 +253,7 @@ class Process:
             self.sources,
             lambda: {**self.readiness(), **({} if workers is None else workers.worker_states())},
             refresh=None if workers is None else workers.refresh,
-            sys_topics=lambda: self._sys_topics,
+            sys_topics=lambda: self.sys_topics,
         )
         directory = settings.directory
         if not directory and self._role in ("serve", "broker", "registry"):
@@ -405,7 +405,7 @@ class Process:
             front.inspections.add(HISTORY, self.history.answer)
         await self._start("mqtt", front)
         self._watch("mqtt", front)
-        self._sys_topics = front.parts.sys_topics
+        self.sys_topics = front.parts.sys_topics
         self._listens_for_mqtt(front.addresses)
 
     async def _start_bridges(self, broker: Broker | None) -> None:
@@ -435,6 +435,7 @@ class Process:
     async def _start_mqtt_workers(self, workers: WorkerSupervisor) -> None:
         self._watch("mqtt", workers)
         await self._start("mqtt", workers)
+        self.sys_topics = workers
         self._listens_for_mqtt(workers.addresses)
 
     # Helpers ------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +62,7 @@ MEMORY = Path("/dev/shm")
 ON_DISK = frozenset(
     {"crash", "test_cold_scan.py", "test_demo.py", "test_bridge_spark.py", "test_sql_filter.py"}
     | {"test_cold_pages.py", "test_cold_steps.py", "test_cold_reads.py", "test_shares.py"}
-    | {"test_member_store.py", "test_store_retention.py"}
+    | {"test_member_store.py", "test_store_retention.py", "test_wheel.py", "test_spark_cluster.py"}
 )
 # Files of ON_DISK's folders that have nothing of it: they damage what lies there.
 OFF_DISK = frozenset({"test_store_damage.py"})
@@ -245,18 +245,55 @@ def memory_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path | Non
 @pytest.fixture
 def tmp_path(request: pytest.FixtureRequest, tmp_path: Path, memory_path: Path | None) -> Iterator[Path]:
     """In memory but for ON_DISK; what a test leaves that fails is copied to where it would have been."""
-    is_on_disk = not ON_DISK.isdisjoint(request.path.parts) and request.path.name not in OFF_DISK
-    if memory_path is None or is_on_disk:
+    if memory_path is None or _is_on_disk(request.path):
         yield tmp_path
         return
     path = memory_path / tmp_path.name
     path.mkdir()
-    failed_count = request.session.testsfailed
+    leave = _leaving(request.session, path, tmp_path)
     yield path
-    if request.session.testsfailed > failed_count:
-        shutil.copytree(path, tmp_path, dirs_exist_ok=True, symlinks=True, ignore=_not_files)
-    # As pytest does it: something of the test may still be at its end.
-    shutil.rmtree(path, ignore_errors=True)
+    leave()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+) -> Iterator[None]:
+    """Have the directories in memory that a module's fixtures make, as those of its tests."""
+    makes_directories = fixturedef.scope == "module" and "tmp_path_factory" in fixturedef.argnames
+    if not makes_directories or _is_on_disk(request.path):
+        return (yield)
+    memory_path = request.getfixturevalue("memory_path")
+    if memory_path is None:
+        return (yield)
+    factory = request.getfixturevalue("tmp_path_factory")
+    on_disk = factory.getbasetemp()
+    path = memory_path / f"{request.path.stem}-{fixturedef.argname}"
+    path.mkdir(exist_ok=True)
+    # Behind all that the fixture does at its end.
+    fixturedef.addfinalizer(_leaving(request.session, path, on_disk / path.name))
+    factory._basetemp = path
+    try:
+        return (yield)
+    finally:
+        factory._basetemp = on_disk
+
+
+def _is_on_disk(file: Path) -> bool:
+    return not ON_DISK.isdisjoint(file.parts) and file.name not in OFF_DISK
+
+
+def _leaving(session: pytest.Session, path: Path, kept: Path) -> Callable[[], None]:
+    """Make the end of a directory in memory, of which a copy is kept when a test has failed meanwhile."""
+    failed_count = session.testsfailed
+
+    def leave() -> None:
+        if session.testsfailed > failed_count:
+            shutil.copytree(path, kept, dirs_exist_ok=True, symlinks=True, ignore=_not_files)
+        # As pytest does it: something of the test may still be at its end.
+        shutil.rmtree(path, ignore_errors=True)
+
+    return leave
 
 
 def _not_files(directory: str, names: list[str]) -> list[str]:

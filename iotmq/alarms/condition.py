@@ -12,6 +12,13 @@ from msgspec import Meta
 Level: TypeAlias = Literal["info", "warning", "critical"]
 LEVELS: Final[Mapping[Level, int]] = {"info": 0, "warning": 1, "critical": 2}
 
+# Those who look after alarms.
+MACHINE: Final = "whoever runs the machine"
+GATEWAY: Final = "whoever runs the gateway"
+SERVICES: Final = "whoever runs the consumers"
+DEVICES: Final = "whoever runs the devices"
+ACCESS: Final = "whoever manages access"
+
 Reads: TypeAlias = Literal["value", "increase", "rate", "seconds_left"]
 """Names what is compared with the marks: the number itself; by how much it has grown in `window_s`, or has
 grown a second; or how many seconds are left to the time that the number is."""

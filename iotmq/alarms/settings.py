@@ -12,15 +12,17 @@ from msgspec.structs import replace
 
 from iotmq import limits
 from iotmq.addresses import is_loopback
+from iotmq.alarms.cluster_conditions import DEVICES_SILENT
 from iotmq.alarms.condition import LEVELS, Condition, Level, Name, Reads, Seconds, Window, check_says
-from iotmq.alarms.conditions import CONDITIONS, DEVICES_SILENT
+from iotmq.alarms.conditions import CONDITIONS
 from iotmq.secret_text import hide
 from iotmq.setting_types import FileName, Port, SecretText
 from iotmq.spelling import did_you_mean
 
 Text = Annotated[str, Meta(min_length=1, max_length=limits.ALARM_TEXT_CHARACTERS_MAX)]
 Url = Annotated[str, Meta(max_length=2_048, pattern=r"^https?://[^\s/@]+(/\S*)?$")]
-MailAddress = Annotated[str, Meta(max_length=254, pattern=r"^[^\s@<>,;]+@[^\s@<>,;]+$")]
+# ASCII alone: SMTP servers take other letters with an extension only, and hosts have a form without them.
+MailAddress = Annotated[str, Meta(max_length=254, pattern=r"^[!-+\-.-:=?A-~]+@[!-+\-.-:=?A-~]+$")]
 LabelName = Annotated[str, Meta(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*$", max_length=64)]
 
 

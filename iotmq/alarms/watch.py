@@ -14,8 +14,7 @@ from typing import Final, NamedTuple
 
 from iotmq import limits
 from iotmq.alarms.book import Missed
-from iotmq.alarms.condition import Labels
-from iotmq.alarms.conditions import (
+from iotmq.alarms.cluster_conditions import (
     BROKER_GONE,
     DEAD_LETTERS,
     DEVICES_SILENT,
@@ -26,6 +25,7 @@ from iotmq.alarms.conditions import (
     GROUP_STUCK,
     REGISTRY_GONE,
 )
+from iotmq.alarms.condition import Labels
 from iotmq.alarms.lease import FORBIDDEN_S, is_forbidden
 from iotmq.alarms.settings import DeviceWatch
 from iotmq.client.admin.admin import Admin

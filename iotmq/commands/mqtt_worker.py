@@ -20,7 +20,17 @@ from iotmq.errors import IotmqError
 from iotmq.log_format import set_up_logging
 from iotmq.metrics import Metric, samples
 from iotmq.supervised import surviving
-from iotmq.workers.channel import Ask, Begin, Failed, Listening, Status, frame, read_to_worker, status
+from iotmq.workers.channel import (
+    Ask,
+    Begin,
+    Failed,
+    Listening,
+    Show,
+    Status,
+    frame,
+    read_to_worker,
+    status,
+)
 
 _PAGE_BYTES: Final = resource.getpagesize()
 _CHANNEL_FD: Final = 0
@@ -92,9 +102,20 @@ async def _answer(
             if isinstance(asked, Ask):
                 with surviving("answers to the supervisor"):
                     _say(writer, status(asked.ask_id, process.readiness(), process.metrics()))
+            elif isinstance(asked, Show):
+                _show(process, asked)
     # The supervisor is gone, by whatever death, or cannot be understood: nobody would stop or watch this
     # process any more.
     stop_asked.set()
+
+
+def _show(process: Process, shown: Show) -> None:
+    # The supervisor says nothing of this before devices are served.
+    if process.sys_topics is not None:
+        if shown.text is None:
+            process.sys_topics.drop(shown.topic)
+        else:
+            process.sys_topics.put(shown.topic, shown.text)
 
 
 def _say(writer: asyncio.StreamWriter, message: Listening | Failed | Status) -> None:

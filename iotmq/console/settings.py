@@ -98,6 +98,9 @@ class OidcSettings(RoleSettings, frozen=True, kw_only=True, forbid_unknown_field
     other_hosts: Annotated[tuple[Annotated[str, Meta(max_length=255)], ...], Meta(max_length=16)] = ()
     """Hosts beside that of the issuer that this gateway may ask, where the provider names such (for Google
     oauth2.googleapis.com, www.googleapis.com and openidconnect.googleapis.com). No others are asked."""
+    signs_out: bool = True
+    """Whether who signs out is sent to the provider to sign out there, too (its end_session_endpoint).
+    Without it the next one at this browser is signed in again with a click."""
     ca_file: Annotated[str, Meta(max_length=limits.FILE_NAME_BYTES_MAX)] = ""
     """PEM file with the roots of the provider's certificate; empty for the machine's own."""
     timeout_s: Annotated[float, Meta(ge=0.05, le=60)] = 10.0

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from typing import Final
 
 from iotmq import limits
 from iotmq.credentials.addresses import network_of
 from iotmq.credentials.window_counts import WindowCounts
+
+logger = logging.getLogger("iotmq.credentials")
 
 _MINUTE_S: Final = 60.0
 _DIGEST_BYTES: Final = 16
@@ -23,6 +26,8 @@ class FailedAttempts:
     def __init__(self, per_minute_max: int) -> None:
         """0 counts nothing."""
         self._per_minute_max = per_minute_max
+        self.exceeded_total = 0
+        """How often an address, or a user there, had failed so often that it is refused."""
         # Of networks, and of users at networks.
         self._failures: WindowCounts[str | bytes] = WindowCounts(
             window_s=_MINUTE_S, names_max=limits.MQTT_FAILING_ADDRESSES_MAX
@@ -40,10 +45,15 @@ class FailedAttempts:
         return self._failures.count_of(self._counted(address, user), now_s) >= self._per_minute_max
 
     def add(self, address: str | None, user: str | None, now_s: float) -> None:
-        """A device of the address failed."""
+        """A device of the address failed. The log has the address with the last failure that it may have."""
         if not self._per_minute_max or address is None:
             return
-        self._failures.add(self._counted(address, user), now_s)
+        if self._failures.add(self._counted(address, user), now_s) == self._per_minute_max:
+            self.exceeded_total += 1
+            logger.warning(
+                "an address has failed too often, and is refused for a while",
+                extra={"address": address, "failures": self._per_minute_max, "within_s": _MINUTE_S},
+            )
 
     def prove(self, address: str | None, user: str | None) -> None:
         """A device of the address was right."""

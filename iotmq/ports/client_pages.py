@@ -148,7 +148,8 @@ class ClientRow(msgspec.Struct, kw_only=True):
 class ClientsAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a list at one front end, with the place of each in it."""
 
-    rows: list[ClientRow]
+    rows: list[msgspec.Raw]
+    """Each is a ClientRow: a whole page takes too long to encode, or to decode, at once."""
     orders: list[Order]
     matched: int
     """Those of the front end that are meant, on the page or not."""

@@ -31,6 +31,13 @@ class Ask(msgspec.Struct, frozen=True, tag=True, array_like=True):
     ask_id: int
 
 
+class Show(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """To the worker: what its clients read at a topic below $SYS/; None: nothing any more."""
+
+    topic: str
+    text: str | None
+
+
 class Listening(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """From the worker, once: devices are served."""
 
@@ -50,7 +57,7 @@ class Status(msgspec.Struct, frozen=True, tag=True, array_like=True):
     metrics: list[Metric]
 
 
-ToWorker: TypeAlias = Begin | Ask
+ToWorker: TypeAlias = Begin | Ask | Show
 FromWorker: TypeAlias = Listening | Failed | Status
 
 # Secrets go as the text they are: nobody else has an end of the socket.

@@ -27,7 +27,7 @@ from iotmq.mqtt_front.listen.listeners import cannot_listen, network_address
 from iotmq.mqtt_front.settings.listeners import WORKER_PLACE, ListenerSettings
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.secret_text import Secret
-from iotmq.workers.channel import Ask, Begin, Failed, Listening, Status, frame, read_from_worker
+from iotmq.workers.channel import Ask, Begin, Failed, Listening, Show, Status, frame, read_from_worker
 
 logger = logging.getLogger("iotmq.workers")
 
@@ -39,6 +39,8 @@ _RAN_LONG_S: Final = 10.0
 _ANSWER_S: Final = 1.0
 # Workers have less to stop (assembly.Process) and need a moment to be gone.
 _STOP_S: Final = 1.7
+# With so much unread a worker is told no more than names, and the rest when it answers again.
+_UNREAD_BYTES_MAX: Final = 256 * 1024
 
 
 class WorkerSupervisor:
@@ -55,6 +57,8 @@ class WorkerSupervisor:
         self._refreshing: asyncio.Future[list[None]] | None = None
         self.addresses: dict[str, str] = {}
         """As server.MqttFront.addresses; known once `start` was called."""
+        # What clients of all workers read below $SYS/, by topic.
+        self._shown: dict[str, str] = {}
 
     async def start(self) -> None:
         mqtt = _with_secrets(self._config.mqtt)
@@ -63,7 +67,8 @@ class WorkerSupervisor:
             mqtt = self._hold_ports(mqtt)
             for number in range(1, mqtt.workers + 1):
                 own = _of_worker(msgspec.structs.replace(mqtt, name=f"{base}-{number}"), number)
-                self._workers.append(_Worker(number, msgspec.structs.replace(self._config, mqtt=own)))
+                config = msgspec.structs.replace(self._config, mqtt=own)
+                self._workers.append(_Worker(number, config, self._shown))
             await asyncio.gather(*(worker.start() for worker in self._workers))
         except BaseException:
             await self.stop()
@@ -79,6 +84,18 @@ class WorkerSupervisor:
             for held in self._held_ports:
                 held.close()
             self._held_ports.clear()
+
+    def put(self, topic: str, text: str) -> None:
+        """Have clients of all workers read a text at a topic below $SYS/, also of those to come."""
+        self._shown[topic] = text
+        for worker in self._workers:
+            worker.show(topic, text)
+
+    def drop(self, topic: str) -> None:
+        """Forget a text of `put`."""
+        self._shown.pop(topic, None)
+        for worker in self._workers:
+            worker.show(topic, None)
 
     def _hold_ports(self, mqtt: MqttSettings) -> MqttSettings:
         """Return the settings with the ports that are held now, where they asked for any free one."""
@@ -147,8 +164,11 @@ class WorkerSupervisor:
 class _Worker:
     """One place among the workers, and the process that has it now."""
 
-    def __init__(self, number: int, config: Config) -> None:
+    def __init__(self, number: int, config: Config, shown: Mapping[str, str]) -> None:
         self.number = number
+        self._shown = shown
+        # Topics of `shown` that it was not told of, because it did not read.
+        self._untold: set[str] = set()
         self._begin = Begin(number, config)
         self._backoff = Backoff(min_s=_RESTART_S_MIN, max_s=_RESTART_S_MAX)
         self._task: asyncio.Task[None] | None = None
@@ -209,10 +229,26 @@ class _Worker:
             async with asyncio.timeout(_ANSWER_S):
                 await self._answered
             self.is_stuck = False
+            self._show_untold()
         except TimeoutError:
             self.is_stuck = self._writer is writer
         finally:
             self._answered = None
+
+    def show(self, topic: str, text: str | None) -> None:
+        """Have its clients read a text at a topic; None: nothing any more."""
+        if self._writer is None:
+            # It is told everything when it serves.
+            return
+        if self._writer.transport.get_write_buffer_size() > _UNREAD_BYTES_MAX:
+            self._untold.add(topic)
+            return
+        self._writer.write(frame(Show(topic, text)))
+
+    def _show_untold(self) -> None:
+        untold, self._untold = self._untold, set()
+        for topic in untold:
+            self.show(topic, self._shown.get(topic))
 
     @property
     def is_running(self) -> bool:
@@ -305,6 +341,8 @@ class _Worker:
                 return
             if isinstance(message, Listening):
                 self._listening.set()
+                self._untold = set(self._shown)
+                self._show_untold()
             elif isinstance(message, Failed):
                 self._failed_reason = message.reason
             else:

@@ -10,7 +10,7 @@ import pytest
 from console_browser import Chromium
 from eventually import eventually
 from gateway_process import GatewayProcess
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 PASSWORD = "a-long-password"
 
@@ -65,6 +65,14 @@ def test_from_the_link_of_the_log_to_a_user_whose_session_ends(
         page.get_by_role("button", name="Sign in").click()
         page.get_by_role("heading", name="Topics").wait_for()
         assert page.url.endswith("#/topics?match=mq")
+
+        # As for somebody who has come by a provider with a page for that.
+        def answer(route: Route) -> None:
+            route.fulfill(json={"done": True, "provider": f"{origin}/healthz"})
+
+        page.route("**/api/v1/sign-in", answer)
+        page.get_by_role("button", name="Sign out").click()
+        page.wait_for_url("**/healthz")
 
 
 def test_a_link_that_was_used_is_refused_in_words(chromium: Chromium, proxied: GatewayProcess) -> None:

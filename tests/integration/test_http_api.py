@@ -339,6 +339,8 @@ def test_payloads_of_an_answer_have_a_limit_however_small_they_are_stored(api: C
     assert "by itself" in by_key[-1]["problem"]
     alone = api.get("show_message", by_key[-1]["offset_message_id"])
     assert (len(alone["payload"]), "problem" in alone) == (size, False)
+    elsewhere = "C0000201" + by_key[-1]["offset_message_id"][8:]
+    assert api.ask("show_message", elsewhere).problem == "not-found"
 
 
 def test_topics_of_the_gateway_are_its_own(api: Caller) -> None:
@@ -350,6 +352,18 @@ def test_topics_of_the_gateway_are_its_own(api: Caller) -> None:
         assert api.ask("publish_raw", "a", query=f"topic={AUDIT_TOPIC}", role=role).problem == "forbidden"
         (outcome,) = api.get("publish_many", body={"items": [through]}, role=role)["items"]
         assert outcome["problem"]["status"] == 403
+    for name in ("$SYS/broker/forged", "$iotmq/bans/client/eg==", "a/+"):
+        hidden = {"payload": "x", "properties": {"MQTT_TOPIC": name}}
+        assert api.ask("send", "mqtt", body=hidden).problem == "invalid"
+        assert api.ask("publish", body={"mqtt_topic": name, "topic": "mqtt"}).problem == "invalid"
+    # Nor by way of dead letters that say they had come from there.
+    sent = api.get("send", "%DLQ%forger", body={**forged, "properties": {"RETRY_TOPIC": AUDIT_TOPIC}})
+    (letter,) = api.get("list_dead_letters", "forger")["items"]
+    place = letter["message"]["offset_message_id"]
+    resent = api.get("resend_dead_letters", "forger", body={"message_ids": [sent["message_id"]]})
+    assert resent == {"sent": 0, "left_message_ids": [place]}
+    assert api.ask("resend_dead_letter", "forger", place, body={}).problem == "invalid"
+    assert api.ask("resend_dead_letter", "forger", place, body={"topic": AUDIT_TOPIC}).problem == "forbidden"
     assert api.get("list_audit_records", query="account=root")["items"] == []
     assert api.ask("put_topic", AUDIT_TOPIC, body={"is_writable": False}).problem == "forbidden"
     assert api.ask("scale_topic", AUDIT_TOPIC, body={"queues": 8}).problem == "forbidden"

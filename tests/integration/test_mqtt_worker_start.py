@@ -54,7 +54,8 @@ def test_waiting_for_a_broker_is_shown_and_can_be_stopped(tmp_path: Path, number
             lambda: '"worker-2":"process: starting' in front.http("/readyz")[1], "both wait", within_s=30
         )
         assert front.http("/readyz")[0] == 503
-        assert front.http("/healthz")[0] == 200
+        # On a busy machine a worker that still loads its modules may not answer within a second.
+        eventually(lambda: front.http("/healthz")[0] == 200, "they are alive", within_s=30)
         assert front.process is not None
         front.process.send_signal(number)
         assert front.process.wait(3) == 0

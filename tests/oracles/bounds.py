@@ -73,7 +73,7 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "console.server.port: connections",
         "HTTP_CONNECTIONS_MAX",
         "each a request of http.header_bytes_max",
-        "tests/unit/console/test_console_access.py::test_so_many_connections_may_be_open",
+        "tests/unit/console/test_console_access.py::test_of_so_many_connections_the_quietest_makes_room",
     ),
     Bound(
         "console.server.connection: bodies of requests that are not answered",

@@ -113,10 +113,12 @@ async def growing(round_of: Callable[[int], Awaitable[None]], rounds: int) -> se
 def _kept() -> Counter[str]:
     """How many objects of each class of ours there are, and how much is in the containers that those have."""
     found: Counter[str] = Counter()
+    names: dict[type, str] = {}
     for one in gc.get_objects():
         kind = type(one)
-        if str(kind.__module__).startswith("iotmq."):
-            name = f"{kind.__module__}.{kind.__qualname__}"
+        if kind not in names:
+            names[kind] = f"{kind.__module__}.{kind.__qualname__}"
+        if (name := names[kind]).startswith("iotmq."):
             found[name] += 1
             fields = getattr(one, "__dict__", {})
             held = [*fields.values(), *(each for each in gc.get_referents(one) if each is not fields)]

@@ -384,6 +384,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "alarms": (
         "condition",
         "alarm",
+        "cluster_conditions",
         "conditions",
         "settings",
         "silence",

@@ -7,7 +7,17 @@ import asyncio
 import pytest
 
 from iotmq import event_loop
-from iotmq.event_loop import SLICE_S, LoopSlice, NextTurn, SomePerTurn, happens_within, some_at_once
+from iotmq.event_loop import (
+    PACE_REST_S,
+    PACE_SLICE_S,
+    SLICE_S,
+    LoopSlice,
+    NextTurn,
+    Pace,
+    SomePerTurn,
+    happens_within,
+    some_at_once,
+)
 from tests.oracles.session_bench import turns
 
 
@@ -32,6 +42,28 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(event_loop, "time", clock)
     return clock
+
+
+async def test_long_work_rests_when_its_slice_is_over(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    rests: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        rests.append(seconds)
+
+    monkeypatch.setattr(event_loop.asyncio, "sleep", sleep)
+    pace = Pace()
+    for _ in range(3):
+        await pace.step()
+        clock.now_s += PACE_SLICE_S / 4
+    assert not rests
+    clock.now_s += PACE_SLICE_S / 4
+    for _ in range(4):
+        await pace.step()
+        clock.now_s += PACE_SLICE_S / 4
+    assert rests == [PACE_REST_S]
+    await pace.step()
+    await pace.step()
+    assert rests == [PACE_REST_S] * 2
 
 
 def test_so_many_steps_are_taken_and_no_more(clock: Clock) -> None:

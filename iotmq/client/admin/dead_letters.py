@@ -20,7 +20,13 @@ from iotmq.client.consuming.pulls import PullStatus, pull_command, read_pulled
 from iotmq.client.sending.producer import Producer
 from iotmq.client.transport.calls import asking, broker_address
 from iotmq.client.transport.client import ClientTransport
-from iotmq.client.transport.message import DEAD_LETTER_PREFIX, Message, ReceivedMessage, check_group
+from iotmq.client.transport.message import (
+    DEAD_LETTER_PREFIX,
+    Message,
+    ReceivedMessage,
+    check_group,
+    is_own_topic,
+)
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.subscriptions import parse_subscription
 from iotmq.errors import ClientError, MessageRefusedError, RouteNotFoundError
@@ -405,8 +411,14 @@ def resend_group(group: str) -> str:
 
 def message_again(letter: DeadLetter, *, topic: str | None = None, body: bytes | None = None) -> Message:
     """Build the message for its original topic again, or another one, with another body where one is given;
-    ORIGIN_MESSAGE_ID names the first one."""
+    ORIGIN_MESSAGE_ID names the first one.
+
+    MessageRefusedError for the gateway's own topics: what it comes from is what a letter says of itself.
+    """
     message = letter.message
+    topic = letter.original_topic if topic is None else topic
+    if is_own_topic(topic):
+        raise MessageRefusedError(f"topic {topic} is the gateway's own: nothing is sent there again")
     kept = {
         name: value
         for name, value in message.properties.items()
@@ -415,7 +427,7 @@ def message_again(letter: DeadLetter, *, topic: str | None = None, body: bytes |
     kept[properties.ORIGIN_MESSAGE_ID] = letter.original_message_id or message.message_id
     key, *more = message.keys or [""]
     return Message(
-        letter.original_topic if topic is None else topic,
+        topic,
         message.body if body is None else body,
         key=key,
         keys=more,

@@ -702,7 +702,8 @@ class SyncMessageViews(Blocking):
     def by_id(self, message_id: str) -> ReceivedMessage:
         """Read the message that an offset message id names, from the broker whose address is in the id.
 
-        BrokerError when that has no such message, ClientError for an id without a place.
+        BrokerError when that has no such message, ClientError for an id without a place, RouteNotFoundError
+        when no registry knows a broker there: ids come from anybody, and nobody else is connected to.
         """
     def by_key(
         self,

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
+from iotmq import limits
 from iotmq.audit_log import Record, no_audit
 from iotmq.clock import Clock
 from iotmq.console.access.api_keys import ApiKey, find_key, keys_file
@@ -19,6 +20,8 @@ from iotmq.console.access.passwords import Passwords
 from iotmq.console.access.tokens import Tokens
 from iotmq.console.access.trusted_header import TrustedHeader
 from iotmq.console.settings import HttpSettings, OidcSettings
+from iotmq.credentials.addresses import network_of
+from iotmq.credentials.window_counts import WindowCounts
 from iotmq.metrics import Metric, samples, samples_by
 
 if TYPE_CHECKING:
@@ -63,6 +66,9 @@ class Access:
         self.record: Record = no_audit
         """Notes sign-ins in the audit log; set by what has one."""
         self._sign_ins = {"done": 0, "refused": 0}
+        self._refused: WindowCounts[str] = WindowCounts(
+            window_s=60.0, names_max=limits.CONSOLE_FAILING_USERS_MAX
+        )
 
     async def start(self) -> None:
         """Read the files."""
@@ -80,8 +86,15 @@ class Access:
             await self.oidc.close()
 
     def note_sign_in(self, name: str, way: Way, address: str, result: Literal["done", "refused"]) -> None:
-        """Count a sign-in, and have it in the audit log; of one that is refused `name` is only a claim."""
+        """Count a sign-in, and have it in the audit log; of one that is refused `name` is only a claim.
+
+        Of an address that tries on and on no more is recorded: a flood would cost others their records.
+        """
         self._sign_ins[result] += 1
+        if result == "refused":
+            tried = self._refused.add(network_of(address), self._clock.monotonic_s())
+            if tried > 2 * self.settings.failures_per_minute_max:
+                return
         fields = f'{{"way":"{way}"}}'
         self.record(
             "administered",
@@ -118,6 +131,13 @@ class Access:
         )
         yield from samples_by(
             "result", "iotmq_http_sign_ins_total", "Sign-ins at the console.", self._sign_ins
+        )
+        yield from samples(
+            (
+                "iotmq_http_failing_addresses_total",
+                "Addresses with so many wrong passwords within a minute that they are refused for a while.",
+                self.passwords.failing_addresses_total,
+            )
         )
 
     def _users_changed(self) -> None:

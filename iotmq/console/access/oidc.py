@@ -35,6 +35,7 @@ logger = logging.getLogger("iotmq.http")
 _DISCOVERY: Final = "/.well-known/openid-configuration"
 _RANDOM_BYTES: Final = 32
 _ANSWER_BYTES_MAX: Final = 256 * 1024
+_END: Final = "end_session_endpoint"
 # A wrong code, and a wrong secret of this gateway (RFC 6749 section 5.2).
 _REFUSALS: Final = frozenset({400, 401})
 _AT_ONCE_MAX: Final = 4
@@ -76,6 +77,10 @@ class _Provider:
         """OidcError when the document is none, or names hosts that may not be asked."""
         self.document = document
         self.authorization = _url(document, "authorization_endpoint", settings, is_asked=False)
+
+        self.end_of_session = (
+            _url(document, _END, settings, is_asked=False) if _END in document else None
+        )
 
         def client(name: str) -> ServiceClient:
             url = _url(document, name, settings, is_asked=True)
@@ -162,6 +167,17 @@ class Oidc:
         person = await self._asked(self._person(cookie, code, redirect_uri))
         place = cookie.partition(".")[2]
         return person, base64.urlsafe_b64decode(place + "=" * (-len(place) % 4)).decode()
+
+    def sign_out_location(self) -> str | None:
+        """Return the page where people sign out of the provider; None where there is none, or none is wanted.
+
+        OpenID Connect RP-Initiated Logout 1.0. It asks whether they want to: nothing here tells who they are.
+        """
+        page = None if self._provider is None else self._provider.end_of_session
+        if page is None or not self._settings.signs_out:
+            return None
+        mark = "&" if "?" in page else "?"
+        return f"{page}{mark}{urlencode({'client_id': self._settings.client_id})}"
 
     def _derived(self, what: str, cookie: str) -> str:
         made = hmac.digest(self._key, f"{what}\0{cookie}".encode("utf-8", "surrogateescape"), "sha256")

@@ -78,6 +78,11 @@ class Passwords:
         finally:
             self._pace.done()
 
+    @property
+    def failing_addresses_total(self) -> int:
+        """Return how often an address had failed so often that it was refused."""
+        return self._of_addresses.exceeded_total
+
     def close(self) -> None:
         """Wake nobody any more."""
         self._pace.close()

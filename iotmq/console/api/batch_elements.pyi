@@ -1,10 +1,13 @@
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.message.message_ids import UniqueKeys
+
+ALONE_BYTES: Final[int]
+"""Larger messages are sent by themselves."""
 
 class Item(Protocol):
     @property
@@ -47,9 +50,7 @@ class BatchElements:
         queues: Mapping[str, Sequence[MessageQueue]],
         unique_keys: UniqueKeys,
         count: int,
-        *,
-        alone_bytes: int,
-        bytes_max: int,
+        tail: bytes,
     ) -> None: ...
     @property
     def batches(self) -> list[QueueBatch]: ...

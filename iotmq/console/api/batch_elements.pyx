@@ -26,6 +26,11 @@ cdef enum:
     HEAD_BYTES = 20
     # A number of 64 bits, its sign and the end of the text.
     NUMBER_BYTES_MAX = 21
+    # Well below what a broker takes in one request.
+    BATCH_BYTES = 1024 * 1024
+
+ALONE_BYTES = 256 * 1024
+cdef Py_ssize_t _alone_bytes = ALONE_BYTES
 
 cdef bytes _BEGIN = b'{"stored":{"message_id":"'
 cdef object UNSET = msgspec.UNSET
@@ -61,13 +66,16 @@ cdef class Lane:
             raise ValueError("a unique key has 32 characters")
         return self.encode(
             PyBytes_AS_STRING(payload), PyBytes_GET_SIZE(payload), 2 * qos + is_retained,
-            PyBytes_AS_STRING(unique_key),
+            PyBytes_AS_STRING(unique_key), b"",
         )
 
-    cdef bytes encode(self, const char* body, Py_ssize_t body_size, Py_ssize_t flags, const char* unique_key):
+    cdef bytes encode(
+        self, const char* body, Py_ssize_t body_size, Py_ssize_t flags, const char* unique_key, bytes tail
+    ):
         cdef bytes head = self._heads[flags]
         cdef Py_ssize_t head_size = PyBytes_GET_SIZE(head)
-        cdef Py_ssize_t size = ELEMENT_FIXED_BYTES + body_size + head_size + UNIQUE_KEY_BYTES
+        cdef Py_ssize_t properties_size = head_size + UNIQUE_KEY_BYTES + PyBytes_GET_SIZE(tail)
+        cdef Py_ssize_t size = ELEMENT_FIXED_BYTES + body_size + properties_size
         cdef bytes element = PyBytes_FromStringAndSize(NULL, size)
         cdef uint8_t* at = <uint8_t*> PyBytes_AS_STRING(element)
         put_u32(at, <uint32_t> size)
@@ -77,9 +85,12 @@ cdef class Lane:
         memcpy(at, body, body_size)
         at += body_size
         # The end of the last property may be left out.
-        put_u16(at, <uint16_t> (head_size + UNIQUE_KEY_BYTES))
-        memcpy(at + 2, PyBytes_AS_STRING(head), head_size)
-        memcpy(at + 2 + head_size, unique_key, UNIQUE_KEY_BYTES)
+        put_u16(at, <uint16_t> properties_size)
+        at += 2
+        memcpy(at, PyBytes_AS_STRING(head), head_size)
+        at += head_size
+        memcpy(at, unique_key, UNIQUE_KEY_BYTES)
+        memcpy(at + UNIQUE_KEY_BYTES, PyBytes_AS_STRING(tail), PyBytes_GET_SIZE(tail))
         return element
 
 
@@ -92,9 +103,12 @@ cdef class QueueBatch:
     """Of the messages in the request."""
     cdef list _elements
     cdef Py_ssize_t _size
+    cdef Py_ssize_t _from_end
 
-    def __init__(self, queue not None):
+    def __init__(self, queue not None, Py_ssize_t tail_size):
+        """Their unique keys stand `tail_size` bytes before the ends of their elements."""
         self.queue = queue
+        self._from_end = UNIQUE_KEY_BYTES + tail_size
         self.places = []
         self._elements = []
 
@@ -119,7 +133,7 @@ cdef class QueueBatch:
             at = PyBytes_AS_STRING(text)
             at = _put(at, PyBytes_AS_STRING(_BEGIN), PyBytes_GET_SIZE(_BEGIN))
             at = _put(
-                at, PyBytes_AS_STRING(element) + PyBytes_GET_SIZE(element) - UNIQUE_KEY_BYTES, UNIQUE_KEY_BYTES
+                at, PyBytes_AS_STRING(element) + PyBytes_GET_SIZE(element) - self._from_end, UNIQUE_KEY_BYTES
             )
             at = _put(at, PyBytes_AS_STRING(middle), PyBytes_GET_SIZE(middle))
             at = _put(at, number, digits)
@@ -133,7 +147,8 @@ cdef class BatchElements:
     """Sorts the messages of one request by their queues.
 
     `lanes` are those of the MQTT topics that are known, `queues` those of the broker topics; both may grow meanwhile.
-    A batch of a queue is closed when it has `bytes_max`; a message of more than `alone_bytes` is not taken.
+    A batch of a queue is closed when it has BATCH_BYTES; a message of more than ALONE_BYTES is not taken: one
+    that no broker takes is no trouble for others.
     """
 
     cdef readonly list batches
@@ -141,26 +156,24 @@ cdef class BatchElements:
     cdef dict _queues
     cdef dict _open
     cdef object _unique_keys
+    cdef bytes _tail
     cdef Py_ssize_t _count
-    cdef Py_ssize_t _alone_bytes
-    cdef Py_ssize_t _bytes_max
     cdef char _unique_key[UNIQUE_KEY_BYTES]
     cdef unsigned int _next_number
     cdef unsigned int _end_number
 
     def __init__(
-        self, dict lanes not None, dict queues not None, unique_keys not None, Py_ssize_t count, *,
-        Py_ssize_t alone_bytes, Py_ssize_t bytes_max,
+        self, dict lanes not None, dict queues not None, unique_keys not None, Py_ssize_t count,
+        bytes tail not None,
     ):
-        """`count` messages come at most."""
+        """`count` messages come at most; `tail` are the properties of all of them behind the unique key."""
         self.batches = []
         self._lanes = lanes
         self._queues = queues
         self._open = {}
         self._unique_keys = unique_keys
         self._count = count
-        self._alone_bytes = alone_bytes
-        self._bytes_max = bytes_max
+        self._tail = tail
 
     def take(self, tuple items not None, Py_ssize_t place):
         """Take messages from a place on; return the place of the first that needs more than this can do."""
@@ -184,7 +197,7 @@ cdef class BatchElements:
             if not queues:
                 break
             at = PyUnicode_AsUTF8AndSize(payload, &size)
-            if size > self._alone_bytes:
+            if size > _alone_bytes:
                 break
             self._add(place, lane, queues, at, size, 2 * <Py_ssize_t> each.qos + <bint> each.retain)
             place += 1
@@ -205,14 +218,14 @@ cdef class BatchElements:
         queue = lane.queue_of(queues)
         cdef QueueBatch batch = self._open.get(queue)
         if batch is None:
-            batch = self._open[queue] = QueueBatch(queue)
+            batch = self._open[queue] = QueueBatch(queue, PyBytes_GET_SIZE(self._tail))
             self.batches.append(batch)
         self._next_key()
-        cdef bytes element = lane.encode(body, size, flags, self._unique_key)
+        cdef bytes element = lane.encode(body, size, flags, self._unique_key, self._tail)
         batch._elements.append(element)
         batch.places.append(place)
         batch._size += PyBytes_GET_SIZE(element)
-        if batch._size >= self._bytes_max:
+        if batch._size >= BATCH_BYTES:
             del self._open[queue]
         return 0
 

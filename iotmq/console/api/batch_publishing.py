@@ -8,8 +8,8 @@ all the rest of a gateway on one core. Plan: no coroutine, future or Python obje
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -21,21 +21,25 @@ from iotmq.console.api.problems import ProblemError, from_error
 from iotmq.console.api.publishing import Publisher
 from iotmq.errors import IotmqError
 from iotmq.message.message_ids import UniqueKeys
+from iotmq.message.properties import PROPERTY_END, encode_properties
 
 if TYPE_CHECKING:
     from iotmq.console.api.batch_elements import Item
-
-ALONE_BYTES: Final = 256 * 1024
-"""Larger messages are sent by themselves: one that no broker takes is no trouble for others."""
-# Well below what a broker takes in one request.
-_BATCH_BYTES: Final = 1024 * 1024
 
 
 class BatchPublisher:
     """Takes the messages of one request with `take` and `add`; `send` writes an outcome for each of them."""
 
-    def __init__(self, publisher: Publisher, producer: Producer, unique_keys: UniqueKeys, count: int) -> None:
-        """`count` messages come at most."""
+    def __init__(
+        self,
+        publisher: Publisher,
+        producer: Producer,
+        unique_keys: UniqueKeys,
+        count: int,
+        *,
+        context: Mapping[str, str],
+    ) -> None:
+        """`count` messages come at most, with the properties of their trace."""
         self._publisher = publisher
         self._producer = producer
         self._outcomes: list[bytes] = [b""] * count
@@ -45,8 +49,8 @@ class BatchPublisher:
             self._queues,
             unique_keys,
             count,
-            alone_bytes=ALONE_BYTES,
-            bytes_max=_BATCH_BYTES,
+            # Behind the unique key, whose end is its first byte.
+            PROPERTY_END.encode() + encode_properties(context) if context else b"",
         )
         self.stored_count = 0
 

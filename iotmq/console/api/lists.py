@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from typing import Annotated, Any, Final, get_args, get_origin
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import quote, unquote_plus
 
 import msgspec
 from msgspec import Meta
@@ -12,6 +12,8 @@ from msgspec import Meta
 from iotmq.console.api.problems import invalid
 
 _FIELDS: Final = "fields"
+# Those that stand for themselves, and `%`, by which the others stand there already.
+_QUERY_CHARACTERS: Final = "%=&+/?:@!$'()*,;"
 _Fields = Annotated[
     str,
     Meta(max_length=1024, description="Only these fields of each item, with commas between; empty: all."),
@@ -60,8 +62,9 @@ def link_to_next(answer: object, query: str) -> tuple[tuple[str, str], ...]:
     cursor = getattr(answer, "next", None)
     if not cursor:
         return ()
-    pairs = [pair for pair in parse_qsl(query, keep_blank_values=True) if pair[0] != "cursor"]
-    return (("Link", f'<?{urlencode([*pairs, ("cursor", cursor)])}>; rel="next"'),)
+    others = [each for each in query.split("&") if each and unquote_plus(each.partition("=")[0]) != "cursor"]
+    target = quote("&".join([*others, f"cursor={cursor}"]), safe=_QUERY_CHARACTERS)
+    return (("Link", f'<?{target}>; rel="next"'),)
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 import msgspec
@@ -36,8 +37,8 @@ from iotmq.remoting.command import Command
 
 NOT_STORED: Final = "NOT_STORED"
 _STATUS_OF: Final = {status.value: status for status in SendStatus}
-# There has to be room for QoS, retain flag and unique key behind them.
-_LANE_BYTES_MAX: Final = PROPERTIES_BYTES_MAX - 256
+# There has to be room for QoS, retain flag, unique key and a trace behind them.
+_LANE_BYTES_MAX: Final = PROPERTIES_BYTES_MAX - 2048
 _FLAGS: Final = [
     encode_properties({MQTT_QOS: str(qos)} | ({MQTT_RETAIN: "1"} if is_retained else {}))
     + f"{UNIQ_KEY}{NAME_END}".encode()
@@ -78,6 +79,8 @@ class Published(NamedTuple):
     expiry_s: float
     topic: str
     """The broker topic it goes to, whatever routes say; empty: they say it."""
+    context: Mapping[str, str] = {}
+    """The properties of its trace."""
 
 
 class Publisher:
@@ -133,6 +136,9 @@ class Publisher:
 
     async def send(self, message: Message, *, unique_key: str) -> Stored:
         """Send a message to its broker topic; with a unique key once."""
+        if message.properties is not None and MQTT_TOPIC in message.properties:
+            # Devices get it: what nobody may publish is refused here, too.
+            self.place_of(message.properties[MQTT_TOPIC])
         if not unique_key:
             return _stored(await self._producer.send(message))
         return await self._send_once(message, unique_key)
@@ -193,7 +199,8 @@ class Publisher:
 
     def _placed(self, each: Published) -> Placed:
         if each.topic:
-            # Chosen by who sends: no route has a word in it.
+            self.place_of(each.mqtt_topic)
+            # Chosen by who sends: no route has a word in it, beside whether anybody may publish there.
             return Placed(each.topic, each.mqtt_topic, "", {MQTT_TOPIC: each.mqtt_topic})
         placed = self.place_of(each.mqtt_topic)
         if placed is not None:
@@ -255,7 +262,7 @@ def unique_key_of(caller: str, topic: str, idempotency_key: str, number: int = 0
 def _message(each: Published, placed: Placed) -> Message:
     if MQTT_TOPIC not in placed.properties:
         # Put aside: no device gets it.
-        properties = {**placed.properties, MQTT_QOS: str(each.qos)}
+        properties = {**placed.properties, **each.context, MQTT_QOS: str(each.qos)}
         return Message(placed.topic, each.payload, key=placed.key, properties=properties)
     message = device_message(
         placed.properties[MQTT_TOPIC],
@@ -274,7 +281,7 @@ def _message(each: Published, placed: Placed) -> Message:
         each.payload,
         key=placed.key,
         tags=placed.tags,
-        properties={**message.properties, **placed.properties},
+        properties={**message.properties, **each.context, **placed.properties},
         ttl_ms=ttl_ms,
         delay_ms=placed.delay_s * 1000,
     )

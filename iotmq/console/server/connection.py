@@ -141,6 +141,12 @@ class HttpConnection(asyncio.Protocol):
         """End at once."""
         self._transport.abort()
 
+    @property
+    def quiet_until_s(self) -> float:
+        """Return when it is closed if no request comes; infinity while one is answered, and at the end."""
+        is_quiet = self._answering is None and not self._waiting and not self._transport.is_closing()
+        return self._deadline_s if is_quiet else math.inf
+
     # asyncio ------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -213,6 +213,8 @@ class Authentication:
             "Devices that may not connect, by cause.",
             self._refused,
         )
+        text = "Addresses that failed so often within a minute that they are refused for the rest of it."
+        yield from samples(("iotmq_mqtt_failing_addresses_total", text, self._failures.exceeded_total))
 
     # The chain
 

@@ -94,6 +94,11 @@ class ConnectedSessions:
         """List the connections that have sent their CONNECT; it may not be accepted yet."""
         return list(self._devices.values())
 
+    @property
+    def by_client_id(self) -> dict[str, Device]:
+        """Return the same by client id: only to be read, and they come and go."""
+        return self._devices
+
     def connected(self, client_id: str) -> Device | None:
         """Return the connection of a client whose CONNECT was accepted."""
         device = self._devices.get(client_id)

@@ -10,9 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from iotmq import limits
-from iotmq.alarms import conditions as table
+from iotmq.alarms import cluster_conditions as table
 from iotmq.alarms.condition import Condition, number_text
-from iotmq.alarms.conditions import CONDITIONS
+from iotmq.alarms.conditions import CONDITIONS, NOT_READY
 from iotmq.alarms.settings import DeviceWatch
 from iotmq.config.config import Config, config_from_table
 from iotmq.errors import ConfigError
@@ -21,7 +21,9 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "metrics.md"
 # Those of certificates, and of the HTTP API, are exported by a process that has some.
 _OF_SOME = re.compile(r"^iotmq_((remoting|mqtt_listener|http)_tls_|http_api_audit_)")
 
-WATCHED = {value for name, value in vars(table).items() if name.isupper() and isinstance(value, str)}
+WATCHED = {NOT_READY} | {
+    value for name, value in vars(table).items() if name.isupper() and isinstance(value, str)
+}
 
 
 def exported() -> dict[str, set[str]]:
@@ -153,6 +155,7 @@ MAIL = {"kind": "email", "name": "mail", "host": "localhost", "sender": "a@b.c",
         ({"receivers": [{**MAIL, "host": "mail.example", "encryption": "none"}]}, "on this machine"),
         ({"receivers": [{**MAIL, "to": ["a@b\nBcc: c@d"]}]}, "receivers[0].to"),
         ({"receivers": [{**MAIL, "to": []}]}, "receivers[0].to"),
+        ({"receivers": [{**MAIL, "to": ["änn@b.c"]}]}, "receivers[0].to"),
         ({"receivers": [{"kind": "pigeon", "name": "x"}]}, '"webhook", "email"'),
     ],
 )

@@ -12,7 +12,7 @@ from manual_clock import ManualClock
 from iotmq import limits
 from iotmq.alarms import watch as watch_module
 from iotmq.alarms.book import Missed
-from iotmq.alarms.conditions import (
+from iotmq.alarms.cluster_conditions import (
     BROKER_GONE,
     CONDITIONS,
     DEAD_LETTERS,

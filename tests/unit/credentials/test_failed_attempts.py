@@ -20,6 +20,25 @@ def test_a_minute_begins_with_the_first_failure() -> None:
     assert not failures.is_exceeded("192.0.2.1", None, 70.0)
 
 
+def test_an_address_that_is_refused_from_now_on_is_counted_and_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    failures = FailedAttempts(2)
+    for at_s in (0.0, 1.0, 2.0):
+        failures.add("192.0.2.1", None, at_s)
+    failures.add("192.0.2.2", None, 3.0)
+    assert failures.exceeded_total == 1
+    (line,) = caplog.records
+    assert vars(line)["address"] == "192.0.2.1"
+    # In the next minute it may be so again.
+    failures.add("192.0.2.1", None, 60.0)
+    failures.add("192.0.2.1", None, 61.0)
+    assert failures.exceeded_total == 2
+    none = FailedAttempts(0)
+    none.add("192.0.2.1", None, 0.0)
+    assert none.exceeded_total == 0
+
+
 @pytest.mark.parametrize(
     ("one", "other", "is_same"),
     [

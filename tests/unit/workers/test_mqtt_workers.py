@@ -21,6 +21,7 @@ from iotmq.workers.channel import (
     Begin,
     Failed,
     Listening,
+    Show,
     frame,
     read_from_worker,
     read_to_worker,
@@ -117,7 +118,7 @@ async def test_workers_that_end_at_once_without_a_word_fail_the_start(
 
 async def test_two_who_ask_at_once_share_the_answer() -> None:
     workers = WorkerSupervisor(Config())
-    worker = supervisor._Worker(1, Config())
+    worker = supervisor._Worker(1, Config(), {})
     workers._workers.append(worker)
     ours, theirs = socket.socketpair()
     reading, writing = await asyncio.open_unix_connection(sock=theirs)
@@ -140,7 +141,7 @@ async def test_two_who_ask_at_once_share_the_answer() -> None:
 
 async def test_an_answer_to_an_older_question_is_not_one_to_this(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "_ANSWER_S", 0.01)
-    worker = supervisor._Worker(1, Config())
+    worker = supervisor._Worker(1, Config(), {})
     ours, theirs = socket.socketpair()
     reading, writing = await asyncio.open_unix_connection(sock=theirs)
     told, worker._writer = await asyncio.open_unix_connection(sock=ours)
@@ -163,6 +164,41 @@ async def test_an_answer_to_an_older_question_is_not_one_to_this(monkeypatch: py
     worker._writer.close()
 
 
+async def test_what_clients_read_below_sys_is_told_to_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_UNREAD_BYTES_MAX", 0)
+    workers = WorkerSupervisor(Config())
+    worker = supervisor._Worker(1, Config(), workers._shown)
+    workers._workers.append(worker)
+    workers.put("$SYS/a", "before it serves")
+    workers.put("$SYS/b", "gone before it serves")
+    workers.drop("$SYS/b")
+    ours, theirs = socket.socketpair()
+    reading, writing = await asyncio.open_unix_connection(sock=theirs)
+    told, worker._writer = await asyncio.open_unix_connection(sock=ours)
+    hearing = asyncio.ensure_future(worker._listen(told))
+    writing.write(frame(Listening()))
+    assert await read_to_worker(reading) == Show("$SYS/a", "before it serves")
+    workers.put("$SYS/c", "now")
+    workers.drop("$SYS/a")
+    assert [await read_to_worker(reading) for _ in range(2)] == [Show("$SYS/c", "now"), Show("$SYS/a", None)]
+    # One that does not read is told later how things are then.
+    worker._writer.write(frame(Show("$SYS/large", "x" * 4_000_000)))
+    for text in ("one", "two"):
+        workers.put("$SYS/c", text)
+    workers.drop("$SYS/d")
+    refreshing = asyncio.ensure_future(workers.refresh())
+    await read_to_worker(reading)
+    asked = await read_to_worker(reading)
+    assert isinstance(asked, Ask)
+    writing.write(frame(status(asked.ask_id, {}, [])))
+    await refreshing
+    found = [await read_to_worker(reading) for _ in range(2)]
+    assert sorted(found, key=str) == [Show("$SYS/c", "two"), Show("$SYS/d", None)]
+    writing.close()
+    await hearing
+    worker._writer.close()
+
+
 @pytest.mark.parametrize("more", [0, 1])
 async def test_a_frame_at_the_limit_and_past_it(more: int) -> None:
     size = limits.WORKER_FRAME_BYTES_MAX + more
@@ -174,11 +210,25 @@ async def test_a_frame_at_the_limit_and_past_it(more: int) -> None:
         assert await read_to_worker(cut) is None, "it has not come whole"
 
 
+class _Topics:
+    """The $SYS tree of a worker."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+
+    def put(self, topic: str, text: str) -> None:
+        self.texts[topic] = text
+
+    def drop(self, topic: str) -> None:
+        del self.texts[topic]
+
+
 class _Asked:
     """As much of a process as answers."""
 
     def __init__(self) -> None:
         self.is_broken = True
+        self.sys_topics: _Topics | None = None
 
     def readiness(self) -> dict[str, str | None]:
         if self.is_broken:
@@ -204,6 +254,15 @@ async def test_a_worker_answers_after_a_failure_and_ends_with_what_nobody_unders
     writing.write(frame(Ask(2)))
     assert await read_from_worker(reading) == status(2, {}, [])
     assert not stop_asked.is_set()
+    writing.write(frame(Show("$SYS/a", "too early")))
+    writing.write(frame(Ask(3)))
+    assert await read_from_worker(reading) == status(3, {}, [])
+    asked.sys_topics = topics = _Topics()
+    for topic, text in (("$SYS/a", "one"), ("$SYS/b", "two"), ("$SYS/a", None)):
+        writing.write(frame(Show(topic, text)))
+    writing.write(frame(Ask(4)))
+    assert await read_from_worker(reading) == status(4, {}, [])
+    assert topics.texts == {"$SYS/b": "two"}
     writing.write(b"\0\0\0\1\xc1")
     await answering
     assert stop_asked.is_set()

@@ -16,6 +16,7 @@ from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import StoredMessage
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.errors import BrokerError, ClientError, ConnectionClosedError, RequestTimeoutError
+from iotmq.event_loop import Pace
 from iotmq.limits import KICKED_CLIENTS_MAX, KICKED_NAMES_MAX
 from iotmq.message.records.record import decode_record
 from iotmq.ports import client_pages
@@ -143,11 +144,20 @@ class ClientAdmin:
         )
         asked = await self._ask_all(client_pages.CONNECTIONS, question)
         answers = _decoded_all(ClientsAnswer, asked.answers)
+        # By and by: the process may be one that serves devices.
+        pace = Pace()
+        parts: list[tuple[str, list[ClientRow], list[Order], bool]] = []
+        for name, each in answers.items():
+            decoded: list[ClientRow] = []
+            for row in each.rows:
+                await pace.step()
+                decoded.append(_decoded(ClientRow, row, name))
+            parts.append((name, decoded, each.orders, each.has_more))
+        await pace.step()
         rows, orders, has_more = _merged(
-            [(name, each.rows, each.orders, each.has_more) for name, each in answers.items()],
-            limit,
-            is_descending=is_descending,
+            parts, limit, is_descending=is_descending, bytes_all=_bytes_of(asked.answers)
         )
+        await pace.step()
         return ClientsPage(
             rows=rows,
             next_cursor=encode_cursor(list_name, orders[-1]) if has_more and orders else None,
@@ -241,7 +251,8 @@ class ClientAdmin:
             ("", each.rows, each.orders, each.has_more)
             for each in _decoded_all(SubscriptionsAnswer, of_brokers.answers).values()
         ]
-        rows, orders, has_more = _merged(parts, limit, is_descending=False)
+        size = _bytes_of(of_front_ends.answers) + _bytes_of(of_brokers.answers)
+        rows, orders, has_more = _merged(parts, limit, is_descending=False, bytes_all=size)
         return SubscriptionsPage(
             rows=rows,
             next_cursor=encode_cursor("subscriptions", orders[-1]) if has_more and orders else None,
@@ -310,10 +321,18 @@ class ClientAdmin:
         return await self._inspections.ask_all_front_ends(name, _body(question))
 
 
+def _bytes_of(answers: dict[str, bytes]) -> int:
+    return sum(map(len, answers.values()))
+
+
 def _merged(
-    parts: Iterable[tuple[str, list[RowT], list[OrderT], bool]], limit: int, *, is_descending: bool
+    parts: Iterable[tuple[str, list[RowT], list[OrderT], bool]],
+    limit: int,
+    *,
+    is_descending: bool,
+    bytes_all: int,
 ) -> tuple[list[RowT], list[OrderT], bool]:
-    """Merge parts of a list. What one of them may have more of ends the page."""
+    """Merge parts of a list, of so many bytes in all. What one of them may have more of ends the page."""
     found: list[tuple[OrderT, str, RowT]] = []
     ends: list[OrderT] = []
     for front_end, rows, orders, has_more in parts:
@@ -333,7 +352,8 @@ def _merged(
         if orders_of_page and orders_of_page[-1] == order:
             # The same of a kept session, at another broker or at the front end that has just got it.
             continue
-        size += len(msgspec.msgpack.encode(row))
+        if bytes_all > _PAGE_BYTES_MAX:
+            size += len(msgspec.msgpack.encode(row))
         if len(page) == limit or (page and size > _PAGE_BYTES_MAX):
             return page, orders_of_page, True
         row.front_end = front_end

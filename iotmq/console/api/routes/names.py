@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from iotmq import limits
+from iotmq.client.transport.message import is_own_topic
 from iotmq.console.api.problems import FORBIDDEN, ProblemError, invalid
 from iotmq.mqtt.topics.topics import is_shared, is_valid_filter
 
@@ -19,9 +20,6 @@ TimeMs = Annotated[int, Meta(ge=0, le=1 << 53)]
 MqttTopicText = Annotated[str, Meta(min_length=1, max_length=limits.MQTT_TOPIC_BYTES_MAX)]
 QueueId = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Offset = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-
-
-_OWN_PREFIXES: Final = ("rmq_sys_", "iotmq_sys_")
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,11 +47,6 @@ class ClientArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     client_id: ClientText
     """The client id."""
-
-
-def is_own_topic(topic: str) -> bool:
-    """Return whether a broker topic is the gateway's own: audit records, bans, sessions, timers."""
-    return topic.lower().startswith(_OWN_PREFIXES)
 
 
 def check_is_open(topic: str | None) -> None:

@@ -56,11 +56,13 @@ async function welcome() {
 }
 
 export async function signOut() {
-  if (!token.peek()) await api.remove("/sign-in");
+  const signedOut = token.peek() ? null : await api.remove("/sign-in");
   token.value = "";
   me.value = null;
   // Who comes next begins at the beginning.
   back = "";
+  // The provider would sign the next one in with a click.
+  if (signedOut?.provider) location.assign(signedOut.provider);
 }
 
 /**

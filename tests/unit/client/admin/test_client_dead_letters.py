@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from fake_broker import FakeBroker, FakeRegistry
 
+from iotmq.audit_log import AUDIT_TOPIC
 from iotmq.client.admin import dead_letters
 from iotmq.client.admin.dead_letters import LEFT_IDS_MAX, DeadLetters, Replay, Resent, Selection, topic_of
 from iotmq.client.client import IotmqClient
@@ -73,11 +74,12 @@ async def test_letters_that_cannot_be_sent_are_left_and_those_behind_them_go(sit
     site.put(b"no zlib", sys_flag=ZLIB_FLAG)
     site.put(b"no topic", topic="")
     site.put(b"no topic's name", topic="a/b")
+    site.put(b"a forged record", topic=AUDIT_TOPIC)
     site.put(b"last")
     resent = await site.resend_all()
-    assert (resent.sent_count, len(resent.left_message_ids)) == (2, 3)
+    assert (resent.sent_count, len(resent.left_message_ids)) == (2, 4)
     assert site.sent() == [b"first", b"last"]
-    assert site.broker.offsets[OFFSET] == 5
+    assert site.broker.offsets[OFFSET] == 6
     assert (await site.resend_all()).sent_count == 0
 
 

@@ -116,6 +116,27 @@ async def test_a_person_comes_with_the_claims_that_the_settings_name(provider: P
     assert everybody == Person("ada", "operator")
 
 
+@pytest.mark.parametrize(
+    ("end", "more", "location"),
+    [
+        ("https://login.example.com/out", {}, "https://login.example.com/out?client_id=iotmq"),
+        ("https://login.example.com/out?a=b", {}, "https://login.example.com/out?a=b&client_id=iotmq"),
+        ("https://login.example.com/out", {"signs_out": False}, None),
+        (None, {}, None),
+    ],
+)
+async def test_the_page_to_sign_out_is_that_of_the_document(
+    provider: Provider, end: str | None, more: dict[str, Any], location: str | None
+) -> None:
+    if end is not None:
+        provider.document["end_session_endpoint"] = end
+    oidc = Oidc(provider.settings(**more), provider.clock)
+    assert oidc.sign_out_location() is None, "nobody has signed in by it"
+    await oidc.begin(BACK, "")
+    assert oidc.sign_out_location() == location
+    await oidc.close()
+
+
 async def test_the_code_goes_with_the_verifier_and_the_secret(provider: Provider) -> None:
     await provider.sign_in(client_secret="a b+c")
     path, form, authorization = provider.asked[2]
@@ -209,6 +230,7 @@ async def test_identities_are_signed_with_a_key_of_the_provider(provider: Provid
         ("token_endpoint", None),
         ("jwks_uri", "http://169.254.169.254/keys"),
         ("userinfo_endpoint", "http://[::1/"),
+        ("end_session_endpoint", "javascript:alert(1)"),
         ("authorization_endpoint", "javascript:alert(1)"),
         ("authorization_endpoint", ["x"]),
     ],

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, cast
 
 import msgspec
@@ -14,7 +15,8 @@ from iotmq.client.sending.producer import Producer
 from iotmq.client.transport.message import SendResult, SendStatus
 from iotmq.client.transport.routes import MessageQueue, queue_of_key
 from iotmq.client.transport.settings import ProducerSettings
-from iotmq.console.api.batch_publishing import ALONE_BYTES, BatchPublisher
+from iotmq.console.api.batch_elements import ALONE_BYTES
+from iotmq.console.api.batch_publishing import BatchPublisher
 from iotmq.console.api.problems import NOT_FOUND, ProblemError
 from iotmq.console.api.publishing import KNOWN_TOPICS_MAX, Publisher
 from iotmq.console.api.routes.messaging.messages import DeviceMessage, Outcomes
@@ -42,8 +44,9 @@ class Site:
         self.publisher = Publisher(cast(Any, None), cast(Producer, self), self)
         self.batch = self.begin(10)
 
-    def begin(self, count: int) -> BatchPublisher:
-        self.batch = BatchPublisher(self.publisher, cast(Producer, self), UniqueKeys(), count)
+    def begin(self, count: int, context: Mapping[str, str] = MappingProxyType({})) -> BatchPublisher:
+        producer = cast(Producer, self)
+        self.batch = BatchPublisher(self.publisher, producer, UniqueKeys(), count, context=context)
         return self.batch
 
     async def add(
@@ -100,8 +103,10 @@ class Site:
         return msgspec.json.decode(self.batch.answer, type=Outcomes)
 
 
-async def test_messages_of_a_queue_go_together_and_each_is_told_its_place() -> None:
+@pytest.mark.parametrize("context", [{}, {"traceparent": "00-1", "tracestate": "a=1"}])
+async def test_messages_of_a_queue_go_together_and_each_is_told_its_place(context: dict[str, str]) -> None:
     site = Site()
+    site.begin(10, context)
     for place in range(10):
         assert await site.add(place, f"m/{place % 5}", b"%d" % place, place % 3, is_retained=place == 9)
     await site.batch.send()
@@ -130,6 +135,7 @@ async def test_messages_of_a_queue_go_together_and_each_is_told_its_place() -> N
             "long": "x",
             "MQTT_QOS": str(place % 3),
             "UNIQ_KEY": stored.message_id,
+            **context,
             **({"MQTT_RETAIN": "1"} if place == 9 else {}),
         }
 
@@ -202,7 +208,7 @@ async def test_unique_keys_are_those_of_the_maker_also_when_it_gives_few_at_once
             return super().next_numbers(min(count, 3))
 
     site = Site()
-    site.batch = BatchPublisher(site.publisher, cast(Producer, site), Few(), 10)
+    site.batch = BatchPublisher(site.publisher, cast(Producer, site), Few(), 10, context={})
     for place in range(10):
         assert await site.add(place, "m", b"", 1, is_retained=False)
     await site.batch.send()

@@ -114,6 +114,14 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
     done: bool = True
 
 
+class SignedOut(msgspec.Struct, frozen=True, kw_only=True):
+    """The session has ended."""
+
+    done: bool = True
+    provider: str | None
+    """The page where the OpenID provider signs people out, for who has come by it; null: there is none."""
+
+
 class ConsoleSession(msgspec.Struct, frozen=True, kw_only=True):
     """One browser in which somebody is signed in."""
 
@@ -215,10 +223,12 @@ async def finish_oidc_sign_in(services: Services, call: Call[OidcReturn, None]) 
 
 async def sign_out(services: Services, call: Call[NoArguments, None]) -> Answer:
     """Sign out: the session of the caller ends."""
-    own = call.caller.session
+    access, own = services.access, call.caller.session
     if own is not None:
-        services.access.sessions.end_where(lambda session: session is own)
-    return _json(Done(), services.access.cookie.clear(call.request))
+        access.sessions.end_where(lambda session: session is own)
+    is_foreign = own is not None and own.way == "oidc"
+    provider = access.oidc.sign_out_location() if access.oidc is not None and is_foreign else None
+    return _json(SignedOut(provider=provider), access.cookie.clear(call.request))
 
 
 async def show_me(services: Services, call: Call[NoArguments, None]) -> Me:
@@ -358,7 +368,7 @@ ROUTES: Final = (
         is_open=True,
         problems=(NOT_FOUND, FORBIDDEN),
     ),
-    route("DELETE", "/sign-in", sign_out, tag=_AREA, answer=Done),
+    route("DELETE", "/sign-in", sign_out, tag=_AREA, answer=SignedOut),
     route("GET", "/me", show_me, tag=_AREA),
     route("GET", "/console-sessions", list_console_sessions, tag=_AREA, is_for_people=True),
     route(

@@ -22,7 +22,7 @@ from iotmq.console.api.publishing import Stored
 from iotmq.console.api.replays import ReplayJob, State
 from iotmq.console.api.route import Call, Role, route
 from iotmq.console.api.routes.messaging.messages import decoded_base64
-from iotmq.console.api.routes.names import GroupArguments, GroupText, TimeMs, TopicText
+from iotmq.console.api.routes.names import GroupArguments, GroupText, TimeMs, TopicText, check_is_open
 from iotmq.console.api.services import Services
 from iotmq.console.api.stored_messages import ReadMessage, Shown
 from iotmq.console.server.messages import Answer, Sink
@@ -219,6 +219,7 @@ async def resend_dead_letters(services: Services, call: Call[GroupArguments, Res
 async def resend_dead_letter(services: Services, call: Call[LetterArguments, EditedLetter]) -> Stored:
     """Send one dead letter again, with changes."""
     each, body = call.arguments, call.body
+    check_is_open(body.topic)
     topic = topic_of(each.group)
     found = await (await services.client()).admin.messages.by_id(each.offset_message_id)
     if found.topic != topic:

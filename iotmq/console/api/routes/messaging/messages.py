@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -17,7 +17,8 @@ from iotmq.client.consuming.offsets import offsets
 from iotmq.client.transport.message import Message
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.console.api.arguments import header
-from iotmq.console.api.batch_publishing import ALONE_BYTES, BatchPublisher
+from iotmq.console.api.batch_elements import ALONE_BYTES
+from iotmq.console.api.batch_publishing import BatchPublisher
 from iotmq.console.api.pages import Cursor
 from iotmq.console.api.problems import (
     INVALID,
@@ -43,6 +44,7 @@ from iotmq.console.api.routes.names import (
 )
 from iotmq.console.api.services import Services
 from iotmq.console.api.stored_messages import PAYLOAD_BYTES_MAX, ReadMessage, Shown, read_message
+from iotmq.console.api.trace_context import traced
 from iotmq.console.server.messages import Answer
 from iotmq.errors import IotmqError
 
@@ -130,6 +132,10 @@ class OnceArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     idempotency_key: IdempotencyKey = ""
     """A word of your own for this request, such as a UUID: asked for again, its messages are stored once, as
     long as the broker has them. With another topic or payload it is another message."""
+    traceparent: Annotated[str, header("traceparent")] = ""
+    """The trace that the messages go on with (W3C Trace Context); what is none is left out."""
+    tracestate: Annotated[str, header("tracestate")] = ""
+    """The state of vendors for it."""
 
 
 class RawArguments(OnceArguments, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -227,7 +233,7 @@ def publish(
     services: Services, call: Call[OnceArguments, DeviceMessage]
 ) -> Coming | Coroutine[Any, Any, Stored]:
     """Send a message to the devices that subscribe an MQTT topic."""
-    return _publish(services, _published(call.body), _unique_key(call, call.body.mqtt_topic))
+    return _publish(services, call, _published(call.body))
 
 
 def publish_raw(services: Services, call: Call[RawArguments, bytes]) -> Coming | Coroutine[Any, Any, Stored]:
@@ -235,29 +241,45 @@ def publish_raw(services: Services, call: Call[RawArguments, bytes]) -> Coming |
     each = call.arguments
     check_is_open(each.topic)
     message = Published(each.mqtt_topic, call.body, each.qos, each.retain, each.expiry_s, each.topic or "")
-    return _publish(services, message, _unique_key(call, each.mqtt_topic))
+    return _publish(services, call, message)
 
 
-def _publish(services: Services, each: Published, unique_key: str) -> Coming | Coroutine[Any, Any, Stored]:
+def _publish(
+    services: Services, call: Call[OnceArguments, Any], each: Published
+) -> Coming | Coroutine[Any, Any, Stored]:
+    unique_key = _unique_key(call, each.mqtt_topic)
     publisher = services.started_publisher
-    if publisher is not None and not (unique_key or each.expiry_s or each.topic):
+    is_plain = not (unique_key or each.expiry_s or each.topic or call.arguments.traceparent)
+    if publisher is not None and is_plain:
         coming = publisher.publish_at_once(
             each.mqtt_topic, each.payload, each.qos, is_retained=each.is_retained
         )
         if coming is not None:
             return coming
-    return _publish_later(services, each, unique_key)
+    return _publish_later(services, call, each, unique_key)
 
 
-async def _publish_later(services: Services, each: Published, unique_key: str) -> Stored:
-    return await (await services.publisher()).publish(each, unique_key=unique_key)
+async def _publish_later(
+    services: Services, call: Call[OnceArguments, Any], each: Published, unique_key: str
+) -> Stored:
+    publisher = await services.publisher()
+    with traced(call, each.mqtt_topic, len(each.payload)) as context:
+        return await publisher.publish(each._replace(context=context), unique_key=unique_key)
 
 
 async def publish_many(services: Services, call: Call[OnceArguments, Batch]) -> Answer:
     """Send up to 1,000 messages to devices; each has an outcome of its own."""
+    with traced(call, "", len(call.request.body)) as context:
+        return await _publish_many(services, call, context)
+
+
+async def _publish_many(
+    services: Services, call: Call[OnceArguments, Batch], context: Mapping[str, str]
+) -> Answer:
     publisher, items = await services.publisher(), call.body.items
     key = call.arguments.idempotency_key
-    batch = BatchPublisher(publisher, await services.producer(), services.unique_keys, len(items))
+    producer = await services.producer()
+    batch = BatchPublisher(publisher, producer, services.unique_keys, len(items), context=context)
     alone: dict[asyncio.Task[Stored], int] = {}
     place = 0
     while place < len(items):
@@ -270,8 +292,8 @@ async def publish_many(services: Services, call: Call[OnceArguments, Batch]) -> 
         try:
             if key or not await _add(batch, place, each):
                 unique_key = unique_key_of(call.caller.name, each.mqtt_topic, key, place)
-                sending = publisher.publish(_published(each), unique_key=unique_key)
-                alone[asyncio.ensure_future(sending)] = place
+                message = _published(each)._replace(context=context)
+                alone[asyncio.ensure_future(publisher.publish(message, unique_key=unique_key))] = place
         except ProblemError as error:
             batch.refuse(place, error)
         except (IotmqError, ConnectionError) as error:
@@ -303,18 +325,20 @@ async def _add(batch: BatchPublisher, place: int, each: DeviceMessage) -> bool:
 async def send(services: Services, call: Call[SendArguments, TopicMessage]) -> Stored:
     """Send a message to a broker topic."""
     check_is_open(call.arguments.topic)
-    body = call.body
-    message = Message(
-        call.arguments.topic,
-        _payload(body),
-        key=body.key,
-        tags=body.tags,
-        keys=body.keys,
-        properties=body.properties,
-        delay_ms=body.delay_ms,
-        ttl_ms=body.expiry_ms,
-    )
-    return await (await services.publisher()).send(message, unique_key=_unique_key(call, message.topic))
+    body, topic, payload = call.body, call.arguments.topic, _payload(call.body)
+    publisher = await services.publisher()
+    with traced(call, topic, len(payload), is_for_devices=False) as context:
+        message = Message(
+            topic,
+            payload,
+            key=body.key,
+            tags=body.tags,
+            keys=body.keys,
+            properties={**context, **body.properties},
+            delay_ms=body.delay_ms,
+            ttl_ms=body.expiry_ms,
+        )
+        return await publisher.send(message, unique_key=_unique_key(call, topic))
 
 
 async def read_messages(services: Services, call: Call[ReadArguments, None]) -> Messages:

@@ -9,11 +9,11 @@ from msgspec import Meta
 
 from iotmq import limits
 from iotmq.client.admin.configs import TopicSettings
-from iotmq.client.transport.message import DEAD_LETTER_PREFIX, RETRY_PREFIX
+from iotmq.client.transport.message import DEAD_LETTER_PREFIX, RETRY_PREFIX, is_own_topic
 from iotmq.console.api.pages import PageArguments, page_of
 from iotmq.console.api.problems import CONFLICT, FORBIDDEN, INVALID, NOT_FOUND, ProblemError
 from iotmq.console.api.route import Call, Role, route
-from iotmq.console.api.routes.names import BrokerText, QueueId, Told, TopicArguments, is_own_topic
+from iotmq.console.api.routes.names import BrokerText, QueueId, Told, TopicArguments
 from iotmq.console.api.services import Services
 
 QueueCount = Annotated[int, Meta(ge=1, le=limits.QUEUES_PER_TOPIC_MAX)]

@@ -83,6 +83,21 @@ async def test_who_is_removed_or_changed_while_a_password_is_checked_is_not_sign
     assert [each.name for each in site.access.sessions.all()] == ["ada"]
 
 
+async def test_a_flood_of_refused_sign_ins_is_no_flood_of_records(site: ConsoleSite) -> None:
+    records: list[dict[str, str]] = []
+    site.access.record = lambda event, **fields: records.append(fields)
+    browser = site.browser()
+    for number in range(60):
+        await browser.ask("POST", "/sign-in", {"link": f"guess {number}"})
+    assert len(records) == 20
+    site.clock.advance(60)
+    await browser.ask("POST", "/sign-in", {"link": "guess"})
+    await signed_in(site, "bob")
+    assert [each["result"] for each in records[20:]] == ["refused", "done"]
+    metrics = {(each.name, each.labels): each.value for each in site.access.metrics()}
+    assert metrics["iotmq_http_sign_ins_total", (("result", "refused"),)] == 61
+
+
 async def test_a_wrong_password_says_no_more_than_a_wrong_name(site: ConsoleSite) -> None:
     browser = site.browser()
     replies = [await browser.sign_in(name, "a wrong password") for name in ("ada", "nobody")]
@@ -381,3 +396,20 @@ async def test_a_provider_that_is_not_there_sends_nobody_anywhere(tmp_path: Path
         assert reply.headers["location"] == "/ops/console/#/sign-in?problem=refused"
         browser.peer = "192.0.2.1"
         assert (await browser.ask("GET", "/sign-in/oidc")).problem == "forbidden"
+
+
+async def test_who_has_come_by_a_provider_is_told_where_to_sign_out_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    oidc = OidcSettings(issuer="http://127.0.0.1:1", client_id="c", administrators=("*",))
+    async with ConsoleSite(HttpSettings(sign_in=SignInSettings(oidc=oidc)), tmp_path) as site:
+        assert site.access.oidc is not None
+        there = "https://login.example.com/out?client_id=c"
+        for way, known, told in (("oidc", there, there), ("oidc", None, None), ("password", there, None)):
+            monkeypatch.setattr(site.access.oidc, "sign_out_location", lambda known=known: known)
+            browser = site.browser()
+            token, _ = site.access.sessions.open("eve", "viewer", way, address="127.0.0.1", agent="")
+            _, browser.cookie = site.access.cookie.set(browser.request("GET", "/me"), token)
+            browser.cookie = browser.cookie.partition(";")[0]
+            assert (await browser.ask("DELETE", "/sign-in")).body == {"done": True, "provider": told}
+            assert (await browser.ask("GET", "/me")).problem == "unauthenticated"
