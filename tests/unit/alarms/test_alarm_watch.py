@@ -14,7 +14,7 @@ from iotmq.alarms import watch as watch_module
 from iotmq.alarms.book import Missed
 from iotmq.alarms.cluster_conditions import (
     BROKER_GONE,
-    CONDITIONS,
+    CLUSTER_CONDITIONS,
     DEAD_LETTERS,
     DEVICES_SILENT,
     FRONT_END_GONE,
@@ -258,7 +258,7 @@ async def test_dead_letters_are_counted(bench: Bench) -> None:
 
 async def test_dead_letters_of_a_broker_that_was_away_are_no_new_ones(bench: Bench) -> None:
     growth = Measures(
-        [each for each in CONDITIONS if each.sources == (DEAD_LETTERS,)], counts_from_start=False
+        [each for each in CLUSTER_CONDITIONS if each.sources == (DEAD_LETTERS,)], counts_from_start=False
     )
 
     async def grown() -> list[float]:
