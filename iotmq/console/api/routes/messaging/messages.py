@@ -6,7 +6,7 @@ import asyncio
 import base64
 import binascii
 from collections.abc import Coroutine, Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -138,6 +138,9 @@ class OnceArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The state of vendors for it."""
 
 
+OnceT = TypeVar("OnceT", bound=OnceArguments)
+
+
 class RawArguments(OnceArguments, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The parameters of a message whose payload is the body."""
 
@@ -245,7 +248,7 @@ def publish_raw(services: Services, call: Call[RawArguments, bytes]) -> Coming |
 
 
 def _publish(
-    services: Services, call: Call[OnceArguments, Any], each: Published
+    services: Services, call: Call[OnceT, Any], each: Published
 ) -> Coming | Coroutine[Any, Any, Stored]:
     unique_key = _unique_key(call, each.mqtt_topic)
     publisher = services.started_publisher
@@ -260,7 +263,7 @@ def _publish(
 
 
 async def _publish_later(
-    services: Services, call: Call[OnceArguments, Any], each: Published, unique_key: str
+    services: Services, call: Call[OnceT, Any], each: Published, unique_key: str
 ) -> Stored:
     publisher = await services.publisher()
     with traced(call, each.mqtt_topic, len(each.payload)) as context:
