@@ -18,20 +18,26 @@ TraceName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(?!\n)
 """The name of a trace, the same at every front end; a dollar alone lets the end of a line pass behind it."""
 
 
-class StartTrace(msgspec.Struct, frozen=True, kw_only=True, tag="start", forbid_unknown_fields=True):
+class TraceBounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long a trace is, and how much of it is kept."""
+
+    duration_s: Annotated[int, Meta(ge=1, le=limits.MQTT_TRACE_S_MAX)] = 600
+    """How long it runs."""
+    events_max: Annotated[int, Meta(ge=1, le=limits.MQTT_TRACE_EVENTS_MAX)] = 10_000
+    """The newest so many are kept at each front end."""
+    bytes_max: Annotated[int, Meta(ge=1024, le=limits.MQTT_TRACE_BYTES_MAX)] = 4 * 1024 * 1024
+    """The newest so many bytes of events are kept at each front end."""
+    payload_bytes: Annotated[int, Meta(ge=0, le=limits.MQTT_TRACE_PAYLOAD_BYTES_MAX)] = 0
+    """Of each payload that is kept, with user properties; 0: none of them."""
+
+
+class StartTrace(TraceBounds, frozen=True, kw_only=True, tag="start", forbid_unknown_fields=True):
     """Begin a trace."""
 
     name: TraceName
     kind: TraceKind
     value: Annotated[str, Meta(min_length=1, max_length=65_535)]
     """A client id, a topic filter, or an IP address or network."""
-    duration_s: Annotated[int, Meta(ge=1, le=limits.MQTT_TRACE_S_MAX)] = 600
-    events_max: Annotated[int, Meta(ge=1, le=limits.MQTT_TRACE_EVENTS_MAX)] = 10_000
-    """The newest so many are kept."""
-    bytes_max: Annotated[int, Meta(ge=1024, le=limits.MQTT_TRACE_BYTES_MAX)] = 4 * 1024 * 1024
-    """The newest of so many bytes are kept."""
-    payload_bytes: Annotated[int, Meta(ge=0, le=limits.MQTT_TRACE_PAYLOAD_BYTES_MAX)] = 0
-    """Of each payload, and of the user properties of a message, that is kept; 0: none of them."""
     by: Annotated[str, Meta(max_length=256)] = ""
     """The one who has started it."""
 

@@ -8,7 +8,6 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from iotmq import limits
 from iotmq.client.admin.cursors import decode_cursor, encode_cursor
 from iotmq.client.admin.devices.trace_text import json_line, text_line
 from iotmq.client.admin.devices.traces import TraceAdmin, TracedAt, TraceRefusedError
@@ -17,7 +16,7 @@ from iotmq.console.api.problems import CONFLICT, NOT_FOUND, ProblemError, invali
 from iotmq.console.api.route import Call, NoArguments, Role, route
 from iotmq.console.api.services import Services
 from iotmq.console.server.messages import Answer, Sink
-from iotmq.ports.traces import StartTrace, TraceEvent, TraceKind, TraceName, TraceState
+from iotmq.ports.traces import StartTrace, TraceBounds, TraceEvent, TraceKind, TraceName, TraceState
 
 _BY_CHARACTERS_MAX: Final = 256
 
@@ -64,7 +63,7 @@ class TraceChanged(msgspec.Struct, frozen=True, kw_only=True):
     """Front ends that did not answer, and why."""
 
 
-class NewTrace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NewTrace(TraceBounds, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A trace to begin."""
 
     kind: TraceKind
@@ -73,14 +72,6 @@ class NewTrace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The client id, topic filter, or IP address or network."""
     name: TraceName | None = None
     """One is made up by default."""
-    duration_s: Annotated[int, Meta(ge=1, le=limits.MQTT_TRACE_S_MAX)] = 600
-    """How long it runs."""
-    events_max: Annotated[int, Meta(ge=1, le=limits.MQTT_TRACE_EVENTS_MAX)] = 10_000
-    """The newest so many are kept at each front end."""
-    bytes_max: Annotated[int, Meta(ge=1024, le=limits.MQTT_TRACE_BYTES_MAX)] = 4 * 1024 * 1024
-    """The newest so many bytes of events are kept at each front end."""
-    payload_bytes: Annotated[int, Meta(ge=0, le=limits.MQTT_TRACE_PAYLOAD_BYTES_MAX)] = 0
-    """Of each payload that is kept, with user properties; 0: none of them."""
 
 
 class TraceArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -151,11 +142,8 @@ async def start_trace(services: Services, call: Call[NoArguments, NewTrace]) -> 
         name=name,
         kind=body.kind,
         value=body.value,
-        duration_s=body.duration_s,
-        events_max=body.events_max,
-        bytes_max=body.bytes_max,
-        payload_bytes=body.payload_bytes,
         by=call.caller.name[:_BY_CHARACTERS_MAX],
+        **{bound: getattr(body, bound) for bound in TraceBounds.__struct_fields__},
     )
     try:
         return _changed(name, await TraceAdmin(await services.client()).start(order))
