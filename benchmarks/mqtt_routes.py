@@ -14,10 +14,10 @@ from statistics import median
 from typing import Any, Final
 
 from benchmarks import _swarm, machine, peers
-from iotmq.mqtt_front.publish.checksum_names import checksum_of
-from iotmq.mqtt_front.publish.routes import Router
 from iotmq.mqtt_front.publish.targets import Targets
-from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
+from iotmq.mqtt_front.routing.checksum_names import checksum_of
+from iotmq.mqtt_front.routing.routes import Router
+from iotmq.mqtt_front.routing.topic_rewrite import TopicRewrites
 from iotmq.mqtt_front.settings.routes import ChecksumSettings, RouteSettings
 
 ROUTES: Final = 1_000

@@ -1,8 +1,9 @@
 """Do work later on the event loop: in slices of a turn, in the next turn, at a deadline.
 
-`LoopSlice` bounds long work, `NextTurn` calls something once in the next turn, `SomePerTurn` does many
-things, a few in each turn, `DeadlineTimer` is one timer for many deadlines, and `DueActions` does many things
-when each of them is due. `happens_within` waits.
+`LoopSlice` bounds long work, `Pace` spreads it, `NextTurn` calls something once in the next turn,
+`SomePerTurn` does many things, a few in each turn, `DeadlineTimer` is one timer for many deadlines, and
+`DueActions` does many things when each of them is due. `happens_within` waits, and `some_at_once` has no more
+than a few waits at a time.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import heapq
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, Generic, TypeVar
 
 from iotmq.clock import Clock
@@ -20,6 +21,8 @@ from iotmq.errors import StoreError
 
 # What one kind of work has of a turn: several kinds may come together, and all of it is to stay below 20 ms.
 SLICE_S: Final = 0.003
+PACE_SLICE_S: Final = 0.0001
+PACE_REST_S: Final = 0.001
 # So long after the database has refused an action it is asked again.
 ACTION_RETRY_S: Final = 1.0
 # So many are done in one turn of the loop, unless its time is over before.
@@ -28,6 +31,7 @@ ACTIONS_PER_TURN: Final = 256
 CANCELLED_ACTIONS_KEPT: Final = 64
 
 _Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 class LoopSlice:
@@ -56,6 +60,24 @@ class LoopSlice:
             return False
         self._left -= 1
         return True
+
+
+class Pace:
+    """Spreads long work that is in no hurry: a short slice, then a rest in which others have the loop.
+
+    A message needs several turns. Slices in all of them would hold it up each time; of these it meets one.
+    """
+
+    __slots__ = ("_turn",)
+
+    def __init__(self) -> None:
+        self._turn = LoopSlice(slice_s=PACE_SLICE_S)
+
+    async def step(self) -> None:
+        """Rest before the next step, when it is time to."""
+        if not self._turn.take():
+            await asyncio.sleep(PACE_REST_S)
+            self._turn = LoopSlice(slice_s=PACE_SLICE_S)
 
 
 class NextTurn:
@@ -263,3 +285,16 @@ async def happens_within(event: asyncio.Event, timeout_s: float) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+async def some_at_once(
+    work: Callable[[_Item], Awaitable[_Result]], items: Iterable[_Item], *, count: int
+) -> list[_Result]:
+    """Return what `work` makes of each item, in their order, with so many of them at work at a time."""
+    turns = asyncio.Semaphore(count)
+
+    async def one(item: _Item) -> _Result:
+        async with turns:
+            return await work(item)
+
+    return await asyncio.gather(*map(one, items))

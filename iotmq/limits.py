@@ -566,6 +566,9 @@ HTTP_TOKENS_MAX: Final = 64
 HTTP_STREAMS_MAX: Final = 64
 HTTP_STREAMS_PER_CALLER_MAX: Final = 16
 HTTP_STREAM_WAITING_BYTES_MAX: Final = 2 * 1024 * 1024
+# Replays of dead letters that go on at one time, and that are known with those that are over.
+HTTP_REPLAYS_MAX: Final = 8
+HTTP_REPLAYS_KEPT_MAX: Final = 64
 HTTP_TOKEN_CHARACTERS_MIN: Final = 16
 
 # The console: bytes of its files, users, the length of their names and passwords, of the names of people of

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Iterable
+from types import TracebackType
+from typing import Any, Final, TypeVar
 
 from iotmq.metrics import Metric, samples_by
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -47,18 +49,30 @@ FAILURES: Final = Failures()
 """Those of this process."""
 
 
-@contextmanager
-def surviving(name: str) -> Iterator[None]:
+class surviving:  # noqa: N801 - used as a statement, as those of contextlib
     """Note what the block raises and go on behind it; only a cancellation of this task passes."""
-    try:
-        yield
-    except asyncio.CancelledError:
-        # Without a cancellation of ours it is somebody else's, from a future that was waited for.
-        if _is_cancelled():
-            raise
-        FAILURES.note(name)
-    except Exception:
-        FAILURES.note(name)
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if error is None:
+            return False
+        if isinstance(error, asyncio.CancelledError):
+            # Without a cancellation of ours it is somebody else's, from a future that was waited for.
+            if _is_cancelled():
+                return False
+        elif not isinstance(error, Exception):
+            return False
+        FAILURES.note(self._name)
+        return True
 
 
 def supervise(
@@ -81,6 +95,18 @@ async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
     for task in ending:
         task.cancel()
     await asyncio.gather(*ending, return_exceptions=True)
+
+
+async def to_its_end(work: asyncio.Future[T]) -> T:
+    """Wait for what a thread does; a cancellation takes effect when it is done.
+
+    The thread goes on in any case, and until its end nobody else may be at the file that it writes.
+    """
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait([work])
+        raise
 
 
 async def _go_on(name: str, work: Callable[[], Awaitable[None]], pause_s: float) -> None:

@@ -10,7 +10,8 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,8 +62,10 @@ MEMORY = Path("/dev/shm")
 ON_DISK = frozenset(
     {"crash", "test_cold_scan.py", "test_demo.py", "test_bridge_spark.py", "test_sql_filter.py"}
     | {"test_cold_pages.py", "test_cold_steps.py", "test_cold_reads.py", "test_shares.py"}
-    | {"test_member_store.py", "test_store_retention.py"}
+    | {"test_member_store.py", "test_store_retention.py", "test_wheel.py", "test_spark_cluster.py"}
 )
+# Files of ON_DISK's folders that have nothing of it: they damage what lies there.
+OFF_DISK = frozenset({"test_store_damage.py"})
 
 _CIMPORT = re.compile(r"^\s*(?:from\s+([\w.]+)\s+cimport|cimport\s+([\w.]+))", re.MULTILINE)
 
@@ -220,9 +223,9 @@ def _sources(module: Path, root: Path) -> set[Path]:
     return found
 
 
-@pytest.fixture(scope="session")
-def memory_path() -> Iterator[Path | None]:
-    """A directory in memory for this process, where there is room for one."""
+@pytest.fixture(scope="session", autouse=True)
+def memory_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path | None]:
+    """A directory in memory for this process, where there is room for one; `tempfile` makes its own there."""
     if not MEMORY.is_dir() or shutil.disk_usage(MEMORY).free < 1 << 30:
         yield None
         return
@@ -231,24 +234,66 @@ def memory_path() -> Iterator[Path | None]:
             shutil.rmtree(left, ignore_errors=True)
     path = MEMORY / f"iotmq-tests-{os.getpid()}"
     path.mkdir()
+    # What pytest makes by itself is on the disk.
+    tmp_path_factory.getbasetemp()
+    before, tempfile.tempdir = tempfile.tempdir, str(path)
     yield path
+    tempfile.tempdir = before
     shutil.rmtree(path)
 
 
 @pytest.fixture
 def tmp_path(request: pytest.FixtureRequest, tmp_path: Path, memory_path: Path | None) -> Iterator[Path]:
     """In memory but for ON_DISK; what a test leaves that fails is copied to where it would have been."""
-    if memory_path is None or not ON_DISK.isdisjoint(request.path.parts):
+    if memory_path is None or _is_on_disk(request.path):
         yield tmp_path
         return
     path = memory_path / tmp_path.name
     path.mkdir()
-    failed_count = request.session.testsfailed
+    leave = _leaving(request.session, path, tmp_path)
     yield path
-    if request.session.testsfailed > failed_count:
-        shutil.copytree(path, tmp_path, dirs_exist_ok=True, symlinks=True, ignore=_not_files)
-    # As pytest does it: something of the test may still be at its end.
-    shutil.rmtree(path, ignore_errors=True)
+    leave()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+) -> Iterator[None]:
+    """Have the directories in memory that a module's fixtures make, as those of its tests."""
+    makes_directories = fixturedef.scope == "module" and "tmp_path_factory" in fixturedef.argnames
+    if not makes_directories or _is_on_disk(request.path):
+        return (yield)
+    memory_path = request.getfixturevalue("memory_path")
+    if memory_path is None:
+        return (yield)
+    factory = request.getfixturevalue("tmp_path_factory")
+    on_disk = factory.getbasetemp()
+    path = memory_path / f"{request.path.stem}-{fixturedef.argname}"
+    path.mkdir(exist_ok=True)
+    # Behind all that the fixture does at its end.
+    fixturedef.addfinalizer(_leaving(request.session, path, on_disk / path.name))
+    factory._basetemp = path
+    try:
+        return (yield)
+    finally:
+        factory._basetemp = on_disk
+
+
+def _is_on_disk(file: Path) -> bool:
+    return not ON_DISK.isdisjoint(file.parts) and file.name not in OFF_DISK
+
+
+def _leaving(session: pytest.Session, path: Path, kept: Path) -> Callable[[], None]:
+    """Make the end of a directory in memory, of which a copy is kept when a test has failed meanwhile."""
+    failed_count = session.testsfailed
+
+    def leave() -> None:
+        if session.testsfailed > failed_count:
+            shutil.copytree(path, kept, dirs_exist_ok=True, symlinks=True, ignore=_not_files)
+        # As pytest does it: something of the test may still be at its end.
+        shutil.rmtree(path, ignore_errors=True)
+
+    return leave
 
 
 def _not_files(directory: str, names: list[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from string import Formatter
 from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
@@ -21,6 +22,9 @@ ACCESS: Final = "whoever manages access"
 Reads: TypeAlias = Literal["value", "increase", "rate", "seconds_left"]
 """Names what is compared with the marks: the number itself; by how much it has grown in `window_s`, or has
 grown a second; or how many seconds are left to the time that the number is."""
+
+# Larger numbers are not written out.
+_WHOLE_MAX: Final = 1e15
 
 Labels: TypeAlias = tuple[tuple[str, str], ...]
 
@@ -79,6 +83,16 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
         return self.says.format_map(_Known(words))
 
 
+def check_says(says: str) -> None:
+    """Raise ValueError for a text whose braces are not those of names: no alarm could be told with it."""
+    try:
+        fields = [field for field in Formatter().parse(says) if field[1] is not None]
+    except ValueError as error:
+        raise ValueError(f"says: {error}") from None
+    if any(form or conversion or not str(name).isidentifier() for _, name, form, conversion in fields):
+        raise ValueError("says has {value} and {LABEL} and no other braces; {{ stands for one of them")
+
+
 class _Known(dict[str, str]):
     def __missing__(self, key: str) -> str:
         return f"{{{key}}}"
@@ -86,4 +100,5 @@ class _Known(dict[str, str]):
 
 def number_text(value: float) -> str:
     """Write a number for people."""
-    return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:.3g}"
+    is_whole = abs(value) < _WHOLE_MAX and (value == int(value) or abs(value) >= 100)
+    return f"{value:,.0f}" if is_whole else f"{value:.3g}"

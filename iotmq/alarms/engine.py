@@ -19,6 +19,8 @@ from iotmq.alarms.alarm import Acknowledgement, Alarm, Event, Reading, alarm_id
 from iotmq.alarms.condition import Condition
 
 _CLEARED_BY_ITSELF: Final = ""
+# Clients make as many groups as they like: there is room left for what is wrong with the process.
+_OF_CLUSTER_MAX: Final = limits.ALARMS_MAX * 3 // 4
 
 
 class Engine:
@@ -43,6 +45,8 @@ class Engine:
         """The last ones, oldest first."""
         # When alarms have fired lately, the one that did last at the end.
         self._fires: OrderedDict[str, deque[int]] = OrderedDict()
+        # Those of the cluster, as of the last look.
+        self._of_cluster_count = 0
         self.refused_count = 0
         self.fired_count = 0
 
@@ -61,6 +65,7 @@ class Engine:
         """
         events: list[Event] = []
         seen: set[str] = set()
+        self._of_cluster_count = sum(alarm.is_of_cluster for alarm in self.current.values())
         for reading in readings:
             condition = self._conditions[reading.condition]
             identity = alarm_id(reading.condition, reading.labels)
@@ -121,9 +126,11 @@ class Engine:
     def _begin(
         self, identity: str, condition: Condition, reading: Reading, now_ms: int, events: list[Event]
     ) -> None:
-        if len(self.current) >= limits.ALARMS_MAX:
+        is_full = condition.is_of_cluster and self._of_cluster_count >= _OF_CLUSTER_MAX
+        if is_full or len(self.current) >= limits.ALARMS_MAX:
             self.refused_count += 1
             return
+        self._of_cluster_count += condition.is_of_cluster
         alarm = Alarm(
             id=identity,
             name=condition.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
@@ -16,6 +17,8 @@ Samples: TypeAlias = Mapping[str, Sequence[tuple[Labels, float]]]
 PROCESS: Final = "process"
 """The label of the process whose number it is: no alarm of one is that of another."""
 
+# What has no end is as much: JSON and texts have no word for it.
+_VALUE_MAX: Final = 1e300
 # Points of a series, spread over its window.
 _POINTS: Final = 60
 
@@ -50,6 +53,9 @@ class Measures:
             worst: dict[Labels, float] = {}
             for source in there:
                 for labels, value in self._chosen(condition, source, samples[source], now_ms):
+                    if math.isnan(value):
+                        continue
+                    value = min(max(value, -_VALUE_MAX), _VALUE_MAX)
                     kept = _kept(labels, condition.by)
                     worst[kept] = condition.worst(worst[kept], value) if kept in worst else value
             self._looked_ms[condition.name] = now_ms

@@ -98,10 +98,12 @@ class Inbox:
             if gets(self._settings, alarm.level) and (tells_cluster or not alarm.is_of_cluster)
         ]
         gone = [alarm for alarm in self._ended.values() if tells_cluster or not alarm.is_of_cluster]
+        # There may be a group for each alarm, so each is looked at once.
+        firing_in, gone_in = self._by_group(heard), self._by_group(gone)
         dues: list[int] = []
-        for group in sorted({self._group(alarm) for alarm in (*heard, *gone)}):
-            members = [alarm for alarm in heard if self._group(alarm) == group and not is_silenced(alarm)]
-            ends = tuple(alarm for alarm in gone if self._group(alarm) == group)
+        for group in sorted(firing_in.keys() | gone_in.keys()):
+            members = [alarm for alarm in firing_in.get(group, ()) if not is_silenced(alarm)]
+            ends = tuple(gone_in.get(group, ()))
             due_ms, why = self._due(members, ends)
             if due_ms is None:
                 continue
@@ -142,6 +144,12 @@ class Inbox:
             if (known := told[alarm.id]) is not None and alarm.acknowledged is None
         ]
         return (min(last) + self._repeat_ms, "repeated") if last else (None, "repeated")
+
+    def _by_group(self, alarms: Iterable[Alarm]) -> dict[Labels, list[Alarm]]:
+        found: dict[Labels, list[Alarm]] = {}
+        for alarm in alarms:
+            found.setdefault(self._group(alarm), []).append(alarm)
+        return found
 
     def _group(self, alarm: Alarm) -> Labels:
         labels = {"alertname": alarm.name, "level": alarm.level, **dict(alarm.labels)}

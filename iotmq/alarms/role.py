@@ -30,7 +30,7 @@ from iotmq.client.client import IotmqClient
 from iotmq.clock import Clock
 from iotmq.errors import IotmqError
 from iotmq.metrics import Metric, MetricSource, SourceReader, samples, samples_by
-from iotmq.supervised import end, supervise, surviving
+from iotmq.supervised import end, supervise, surviving, to_its_end
 
 logger = logging.getLogger("iotmq.alarms")
 
@@ -301,18 +301,21 @@ class AlarmsRole:
         while True:
             await self._is_unsaved.wait()
             self._is_unsaved.clear()
-            if self._saved_count != self.book.changes_count:
-                try:
-                    await self._save(self._file)
-                except OSError as error:
-                    self._is_unsaved.set()
-                    logger.error("alarms are not kept: %s", error, extra={"file": str(self._file)})
-                    await asyncio.sleep(_SAVE_PAUSE_S)
+            if self._saved_count != self.book.changes_count and not await self._save(self._file):
+                self._is_unsaved.set()
+                await asyncio.sleep(_SAVE_PAUSE_S)
 
-    async def _save(self, file: Path) -> None:
+    async def _save(self, file: Path) -> bool:
+        """Keep what is known; return whether the disk has taken it."""
         count, state = self.book.changes_count, self.book.state
-        await asyncio.to_thread(write_state, file, state)
+        try:
+            # stop() writes what has changed since, and not at the same time.
+            await to_its_end(asyncio.get_running_loop().run_in_executor(None, write_state, file, state))
+        except OSError as error:
+            logger.error("alarms are not kept: %s", error, extra={"file": str(file)})
+            return False
         self._saved_count = count
+        return True
 
 
 class _Client:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from iotmq import limits
 from iotmq.addresses import is_loopback
 from iotmq.alarms.cluster_conditions import DEVICES_SILENT
-from iotmq.alarms.condition import LEVELS, Condition, Level, Name, Reads, Seconds, Window
+from iotmq.alarms.condition import LEVELS, Condition, Level, Name, Reads, Seconds, Window, check_says
 from iotmq.alarms.conditions import CONDITIONS
 from iotmq.secret_text import hide
 from iotmq.setting_types import FileName, Port, SecretText
@@ -21,7 +21,8 @@ from iotmq.spelling import did_you_mean
 
 Text = Annotated[str, Meta(min_length=1, max_length=limits.ALARM_TEXT_CHARACTERS_MAX)]
 Url = Annotated[str, Meta(max_length=2_048, pattern=r"^https?://[^\s/@]+(/\S*)?$")]
-MailAddress = Annotated[str, Meta(max_length=254, pattern=r"^[^\s@<>,;]+@[^\s@<>,;]+$")]
+# ASCII alone: SMTP servers take other letters with an extension only, and hosts have a form without them.
+MailAddress = Annotated[str, Meta(max_length=254, pattern=r"^[!-+\-.-:=?A-~]+@[!-+\-.-:=?A-~]+$")]
 LabelName = Annotated[str, Meta(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*$", max_length=64)]
 
 
@@ -88,6 +89,7 @@ class AlarmRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def __post_init__(self) -> None:
         if self.fires_at == self.clears_at:
             raise ValueError("fires_at and clears_at have to differ")
+        check_says(self.says)
 
     @property
     def condition(self) -> Condition:
@@ -119,6 +121,7 @@ class DeviceWatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     @property
     def condition(self) -> Condition:
         """Return it as a condition."""
+        prefix = self.client_prefix.replace("{", "{{").replace("}", "}}")
         return Condition(
             name=self.name,
             sources=(DEVICES_SILENT,),
@@ -129,7 +132,7 @@ class DeviceWatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             clear_for_s=0,
             level=self.level,
             owner=self.owner,
-            says=f"devices {self.client_prefix}... are away for {self.silent_s:.0f} s or more: {{value}} of "
+            says=f"devices {prefix}... are away for {self.silent_s:.0f} s or more: {{value}} of "
             "all",
             what_to_do="`iotmq sessions list` shows which; look at their power and their network.",
             is_of_cluster=True,

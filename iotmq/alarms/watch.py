@@ -10,7 +10,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from iotmq import limits
 from iotmq.alarms.book import Missed
@@ -29,21 +29,20 @@ from iotmq.alarms.condition import Labels
 from iotmq.alarms.lease import FORBIDDEN_S, is_forbidden
 from iotmq.alarms.settings import DeviceWatch
 from iotmq.client.admin.admin import Admin
-from iotmq.client.admin.front_ends import FrontEndAdmin
+from iotmq.client.admin.devices.front_ends import FrontEndAdmin
+from iotmq.client.admin.devices.sessions import SessionAdmin
 from iotmq.client.admin.groups import GroupProgress, is_own_group
-from iotmq.client.admin.sessions import SessionAdmin
 from iotmq.client.transport.calls import ask
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.message import DEAD_LETTER_PREFIX
-from iotmq.client.transport.routes import MASTER_ID
+from iotmq.client.transport.routes import MASTER_ID, MessageQueue
 from iotmq.clock import Clock
 from iotmq.errors import IotmqError, RouteNotFoundError
+from iotmq.event_loop import some_at_once
 from iotmq.ports.session_pages import SessionSummary
 from iotmq.remoting.codes import RequestCode
 
 logger = logging.getLogger("iotmq.alarms")
-
-T = TypeVar("T")
 
 Found = dict[str, list[tuple[Labels, float]]]
 
@@ -76,6 +75,9 @@ class Watch:
         self._moved: dict[str, tuple[int, float]] = {}
         # Name of a watch of devices -> when it was looked at last, and what was found.
         self._silent: dict[str, tuple[float, float]] = {}
+        # Topic of dead letters -> queue -> its end, as it was seen last: what a broker has that is away for a
+        # while are no new ones when it is back.
+        self._dead_letter_ends: dict[str, dict[MessageQueue, int]] = {}
         # What the account of the process may not ask, and when it is tried again, in monotonic seconds.
         self._forbidden_until_s: dict[str, float] = {}
         # What could not be asked at the last look, with the reason.
@@ -154,7 +156,7 @@ class Watch:
         ages = await _ages(admin, behind)
         still = [group for group in behind if still_s[group] > 0][: limits.ALARM_GROUPS_ASKED_MAX]
         members = dict(
-            zip(still, await _gathered(admin.groups.connections(group) for group in still), strict=True)
+            zip(still, await some_at_once(admin.groups.connections, still, count=_AT_ONCE), strict=True)
         )
         alone = [group for group in still if members[group] is None]
         stuck = [group for group in still if members[group] is not None]
@@ -180,14 +182,18 @@ class Watch:
         admin = Admin(client)
         topics = [topic for topic in await admin.topics() if topic.startswith(DEAD_LETTER_PREFIX)]
         topics = topics[: limits.ALARM_DEAD_LETTER_TOPICS_MAX]
-        contents = await _gathered(admin.statistics.topic_content(topic) for topic in topics)
+        contents = await some_at_once(admin.statistics.topic_content, topics, count=_AT_ONCE)
+        ends = self._dead_letter_ends
+        for topic, content in zip(topics, contents, strict=True):
+            known = ends.pop(topic, {})
+            ends[topic] = known | {queue: each.max_offset for queue, each in content.items()}
+        for topic in list(ends)[: max(0, len(ends) - limits.ALARM_DEAD_LETTER_TOPICS_MAX)]:
+            # Those that are not there come first.
+            del ends[topic]
         return {
             DEAD_LETTERS: [
-                (
-                    _labels("group", topic.removeprefix(DEAD_LETTER_PREFIX)),
-                    sum(queue.max_offset for queue in content.values()),
-                )
-                for topic, content in zip(topics, contents, strict=True)
+                (_labels("group", topic.removeprefix(DEAD_LETTER_PREFIX)), sum(known.values()))
+                for topic, known in ends.items()
             ]
         }
 
@@ -236,7 +242,7 @@ async def _ages(admin: Admin, behind: dict[str, GroupFacts]) -> dict[str, float]
     """
     asked = sorted((time_ms, group, topic) for group, each in behind.items() for time_ms, topic in each.late)
     asked = asked[: limits.ALARM_GROUPS_ASKED_MAX]
-    answers = await _gathered(_age_s(admin, group, topic) for _, group, topic in asked)
+    answers = await some_at_once(lambda each: _age_s(admin, each[1], each[2]), asked, count=_AT_ONCE)
     ages: dict[str, float] = {}
     for (_, group, _), age_s in zip(asked, answers, strict=True):
         ages[group] = max(age_s, ages.get(group, 0.0))
@@ -250,17 +256,6 @@ async def _age_s(admin: Admin, group: str, topic: str) -> float:
         # The topic has been deleted meanwhile.
         return 0.0
     return max((each.delay_ms for each in times.values()), default=0) / 1000
-
-
-async def _gathered(questions: Iterable[Awaitable[T]]) -> list[T]:
-    """Ask a few at a time."""
-    gate = asyncio.Semaphore(_AT_ONCE)
-
-    async def one(question: Awaitable[T]) -> T:
-        async with gate:
-            return await question
-
-    return await asyncio.gather(*map(one, questions))
 
 
 def _gone(label: str, present: set[str], missed: set[str]) -> list[tuple[Labels, float]]:

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from iotmq.broker.access.acl import Guard, open_access_control
 from iotmq.broker.access.audit import AuditedRequests, BrokerAudit
 from iotmq.broker.assemble.admin import AdminProcessors
@@ -47,6 +49,7 @@ from iotmq.errors import StoreError
 from iotmq.history.questions import STATISTICS
 from iotmq.metrics import Metric
 from iotmq.ports.inspections import Inspection
+from iotmq.ports.replication_state import REPLICATION, ReplicationAnswer
 from iotmq.remoting.server import Listening, RemotingServer, RequestHandler, RunHandler
 from iotmq.remoting.tls.files import server_tls
 from iotmq.store.log.queue import Queue
@@ -145,6 +148,7 @@ class Broker:
             parts.statistics.counters, parts.clock, parts.settings, directory=directory / "statistics"
         )
         parts.inspections.add(STATISTICS, self.lasting.answer)
+        parts.inspections.add(REPLICATION, self._tell_replication)
         self.consumed = ConsumedPosition(
             store,
             parts.offsets,
@@ -464,6 +468,9 @@ class Broker:
         if self.topics.find(name) is None:
             self.statistics.forget_topic(name)
         self._registration.topics_changed()
+
+    async def _tell_replication(self, _question: bytes) -> bytes:
+        return msgspec.json.encode(ReplicationAnswer(replication=self._role.replication()))
 
     def _when_told(self, call: Callable[[], None]) -> None:
         self._registration.when_told(call)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
 from iotmq.metrics import Metric
+from iotmq.ports.replication_state import ReplicationState
 from iotmq.remoting.server import RequestHandler, RunHandler
 
 MASTER_ID = 0
@@ -51,6 +52,10 @@ def _always() -> bool:
     return True
 
 
+def _have_none() -> None:
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerRole:
     """All that a broker is told of its role when it is made. The default is a master without slaves."""
@@ -73,6 +78,8 @@ class BrokerRole:
     is_current: Callable[[], bool] = _always
     # Where the epochs of a replicated log begin, (epoch, position) each; None: the log is this broker's own.
     epochs: Callable[[], Sequence[tuple[int, int]]] | None = None
+    # Returns what operators are told of those that copy the log; None: nobody does.
+    replication: Callable[[], ReplicationState | None] = _have_none
     # Told the fields of a registry's answer to a registration; a slave's name its master.
     registered: Callable[[Mapping[str, str]], None] = _hear_nothing
 

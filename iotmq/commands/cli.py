@@ -161,17 +161,17 @@ def _add_tools(commands: Commands) -> None:
         add_admin_actions(command, add_registry_option=_add_registry_option, run=_run_admin)
 
     def fill_sessions(command: argparse.ArgumentParser) -> None:
-        from iotmq.commands.sessions import add_sessions_actions
+        from iotmq.commands.devices.sessions import add_sessions_actions
 
         add_sessions_actions(command, add_registry_option=_add_registry_option, run=_run_admin)
 
     def fill_bans(command: argparse.ArgumentParser) -> None:
-        from iotmq.commands.bans import add_bans_actions
+        from iotmq.commands.devices.bans import add_bans_actions
 
         add_bans_actions(command, add_registry_option=_add_registry_option, run=_run_admin)
 
     def fill_users(command: argparse.ArgumentParser) -> None:
-        from iotmq.commands.users import add_users_actions
+        from iotmq.commands.devices.users import add_users_actions
 
         add_users_actions(command, add_config_options=_add_config_options, load=_load)
 
@@ -181,7 +181,7 @@ def _add_tools(commands: Commands) -> None:
         add_console_actions(command, add_config_options=_add_config_options, load=_load)
 
     def fill_access(command: argparse.ArgumentParser) -> None:
-        from iotmq.commands.access import add_access_actions
+        from iotmq.commands.devices.access import add_access_actions
 
         add_access_actions(command, add_config_options=_add_config_options, load=_load)
 
@@ -196,7 +196,7 @@ def _add_tools(commands: Commands) -> None:
         add_alarms_actions(command, add_config_options=_add_config_options, load=_load)
 
     def fill_routes(command: argparse.ArgumentParser) -> None:
-        from iotmq.commands.routes import add_routes_actions
+        from iotmq.commands.devices.routes import add_routes_actions
 
         add_routes_actions(command, add_config_options=_add_config_options, load=_load)
 
@@ -523,7 +523,7 @@ def _add_produce_options(command: argparse.ArgumentParser) -> None:
 
 
 def _produce(options: argparse.Namespace) -> int:
-    from iotmq.commands import produce_consume
+    from iotmq.commands.messages import produce_consume
 
     properties: dict[str, str] = {}
     for pair in options.properties:
@@ -579,7 +579,7 @@ def _add_consume_options(command: argparse.ArgumentParser) -> None:
 
 
 def _consume(options: argparse.Namespace) -> int:
-    from iotmq.commands import produce_consume
+    from iotmq.commands.messages import produce_consume
 
     _run(
         produce_consume.consume(
@@ -597,7 +597,7 @@ def _consume(options: argparse.Namespace) -> int:
 
 
 def _add_tail_options(command: argparse.ArgumentParser) -> None:
-    from iotmq.commands.tail import add_tail_options
+    from iotmq.commands.messages.tail import add_tail_options
 
     add_tail_options(command, run=_tail)
     add_connection_options(command)
@@ -605,7 +605,7 @@ def _add_tail_options(command: argparse.ArgumentParser) -> None:
 
 
 def _tail(options: argparse.Namespace) -> int:
-    from iotmq.commands import tail
+    from iotmq.commands.messages import tail
 
     return _run(
         tail.tail(
@@ -622,7 +622,7 @@ def _tail(options: argparse.Namespace) -> int:
 
 
 def _add_archive_options(command: argparse.ArgumentParser) -> None:
-    from iotmq.commands.archive import add_archive_options
+    from iotmq.commands.messages.archive import add_archive_options
 
     add_archive_options(command, run=_archive)
     add_connection_options(command)
@@ -630,7 +630,7 @@ def _add_archive_options(command: argparse.ArgumentParser) -> None:
 
 
 def _archive(options: argparse.Namespace) -> int:
-    from iotmq.commands import archive
+    from iotmq.commands.messages import archive
 
     return _run(
         archive.archive(

@@ -34,7 +34,7 @@ def problems_of(config: Config, *, with_files: bool) -> Iterator[str]:
 
 def _looks_at_settings(config: Config) -> Iterator[_Look]:
     if config.mqtt.routes or config.mqtt.routes_file:
-        from iotmq.mqtt_front.publish.route_file import open_router
+        from iotmq.mqtt_front.routing.route_file import open_router
 
         yield "", lambda: open_router(config.mqtt)
     if config.bridges:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from iotmq.commands.users import read_password
+from iotmq.commands.devices.users import read_password
 from iotmq.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import types
 from collections.abc import Iterator
+from functools import cache
 from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -39,15 +40,18 @@ class Setting(NamedTuple):
         return texts_below_fields(self.owner).get(self.key) or self.meta.description or ""
 
 
-def settings_of(struct: type[msgspec.Struct]) -> Iterator[Setting]:
-    """Yield the keys of a settings struct in the order they are declared."""
+@cache
+def settings_of(struct: type[msgspec.Struct]) -> tuple[Setting, ...]:
+    """Return the keys of a settings struct in the order they are declared."""
     hints = get_type_hints(struct, include_extras=True)
+    settings: list[Setting] = []
     for field in msgspec.structs.fields(struct):
         kind, meta = _split(hints[field.name])
         default = field.default
         if default is msgspec.NODEFAULT and field.default_factory is not msgspec.NODEFAULT:
             default = field.default_factory()
-        yield Setting(field.encode_name, kind, meta, default, struct)
+        settings.append(Setting(field.encode_name, kind, meta, default, struct))
+    return tuple(settings)
 
 
 def annotated_type(setting: Setting) -> Any:

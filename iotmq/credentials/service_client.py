@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping
-from typing import Final, NamedTuple
-
-import aiohttp
+from importlib import import_module
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from iotmq.errors import ConfigError, IotmqError
+
+# It takes 10 MB and 0.15 s: only those pay who ask a service.
+if TYPE_CHECKING:
+    import aiohttp
 
 _OK: Final = 200
 _HEADER_BYTES_MAX: Final = 8 * 1024
@@ -43,6 +46,8 @@ class ServiceClient:
 
     def __init__(self, asked_by: str, url: str, *, ca_file: str, at_once_max: int) -> None:
         """ConfigError, which names who asks, when the roots of its certificate cannot be used."""
+        # Before there is a loop, which would wait for it with the first question.
+        import_module("aiohttp")
         self._url = url
         self._at_once_max = at_once_max
         try:
@@ -66,6 +71,8 @@ class ServiceClient:
 
         How long that may take is the caller's business.
         """
+        import aiohttp
+
         session = self._opened()
         try:
             async with session.request(
@@ -86,6 +93,8 @@ class ServiceClient:
             await self._session.close()
 
     def _opened(self) -> aiohttp.ClientSession:
+        import aiohttp
+
         if self._session is None:
             connector = aiohttp.TCPConnector(
                 limit=self._at_once_max,

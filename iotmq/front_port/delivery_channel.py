@@ -37,8 +37,9 @@ _FILTERS_PER_REQUEST = 1_000
 # Filters whose homes are looked for in one turn: some milliseconds.
 _PLACED_PER_TURN = 250
 _ATTACH_TIMEOUT_S = 5.0
-# Until everything that was missed is here.
+# Until everything that was missed is here. What comes first moves the position, from where it goes on.
 _CATCH_UP_TIMEOUT_S = 60.0
+_FROM_DISK_TIMEOUT_S = 600.0
 # Well within the time after which a broker closes a connection that is idle.
 _PING_INTERVAL_S = 20.0
 
@@ -59,6 +60,8 @@ class ChannelFilters(NamedTuple):
     """Where in the broker's log those that are there already begin; as a rule, at its end."""
     missed: Callable[[int, int], None] = _is_not_told
     """Called with two positions in the log when the broker had no more what is between them."""
+    from_disk: bool = False
+    """Whether the broker reads what was missed from its disk, where its memory has it no more."""
 
 
 class DeliveryChannel(KeptConnection):
@@ -81,6 +84,7 @@ class DeliveryChannel(KeptConnection):
         self._is_whole = filters.is_whole
         self._receiver = receiver
         self._missed = filters.missed
+        self._from_disk = filters.from_disk
         self.position = filters.since
         """Where in the broker's log everything was seen for these filters; below 0 when nothing is known."""
         self._seen: set[int] = set() if filters.since == _UNKNOWN else set(filters.by_id)
@@ -231,11 +235,12 @@ class DeliveryChannel(KeptConnection):
         # All that is to be caught up at once, or a record might come twice.
         fields = [{} if since is None else {"isHeld": "true"} for _ in pages]
         if since is not None:
-            fields[-1] = {"since": str(since)}
+            fields[-1] = {"since": str(since)} | ({"fromDisk": "true"} if self._from_disk else {})
+        catch_up_s = _FROM_DISK_TIMEOUT_S if self._from_disk else _CATCH_UP_TIMEOUT_S
         requests = [
             connection.request(
                 Command.request(RequestCode.ATTACH_FILTERS, ext, body=_attach_body(page)),
-                _ATTACH_TIMEOUT_S if since is None else _CATCH_UP_TIMEOUT_S,
+                _ATTACH_TIMEOUT_S if since is None else catch_up_s,
             )
             for ext, page in zip(fields, pages, strict=True)
         ]
@@ -250,7 +255,9 @@ class DeliveryChannel(KeptConnection):
         # What was pushed before the answer is here already.
         position = responses[-1].integer("position", 0, minimum=0)
         if since is not None and responses[-1].boolean("isGap", False):
-            self._missed(max(since, self.position), position)
+            missed_to = responses[-1].integer("gapTo", position, minimum=0)
+            missed_from = responses[-1].integer("gapFrom", max(since, self.position), minimum=0)
+            self._missed(missed_from, missed_to)
         self.position = max(self.position, position)
         gone = []
         for number, name, is_whole in filters:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from iotmq import limits
-from iotmq.client.admin.retained import merged_page
+from iotmq.client.admin.devices.retained import merged_page
 from iotmq.errors import RequestError
 from iotmq.front_port.exclusive_claims import claim_exclusive
 from iotmq.front_port.gateway import FORGET_S, RemoteGateway

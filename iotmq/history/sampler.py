@@ -82,8 +82,9 @@ class MetricHistory:
         # Whether a metric is remembered; there are as many as the code has.
         self._is_wanted: dict[str, bool] = {}
         self._left_out = 0
-        # Series whose places others may have.
+        # Series whose places others may have: those that were not seen since.
         self._gone: list[_Key] = []
+        self._gone_since_s = -math.inf
         self._task: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
@@ -114,7 +115,8 @@ class MetricHistory:
         now_s, now_ms = self._clock.monotonic_s(), self._clock.now_ms()
         found: list[tuple[int, float]] = []
         self._left_out = 0
-        self._gone = [key for key, place in self._places.items() if now_s - place.seen_s >= _FORGET_S]
+        self._gone_since_s = now_s - _FORGET_S
+        self._gone = [key for key, place in self._places.items() if place.seen_s <= self._gone_since_s]
         for metric in self._reader.samples():
             key = (metric.name, metric.labels)
             place = self._places.get(key)
@@ -209,6 +211,9 @@ class MetricHistory:
             return None
         row = len(self._places)
         if row >= self._settings.series_max:
+            # Not one that this sample has seen again.
+            while self._gone and self._places[self._gone[-1]].seen_s > self._gone_since_s:
+                self._gone.pop()
             if not self._gone:
                 return None
             row = self._places.pop(self._gone.pop()).row

@@ -24,27 +24,29 @@ import logging
 import os
 import struct
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
-from typing import Final, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import Final, NamedTuple, TypeVar
 
 from iotmq import limits
 from iotmq.files import make_directory, sync_path
+from iotmq.history.block_sums import largest_id
 from iotmq.history.questions import COLUMNS, OTHERS, Table
 
 logger = logging.getLogger(__name__)
 
-Counts = npt.NDArray[np.uint64]
-Ids = npt.NDArray[np.uint32]
+Counts = tuple[int, ...]
+"""The counts of one name: a number for each column."""
 
 TABLES: Final[tuple[Table, ...]] = ("topics", "groups", "clients")
 _MAGIC: Final = b"iSt1"
 _HEADER: Final = struct.Struct(">4sIIHHqII")
 _CHECKED_FROM: Final = 8
 _NAME_SIZE: Final = struct.Struct(">H")
+_COUNT_MAX: Final = (1 << 64) - 1
+
+_Key = TypeVar("_Key")
 
 
 class Rows(NamedTuple):
@@ -52,9 +54,8 @@ class Rows(NamedTuple):
 
     table: Table
     time_ms: int
-    names: Sequence[str]
-    counts: Counts
-    """A row for each name."""
+    counts: Mapping[str, Counts]
+    """By name."""
 
 
 class Block(NamedTuple):
@@ -62,8 +63,15 @@ class Block(NamedTuple):
 
     table: Table
     time_ms: int
-    ids: Ids
-    counts: Counts
+    ids: memoryview
+    """Four bytes for each row."""
+    counts: memoryview
+    """Eight bytes for each row and column."""
+
+    def row(self, number: int) -> Counts:
+        """Return the counts of a row."""
+        columns = len(COLUMNS[self.table])
+        return struct.unpack_from(f">{columns}Q", self.counts, number * columns * 8)
 
 
 class Content(NamedTuple):
@@ -123,7 +131,7 @@ class StatisticsFile:
         names: list[bytes] = []
         # A name without a place counts with the others.
         merged: dict[int, Counts] = {}
-        for name, counts in zip(rows.names, rows.counts, strict=True):
+        for name, counts in rows.counts.items():
             number = ids.get(name)
             if number is None:
                 if len(ids) > self._names_max:
@@ -132,11 +140,11 @@ class StatisticsFile:
                     number = ids[name] = len(ids)
                     encoded = name.encode("utf-8", "replace")
                     names.append(_NAME_SIZE.pack(len(encoded)) + encoded)
-            merged[number] = merged[number] + counts if number in merged else counts
+            add_to(merged, number, counts)
         columns = len(COLUMNS[rows.table])
         body = b"".join(names)
-        body += np.fromiter(merged, dtype=">u4", count=len(merged)).tobytes()
-        body += np.array(list(merged.values()), dtype=">u8").reshape(-1, columns).tobytes()
+        body += struct.pack(f">{len(merged)}I", *merged)
+        body += struct.pack(f">{len(merged) * columns}Q", *chain.from_iterable(merged.values()))
         header = _HEADER.pack(
             _MAGIC,
             0,
@@ -150,6 +158,14 @@ class StatisticsFile:
         block = bytearray(header + body)
         struct.pack_into(">I", block, 4, zlib.crc32(block[_CHECKED_FROM:]))
         return bytes(block)
+
+
+def add_to(found: dict[_Key, Counts], key: _Key, counts: Counts) -> None:
+    """Add counts to those found under a key; what has no room in a file stays at the largest."""
+    former = found.get(key)
+    if former is not None:
+        counts = tuple(min(one + other, _COUNT_MAX) for one, other in zip(former, counts, strict=True))
+    found[key] = counts
 
 
 class Chosen(NamedTuple):
@@ -224,9 +240,8 @@ def _decode(
         at += size
     if at + rows * (4 + 8 * columns) != len(data):
         return None
-    ids = np.frombuffer(data, dtype=">u4", count=rows, offset=at)
-    if rows and int(ids.max()) >= len(names[table]) + len(fresh):
+    ids, counts = data[at : at + 4 * rows], data[at + 4 * rows :]
+    if largest_id(ids) >= len(names[table]) + len(fresh):
         return None
     names[table] += fresh
-    counts = np.frombuffer(data, dtype=">u8", count=rows * columns, offset=at + 4 * rows)
-    return Block(table, time_ms, ids, counts.reshape(rows, columns))
+    return Block(table, time_ms, ids, counts)

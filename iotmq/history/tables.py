@@ -19,9 +19,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import numpy as np
-
 from iotmq import limits
+from iotmq.history.block_sums import BlockSums, row_of
 from iotmq.history.questions import (
     COLUMNS,
     OTHERS,
@@ -42,6 +41,7 @@ from iotmq.history.statistics_file import (
     Counts,
     Rows,
     StatisticsFile,
+    add_to,
     first_time,
     read_file,
 )
@@ -64,7 +64,8 @@ class _Placed(NamedTuple):
     """A block of a file, and the time of the step it is a part of."""
 
     time_ms: int
-    content: Content
+    names: list[str]
+    """Of its file and table."""
     block: Block
 
 
@@ -110,15 +111,17 @@ class StatisticsTables:
                 f"{limits.STATISTICS_POINTS_MAX} are answered at a time: take a larger step, a shorter time, "
                 "or fewer names"
             )
-        with self._lock:
-            placed = list(self._placed(question.step, question.table, first_ms, last_ms))
-            oldest_ms = self._oldest(question.step)
         steps: list[NameValues] = []
-        sums: list[NameSums] = []
-        if question.names:
-            steps = _by_step(placed, question, first_ms=first_ms, count=count)
-        else:
-            sums = _listed(_largest(_sums(placed, question.table), question.names_max), question.table)
+        found: dict[str, Counts] = {}
+        with self._lock:
+            # Files are read one after the other as they are added up: one of minutes may have 150 MB.
+            placed = self._placed(question.step, question.table, first_ms, last_ms)
+            if question.names:
+                steps = _by_step(placed, question, first_ms=first_ms, count=count)
+            else:
+                found = _sums(placed, question.table)
+            oldest_ms = self._oldest(question.step)
+        sums = _listed(_largest(found, question.names_max), question.table)
         return StatisticsAnswer(
             from_ms=first_ms, step_ms=step_ms, count=count, steps=steps, sums=sums, oldest_ms=oldest_ms
         )
@@ -126,8 +129,10 @@ class StatisticsTables:
     # Writing
 
     def _rows(self, table: Table, time_ms: int, growth: Mapping[str, Sequence[int]]) -> Rows:
-        found = {_shortened(name): np.array(counts, dtype=np.uint64) for name, counts in growth.items()}
-        return _as_rows(table, time_ms, _largest(found, self._names_max))
+        found: dict[str, Counts] = {}
+        for name, counts in growth.items():
+            add_to(found, _shortened(name), tuple(counts))
+        return Rows(table, time_ms, _largest(found, self._names_max))
 
     def _roll(self, minute_ms: int) -> None:
         """Write the hour and the day of the last minute when a minute is not of them."""
@@ -142,7 +147,7 @@ class StatisticsTables:
         rows = []
         for table in TABLES:
             parts = list(self._parts(step, table, time_ms))
-            rows.append(_as_rows(table, time_ms, _largest(_sums(parts, table), self._names_max)))
+            rows.append(Rows(table, time_ms, _largest(_sums(parts, table), self._names_max)))
         self._file(step, time_ms).append(rows, is_synced=True)
 
     def _file(self, step: Step, time_ms: int) -> StatisticsFile:
@@ -172,9 +177,11 @@ class StatisticsTables:
         """Yield what makes up the steps of a time, those that are not over included."""
         last_written_ms = self._last_ms if self._last_ms is not None else self._last_minute()
         under_way_ms = None if last_written_ms is None else _start(last_written_ms, step)
-        found: list[_Placed] = []
-        for content in self._contents(step, Chosen(table, first_ms, last_ms)):
-            found += [_Placed(block.time_ms, content, block) for block in content.blocks]
+        found = (
+            _Placed(block.time_ms, content.names[table], block)
+            for content in self._contents(step, Chosen(table, first_ms, last_ms))
+            for block in content.blocks
+        )
         if step == "minute":
             yield from found
             return
@@ -189,7 +196,7 @@ class StatisticsTables:
         """Yield the smaller steps of a step, as parts of it."""
         last_ms = time_ms + STEPS_MS[step] - 1
         for each in self._placed(_SMALLER[step], table, time_ms, last_ms):
-            yield _Placed(time_ms, each.content, each.block)
+            yield _Placed(time_ms, each.names, each.block)
 
     def _contents(self, step: Step, chosen: Chosen) -> Iterator[Content]:
         first, last = _name(step, chosen.first_ms), _name(step, chosen.last_ms)
@@ -263,42 +270,33 @@ def _shortened(name: str) -> str:
 def _largest(counts: Mapping[str, Counts], names_max: int) -> dict[str, Counts]:
     """Return the names with most, and all further ones together, last."""
     named = [name for name in counts if name != OTHERS]
-    named.sort(key=lambda name: (-int(counts[name][0]), name))
+    named.sort(key=lambda name: (-counts[name][0], name))
     found = {name: counts[name] for name in named[:names_max]}
-    left = [counts[name] for name in (*named[names_max:], *((OTHERS,) if OTHERS in counts else ()))]
-    if left:
-        found[OTHERS] = np.sum(left, axis=0, dtype=np.uint64)
+    for name in (*named[names_max:], *((OTHERS,) if OTHERS in counts else ())):
+        add_to(found, OTHERS, counts[name])
     return found
 
 
 def _listed(counts: Mapping[str, Counts], table: Table) -> list[NameSums]:
     return [
-        NameSums(name=name, counts=dict(zip(COLUMNS[table], row.tolist(), strict=True)))
+        NameSums(name=name, counts=dict(zip(COLUMNS[table], row, strict=True)))
         for name, row in counts.items()
     ]
 
 
-def _as_rows(table: Table, time_ms: int, counts: Mapping[str, Counts]) -> Rows:
-    columns = len(COLUMNS[table])
-    values = np.array(list(counts.values()), dtype=np.uint64).reshape(-1, columns)
-    return Rows(table, time_ms, list(counts), values)
-
-
 def _sums(placed: Iterable[_Placed], table: Table) -> dict[str, Counts]:
     """Return what the blocks have of each name together."""
-    by_content: dict[int, tuple[Content, Counts]] = {}
+    # By the names of a file.
+    by_file: dict[int, tuple[list[str], BlockSums]] = {}
     for each in placed:
-        names = each.content.names[table]
-        key = id(each.content)
-        if key not in by_content:
-            by_content[key] = each.content, np.zeros((len(names), len(COLUMNS[table])), dtype=np.uint64)
-        # No name is in a block twice.
-        by_content[key][1][each.block.ids] += each.block.counts
+        key = id(each.names)
+        if key not in by_file:
+            by_file[key] = each.names, BlockSums(len(each.names), len(COLUMNS[table]))
+        by_file[key][1].add(each.block.ids, each.block.counts)
     found: dict[str, Counts] = {}
-    for content, totals in by_content.values():
-        for number in np.flatnonzero(totals.any(axis=1)).tolist():
-            name = content.names[table][number]
-            found[name] = found[name] + totals[number] if name in found else totals[number]
+    for names, sums in by_file.values():
+        for number, counts in sums.rows():
+            add_to(found, names[number], counts)
     return found
 
 
@@ -309,34 +307,33 @@ def _by_step(
     columns = COLUMNS[question.table]
     step_ms = STEPS_MS[question.step]
     wanted = list(dict.fromkeys(question.names))
-    values = np.zeros((len(wanted), count, len(columns)), dtype=np.uint64)
-    is_known = np.zeros(count, dtype=bool)
-    numbers: dict[int, dict[int, int]] = {}
+    nothing = (0,) * len(columns)
+    known_places: set[int] = set()
+    # Of each name, by place.
+    values: list[dict[int, Counts]] = [{} for _ in wanted]
+    # By the names of a file, which it keeps.
+    numbers: dict[int, tuple[list[str], dict[int, int]]] = {}
     for each in placed:
         place = (each.time_ms - first_ms) // step_ms
-        is_known[place] = True
-        known = numbers.get(id(each.content))
-        if known is None:
-            names = each.content.names[question.table]
-            known = numbers[id(each.content)] = {
-                number: wanted.index(name) for number, name in enumerate(names) if name in wanted
-            }
-        for number, index in known.items():
-            row = np.flatnonzero(each.block.ids == number)
-            if len(row):
-                values[index, place] += each.block.counts[row[0]]
+        known_places.add(place)
+        key = id(each.names)
+        if key not in numbers:
+            own = {number: wanted.index(name) for number, name in enumerate(each.names) if name in wanted}
+            numbers[key] = each.names, own
+        for number, index in numbers[key][1].items():
+            row = row_of(each.block.ids, number)
+            if row >= 0:
+                add_to(values[index], place, each.block.row(row))
     return [
         NameValues(
             name=name,
             counts={
                 column: [
-                    value if is_there else None
-                    for value, is_there in zip(
-                        values[index, :, number].tolist(), is_known.tolist(), strict=True
-                    )
+                    counts.get(place, nothing)[number] if place in known_places else None
+                    for place in range(count)
                 ]
                 for number, column in enumerate(columns)
             },
         )
-        for index, name in enumerate(wanted)
+        for name, counts in zip(wanted, values, strict=True)
     ]

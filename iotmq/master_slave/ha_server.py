@@ -19,6 +19,7 @@ from iotmq import limits
 from iotmq.addresses import address_text
 from iotmq.clock import Clock
 from iotmq.metrics import Metric, samples
+from iotmq.ports.replication_state import Follower, ReplicationState
 from iotmq.replication.rocketmq.ha_master import HaMaster, HaRefusedError, LogRange
 from iotmq.store.store import Store
 from iotmq.supervised import end, repeat, supervise
@@ -81,8 +82,7 @@ class HaServer:
 
         Only those that have reported a position that can be are slaves.
         """
-        reported = self.reported_position
-        return reported >= 0 and end_position - reported < self._fall_behind_bytes
+        return self._is_near(self.reported_position, end_position)
 
     def add_listener(self, listener: Callable[[], None]) -> None:
         """`listener` is called when `reported_position` has changed."""
@@ -152,6 +152,28 @@ class HaServer:
                     (("slave", link.peer),),
                 )
 
+    def replication_state(self) -> ReplicationState:
+        """Return what operators are told of the slaves."""
+        confirmed = self._store.confirmed_position
+        slaves = [
+            Follower(
+                name=link.peer,
+                is_connected=True,
+                is_in_sync=self._is_near(link.core.reported_position, confirmed),
+                position=link.core.reported_position,
+                behind_bytes=max(0, confirmed - link.core.reported_position),
+            )
+            for link in sorted(self._links, key=lambda each: each.peer)
+            if link.core.reported_position >= 0
+        ]
+        return ReplicationState(
+            mode="master_slave",
+            in_sync=1 + sum(each.is_in_sync for each in slaves),
+            end=self._store.appended_position,
+            confirmed=confirmed,
+            followers=slaves,
+        )
+
     # For connections.
 
     @property
@@ -206,6 +228,9 @@ class HaServer:
             self.reported_position = position
             for listener in self._listeners:
                 listener()
+
+    def _is_near(self, position: int, end_position: int) -> bool:
+        return position >= 0 and end_position - position < self._fall_behind_bytes
 
     def _is_allowed(self, host: str) -> bool:
         address = ipaddress.ip_address(host.partition("%")[0])

@@ -51,6 +51,7 @@ class MasterBroker:
                 make_server=two_ports(settings, clock) if replication.vip_port_enabled else None,
                 name="SYNC_MASTER" if is_sync else "ASYNC_MASTER",
                 ha_port=self.ha.port,
+                replication=self.ha.replication_state,
                 slaves=self.ha if is_sync else None,
                 slave_timeout_s=replication.slave_timeout_ms / 1000,
                 slave_read_behind_bytes=slave_read_behind_bytes() if replication.slave_read_enabled else None,

@@ -31,6 +31,7 @@ from iotmq.remoting.connection import ClientConnection
 from iotmq.replicated.hot_copy import CopyList
 from iotmq.replicated.incoming_copy import IncomingCopy, lock_directory
 from iotmq.replication.cluster_state import Identity
+from iotmq.supervised import to_its_end
 
 _CONNECT_S: Final = 3.0
 # The master's database is written to its disk first.
@@ -113,12 +114,7 @@ class CopyDownload:
 
         async def in_thread(call: Callable[[], T]) -> T:
             # A cancellation waits, too: the directory is nobody else's before.
-            work = loop.run_in_executor(threads, call)
-            try:
-                return await asyncio.shield(work)
-            except asyncio.CancelledError:
-                await asyncio.wait([work])
-                raise
+            return await to_its_end(loop.run_in_executor(threads, call))
 
         try:
             lock = await in_thread(lambda: lock_directory(self._directory))

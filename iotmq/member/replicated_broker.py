@@ -23,6 +23,7 @@ from iotmq.broker.registration.advertised_address import resolve_store_host
 from iotmq.clock import Clock
 from iotmq.errors import IotmqError, MemberChangeError, RequestError
 from iotmq.event_loop import happens_within
+from iotmq.member import report
 from iotmq.member.copy_download import CopyDownload
 from iotmq.member.copying import COPY_CODES, Copies
 from iotmq.member.copying_member import Copying
@@ -33,6 +34,7 @@ from iotmq.member.table_stream import reaches_next_master
 from iotmq.member.wire import Introduction, decode_begin_copy
 from iotmq.metrics import Metric
 from iotmq.ports.inspections import Inspection
+from iotmq.ports.replication_state import ReplicationState
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import Listening, ServerConnection
@@ -272,7 +274,7 @@ class ReplicatedBroker:
 
     # What a run needs of it.
 
-    def make_broker(self, opened: MemberStore, is_current: Callable[[], bool]) -> Broker:
+    def make_broker(self, opened: MemberStore, run: _Run) -> Broker:
         """Make the broker of a run; it serves once it is started."""
         broker = Broker(
             self._settings,
@@ -282,7 +284,8 @@ class ReplicatedBroker:
             role=BrokerRole(
                 make_server=self._listener.seat,
                 is_member=True,
-                is_current=is_current,
+                is_current=lambda: run.driver.is_current,
+                replication=run.replication_state,
                 epochs=lambda: opened.log.epochs,
             ),
         )
@@ -333,7 +336,7 @@ class _Run:
     def __init__(self, owner: ReplicatedBroker, opened: MemberStore, consensus: ConsensusStore) -> None:
         self._owner = owner
         self.opened = opened
-        self.broker = owner.make_broker(opened, lambda: self.driver.is_current)
+        self.broker = owner.make_broker(opened, self)
         self.driver = owner.make_driver(opened, consensus, self)
         self.is_over = asyncio.Event()
         self.is_serving = False
@@ -455,6 +458,10 @@ class _Run:
             writer.close(reason)
 
     # Requests of other members and operators.
+
+    def replication_state(self) -> ReplicationState | None:
+        """Return what operators are told of the followers; None while this member is not master."""
+        return report.replication_state(self.driver.member, self.opened, self.driver.status())
 
     def handle(self, connection: ServerConnection, request: Command) -> Command | None:
         """Answer a request about the replication. RequestError, also where access control refuses it."""

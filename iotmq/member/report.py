@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
 
 from iotmq.metrics import Metric, samples
+from iotmq.ports.replication_state import Follower, ReplicationState
 from iotmq.replicated.member_store import MemberStore
 from iotmq.replication.member import Member, Role
 
@@ -118,6 +119,46 @@ def status(member: Member, opened: MemberStore, now_s: float) -> dict[str, Any]:
         "stateVersion": member.state_version,
         "followers": followers,
     }
+
+
+def replication_state(
+    member: Member, opened: MemberStore, told: Mapping[str, Any]
+) -> ReplicationState | None:
+    """Return what a master tells of its followers; None for who is not master. `told` is its whole status."""
+    leading, end = member.leading, opened.log.end
+    if leading is None:
+        return None
+    state, known = leading.state, leading.followers
+    addresses = dict(state.members or opened.file.members)
+    in_sync = {identity.member for identity in state.in_sync}
+    followers = []
+    for number in sorted({*addresses, *known} - {member.number}):
+        follower = known.get(number)
+        position = None if follower is None else follower.acked
+        followers.append(
+            Follower(
+                name=str(number),
+                address=addresses.get(number, ""),
+                is_connected=follower is not None and follower.is_connected,
+                is_in_sync=number in in_sync if follower is None else follower.identity in state.in_sync,
+                position=position,
+                behind_bytes=None if position is None else max(0, end - position),
+            )
+        )
+    alarms = [f"the master takes no messages: {told['holds']}"] if told["holds"] else []
+    if told["consensusProblem"]:
+        alarms.append(f"the consensus store does not answer: {told['consensusProblem']}")
+    return ReplicationState(
+        mode="elected",
+        master=member.number,
+        epoch=state.epoch,
+        in_sync=len(in_sync),
+        in_sync_min=member.settings.in_sync_min_of(state),
+        end=end,
+        confirmed=opened.file.confirmed,
+        followers=followers,
+        alarms=[*alarms, *told["alarms"]],
+    )
 
 
 def metrics(

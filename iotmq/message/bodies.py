@@ -46,3 +46,17 @@ def body_field(body: bytes) -> dict[str, str]:
         return {"body": body.decode()}
     except UnicodeDecodeError:
         return {"body_base64": base64.b64encode(body).decode()}
+
+
+def text_beginning(body: bytes, bytes_max: int) -> str:
+    """Return the first bytes of a text, without half a character at the end of them.
+
+    Raises UnicodeDecodeError for what is no text.
+    """
+    shown = body[:bytes_max]
+    try:
+        return shown.decode()
+    except UnicodeDecodeError as error:
+        if len(shown) == len(body) or error.reason != "unexpected end of data":
+            raise
+        return shown[: error.start].decode()

@@ -17,7 +17,7 @@ from iotmq.mqtt_bridge.bridge import Bridge
 from iotmq.mqtt_bridge.connection import BridgeCounts, BridgeIngress, RefusingSink
 from iotmq.mqtt_bridge.settings import BridgeSettings
 from iotmq.mqtt_bridge.topic_maps import ReceiveMap
-from iotmq.mqtt_front.publish.route_file import RouteReloads
+from iotmq.mqtt_front.routing.route_file import RouteReloads
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.ports.gateway import GatewayPort
 

@@ -11,7 +11,7 @@ from iotmq.mqtt_bridge.refusals import LeftOut
 from iotmq.mqtt_bridge.topic_maps import ReceiveMap, SentTopic
 from iotmq.mqtt_front.connection.device import Device, DeviceGroup
 from iotmq.mqtt_front.publish.ingress import Ingress
-from iotmq.mqtt_front.publish.routes import Router
+from iotmq.mqtt_front.routing.routes import Router
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.ports.gateway import GatewayPort
 

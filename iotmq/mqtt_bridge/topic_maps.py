@@ -12,7 +12,7 @@ from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt.reason_codes import TOPIC_NAME_INVALID
 from iotmq.mqtt.topics import topics
 from iotmq.mqtt_bridge.settings import ReceiveRuleSettings, SendRuleSettings
-from iotmq.mqtt_front.publish.device_names import DeviceNames
+from iotmq.mqtt_front.routing.device_names import DeviceNames
 
 _PLACEHOLDER: Final = re.compile(r"\{([^{}]*)\}")
 _LEVEL: Final = re.compile(r"(\d{1,3})(:?)")

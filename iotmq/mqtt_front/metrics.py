@@ -8,7 +8,7 @@ from iotmq.metrics import Metric, samples
 from iotmq.mqtt_front.connection.device import DeviceGroup
 from iotmq.mqtt_front.deliver.egress import Egress
 from iotmq.mqtt_front.publish.ingress import Ingress
-from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
+from iotmq.mqtt_front.routing.topic_rewrite import TopicRewrites
 from iotmq.mqtt_front.sessions.auto_subscriptions import AutoSubscriptions
 from iotmq.mqtt_front.sessions.durable_egress import DurableEgress
 from iotmq.mqtt_front.sessions.subscriptions import Subscriptions

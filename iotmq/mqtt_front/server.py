@@ -41,8 +41,8 @@ from iotmq.mqtt_front.permissions.permissions import Permissions
 from iotmq.mqtt_front.permissions.questions import Decider
 from iotmq.mqtt_front.publish.guard import PublishGuard
 from iotmq.mqtt_front.publish.ingress import Ingress
-from iotmq.mqtt_front.publish.route_file import RouteReloads
-from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
+from iotmq.mqtt_front.routing.route_file import RouteReloads
+from iotmq.mqtt_front.routing.topic_rewrite import TopicRewrites
 from iotmq.mqtt_front.sessions.auto_subscriptions import AutoSubscriptions
 from iotmq.mqtt_front.sessions.bridge_clients import BridgeClients
 from iotmq.mqtt_front.sessions.drain import Drain

@@ -148,7 +148,8 @@ class ClientRow(msgspec.Struct, kw_only=True):
 class ClientsAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a list at one front end, with the place of each in it."""
 
-    rows: list[ClientRow]
+    rows: list[msgspec.Raw]
+    """Each is a ClientRow: a whole page takes too long to encode, or to decode, at once."""
     orders: list[Order]
     matched: int
     """Those of the front end that are meant, on the page or not."""
@@ -260,6 +261,10 @@ class QueueAnswer(msgspec.Struct, frozen=True, kw_only=True):
     is_end: bool
     behind: int
     """Messages of the filter that the client is not done with, from the first on."""
+    in_flight: list[int] = []
+    """Positions in the log of those among them that the client was sent, and has not acknowledged."""
+    done: list[int] = []
+    """Positions of records among them that the client is done with, before an older one."""
 
 
 class RefusedQuestion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -14,8 +14,8 @@ from iotmq import limits
 
 TraceKind: TypeAlias = Literal["client", "topic", "address"]
 
-TraceName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-"""The name of a trace, the same at every front end."""
+TraceName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(?!\n)$")]
+"""The name of a trace, the same at every front end; a dollar alone lets the end of a line pass behind it."""
 
 
 class StartTrace(msgspec.Struct, frozen=True, kw_only=True, tag="start", forbid_unknown_fields=True):

@@ -273,13 +273,47 @@ class StoreReader:
             return position, memoryview(b"")
         if not max(self._hot_position, self._log.min_position) <= position < end_position:
             return None
+        found = self._find_records(position, end_position, bytes_max)
+        return None if found is None else self._proven(*found)
+
+    def records_steps(self, position: int, bytes_max: int) -> Steps[tuple[int, memoryview] | None]:
+        """`recent_records` for the loop, from all of the log: see `iotmq.store.queues.cold_steps`.
+
+        Out of the part that is taken to be in memory they end with their file.
+        """
+        if not self._log.min_position <= position < self._hot_position:
+            return self.recent_records(position, bytes_max)
+        (segment,) = self._log.segments_between(position, position + 1)
+        plan = self.plan_raw(position, bytes_max)
+        if plan is not None:
+            yield plan
+            # Retention may have taken it meanwhile.
+            if position < self._log.min_position:
+                return None
+        limit_position = min(segment.end_position, self.confirmed_position)
+        found = self._find_records(position, limit_position, bytes_max)
+        if found is None:
+            return None
+        start_position, next_position = found
+        # The last one may be long.
+        plan = self.plan_raw(start_position, next_position - start_position)
+        if plan is not None:
+            yield plan
+            if start_position < self._log.min_position:
+                return None
+        return self._proven(start_position, next_position)
+
+    def _find_records(self, position: int, limit_position: int, bytes_max: int) -> tuple[int, int] | None:
         try:
-            start_position, next_position = self._log.records(position, end_position, bytes_max)
+            return self._log.records(position, limit_position, bytes_max)
         except StoreCorruptError:
             return None
+
+    def _proven(self, start_position: int, next_position: int) -> tuple[int, memoryview] | None:
+        """Give the records, if the first one is one: the position may have been made up."""
         if start_position == next_position:
             return next_position, memoryview(b"")
-        if self._log.read_record(start_position, end_position) is None:
+        if self._log.read_record(start_position, next_position) is None:
             return None
         return next_position, self._log.view(start_position, next_position)
 

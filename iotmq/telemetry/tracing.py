@@ -39,7 +39,7 @@ class EndedSpan(NamedTuple):
 
 
 class OpenSpan:
-    """A message that a front end has received, and that is not acknowledged yet."""
+    """A message that a front end or the HTTP API has received, and that is not acknowledged yet."""
 
     __slots__ = ("_attributes", "_parent_id", "_start_ns", "_tracing", "span_id", "trace_id")
 
@@ -109,6 +109,20 @@ class Tracing:
             "iotmq.mqtt.qos": qos,
         }
         return OpenSpan(self, trace_id, "" if context is None else context[1], attributes)
+
+    def asked(self, parent: bytes, caller: str, destination: str, size: int) -> OpenSpan:
+        """Begin the span of messages that come by the HTTP API, which goes on with the trace of `parent`."""
+        context = read_traceparent(parent)
+        assert context is not None, "who calls has looked"
+        attributes: dict[str, str | int] = {
+            "messaging.system": "iotmq",
+            "messaging.operation.name": "receive",
+            "messaging.operation.type": "receive",
+            "messaging.destination.name": _cut(destination),
+            "messaging.client.id": _cut(caller),
+            "messaging.message.body.size": size,
+        }
+        return OpenSpan(self, context[0], context[1], attributes)
 
     def stored(self, parent: bytes, topic: bytes, queue_id: int, start_ns: int) -> tuple[str, str, int]:
         """Note that a record is stored as durably as promised; returns trace, span, microseconds."""

@@ -226,7 +226,6 @@ def answers_of(case: Case, count: int) -> dict[str, Any]:
             "next": str(end) if has_more else None,
             "last": str(end),
             "problems": {},
-            "missing": {},
             "has_more": has_more,
             "matched": count,
             "connected": count,
@@ -393,7 +392,7 @@ def test_a_client_is_disconnected_traced_and_its_session_ended_after_a_question(
     answers = {
         f"GET /clients/{name}": CLIENT | {"row": client_row(1) | {"client_id": name}},
         f"GET /sessions/{name}": SESSION | {"client_id": name},
-        f"DELETE /clients/{name}": {"matched": 1, "kicked": 1, "client_ids": [name], "missing": {}},
+        f"DELETE /clients/{name}": {"matched": 1, "kicked": 1, "client_ids": [name], "problems": {}},
         f"DELETE /sessions/{name}": {"brokers": ["broker-a"]},
         "POST /traces": {"name": "client-1", "front_ends": ["front-1"], "problems": {}},
         "GET /traces/client-1": trace_row(0),
@@ -433,9 +432,10 @@ def test_connections_are_filtered_and_sorted_by_the_server_and_disconnected_afte
 
     def kick(asked: Asked) -> dict[str, Any]:
         ids = asked.body.get("client_ids") or ["a", "b", "c"]
-        return {"matched": len(ids), "kicked": len(ids), "client_ids": ids, "missing": {}}
+        return {"matched": len(ids), "kicked": len(ids), "client_ids": ids, "problems": {}}
 
-    clients = {"items": rows, "next": None, "matched": 3, "connected": 15_000, "missing": {"front-2": "slow"}}
+    problems = {"front-2": "slow"}
+    clients = {"items": rows, "next": None, "matched": 3, "connected": 15_000, "problems": problems}
     stub = stub_of({"GET /clients": clients, "POST /clients:kick": kick})
     with open_page(stub) as opened:
         page = opened.show("connections")

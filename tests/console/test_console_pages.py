@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
-from console_browser import Asked, OpenPage, Rows, message
+from console_browser import Asked, OpenPage, RefusedError, Rows, Stub, message
 from playwright.sync_api import expect
 
 MARKUP = "<img src=x onerror=alert(1)>"
@@ -99,6 +99,12 @@ def stored(index: int) -> dict[str, Any]:
 
 def letter(index: int) -> dict[str, Any]:
     return {"message": stored(index), "original_topic": named(index, "orders"), "original_message_id": "A0"}
+
+
+def replay_state(**more: Any) -> dict[str, Any]:
+    named = {"group": "billing", "state": "waiting", "problem": "", "by": "me"}
+    counts = {"per_second": 10.0, "total": 600, "seen": 200, "sent": 199, "left": 1}
+    return named | counts | {"started_ms": 1_700_000_000_000, "ended_ms": None} | more
 
 
 def alarm_row(index: int) -> dict[str, Any]:
@@ -220,7 +226,10 @@ CASES = {
         "dead-letters?group=billing",
         "/groups/billing/dead-letters",
         letter,
-        {"GET /topics": Rows([{"name": f"%DLQ%{name}"} for name in ("billing", "a")])},
+        {
+            "GET /topics": Rows([{"name": f"%DLQ%{name}"} for name in ("billing", "a")]),
+            "GET /groups/billing/dead-letters/replay": replay_state(problem=MARKUP + TURNED, by=MARKUP),
+        },
         detail=lambda rows: {"items": rows, "has_more": False},
     ),
     "retained": Case(
@@ -294,6 +303,88 @@ def test_ten_thousand_rows_cost_as_much_as_those_that_are_seen(open_page: OpenPa
         header.click()
         expect(table.locator("th[aria-sort]")).to_have_count(1)
         assert re.match(r"10,000 rows", page.locator(".table-foot").first.inner_text())
+
+
+def test_dead_letters_are_replayed_at_a_rate_and_the_replay_is_stopped(open_page: OpenPage) -> None:
+    state: dict[str, Any] = {}
+
+    def shown(_asked: Asked) -> Any:
+        if not state:
+            raise RefusedError(404, "not-found")
+        return state
+
+    def begin(asked: Asked) -> Any:
+        if asked.body["per_second"] == 5:
+            pointed = {"detail": "too slow", "pointer": "/per_second"}
+            raise RefusedError(422, "invalid", "/per_second: too slow", errors=[pointed])
+        state.update(replay_state(state="running"))
+        return state
+
+    def stop(_asked: Asked) -> Any:
+        state.update(replay_state(state="stopped", ended_ms=1_700_000_600_000))
+        return state
+
+    path = "/groups/billing/dead-letters"
+    stub = Stub(
+        {
+            "GET /me": {"name": "o", "role": "operator", "way": "password", "expires_ms": None},
+            "GET /topics": Rows([{"name": "%DLQ%billing"}]),
+            f"GET {path}": {"items": [letter(1), letter(2)], "has_more": True},
+            f"GET {path}/replay": shown,
+            f"POST {path}/replay": begin,
+            f"DELETE {path}/replay": stop,
+        }
+    )
+    with open_page(stub) as opened:
+        page = opened.show("dead-letters?group=billing&from=2023-11-01T00:00:00&topic=orders&keyed=k")
+        page.get_by_role("button", name="Replay…").click()
+        dialog = page.get_by_role("dialog")
+        assert "from orders, with the key k" in dialog.inner_text()
+        dialog.get_by_label("Messages a second").fill("5")
+        dialog.get_by_role("button", name="Begin").click()
+        dialog.get_by_text("too slow").wait_for()
+        assert opened.axe() == []
+        dialog.get_by_label("Messages a second").fill("20.5")
+        dialog.get_by_label("From the first one on").check()
+        dialog.get_by_role("button", name="Begin").click()
+        page.get_by_text("200 of 600").wait_for()
+        expect(page.get_by_role("button", name="Replay…")).to_be_disabled()
+        page.get_by_role("button", name="Stop").click()
+        page.get_by_role("dialog").get_by_role("button", name="Stop").click()
+        page.locator(".state", has_text="stopped").wait_for()
+        expect(page.get_by_role("button", name="Replay…")).to_be_enabled()
+        assert opened.axe() == []
+    _, begun, stopped = stub.changes()
+    chosen = {"from_ms": 1_698_796_800_000, "original_topic": "orders", "key": "k"}
+    assert begun.body == chosen | {"per_second": 20.5, "is_again": True}
+    assert stopped.method == "DELETE"
+
+
+def test_a_dead_letter_is_changed_with_all_of_its_payload(open_page: OpenPage) -> None:
+    whole = message(1, payload="0123456789", keys=["k"], tags="t")
+    cut = letter(1) | {"message": whole | {"payload": "0123"}}
+    place = whole["offset_message_id"]
+    path = f"/groups/billing/dead-letters/{place}/resend"
+    stub = Stub(
+        {
+            "GET /me": {"name": "o", "role": "operator", "way": "password", "expires_ms": None},
+            "GET /topics": Rows([{"name": "%DLQ%billing"}]),
+            "GET /groups/billing/dead-letters": {"items": [cut], "has_more": False},
+            f"GET /messages/{place}": whole,
+            f"POST {path}": {"topic": "orders", "queue": 1, "offset": 7},
+        }
+    )
+    with open_page(stub) as opened:
+        page = opened.show("dead-letters?group=billing&from=2023-11-01T00:00:00")
+        page.locator("tbody .link").click()
+        page.get_by_role("button", name="Change and send…").click()
+        payload = page.get_by_role("textbox", name="Payload")
+        assert payload.input_value() == "0123456789"
+        payload.fill("mended")
+        page.get_by_role("dialog").get_by_role("button", name="Send a message").click()
+        page.get_by_text("Stored in orders, queue 1, at offset 7.").wait_for()
+    (sent,) = stub.changes()
+    assert sent.body == {"topic": "orders", "key": "k", "tags": "t", "payload": "mended"}
 
 
 def test_the_overview_counts_the_alarms_that_fire(open_page: OpenPage) -> None:

@@ -20,7 +20,7 @@ from eventually import STOP_S, eventually
 from gateway_process import ROOT, GatewayProcess
 
 from iotmq.client import ClientSettings, SyncClient
-from iotmq.client.admin.sessions import SessionAdmin
+from iotmq.client.admin.devices.sessions import SessionAdmin
 
 pytestmark = pytest.mark.crash
 

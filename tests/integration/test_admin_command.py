@@ -302,7 +302,10 @@ async def test_dead_letters_are_listed_and_sent_again(
     assert sent == {"sent": 1, "left": []}
     assert "2 messages of group g sent again" in await admin("dlq", "resend", "g", "--all")
     assert "0 messages" in await admin("dlq", "resend", "g", "--all")
-    assert "2 messages" in await admin("dlq", "resend", "g", "--all", "--again")
+    chosen = ("--rate", "1000", "--topic", "T", "--key", "k1")
+    assert "2 messages" in await admin("dlq", "resend", "g", "--all", "--again", *chosen)
+    assert "0 messages" in await admin("dlq", "resend", "g", "--all", "--again", "--topic", "U")
+    assert await admin_json("dlq", "list", "g", "--key", "k3") == []
     for words in ((), ("x", "--all")):
         with pytest.raises(ClientError, match="name the ids"):
             await admin("dlq", "resend", "g", *words)

@@ -261,21 +261,31 @@ async def test_a_signal_stops_it_in_time_with_nothing_lost(tmp_path: Path, numbe
         assert await stored(again.addresses["registry"], "mqtt") == 1
 
 
+def proc_text(process: asyncio.subprocess.Process, file: str) -> str:
+    return Path(f"/proc/{process.pid}/{file}").read_text()
+
+
 def proc_number(process: asyncio.subprocess.Process, file: str, begins: str) -> int:
     """The first number of a line of the kernel's about a process."""
-    lines = Path(f"/proc/{process.pid}/{file}").read_text().splitlines()
+    lines = proc_text(process, file).splitlines()
     (line,) = [line for line in lines if line.startswith(begins)]
     return int(line.removeprefix(begins).split()[0])
 
 
-async def test_connections_do_not_wait_for_the_kernels_table_of_open_files(tmp_path: Path) -> None:
-    """It has room for 65,536 of them from the start, or for as many as there may be."""
+async def test_a_start_makes_room_for_connections_and_loads_nothing_that_no_setting_asks_for(
+    tmp_path: Path,
+) -> None:
+    """The kernel's table of open files has room for 65,536, or for as many as there may be."""
     process, _ = await serve_process(tmp_path)
     size = proc_number(process, "status", "FDSize:")
     allowed = proc_number(process, "limits", "Max open files")
+    loaded = proc_text(process, "maps")
     process.terminate()
     await process.wait()
     assert size >= min(allowed, 65_536)
+    # They take 10 to 15 MB, and together as long as all else.
+    assert [each for each in ("aiohttp", "cryptography", "numpy") if f"/{each}/" in loaded] == []
+    assert "/iotmq/" in loaded
 
 
 async def test_after_kill_9_the_next_start_needs_no_hand(tmp_path: Path) -> None:

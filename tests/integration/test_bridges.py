@@ -59,7 +59,10 @@ def edge_config(tmp_path: Path, centre_port: int, **changed: str) -> str:
 def test_the_ready_made_edge_loses_nothing_while_both_sides_are_killed(tmp_path: Path) -> None:
     centre = gateway(tmp_path, "centre")
     edge = gateway(tmp_path, "site-1", config=edge_config(tmp_path, centre.mqtt_port))
-    publishers = [Publisher(edge.mqtt_port, f"device-{n}", f"devices/{n}/telemetry") for n in range(4)]
+    # At full speed it would be hundreds of thousands of messages.
+    publishers = [
+        Publisher(edge.mqtt_port, f"device-{n}", f"devices/{n}/telemetry", pause_s=0.05) for n in range(4)
+    ]
 
     async def load() -> None:
         running = [asyncio.ensure_future(each.run()) for each in publishers]

@@ -16,7 +16,7 @@ from iotmq.assembly import Process
 from iotmq.client.transport.message import ReceivedMessage, SendResult
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import ClientSettings
-from iotmq.commands import produce_consume as by_hand
+from iotmq.commands.messages import produce_consume as by_hand
 from iotmq.config.config import load_config
 from iotmq.errors import MessageRefusedError
 from iotmq.limits import RECORD_BYTES_MAX

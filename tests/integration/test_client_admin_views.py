@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 from eventually import soon
@@ -154,6 +155,28 @@ async def test_messages_are_found_by_id_key_and_offset(cluster: Cluster, admin: 
         await admin.messages.by_id("nonsense")
     with pytest.raises(BrokerError, match="offset"):
         await admin.messages.by_id(results[0].offset_message_ids[0][:-2] + "FF")
+
+
+async def test_an_id_connects_to_no_address_that_is_no_broker_s(cluster: Cluster, admin: Admin) -> None:
+    (result,) = await send(cluster, Message("T", b"x"))
+    connected: list[str] = []
+    server = await asyncio.start_server(lambda *_: connected.append("here"), "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(RouteNotFoundError, match=f"127.0.0.1:{port}, of which no registry knows"):
+            await admin.messages.by_id(f"7F000001{port:08X}{0:016X}")
+    assert connected == []
+    # Where it is known by a name it is found.
+    place = result.offset_message_ids[0]
+    registries = admin.messages._client.registries
+    known = await registries.cluster()
+    by_name = {
+        name: {number: address.replace("127.0.0.1", "localhost") for number, address in by_id.items()}
+        for name, by_id in known.items()
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registries, "cluster", AsyncMock(return_value=by_name))
+        assert (await admin.messages.by_id(place)).queue == result.queue
 
 
 async def test_the_entries_of_a_queue(cluster: Cluster, admin: Admin) -> None:

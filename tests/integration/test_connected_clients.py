@@ -12,7 +12,7 @@ from fake_gateway import RawClient, connect_packet
 from mqtt_site import MqttSite, SessionDevice, open_site
 
 from iotmq import limits
-from iotmq.client.admin.clients import ClientAdmin, SubscriptionsPage
+from iotmq.client.admin.devices.clients import ClientAdmin, Kicked, SubscriptionsPage
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.settings import ClientSettings
 from iotmq.errors import BrokerError, ClientError
@@ -141,16 +141,16 @@ async def test_clients_are_disconnected_by_name_and_by_filter(tmp_path: Path) ->
     async with client_of(site) as client:
         admin = ClientAdmin(client)
         tried = await admin.kick(["d/1", "nobody"], is_dry_run=True)
-        assert tried == (1, 0, ["d/1"], {})
-        assert await admin.kick(["d/1", "nobody"]) == (1, 1, ["d/1"], {})
+        assert tried == Kicked(1, 0, ["d/1"], {})
+        assert await admin.kick(["d/1", "nobody"]) == Kicked(1, 1, ["d/1"], {})
         await soon(lambda: not devices[0].is_connected, "it is disconnected")
-        assert await admin.kick(["d/1"]) == (0, 0, [], {})
+        assert await admin.kick(["d/1"]) == Kicked(0, 0, [], {})
 
         wanted = ClientFilter(client_id="d/*")
-        assert await admin.find_to_kick(wanted) == (3, 0, ["d/2", "d/3", "d/4"], {})
-        assert await admin.kick_all(wanted, limit=2) == (3, 0, ["d/2", "d/3", "d/4"], {})
+        assert await admin.find_to_kick(wanted) == Kicked(3, 0, ["d/2", "d/3", "d/4"], {})
+        assert await admin.kick_all(wanted, limit=2) == Kicked(3, 0, ["d/2", "d/3", "d/4"], {})
         assert all(device.is_connected for device in devices[1:])
-        assert await admin.kick_all(wanted, limit=3) == (3, 3, ["d/2", "d/3", "d/4"], {})
+        assert await admin.kick_all(wanted, limit=3) == Kicked(3, 3, ["d/2", "d/3", "d/4"], {})
         await soon(lambda: not any(device.is_connected for device in devices[1:4]), "they are disconnected")
         assert devices[4].is_connected
         assert [row.client_id for row in (await admin.page()).rows] == ["e/1"]
@@ -252,6 +252,27 @@ async def test_what_waits_for_a_kept_session_is_read_and_stays(tmp_path: Path) -
     assert len(await sleeper.receives(6)) == 6
     for device in (sleeper, source):
         await device.disconnect()
+    await site.close()
+
+
+async def test_what_is_on_its_way_is_told_from_what_waits(tmp_path: Path) -> None:
+    site = await open_site(tmp_path, "one", is_remote=True)
+    (sleeper, source) = await connected(site, "sleeper", "source")
+    await sleeper.subscribe(("q/#", 1))
+    sleeper.is_acknowledging = False
+    for number in range(3):
+        await source.publish(f"q/{number}", b"x")
+    await soon(lambda: len(sleeper.unanswered) == 3, "all are on their way")
+    # The second is acknowledged before the first.
+    sleeper.client.send(b"\x40\x02" + sleeper.unanswered[1][1].to_bytes(2))
+    await sleeper.leave()
+    await source.publish("q/3", b"x")
+    async with client_of(site) as client:
+        page = await ClientAdmin(client).queue("sleeper", "q/#")
+        assert page is not None
+        told = [message.properties["MQTT_TOPIC"] for message in page.messages]
+        assert (told, page.is_in_flight) == (["q/0", "q/2", "q/3"], [True, True, False])
+    await source.disconnect()
     await site.close()
 
 

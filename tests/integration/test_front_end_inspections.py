@@ -47,6 +47,12 @@ async def test_every_process_answers_for_itself(tmp_path: Path) -> None:
         for name in names:
             assert await admin.ask(name, "name", b"x") == name.encode() + b":x"
             assert await admin.ask_broker(name, "name") == name.encode() + b":"
+        first, second = sorted(names)
+        found = await admin.ask_all_brokers("name", lambda name: b"y" if name == second else None)
+        assert found == ({second: f"{second}:y".encode()}, {})
+        found = await admin.ask_all_brokers("name", lambda name: b"raise" if name == first else b"y")
+        assert (list(found.answers), list(found.failures)) == ([second], [first])
+        assert "no such thing" in found.problems[first]
         found = await admin.ask_all_front_ends("name", b"y")
         assert found == ({"one": b"one:y", "two": b"two:y"}, {})
         with pytest.raises(RouteNotFoundError, match="no broker and no connected front end is named three"):
@@ -60,9 +66,9 @@ async def test_every_process_answers_for_itself(tmp_path: Path) -> None:
             await admin.ask("one", "name", bytes(limits.INSPECTION_QUESTION_BYTES_MAX + 1))
 
         # One of two brokers has lost its link to it.
-        first = site.benches[0].broker.mqtt.session_requests
-        connection = first._by_name["one"].connection
-        first.connection_lost(connection)
+        requests = site.benches[0].broker.mqtt.session_requests
+        connection = requests._by_name["one"].connection
+        requests.connection_lost(connection)
         assert await admin.ask("one", "name") == b"one:"
     await site.close()
 

@@ -11,10 +11,10 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, NamedTuple
-from urllib.parse import quote
+from typing import Any
 
 import paho.mqtt.client as paho
 import pytest
@@ -22,22 +22,15 @@ from aiosmtpd.controller import Controller
 from aiosmtpd.handlers import Message as MailHandler
 from eventually import eventually
 from gateway_process import GatewayProcess, free_port
+from http_api_caller import Caller
 
 import iotmq
 from iotmq.client.transport.message import Message
 from iotmq.commands.cli import main
-from iotmq.console.api.api import BASE
-from iotmq.console.api.routes.alarms import ROUTES
 from iotmq.limits import ALARMS_ENDED_MAX
 
 TOKEN = "token-of-the-operator"
 SECRET = "secret-of-the-webhook"
-ROUTE_OF = {route.name: route for route in ROUTES}
-
-
-class Reply(NamedTuple):
-    status: int
-    body: Any
 
 
 class Hook(ThreadingHTTPServer):
@@ -211,21 +204,7 @@ url = "http://127.0.0.1:{self.alertmanager.port}"
         self.config = config
         self.gateway = GatewayProcess(directory / "data", config=config)
         running.enter_context(self.gateway)
-
-    def ask(self, name: str, *path: str, query: str = "", body: object = None) -> Reply:
-        """Ask a route by its name."""
-        route = ROUTE_OF[name]
-        values = (quote(each, safe="") for each in path)
-        target = route.path.format(**dict(zip(route.path_parameters, values, strict=True)))
-        connection = http.client.HTTPConnection("127.0.0.1", self.gateway.ports["http"], timeout=40)
-        headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
-        sent = None if body is None else json.dumps(body)
-        try:
-            connection.request(route.method, f"{BASE}{target}?{query}".rstrip("?"), sent, headers)
-            answer = connection.getresponse()
-            return Reply(answer.status, json.loads(answer.read()))
-        finally:
-            connection.close()
+        self.ask = partial(Caller(self.gateway).ask, token=TOKEN)
 
     def firing(self) -> dict[str, dict[str, Any]]:
         items = self.ask("list_alarms").body["items"]

@@ -6,8 +6,6 @@ Every answer has to be one that the document names, with the body it describes, 
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +16,7 @@ import msgspec
 import pytest
 import schemathesis
 from gateway_process import GatewayProcess
+from http_api_caller import ROUTE_OF, TOKEN_SETTINGS, TOKENS, Caller
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis.checks import CHECKS, load_all_checks
@@ -25,17 +24,12 @@ from schemathesis.generation import GenerationMode
 
 from iotmq.console.api.api import BASE
 from iotmq.console.api.openapi import problems_of
-from iotmq.console.api.route import Route
+from iotmq.console.api.route import Role, Route
+from iotmq.console.api.routes.messaging.messages import BATCH_MAX
 from iotmq.console.api.routes.table import ROUTES, openapi_json
 
-TOKEN = "token-of-the-administrator"
-SETTINGS = f"""[http]
-open_paths = ["/healthz", "/readyz", "/metrics"]
-[[http.tokens]]
-name = "schema"
-token = "{TOKEN}"
-role = "administrator"
-"""
+ADMINISTRATOR = {"Authorization": f"Bearer {TOKENS[Role.ADMINISTRATOR]}"}
+JSON = {"Content-Type": "application/json"}
 EXAMPLES = int(os.environ.get("HTTP_API_EXAMPLES", "1"))
 # An answer without an end, and what takes the gateway away from the others that ask it.
 LEFT_OUT = {"stream_messages", "drain_front_end", "change_settings"}
@@ -65,26 +59,16 @@ UNWANTED_CHECKS = ("positive_data_acceptance", "not_a_server_error")
 
 
 @pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
     directory = tmp_path_factory.mktemp("schema")
     config = directory / "iotmq.toml"
-    config.write_text(SETTINGS)
-    with GatewayProcess(directory / "data", config=config) as running:
-        yield running
-        status, _, body = ask(running, "GET", "/metrics", b"")
-        assert status == 200
-        assert b"iotmq_background_failures_total" not in body
-
-
-def ask(gateway: GatewayProcess, method: str, target: str, body: bytes) -> tuple[int, str, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", gateway.ports["http"], timeout=60)
-    try:
-        headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
-        connection.request(method, target, body, headers)
-        answer = connection.getresponse()
-        return answer.status, answer.headers["content-type"], answer.read()
-    finally:
-        connection.close()
+    config.write_text(TOKEN_SETTINGS)
+    with GatewayProcess(directory / "data", config=config) as gateway:
+        api = Caller(gateway)
+        yield api
+        metrics = api.request("GET", "/metrics", b"", {})
+        assert metrics.status == 200
+        assert b"iotmq_background_failures_total" not in metrics.body
 
 
 def cases_of(strategy: Any, mode: GenerationMode) -> list[Any]:
@@ -110,7 +94,7 @@ def cases_of(strategy: Any, mode: GenerationMode) -> list[Any]:
     return cases
 
 
-def test_answers_to_requests_made_from_the_document_are_those_that_it_names(gateway: GatewayProcess) -> None:
+def test_answers_to_requests_made_from_the_document_are_those_that_it_names(api: Caller) -> None:
     schema = schemathesis.openapi.from_dict(msgspec.json.decode(openapi_json()))
     operations = [each.ok() for each in schema.get_all_operations()]
     modes = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
@@ -126,10 +110,10 @@ def test_answers_to_requests_made_from_the_document_are_those_that_it_names(gate
     }
     load_all_checks()
     unwanted = CHECKS.get_by_names(list(UNWANTED_CHECKS))
-    base = f"http://127.0.0.1:{gateway.ports['http']}{BASE}"
+    base = f"http://127.0.0.1:{api.gateway.ports['http']}{BASE}"
 
     def check(case: Any) -> None:
-        answer = case.call(base_url=base, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60)
+        answer = case.call(base_url=base, headers=ADMINISTRATOR, timeout=60)
         if answer.status_code in OF_THE_PORT:
             return
         case.validate_response(answer, excluded_checks=unwanted)
@@ -138,19 +122,17 @@ def test_answers_to_requests_made_from_the_document_are_those_that_it_names(gate
     all_of(check, cases)
 
 
-def test_hostile_texts_and_bodies_get_a_problem_that_the_document_names(gateway: GatewayProcess) -> None:
+def test_hostile_texts_and_bodies_get_a_problem_that_the_document_names(api: Caller) -> None:
     def check(asked: tuple[Route, str, bytes]) -> None:
         route, target, body = asked
-        status, content_type, answer = ask(gateway, route.method, target, body)
-        if status in OF_THE_PORT:
+        reply = api.request(route.method, target, body, ADMINISTRATOR | JSON)
+        if reply.status in OF_THE_PORT:
             return
         documented = {200} | {kind.status for kind in problems_of(route)}
-        assert status in documented, (route.name, target[:200], status, answer[:300])
-        if status != 200:
-            assert content_type == "application/problem+json"
-            problem = json.loads(answer)
-            assert problem["status"] == status
-            assert status < 500 or problem["type"].endswith(":unhealthy"), (route.name, target[:200], problem)
+        assert reply.status in documented, (route.name, target[:200], reply)
+        if reply.status != 200:
+            problem = reply.problem
+            assert reply.status < 500 or problem == "unhealthy", (route.name, target[:200], reply)
 
     asked: list[tuple[Route, str, bytes]] = []
     for route in ROUTES:
@@ -174,3 +156,62 @@ def all_of(check: Callable[[Any], None], asked: list[Any]) -> None:
         errors = [each.exception() for each in [pool.submit(check, one) for one in asked]]
     found = [str(error) for error in errors if error is not None]
     assert not found, "\n\n".join(found[:10])
+
+
+def test_the_description_names_every_route(api: Caller) -> None:
+    description = api.get("show_description")
+    assert description["openapi"] == "3.1.0"
+    named = {each["operationId"] for path in description["paths"].values() for each in path.values()}
+    assert named == set(ROUTE_OF)
+
+
+def test_what_is_open_is_named_here() -> None:
+    assert {route.name for route in ROUTES if route.is_open} == {
+        "show_sign_in_ways",
+        "sign_in",
+        "begin_oidc_sign_in",
+        "finish_oidc_sign_in",
+    }
+
+
+@pytest.mark.parametrize(
+    "route", [route for route in ROUTES if not route.is_open], ids=lambda route: route.name
+)
+def test_a_route_is_closed_to_who_has_no_token_and_to_lower_roles(api: Caller, route: Route) -> None:
+    path = ["x"] * len(route.path_parameters)
+    target = BASE + route.path.replace("...}", "}").format(*path, **dict.fromkeys(route.path_parameters, "x"))
+    assert api.request(route.method, target, b"", {}).problem == "unauthenticated"
+    for wrong in ("token-of-the-nobody", "token-of-the-scraper"):
+        reply = api.request(route.method, target, b"", {"Authorization": f"Bearer {wrong}"})
+        assert reply.problem == ("forbidden" if "scraper" in wrong else "unauthenticated")
+    for role in Role:
+        if role < route.role:
+            assert api.ask(route.name, *path, role=role).problem == "forbidden"
+
+
+def test_what_is_wrong_with_a_request_is_named(api: Caller) -> None:
+    assert api.ask("publish", raw=b"{}").problem == "media-type"
+    for body, pointer in (
+        ({"mqtt_topic": "a", "qos": 3}, "/qos"),
+        ({"mqtt_topic": "a", "qoss": 1}, ""),
+        ({"mqtt_topic": "a", "payload_base64": "%"}, "/payload_base64"),
+    ):
+        reply = api.ask("publish", body=body)
+        assert reply.problem == "invalid"
+        assert reply.body["errors"][0]["pointer"] == pointer
+    broken = api.request(
+        "POST",
+        f"{BASE}/messages",
+        b'{"mqtt_topic": ',
+        {"Authorization": f"Bearer {TOKENS[Role.OPERATOR]}", "Content-Type": "application/json"},
+    )
+    assert broken.problem == "malformed"
+    nothing = api.request("GET", f"{BASE}/nothing", b"", {"Authorization": f"Bearer {TOKENS[Role.VIEWER]}"})
+    assert nothing.problem == "not-found"
+    other = api.request("PATCH", f"{BASE}/topics/x", b"", {"Authorization": f"Bearer {TOKENS[Role.VIEWER]}"})
+    assert (other.problem, other.headers["allow"]) == ("method-not-allowed", "DELETE, GET, PUT")
+    limits = api.ask("list_topics", query="limit=1001")
+    assert limits.body["errors"][0]["parameter"] == "limit"
+    one = [{"mqtt_topic": "many"}]
+    assert api.get("publish_many", body={"items": one * BATCH_MAX})["stored"] == BATCH_MAX
+    assert api.ask("publish_many", body={"items": one * (BATCH_MAX + 1)}).problem == "invalid"

@@ -2,50 +2,34 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple
 
 import pytest
 from gateway_process import GatewayProcess
+from http_api_caller import ROUTE_OF, Reply, exchange, target_of
 
-from iotmq.console.api.api import BASE
-from iotmq.console.api.routes.table import ROUTES
-
-ROUTE_OF = {route.name: route for route in ROUTES}
 LINK = re.compile(r"#/sign-in\?link=([A-Za-z0-9_-]{43})")
-
-
-class Reply(NamedTuple):
-    status: int
-    body: Any
 
 
 class Browser:
     """A browser with a page of the gateway in it."""
 
     def __init__(self, gateway: GatewayProcess) -> None:
-        self._port = gateway.ports["http"]
+        self._gateway = gateway
         self._cookie = ""
 
     def ask(self, name: str, *path: str, body: object = None) -> Reply:
         """Ask a route by its name."""
         route = ROUTE_OF[name]
-        target = BASE + route.path.format(**dict(zip(route.path_parameters, path, strict=True)))
         headers = {"Sec-Fetch-Site": "same-origin", "Content-Type": "application/json"}
         headers["Cookie"] = self._cookie
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=40)
-        try:
-            connection.request(route.method, target, json.dumps(body) if body else None, headers)
-            answer = connection.getresponse()
-            read = json.loads(answer.read())
-        finally:
-            connection.close()
-        if (cookie := answer.getheader("Set-Cookie")) is not None:
+        sent = json.dumps(body).encode() if body else b""
+        reply = exchange(self._gateway, route.method, target_of(route, *path), sent, headers)
+        if (cookie := reply.headers.get("set-cookie")) is not None:
             self._cookie = cookie.partition(";")[0]
-        return Reply(answer.status, read)
+        return reply
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from eventually import soon
 from fake_etcd import FakeEtcd
@@ -18,6 +19,7 @@ from iotmq.errors import BrokerError, StoreFullError
 from iotmq.member.peers import PeerConnector
 from iotmq.member.wire import Introduction, encode_open
 from iotmq.message.records.record import encode_batch
+from iotmq.ports.replication_state import REPLICATION, ReplicationAnswer, ReplicationState
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
@@ -237,6 +239,15 @@ async def test_a_member_that_cannot_be_is_not_added(
     assert words in (answer.remark or "")
 
 
+async def replication_state(connection: ClientConnection) -> ReplicationState:
+    """What a master tells operators."""
+    fields = {"frontEnd": "", "name": REPLICATION}
+    answer = await connection.request(Command.request(RequestCode.INSPECT, fields))
+    told = msgspec.json.decode(answer.body_bytes(), type=ReplicationAnswer).replication
+    assert told is not None
+    return told
+
+
 async def test_operators_ask_and_hand_over(make: MakeSite) -> None:
     site = make()
     master = await site.start_all()
@@ -250,6 +261,16 @@ async def test_operators_ask_and_hand_over(make: MakeSite) -> None:
     status = json.loads(answer.body_bytes())
     assert (status["member"], status["role"], status["isServing"]) == (target, "following", False)
     client = await site.connect(master)
+    told = await replication_state(client)
+    assert (told.mode, told.master, told.in_sync, told.alarms) == ("elected", master, 3, [])
+    assert told.epoch == (site.status(master) or {})["state"]["epoch"]
+    assert 0 < told.confirmed <= told.end
+    assert [(each.name, each.address, each.is_connected, each.is_in_sync) for each in told.followers] == [
+        (str(number), address(site, number), True, True)
+        for number in sorted(site.members)
+        if number != master
+    ]
+    assert all(each.behind_bytes == told.end - (each.position or 0) for each in told.followers)
     ended = asyncio.Event()
     client._on_lost_call = lambda _: ended.set()
     done = await client.request(Command.request(RequestCode.HAND_OVER, {"member": str(target)}))
@@ -275,6 +296,10 @@ async def test_with_too_few_members_nothing_is_taken(make: MakeSite) -> None:
     status = site.status(master)
     assert status is not None
     assert "replication.in_sync_min is 2" in status["holds"]
+    told = await replication_state(connection)
+    assert (told.in_sync, told.in_sync_min) == (1, 2)
+    assert told.alarms == [f"the master takes no messages: {status['holds']}"]
+    assert not any(each.is_connected or each.is_in_sync for each in told.followers)
     other = next(number for number in site.ports if number not in site.members)
     await site.start(other)
     await site.in_sync(2)

@@ -18,7 +18,7 @@ from fake_gateway import connect_packet
 from gateway_process import GatewayProcess, free_port
 from websocket_peer import frame, request
 
-from iotmq.client.admin.clients import ClientAdmin
+from iotmq.client.admin.devices.clients import ClientAdmin
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.settings import ClientSettings
 from iotmq.config.setting_text import toml_value

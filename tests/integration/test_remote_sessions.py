@@ -24,7 +24,7 @@ from iotmq.broker.sessions.ownership import OWNER_GRACE_S
 from iotmq.broker.sessions.unclaimed import START_GRACE_S
 from iotmq.broker.shares.shares import REJOIN_GRACE_S
 from iotmq.broker.writing.single_message_batch import encode_element
-from iotmq.client.admin import sessions as admin_sessions
+from iotmq.client.admin.devices import sessions as admin_sessions
 from iotmq.client.transport.settings import ClientSettings
 from iotmq.commands import cli
 from iotmq.commands.admin.command import run_action

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -133,6 +134,39 @@ async def test_a_trace_goes_from_a_service_to_a_device(start: Any, receiver: Otl
     ]
     assert bucket.exemplar.trace_id == TRACE
     assert bucket.exemplar.span_id == store.span_id.hex()
+
+
+async def test_a_trace_goes_from_a_request_of_the_http_api_to_a_device(
+    start: Any, receiver: OtlpReceiver, tmp_path: Path
+) -> None:
+    secret = tmp_path / "token"
+    secret.write_text("token-of-the-operator")
+    secret.chmod(0o600)
+    gateway = await start(
+        f"http.tokens=[{{name = 'ops', token = {{file = '{secret}'}}, role = 'operator'}}]"
+    )
+
+    def publish() -> int:
+        host, _, port = gateway.process.addresses["http"].rpartition(":")
+        connection = http.client.HTTPConnection(host, int(port), timeout=30)
+        headers = {"Authorization": "Bearer token-of-the-operator"}
+        headers |= {"traceparent": SAMPLED, "tracestate": "c=3"}
+        try:
+            connection.request("POST", "/api/v1/mqtt-topics/devices/7", b"open", headers)
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    async with gateway.device("screen") as screen:
+        await screen.subscribe(("devices/7", 1))
+        assert await asyncio.to_thread(publish) == 200
+        shown = dict((await received(screen)).properties.user_properties)
+        await soon(lambda: len(receiver.spans()) == 3, "three spans")
+    (receive,), (store,), (deliver,) = (receiver.spans(name) for name in ("receive", "store", "deliver"))
+    assert receive.parent_span_id.hex() == PARENT
+    assert store.parent_span_id == deliver.parent_span_id == receive.span_id
+    assert shown == {"traceparent": f"00-{TRACE}-{receive.span_id.hex()}-01", "tracestate": "c=3"}
+    assert attributes_of(receive)["messaging.client.id"] == "ops"
 
 
 async def test_devices_that_are_not_trusted_are_sampled_by_the_ratio(

@@ -37,9 +37,7 @@ def prefix(unit: str) -> tuple[str, ...]:
 
 
 def sandboxed(unit: str, data: Path, *assignments: str, role: str = "serve") -> GatewayProcess:
-    # As it is without the tests' settings: numpy is loaded.
-    kept = "broker.statistics_names_max=1000"
-    return GatewayProcess(data, kept, *assignments, role=role, prefix=prefix(unit))
+    return GatewayProcess(data, *assignments, role=role, prefix=prefix(unit))
 
 
 @pytest.mark.parametrize("what", REFUSED)

@@ -73,7 +73,7 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "console.server.port: connections",
         "HTTP_CONNECTIONS_MAX",
         "each a request of http.header_bytes_max",
-        "tests/unit/console/test_console_access.py::test_so_many_connections_may_be_open",
+        "tests/unit/console/test_console_access.py::test_of_so_many_connections_the_quietest_makes_room",
     ),
     Bound(
         "console.server.connection: bodies of requests that are not answered",
@@ -88,6 +88,12 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "HTTP_UNREAD_BYTES_MAX",
         "tests/unit/console/server/test_http_connection.py"
         "::test_what_is_not_read_of_all_answers_together_has_a_limit",
+    ),
+    Bound(
+        "console.api.replays: replays that are known, and go on",
+        "HTTP_REPLAYS_KEPT_MAX, HTTP_REPLAYS_MAX",
+        "the first x ids of 1,000 letters that are left, the others x two pieces of 1 MiB",
+        "tests/unit/console/api/test_replays.py::test_so_many_are_known_and_those_that_go_on_are_among_them",
     ),
     Bound(
         "console.access.console_sessions: browsers in which somebody is signed in",
@@ -596,10 +602,10 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "tests/unit/broker/exactly_once/test_batch_numbers.py::test_producers_at_their_limit_and_past_it",
     ),
     Bound(
-        "mqtt_front.publish.topic_rewrite: a pattern once it is compiled",
+        "mqtt_front.routing.topic_rewrite: a pattern once it is compiled",
         "MQTT_REWRITE_PATTERN_CHARACTERS_MAX",
         "MQTT_REWRITE_PROGRAM_BYTES_MAX",
-        "tests/unit/mqtt_front/publish/test_topic_rewrite.py::test_a_pattern_has_a_size_in_memory",
+        "tests/unit/mqtt_front/routing/test_topic_rewrite.py::test_a_pattern_has_a_size_in_memory",
     ),
     # A front end and its devices.
     Bound(
@@ -924,10 +930,10 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "::test_more_topics_with_questions_than_the_cache_holds",
     ),
     Bound(
-        "mqtt_front.publish.route_fields: a payload that is read as JSON",
+        "mqtt_front.routing.route_fields: a payload that is read as JSON",
         "one, for the time of its message",
         "mqtt.json_bytes_max",
-        "tests/unit/mqtt_front/publish/test_route_fields.py::test_a_payload_that_is_read_has_a_size",
+        "tests/unit/mqtt_front/routing/test_route_fields.py::test_a_payload_that_is_read_has_a_size",
     ),
     Bound(
         "mqtt.topics.topic_cache: topics of one cache",

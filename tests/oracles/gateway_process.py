@@ -97,8 +97,6 @@ class GatewayProcess:
         self.assignments = [
             *(f"{name}.listen_port={port}" for name, port in self.ports.items()),
             *SMALL_STORE,
-            # They bring numpy, which takes a third of a start.
-            "broker.statistics_names_max=0",
             *assignments,
         ]
         self.process: subprocess.Popen[bytes] | None = None

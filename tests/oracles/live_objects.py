@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections import Counter
-from collections.abc import AsyncIterator
+import itertools
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from eventually import soon
@@ -65,8 +66,15 @@ SPARE = Counter({"iotmq.mqtt_front.publish.batch.Batch": 2})
 
 def live_objects() -> Counter[str]:
     """How many there are of each kind."""
-    kinds = Counter(type(one) for one in gc.get_objects() if isinstance(one, KINDS))
-    return Counter({f"{kind.__module__}.{kind.__qualname__}": count for kind, count in kinds.items()})
+    # The kinds of all are fewer than the objects by a thousand times.
+    kinds = Counter(map(type, gc.get_objects()))
+    return Counter(
+        {
+            f"{kind.__module__}.{kind.__qualname__}": count
+            for kind, count in kinds.items()
+            if issubclass(kind, KINDS)
+        }
+    )
 
 
 @asynccontextmanager
@@ -83,6 +91,40 @@ async def leaving_nothing_behind(what: str, *, takes_cycles: bool = False) -> As
         await _all_gone(what, before, takes_cycles=takes_cycles)
     finally:
         gc.enable()
+
+
+async def growing(round_of: Callable[[int], Awaitable[None]], rounds: int) -> set[str]:
+    """Return of which classes of ours there are more after each of some rounds, or more in their containers.
+
+    What comes and goes by itself, or with the first round, does not grow in each.
+    """
+    found: list[Counter[str]] = []
+    for number in range(rounds + 1):
+        await round_of(number)
+        gc.collect()
+        found.append(_kept())
+    more = [
+        {name for name, count in later.items() if count > earlier[name]}
+        for earlier, later in itertools.pairwise(found)
+    ]
+    return set.intersection(*more)
+
+
+def _kept() -> Counter[str]:
+    """How many objects of each class of ours there are, and how much is in the containers that those have."""
+    found: Counter[str] = Counter()
+    names: dict[type, str] = {}
+    for one in gc.get_objects():
+        kind = type(one)
+        if kind not in names:
+            names[kind] = f"{kind.__module__}.{kind.__qualname__}"
+        if (name := names[kind]).startswith("iotmq."):
+            found[name] += 1
+            fields = getattr(one, "__dict__", {})
+            held = [*fields.values(), *(each for each in gc.get_referents(one) if each is not fields)]
+            sizes = [len(each) for each in held if isinstance(each, dict | list | set | deque)]
+            found[f"in {name}"] += sum(sizes)
+    return found
 
 
 async def _all_gone(what: str, before: Counter[str], *, takes_cycles: bool) -> None:

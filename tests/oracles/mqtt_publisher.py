@@ -17,11 +17,15 @@ CONNECT_S = 5.0
 class Publisher:
     """Publishes `NAME-0`, `NAME-1`, ... to `topic` from `run` until `stop_after` numbers are acknowledged."""
 
-    def __init__(self, port: int, name: str, topic: str, *, window: int = 20, padding: int = 0) -> None:
+    def __init__(
+        self, port: int, name: str, topic: str, *, window: int = 20, padding: int = 0, pause_s: float = 0.0
+    ) -> None:
+        """With a pause, it comes after each window, which is acknowledged as a whole then."""
         self.name = name
         self.topic = topic
         self._port = port
         self._window = window
+        self._pause_s = pause_s
         self._padding = b"." * padding
         self._next_number = 0
         self._stop_after: int | None = None
@@ -77,7 +81,8 @@ class Publisher:
             self.resent[number] = self.resent.get(number, 0) + 1
             writer.write(self._packet(packet_id, number, is_duplicate=True))
         while not self._is_done:
-            while self._stop_after is None and len(self._unacknowledged) < self._window:
+            may_fill = self._stop_after is None and not (self._pause_s and self._unacknowledged)
+            while may_fill and len(self._unacknowledged) < self._window:
                 number = self._next_number
                 self._next_number += 1
                 packet_id = number % 65_535 + 1
@@ -91,6 +96,8 @@ class Publisher:
             assert packet_id == oldest, f"PUBACK {packet_id} before {oldest}"
             del self._unacknowledged[oldest]
             self.acknowledged.append(number)
+            if self._pause_s and not self._unacknowledged:
+                await asyncio.sleep(self._pause_s)
         writer.write(b"\xe0\x00")
         await writer.drain()
 

@@ -36,7 +36,7 @@ from gateway_process import SMALL_STORE, GatewayProcess
 from iotmq.broker.access.accounts_file import parse_accounts
 from iotmq.commands.spark import all_jobs, find_job, read_job_settings
 from iotmq.config.config import load_config
-from iotmq.mqtt_front.publish.route_file import read_routes
+from iotmq.mqtt_front.routing.route_file import read_routes
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGES: Final = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -248,8 +248,7 @@ def is_shown(output: str, shown: str) -> bool:
 def page_run(page: Path, directory: Path) -> Iterator[PageRun]:
     config = directory / "gateway.toml"
     config.write_text("\n".join(block.text for block in blocks_of(page) if block.mark == "gateway"))
-    kept = "broker.statistics_names_max=1000"
-    with GatewayProcess(directory / "data", kept, config=config) as gateway, ExitStack() as ending:
+    with GatewayProcess(directory / "data", config=config) as gateway, ExitStack() as ending:
         run = PageRun(directory, gateway)
         ending.callback(run.kill)
         yield run

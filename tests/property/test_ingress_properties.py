@@ -11,7 +11,7 @@ from iotmq.mqtt import reason_codes
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.publish.ingress import Ingress
-from iotmq.mqtt_front.publish.routes import Router
+from iotmq.mqtt_front.routing.routes import Router
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.remoting.codes import ResponseCode
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iotmq.mqtt.topics.topics import matches
-from iotmq.mqtt_front.publish.checksum_names import checksum_of
-from iotmq.mqtt_front.publish.route_fields import RoutedMessage, placeholder
-from iotmq.mqtt_front.publish.routes import Router, Target
+from iotmq.mqtt_front.routing.checksum_names import checksum_of
+from iotmq.mqtt_front.routing.route_fields import RoutedMessage, placeholder
+from iotmq.mqtt_front.routing.routes import Router, Target
 from iotmq.mqtt_front.settings.routes import ChecksumSettings, RouteSettings
 
 LEVEL = st.sampled_from(["", "a", "b", "$s", "é"])

@@ -312,7 +312,7 @@ def test_batch() -> None:
 def test_statistics() -> None:
     content = decode_blocks(dumps()[f"{MINUTES}@32"].data)
     (block,) = content.blocks
-    assert (block.table, block.ids.tolist(), block.counts.tolist()) == ("groups", [1], [[2, 20, 1]])
+    assert (block.table, block.ids.hex(), block.row(0)) == ("groups", "00000001", (2, 20, 1))
     assert content.names["groups"] == ["", "g"]
 
 

@@ -22,8 +22,6 @@ from iotmq.replication.settings import ReplicationSettings
 from iotmq.store.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from iotmq.replication.cluster_state import Identity
 
 ETCD_PORT: Final = 2379
@@ -169,8 +167,8 @@ class _Member(ReplicatedBroker):
             clock=process.clock,
         )
 
-    def make_broker(self, opened: MemberStore, is_current: Callable[[], bool]) -> Broker:
-        broker = super().make_broker(opened, is_current)
+    def make_broker(self, opened: MemberStore, run: Any) -> Broker:
+        broker = super().make_broker(opened, run)
         self._members.plan.make_groups(broker)
         return broker
 

@@ -7,7 +7,17 @@ import asyncio
 import pytest
 
 from iotmq import event_loop
-from iotmq.event_loop import SLICE_S, LoopSlice, NextTurn, SomePerTurn, happens_within
+from iotmq.event_loop import (
+    PACE_REST_S,
+    PACE_SLICE_S,
+    SLICE_S,
+    LoopSlice,
+    NextTurn,
+    Pace,
+    SomePerTurn,
+    happens_within,
+    some_at_once,
+)
 from tests.oracles.session_bench import turns
 
 
@@ -32,6 +42,28 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(event_loop, "time", clock)
     return clock
+
+
+async def test_long_work_rests_when_its_slice_is_over(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    rests: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        rests.append(seconds)
+
+    monkeypatch.setattr(event_loop.asyncio, "sleep", sleep)
+    pace = Pace()
+    for _ in range(3):
+        await pace.step()
+        clock.now_s += PACE_SLICE_S / 4
+    assert not rests
+    clock.now_s += PACE_SLICE_S / 4
+    for _ in range(4):
+        await pace.step()
+        clock.now_s += PACE_SLICE_S / 4
+    assert rests == [PACE_REST_S]
+    await pace.step()
+    await pace.step()
+    assert rests == [PACE_REST_S] * 2
 
 
 def test_so_many_steps_are_taken_and_no_more(clock: Clock) -> None:
@@ -164,3 +196,20 @@ async def test_who_waits_for_an_event_can_be_cancelled_when_it_happens() -> None
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
+
+
+async def test_some_are_at_work_at_once_and_the_results_are_in_the_order_of_the_items() -> None:
+    at_work: list[int] = []
+    seen: list[int] = []
+
+    async def work(number: int) -> str:
+        at_work.append(number)
+        seen.append(len(at_work))
+        # The first ones take longest.
+        await turns(7 - number)
+        at_work.remove(number)
+        return str(number)
+
+    assert await some_at_once(work, range(6), count=3) == [str(number) for number in range(6)]
+    assert max(seen) == 3
+    assert await some_at_once(work, [], count=3) == []

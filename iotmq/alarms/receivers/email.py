@@ -64,7 +64,7 @@ class Email:
                 password=settings.password or None,
                 timeout=settings.timeout_s,
             )
-        except (self._library.SMTPException, OSError) as error:
+        except (self._library.SMTPException, OSError, ValueError) as error:
             raise DeliveryError(f"{type(error).__name__}: {error}") from error
 
     async def close(self) -> None:

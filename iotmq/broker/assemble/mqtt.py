@@ -68,9 +68,8 @@ class MqttProcessors:
             LightQueueReader(session_projection, store, parts.cold_reads),
             publish=WillPublisher(parts, self._delayed_batches, self.delivery).publish,
         )
-        self._gateway = GatewayHandler(
-            parts, self._delayed_batches, self.delivery, DeliveryCatchUp(self.delivery, store.recent_records)
-        )
+        catch_up = DeliveryCatchUp(self.delivery, store, parts.cold_reads)
+        self._gateway = GatewayHandler(parts, self._delayed_batches, self.delivery, catch_up)
         self.session_requests = SessionHandler(self.sessions, self._retained_reads, parts.writer)
         InspectedSessions(self.sessions).add_to(parts.inspections)
         self._inspections = InspectionHandler(self.sessions.front_ends, parts.inspections)

@@ -36,6 +36,8 @@ cdef class Block:
     cdef uint16_t attempts[BLOCK_SIZE]
 
     cdef uint64_t held(self) noexcept
+    cdef uint64_t undone_between(self, int64_t start_offset, int64_t end_offset) noexcept
+    cdef int64_t first_due_ms(self) noexcept
     cdef bytes encode(self)
     # Take in times and attempts of the value of a block without any, and return where its keys are, NULL for none.
     cdef const uint8_t* restore(self, bytes value) except? NULL

@@ -33,6 +33,26 @@ cdef class Block:
     cdef uint64_t held(self) noexcept:
         return self.undone & ~(self.ready | self.waiting | self.dead)
 
+    cdef uint64_t undone_between(self, int64_t start_offset, int64_t end_offset) noexcept:
+        cdef int64_t first = self.number << BLOCK_BITS
+        cdef uint64_t bits = self.undone
+        if first + BLOCK_SIZE <= start_offset or first >= end_offset:
+            return 0
+        if start_offset > first:
+            bits &= ~((ONE << (start_offset - first)) - 1)
+        if end_offset < first + BLOCK_SIZE:
+            bits &= (ONE << (end_offset - first)) - 1
+        return bits
+
+    cdef int64_t first_due_ms(self) noexcept:
+        """Return when the first of those that are held is due; NEVER when none is."""
+        cdef uint64_t left = self.held()
+        cdef int64_t due_ms = NEVER
+        while left:
+            due_ms = min(due_ms, self.due_ms[lowest(left)])
+            left &= left - 1
+        return due_ms
+
     cdef bytes encode(self):
         cdef uint8_t data[BLOCK_SIZE * RUN_BYTES + KEYS_HEAD_BYTES + BLOCK_SIZE * 8]
         cdef uint8_t* at = data

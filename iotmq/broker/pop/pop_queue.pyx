@@ -534,17 +534,9 @@ cdef class PopQueue:
 
     cdef int finish_between(self, int64_t start_offset, int64_t end_offset) except -1:
         cdef Block block
-        cdef int64_t first
         cdef uint64_t bits
         for block in list(self.blocks.values()):
-            first = block.number << BLOCK_BITS
-            if first + BLOCK_SIZE <= start_offset or first >= end_offset:
-                continue
-            bits = block.undone
-            if start_offset > first:
-                bits &= ~((ONE << (start_offset - first)) - 1)
-            if end_offset < first + BLOCK_SIZE:
-                bits &= (ONE << (end_offset - first)) - 1
+            bits = block.undone_between(start_offset, end_offset)
             if bits:
                 self.finish(block, bits)
         return 0
@@ -603,13 +595,7 @@ cdef class PopQueue:
         return 0
 
     cdef int look_for_due(self, Block block) except -1:
-        cdef uint64_t left = block.held()
-        cdef int64_t due_ms = NEVER
-        cdef int index
-        while left:
-            index = lowest(left)
-            left &= left - 1
-            due_ms = min(due_ms, block.due_ms[index])
+        cdef int64_t due_ms = block.first_due_ms()
         block.next_due_ms = NEVER
         if due_ms != NEVER:
             self.set_due(block, due_ms)

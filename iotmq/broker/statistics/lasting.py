@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -17,10 +17,8 @@ from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.statistics.counters import CounterTable, TrafficCounters
 from iotmq.clock import Clock
 from iotmq.history.questions import COLUMNS, OTHERS, STEPS_MS, QuestionError, StatisticsQuestion, Table
+from iotmq.history.tables import StatisticsTables
 from iotmq.metrics import Metric, samples
-
-if TYPE_CHECKING:
-    from iotmq.history.tables import StatisticsTables
 
 logger = logging.getLogger(__name__)
 
@@ -153,9 +151,6 @@ def _left(growth: _Growth, side: str, table: str, columns: slice) -> list[int]:
 
 
 def _tables(settings: BrokerSettings, directory: Path) -> StatisticsTables:
-    """Make the tables. With them comes numpy: a broker that keeps none does without its 15 MB."""
-    from iotmq.history.tables import StatisticsTables
-
     return StatisticsTables(
         directory,
         names_max=settings.statistics_names_max,

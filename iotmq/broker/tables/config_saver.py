@@ -16,6 +16,7 @@ from typing import Final, Protocol, TypeAlias
 from iotmq.backoff import Backoff
 from iotmq.event_loop import happens_within
 from iotmq.metrics import Metric, samples
+from iotmq.supervised import to_its_end
 
 logger = logging.getLogger(__name__)
 
@@ -117,14 +118,11 @@ class ConfigSaver:
         encoder = self._table.encoder()
         writing = asyncio.get_running_loop().run_in_executor(None, lambda: self._table.write(encoder()))
         try:
-            await asyncio.shield(writing)
+            # save() follows, and must not write at the same time.
+            await to_its_end(writing)
         except OSError as error:
             self._written(count, error)
             return False
-        except asyncio.CancelledError:
-            # save() follows, and must not write at the same time.
-            await asyncio.wait([writing])
-            raise
         self._written(count, None)
         return True
 

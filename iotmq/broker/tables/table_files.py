@@ -22,6 +22,7 @@ from iotmq.broker.tables.subscription_groups import CopiedGroup, SubscriptionGro
 from iotmq.broker.tables.topics import CopiedTopic, TopicTable
 from iotmq.errors import StoreError
 from iotmq.metrics import Metric
+from iotmq.supervised import to_its_end
 
 logger = logging.getLogger(__name__)
 
@@ -146,12 +147,11 @@ class TableFiles:
                 continue
             writing = asyncio.get_running_loop().run_in_executor(None, table.write, data)
             try:
-                await asyncio.shield(writing)
+                # save_all() writes the file itself, after this one is done.
+                await to_its_end(writing)
             except OSError as error:
                 _note_failure(table, error)
             except asyncio.CancelledError:
-                # save_all() writes the file itself, after this one is done.
-                await asyncio.wait([writing])
                 table.is_dirty = True
                 raise
 

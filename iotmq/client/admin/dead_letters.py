@@ -2,7 +2,8 @@
 
 They are looked at, sent to their original topic again, and exported. Nothing is deleted: dead letters stay
 until retention takes them. How far a bulk resend has come is kept as the offset of a group of its own
-(``RESEND_group``), so that the next one goes on behind it.
+(``RESEND_group``), so that the next one goes on behind it. A message is sent first, and counts as dealt with
+once a broker has stored it: what fails in between is sent once more, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -19,10 +20,17 @@ from iotmq.client.consuming.pulls import PullStatus, pull_command, read_pulled
 from iotmq.client.sending.producer import Producer
 from iotmq.client.transport.calls import asking, broker_address
 from iotmq.client.transport.client import ClientTransport
-from iotmq.client.transport.message import DEAD_LETTER_PREFIX, Message, ReceivedMessage, check_group
+from iotmq.client.transport.message import (
+    DEAD_LETTER_PREFIX,
+    Message,
+    ReceivedMessage,
+    check_group,
+    is_own_topic,
+)
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.subscriptions import parse_subscription
 from iotmq.errors import ClientError, MessageRefusedError, RouteNotFoundError
+from iotmq.event_loop import happens_within
 from iotmq.message import properties
 from iotmq.message.bodies import body_field
 from iotmq.message.errors import MessageFormatError
@@ -38,6 +46,9 @@ _PULL_RECORDS: Final = 256
 _PULL_BYTES: Final = 1 << 20
 # Messages of one resend that are not answered yet.
 _IN_FLIGHT_MAX: Final = 64
+# Pieces of a bulk resend at a rate, in a second; how far it has come is committed after each.
+_PIECES_PER_S: Final = 10
+LEFT_IDS_MAX: Final = 1000
 # What brokers and clients put on a message on its way; a message that is sent again gets them anew.
 _OF_THE_WAY: Final = frozenset(
     {
@@ -86,11 +97,35 @@ class DeadLetter(NamedTuple):
 
 
 class Resent(NamedTuple):
-    """Report a resend; those of `left_message_ids` cannot be sent: they do not say what topic they had come
-    from, their body cannot be inflated, or no broker would take them as they are."""
+    """Report a resend; those that are left cannot be sent: they do not say what topic they had come from,
+    their body cannot be inflated, or no broker would take them as they are."""
 
-    sent_count: int
-    left_message_ids: list[str]
+    sent_count: int = 0
+    left_message_ids: list[str] = []  # noqa: RUF012 - it is never changed
+    """The first `LEFT_IDS_MAX` of them."""
+    left_count: int = 0
+
+
+class Selection(NamedTuple):
+    """Choose dead letters of a group: those that fit all that is given."""
+
+    begin_ms: int = 0
+    end_ms: int | None = None
+    """Given up in [begin_ms, end_ms]."""
+    original_topic: str = ""
+    key: str = ""
+
+    def has(self, letter: DeadLetter) -> bool:
+        """Return whether a letter is chosen; its end is not looked at, behind which a queue has none."""
+        return (
+            letter.message.store_timestamp_ms >= self.begin_ms
+            and self.original_topic in ("", letter.original_topic)
+            and (not self.key or self.key in letter.message.keys)
+        )
+
+    def is_before(self, letter: DeadLetter) -> bool:
+        """Return whether a letter, and so all behind it in its queue, was given up after the end."""
+        return self.end_ms is not None and letter.message.store_timestamp_ms > self.end_ms
 
 
 class DeadLetters:
@@ -105,21 +140,25 @@ class DeadLetters:
         *,
         begin_ms: int = 0,
         end_ms: int | None = None,
+        original_topic: str = "",
+        key: str = "",
         positions: Mapping[MessageQueue, int] | None = None,
     ) -> AsyncIterator[DeadLetter]:
-        """Yield the dead letters of a group that were given up in [begin_ms, end_ms], queue by queue.
+        """Yield the dead letters of a group that were given up in [begin_ms, end_ms], queue by queue; only
+        those of a topic, or with a key, where one is given.
 
         `positions` are offsets to begin at, where a queue has one. RouteNotFoundError when the group has no
         dead letter topic: nothing was ever given up.
         """
-        for queue in await self._queues(group):
+        selection = Selection(begin_ms, end_ms, original_topic, key)
+        for queue in await _queues(self._client, group):
             begin = await offsets.min_offset(self._client, queue)
-            async for message in self._read(queue, max(begin, (positions or {}).get(queue, 0))):
-                stored_ms = message.store_timestamp_ms
-                if end_ms is not None and stored_ms > end_ms:
+            end = await offsets.max_offset(self._client, queue)
+            async for letter in _read(self._client, queue, max(begin, (positions or {}).get(queue, 0)), end):
+                if selection.is_before(letter):
                     break
-                if stored_ms >= begin_ms:
-                    yield _dead_letter(message)
+                if selection.has(letter):
+                    yield letter
 
     async def resend(self, group: str, message_ids: Collection[str], producer: Producer) -> Resent:
         """Send the dead letters with these ids to their original topics; returns when all are stored.
@@ -136,7 +175,8 @@ class DeadLetters:
         if missing:
             raise ClientError(f"group {group} has no dead letter {', '.join(missing[:5])}; nothing was sent")
         letters = {letter.message.offset_message_id: letter for letter in found.values()}
-        return await self._send(list(letters.values()), producer)
+        left = await _send(list(letters.values()), producer)
+        return Resent(len(letters) - len(left), left[:LEFT_IDS_MAX], len(left))
 
     async def resend_all(
         self,
@@ -145,116 +185,213 @@ class DeadLetters:
         *,
         begin_ms: int = 0,
         end_ms: int | None = None,
+        original_topic: str = "",
+        key: str = "",
+        per_second: float = 0.0,
         is_again: bool = False,
     ) -> AsyncIterator[Resent]:
         """Send all dead letters of a time to their original topics; yields the progress after each batch.
+        Only those of a topic, or with a key, where one is given; at most `per_second` of them, where it is.
 
-        Goes on behind what an earlier call sent, unless `is_again`. Letters from before `begin_ms` that were
+        Goes on behind what an earlier call sent, unless `is_again`. Letters that are passed over and were
         never sent stay for a later call, which then sends those behind them once more. So may a crash.
         """
-        resender = resend_group(group)
-        positions = await self._positions(group, resender)
-        done = Resent(0, [])
-        batch: list[DeadLetter] = []
-        from_position = {} if is_again else positions
-        async for letter in self.of_group(group, end_ms=end_ms, positions=from_position):
-            queue = letter.message.queue
-            if letter.message.store_timestamp_ms < begin_ms:
-                if letter.message.queue_offset >= positions.get(queue, 0):
-                    # Behind a letter that is left out nothing counts as dealt with.
-                    positions[queue] = _NEVER
-                continue
-            if batch and (len(batch) == _PULL_RECORDS or batch[-1].message.queue != queue):
-                done = await self._send_and_commit(resender, positions, batch, producer, done)
-                yield done
-                batch = []
-            batch.append(letter)
-        if batch:
-            done = await self._send_and_commit(resender, positions, batch, producer, done)
-        yield done
+        selection = Selection(begin_ms, end_ms, original_topic, key)
+        replay = Replay(self._client, group, producer, selection, per_second=per_second, is_again=is_again)
+        async for resent in replay.run():
+            yield resent
 
-    # ------------------------------------------------------------------------------------------------
 
-    async def _queues(self, group: str) -> tuple[MessageQueue, ...]:
-        route = await self._client.routes.refresh(topic_of(group))
-        if route is None or not route.readable:
-            raise RouteNotFoundError(
-                f"group {group} has no dead letters: no broker registered with "
-                f"{self._client.registries.addresses_text} has topic {topic_of(group)}"
-            )
-        return route.readable
+class Replay:
+    """Sends the dead letters of a group that are there when it begins, piece by piece.
 
-    async def _read(self, queue: MessageQueue, begin: int) -> AsyncIterator[ReceivedMessage]:
-        """Read the present messages of the queue from `begin` on."""
-        end = await offsets.max_offset(self._client, queue)
-        offset = begin
-        subscription = parse_subscription(queue.topic, "*", self._client.clock.now_ms())
-        while offset < end:
-            command = pull_command(
-                _READER,
-                queue,
-                offset,
-                records_max=_PULL_RECORDS,
-                bytes_max=_PULL_BYTES,
-                hold_ms=0,
-                subscription=subscription,
-            )
-            address = await broker_address(self._client, queue)
-            with asking(f"reading dead letters of {queue}"):
-                answer = await self._client.request(address, command)
-            pulled = read_pulled(answer, queue)
-            if pulled.status is PullStatus.FOUND:
-                for record in iter_records(pulled.records):
-                    if record.queue_offset < end:
-                        yield ReceivedMessage(queue, record)
-            if pulled.next_offset <= offset:
-                break
-            offset = pulled.next_offset
+    `run` may be called again after an error: it goes on behind what is sent.
+    """
 
-    async def _positions(self, group: str, resender: str) -> dict[MessageQueue, int]:
-        positions: dict[MessageQueue, int] = {}
-        for queue in await self._queues(group):
-            stored = await offsets.stored_offset(self._client, resender, queue)
-            if stored is not None:
-                positions[queue] = stored
-        return positions
-
-    async def _send_and_commit(
+    def __init__(
         self,
-        resender: str,
-        positions: dict[MessageQueue, int],
-        batch: list[DeadLetter],
+        client: ClientTransport,
+        group: str,
         producer: Producer,
-        done: Resent,
-    ) -> Resent:
-        sent = await self._send(batch, producer)
-        last = batch[-1].message
-        end = last.queue_offset + 1
-        # What is sent again may lie before what was sent already.
-        if end > positions.get(last.queue, 0):
-            await offsets.commit_offset(self._client, resender, last.queue, end)
-            positions[last.queue] = end
-        return Resent(done.sent_count + sent.sent_count, done.left_message_ids + sent.left_message_ids)
+        selection: Selection,
+        *,
+        per_second: float = 0.0,
+        is_again: bool = False,
+    ) -> None:
+        """0 for `per_second`: as fast as the brokers take them."""
+        self.resent = Resent()
+        self.stopping = asyncio.Event()
+        """Set it, and `run` returns behind the piece that is being sent."""
+        self._client = client
+        self._group = group
+        self._producer = producer
+        self._selection = selection
+        self._per_second = per_second
+        self._is_again = is_again
+        self._piece_records = _PULL_RECORDS
+        if per_second:
+            self._piece_records = max(1, min(_PULL_RECORDS, round(per_second / _PIECES_PER_S)))
+        # When the next piece may be sent, in seconds of the loop.
+        self._due_s = 0.0
+        # Where a queue ends, known from `begin` on, and up to where its letters are dealt with.
+        self._ends: dict[MessageQueue, int] = {}
+        self._begins: dict[MessageQueue, int] = {}
+        self._reached: dict[MessageQueue, int] = {}
+        # The offsets of the group for the progress: what brokers have of them, and what they should have.
+        self._committed: dict[MessageQueue, int] = {}
+        self._sent_to: dict[MessageQueue, int] = {}
 
-    async def _send(self, letters: list[DeadLetter], producer: Producer) -> Resent:
-        """Send messages in order per queue, a few at a time; raises the first failure."""
-        left: list[str] = []
-        for start in range(0, len(letters), _IN_FLIGHT_MAX):
-            pending = []
-            for letter in letters[start : start + _IN_FLIGHT_MAX]:
-                await producer.room()
-                try:
-                    if not letter.original_topic:
-                        raise MessageRefusedError("it does not say what topic it had come from")
-                    pending.append(producer.send_nowait(message_again(letter)))
-                except (MessageFormatError, MessageRefusedError) as error:
-                    # It would stop those behind it, now and in every later call.
-                    _log.warning("dead letter %s is left: %s", letter.message.offset_message_id, error)
-                    left.append(letter.message.offset_message_id)
-            for result in await asyncio.gather(*pending, return_exceptions=True):
-                if isinstance(result, BaseException):
-                    raise result
-        return Resent(len(letters) - len(left), left)
+    @property
+    def total_count(self) -> int:
+        """Return how many letters there are, chosen or not, from where it began on."""
+        return sum(self._ends.values()) - sum(self._begins.values())
+
+    @property
+    def seen_count(self) -> int:
+        """Return how many of them are dealt with: sent, left or passed over."""
+        return sum(self._reached.values()) - sum(self._begins.values())
+
+    async def begin(self) -> None:
+        """Look up where to begin and to end. RouteNotFoundError when the group has no dead letters."""
+        begins, ends = {}, {}
+        for queue in await _queues(self._client, self._group):
+            stored = await offsets.stored_offset(self._client, resend_group(self._group), queue)
+            self._committed[queue] = 0 if stored is None else stored
+            ends[queue] = await offsets.max_offset(self._client, queue)
+            first = await offsets.min_offset(self._client, queue)
+            begins[queue] = min(ends[queue], max(first, 0 if self._is_again else self._committed[queue]))
+        self._begins, self._ends, self._reached = begins, ends, dict(begins)
+
+    async def run(self) -> AsyncIterator[Resent]:
+        """Send what is chosen; yields the progress after each piece, and once where there is none."""
+        if not self._ends:
+            await self.begin()
+        piece_count = 0
+        for queue, end in self._ends.items():
+            async for piece in self._pieces(queue, end):
+                await self._send_piece(queue, piece)
+                piece_count += 1
+                yield self.resent
+                if self.stopping.is_set():
+                    return
+            # One that failed behind the last piece is made up for.
+            await self._commit(queue)
+        if not piece_count:
+            yield self.resent
+
+    async def _pieces(self, queue: MessageQueue, end: int) -> AsyncIterator[list[DeadLetter]]:
+        piece: list[DeadLetter] = []
+        size_bytes = 0
+        async for letter in _read(self._client, queue, self._reached[queue], end):
+            if self._selection.is_before(letter):
+                break
+            offset = letter.message.queue_offset
+            if not self._selection.has(letter):
+                if offset >= self._committed[queue]:
+                    if piece:
+                        yield piece
+                        piece, size_bytes = [], 0
+                    # Behind a letter that is passed over nothing counts as dealt with.
+                    self._committed[queue] = _NEVER
+                if not piece:
+                    self._reached[queue] = offset + 1
+                continue
+            piece.append(letter)
+            size_bytes += letter.message.record.size
+            if len(piece) == self._piece_records or size_bytes >= _PULL_BYTES:
+                yield piece
+                piece, size_bytes = [], 0
+        else:
+            if piece:
+                yield piece
+            self._reached[queue] = end
+            return
+        if piece:
+            yield piece
+
+    async def _send_piece(self, queue: MessageQueue, piece: list[DeadLetter]) -> None:
+        if self._per_second:
+            loop = asyncio.get_running_loop()
+            left_s = self._due_s - loop.time()
+            if left_s > 0 and await happens_within(self.stopping, left_s):
+                return
+            self._due_s = max(self._due_s, loop.time()) + len(piece) / self._per_second
+        left = await _send(piece, self._producer)
+        self._reached[queue] = self._sent_to[queue] = piece[-1].message.queue_offset + 1
+        before = self.resent
+        ids = before.left_message_ids
+        if left and len(ids) < LEFT_IDS_MAX:
+            ids = (ids + left)[:LEFT_IDS_MAX]
+        self.resent = Resent(before.sent_count + len(piece) - len(left), ids, before.left_count + len(left))
+        await self._commit(queue)
+
+    async def _commit(self, queue: MessageQueue) -> None:
+        end = self._sent_to.get(queue, 0)
+        # What is sent again may lie before what was sent already.
+        if end > self._committed[queue]:
+            await offsets.commit_offset(self._client, resend_group(self._group), queue, end)
+            self._committed[queue] = end
+
+
+async def _queues(client: ClientTransport, group: str) -> tuple[MessageQueue, ...]:
+    route = await client.routes.refresh(topic_of(group))
+    if route is None or not route.readable:
+        raise RouteNotFoundError(
+            f"group {group} has no dead letters: no broker registered with "
+            f"{client.registries.addresses_text} has topic {topic_of(group)}"
+        )
+    return route.readable
+
+
+async def _read(
+    client: ClientTransport, queue: MessageQueue, begin: int, end: int
+) -> AsyncIterator[DeadLetter]:
+    """Read the messages of the queue in [begin, end)."""
+    offset = begin
+    subscription = parse_subscription(queue.topic, "*", client.clock.now_ms())
+    while offset < end:
+        command = pull_command(
+            _READER,
+            queue,
+            offset,
+            records_max=_PULL_RECORDS,
+            bytes_max=_PULL_BYTES,
+            hold_ms=0,
+            subscription=subscription,
+        )
+        address = await broker_address(client, queue)
+        with asking(f"reading dead letters of {queue}"):
+            answer = await client.request(address, command)
+        pulled = read_pulled(answer, queue)
+        if pulled.status is PullStatus.FOUND:
+            for record in iter_records(pulled.records):
+                if record.queue_offset < end:
+                    yield dead_letter(ReceivedMessage(queue, record))
+        if pulled.next_offset <= offset:
+            break
+        offset = pulled.next_offset
+
+
+async def _send(letters: list[DeadLetter], producer: Producer) -> list[str]:
+    """Send messages in order per queue, a few at a time, and return the ids of those that cannot be sent;
+    raises the first failure."""
+    left: list[str] = []
+    for start in range(0, len(letters), _IN_FLIGHT_MAX):
+        pending = []
+        for letter in letters[start : start + _IN_FLIGHT_MAX]:
+            await producer.room()
+            try:
+                if not letter.original_topic:
+                    raise MessageRefusedError("it does not say what topic it had come from")
+                pending.append(producer.send_nowait(message_again(letter)))
+            except (MessageFormatError, MessageRefusedError) as error:
+                # It would stop those behind it, now and in every later call.
+                _log.warning("dead letter %s is left: %s", letter.message.offset_message_id, error)
+                left.append(letter.message.offset_message_id)
+        for result in await asyncio.gather(*pending, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+    return left
 
 
 _READER: Final = "TOOLS_CONSUMER"
@@ -272,9 +409,16 @@ def resend_group(group: str) -> str:
     return RESEND_PREFIX + group
 
 
-def message_again(letter: DeadLetter) -> Message:
-    """Build the message for its original topic again; ORIGIN_MESSAGE_ID names the first one."""
+def message_again(letter: DeadLetter, *, topic: str | None = None, body: bytes | None = None) -> Message:
+    """Build the message for its original topic again, or another one, with another body where one is given;
+    ORIGIN_MESSAGE_ID names the first one.
+
+    MessageRefusedError for the gateway's own topics: what it comes from is what a letter says of itself.
+    """
     message = letter.message
+    topic = letter.original_topic if topic is None else topic
+    if is_own_topic(topic):
+        raise MessageRefusedError(f"topic {topic} is the gateway's own: nothing is sent there again")
     kept = {
         name: value
         for name, value in message.properties.items()
@@ -283,8 +427,8 @@ def message_again(letter: DeadLetter) -> Message:
     kept[properties.ORIGIN_MESSAGE_ID] = letter.original_message_id or message.message_id
     key, *more = message.keys or [""]
     return Message(
-        letter.original_topic,
-        message.body,
+        topic,
+        message.body if body is None else body,
         key=key,
         keys=more,
         tags=message.tags,
@@ -318,7 +462,8 @@ def exported(letter: DeadLetter) -> bytes:
     return msgspec.json.encode(fields) + b"\n"
 
 
-def _dead_letter(message: ReceivedMessage) -> DeadLetter:
+def dead_letter(message: ReceivedMessage) -> DeadLetter:
+    """Read what a message of a topic of dead letters says of the original one."""
     found = message.properties
     return DeadLetter(
         message,

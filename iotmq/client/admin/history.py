@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import NamedTuple
 
 import msgspec
 
 from iotmq.client.admin.inspections import InspectionAdmin
-from iotmq.client.transport.calls import master_addresses
 from iotmq.client.transport.client import ClientTransport
 from iotmq.client.transport.queue_tables import decode_answer
-from iotmq.errors import BrokerError, ClientError, ConnectionClosedError, RequestTimeoutError
+from iotmq.errors import ClientError
 from iotmq.history.merging import merged
 from iotmq.history.questions import (
     HISTORY,
@@ -39,7 +37,6 @@ class HistoryAdmin:
     """Ask about history and statistics; needs a started client."""
 
     def __init__(self, client: ClientTransport) -> None:
-        self._client = client
         self._inspections = InspectionAdmin(client)
 
     async def series(self, process: str) -> SeriesList:
@@ -63,26 +60,11 @@ class HistoryAdmin:
         to_ms = question.to_ms or time.time_ns() // 1_000_000
         from_ms = question.from_ms or max(0, to_ms - (_DEFAULT_STEPS - 1) * STEPS_MS[question.step])
         asked = msgspec.structs.replace(question, from_ms=from_ms, to_ms=to_ms)
-        body = msgspec.json.encode(asked)
-        names = sorted(await master_addresses(self._client))
-        answers: list[StatisticsAnswer] = []
-        problems: dict[str, str] = {}
-        failure: Exception | None = None
-
-        async def one(broker: str) -> None:
-            nonlocal failure
-            try:
-                answer = await self._inspections.ask_broker(broker, STATISTICS, body)
-            except (BrokerError, ConnectionClosedError, RequestTimeoutError) as error:
-                problems[broker] = str(error)
-                failure = error
-            else:
-                answers.append(
-                    decode_answer(answer, StatisticsAnswer, doing=f"reading the statistics of {broker}")
-                )
-
-        await asyncio.gather(*map(one, names))
+        found = await self._inspections.ask_all_brokers(STATISTICS, msgspec.json.encode(asked))
+        answers = [
+            decode_answer(body, StatisticsAnswer, doing=f"reading the statistics of {broker}")
+            for broker, body in found.answers.items()
+        ]
         if not answers:
-            assert failure is not None, "there is a broker"
-            raise failure
-        return ClusterStatistics(merged(asked, answers), problems)
+            raise next(iter(found.failures.values()))
+        return ClusterStatistics(merged(asked, answers), found.problems)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import socket
 from typing import Final, NamedTuple
 
 import msgspec
@@ -17,7 +18,7 @@ from iotmq.client.transport.message import ReceivedMessage, check_topic
 from iotmq.client.transport.queue_tables import decode_answer
 from iotmq.client.transport.routes import MASTER_ID, MessageQueue
 from iotmq.client.transport.subscriptions import parse_subscription
-from iotmq.errors import BrokerError, ClientError
+from iotmq.errors import BrokerError, ClientError, RouteNotFoundError
 from iotmq.limits import INDEX_QUERY_RECORDS_MAX
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.message_ids import parse_offset_message_id
@@ -83,13 +84,19 @@ class MessageViews:
     async def by_id(self, message_id: str) -> ReceivedMessage:
         """Read the message that an offset message id names, from the broker whose address is in the id.
 
-        BrokerError when that has no such message, ClientError for an id without a place.
+        BrokerError when that has no such message, ClientError for an id without a place, RouteNotFoundError
+        when no registry knows a broker there: ids come from anybody, and nobody else is connected to.
         """
         try:
             host, port, position = parse_offset_message_id(message_id)
         except MessageFormatError as error:
             raise ClientError(f"{error}: look for it by_unique_key") from error
         address = address_text(host, port)
+        name = await self._broker_name(host, port)
+        if not name:
+            raise RouteNotFoundError(
+                f"message {message_id} is of a broker at {address}, of which no registry knows"
+            )
         answer = await ask(
             self._client,
             address,
@@ -98,7 +105,6 @@ class MessageViews:
             doing=f"looking for message {message_id}",
         )
         record = decode_record(answer.body_bytes())
-        name = await self._broker_name(address)
         return ReceivedMessage(MessageQueue(record.topic, name, record.queue_id), record)
 
     async def by_key(
@@ -232,12 +238,28 @@ class MessageViews:
         found.sort(key=lambda message: message.record.store_timestamp_ms, reverse=True)
         return found[:messages_max]
 
-    async def _broker_name(self, address: str) -> str:
+    async def _broker_name(self, host: str, port: int) -> str:
         """Find the name of the broker with this address; empty when no registry knows it."""
-        for name, by_id in (await self._client.registries.cluster()).items():
-            if address in by_id.values():
+        cluster = await self._client.registries.cluster()
+        named = [(address, name) for name, by_id in cluster.items() for address in by_id.values()]
+        for address, name in named:
+            if address == address_text(host, port):
+                return name
+        # Brokers may be known by names, while ids have numbers.
+        for address, name in named:
+            known_host, _, known_port = address.rpartition(":")
+            if known_port == str(port) and host in await _resolved(known_host.strip("[]")):
                 return name
         return ""
+
+
+async def _resolved(host: str) -> set[str]:
+    """Return the numbers of a host; none where its name is not known."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return set()
+    return {str(address[0]) for *_, address in found}
 
 
 def _is_filtered(connections: ConsumerConnections | None, topic: str, message: ReceivedMessage) -> bool:

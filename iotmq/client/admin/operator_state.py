@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from iotmq.client.admin.asking import Asking
-from iotmq.client.admin.retained import RetainedAdmin
+from iotmq.client.admin.devices.retained import RetainedAdmin
 from iotmq.client.sending.producer import Producer
 from iotmq.client.transport.calls import master_addresses
 from iotmq.client.transport.message import Message
@@ -23,16 +23,16 @@ class OperatorState(Asking):
     async def read(self, topic_filter: str, *, most: int | None = None) -> list[tuple[str, bytes]]:
         """Return MQTT topics and bodies, each topic once; at `most` of them, where that is given."""
         found: list[tuple[str, bytes]] = []
-        after: str | None = ""
-        while after is not None and (most is None or len(found) < most):
-            page = await RetainedAdmin(self._client).page(topic_filter, after)
+        cursor: str | None = ""
+        while cursor is not None and (most is None or len(found) < most):
+            page = await RetainedAdmin(self._client).page(topic_filter, cursor)
             found += [
                 (message.properties.get(MQTT_TOPIC, ""), bytes(message.record.body))
                 for message in page.messages
                 # Others were written by hand into a topic; nobody takes them for state.
                 if message.topic == OPERATOR_TOPIC
             ]
-            after = page.after
+            cursor = page.next_cursor
         return found[:most]
 
     async def put(self, topic: str, body: bytes, *, expires_ms: int = 0) -> list[str]:

@@ -178,6 +178,19 @@ class SyncProducer(BlockingLifetime):
         message that has one. `has_packet_ids`: messages have MQTT_PACKET_ID. `sys_flag` says how their bodies
         are compressed.
         """
+    def send_elements_nowait(
+        self, queue: MessageQueue, elements: bytes, count: int
+    ) -> concurrent.futures.Future[SendResult]:
+        """Like `send_encoded_batch_nowait`, in one request with others that wait for the queue.
+
+        The ids that name places in the log are not told of more than one message.
+        """
+    @property
+    def joins_sends(self) -> bool:
+        """Return whether `send_elements_nowait` may be used for single messages now: there is room, and no
+        interceptor wants to see each of them."""
+    def known_queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """Return what `queues` would, if that is known already; empty otherwise."""
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """List the queues that take messages of `topic` (for a new topic: those it will have), sorted."""
     def room(self) -> None:
@@ -689,7 +702,8 @@ class SyncMessageViews(Blocking):
     def by_id(self, message_id: str) -> ReceivedMessage:
         """Read the message that an offset message id names, from the broker whose address is in the id.
 
-        BrokerError when that has no such message, ClientError for an id without a place.
+        BrokerError when that has no such message, ClientError for an id without a place, RouteNotFoundError
+        when no registry knows a broker there: ids come from anybody, and nobody else is connected to.
         """
     def by_key(
         self,
@@ -890,9 +904,12 @@ class SyncDeadLetters(Blocking):
         *,
         begin_ms: int = 0,
         end_ms: int | None = None,
+        original_topic: str = "",
+        key: str = "",
         positions: Mapping[MessageQueue, int] | None = None,
     ) -> Iterator[DeadLetter]:
-        """Yield the dead letters of a group that were given up in [begin_ms, end_ms], queue by queue.
+        """Yield the dead letters of a group that were given up in [begin_ms, end_ms], queue by queue; only
+        those of a topic, or with a key, where one is given.
 
         `positions` are offsets to begin at, where a queue has one. RouteNotFoundError when the group has no
         dead letter topic: nothing was ever given up.
@@ -910,11 +927,15 @@ class SyncDeadLetters(Blocking):
         *,
         begin_ms: int = 0,
         end_ms: int | None = None,
+        original_topic: str = "",
+        key: str = "",
+        per_second: float = 0.0,
         is_again: bool = False,
     ) -> Iterator[Resent]:
         """Send all dead letters of a time to their original topics; yields the progress after each batch.
+        Only those of a topic, or with a key, where one is given; at most `per_second` of them, where it is.
 
-        Goes on behind what an earlier call sent, unless `is_again`. Letters from before `begin_ms` that were
+        Goes on behind what an earlier call sent, unless `is_again`. Letters that are passed over and were
         never sent stay for a later call, which then sends those behind them once more. So may a crash.
         """
     asynchronous: DeadLetters

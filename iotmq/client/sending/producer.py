@@ -292,6 +292,31 @@ class Producer(Lifetime):
         self._room.refuse_when_full()
         return self._start_encoded(send)
 
+    def send_elements_nowait(
+        self, queue: MessageQueue, elements: bytes, count: int
+    ) -> asyncio.Future[SendResult]:
+        """Like `send_encoded_batch_nowait`, in one request with others that wait for the queue.
+
+        The ids that name places in the log are not told of more than one message.
+        """
+        if self._encoded_interceptors is not None or self.settings.idempotent:
+            return self.send_encoded_batch_nowait(queue.topic, queue, elements, count)
+        self._check_running()
+        self._check_elements(len(elements), count)
+        self._room.refuse_when_full()
+        return self._lanes.send_elements(queue, elements, count)
+
+    @property
+    def joins_sends(self) -> bool:
+        """Return whether `send_elements_nowait` may be used for single messages now: there is room, and no
+        interceptor wants to see each of them."""
+        return self._interceptors is None and not self._room.is_full
+
+    def known_queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """Return what `queues` would, if that is known already; empty otherwise."""
+        route = self._tries.known_route(topic)
+        return () if route is None else route.writable
+
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """List the queues that take messages of `topic` (for a new topic: those it will have), sorted."""
         return (await self._tries.route(topic)).writable
@@ -387,11 +412,7 @@ class Producer(Lifetime):
     ) -> PendingSend:
         self._check_target(topic, queue)
         size = elements.nbytes if isinstance(elements, memoryview) else len(elements)
-        if not 0 < size <= self.settings.body_bytes_max or not 0 < count <= BATCH_RECORDS_MAX:
-            raise MessageRefusedError(
-                f"a batch of {count} messages and {size} bytes: allowed are 1 to {BATCH_RECORDS_MAX} "
-                f"messages and {self.settings.body_bytes_max} bytes (body_bytes_max); split it"
-            )
+        self._check_elements(size, count)
         return PendingSend(
             topic=topic,
             code=RequestCode.SEND_BATCH_MESSAGE,
@@ -403,6 +424,13 @@ class Producer(Lifetime):
             timeout_s=self._timeout_s(timeout_ms),
             future=asyncio.get_running_loop().create_future(),
         )
+
+    def _check_elements(self, size: int, count: int) -> None:
+        if not 0 < size <= self.settings.body_bytes_max or not 0 < count <= BATCH_RECORDS_MAX:
+            raise MessageRefusedError(
+                f"a batch of {count} messages and {size} bytes: allowed are 1 to {BATCH_RECORDS_MAX} "
+                f"messages and {self.settings.body_bytes_max} bytes (body_bytes_max); split it"
+            )
 
     def _check_target(self, topic: str, queue: QueueChoice | None) -> None:
         check_topic(topic)

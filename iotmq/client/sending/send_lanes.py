@@ -69,6 +69,8 @@ class SendLanes:
         )
         self.send: Final = self._intake.send
         """Let a message wait for its request, and return its future: (message, queue asked for, timeout)."""
+        self.send_elements: Final = self._intake.send_elements
+        """Let messages in batch encoding wait, and return one future: (queue, elements, count)."""
         self.failed_total = 0
         """Messages that have failed without a request, or have been cancelled before it."""
         self._count_max = settings.batch_records_max
@@ -233,7 +235,7 @@ class SendLanes:
     def _request(self, topic: str, lane: Lane, waiting: list[WaitingSend]) -> PendingSend:
         first = waiting[0]
         future: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
-        if len(waiting) == 1:
+        if len(waiting) == 1 and first.count == 1:
             body, properties = split_element(first.element)
             return PendingSend(
                 topic=topic,
@@ -248,13 +250,13 @@ class SendLanes:
                 timeout_s=self._timeout_s,
                 future=future,
             )
-        elements = joined_elements(waiting)
+        elements = first.element if len(waiting) == 1 else joined_elements(waiting)
         return PendingSend(
             topic=topic,
             code=RequestCode.SEND_BATCH_MESSAGE,
             body=elements,
             size=len(elements),
-            count=len(waiting),
+            count=sum(send.count for send in waiting),
             sends=len(waiting),
             fixed_queue=lane.queue,
             is_movable=any(send.choice is None for send in waiting),
@@ -291,7 +293,7 @@ class SendLanes:
     def _took_back(self, waiting: list[WaitingSend]) -> None:
         """Count messages whose request has failed as waiting again."""
         self._room.add(sum(len(send.element) for send in waiting), len(waiting))
-        self.failed_total -= len(waiting)
+        self.failed_total -= sum(send.count for send in waiting)
 
     def _ended(self, topic: str, lane: Lane, send: PendingSend, future: asyncio.Future[SendResult]) -> None:
         lane.in_flight -= 1
@@ -307,7 +309,7 @@ class SendLanes:
         if failure is not None and not send.future.done():
             send.future.set_exception(failure)
         if send.alone is None:
-            self.failed_total += 1
+            self.failed_total += send.count
             self._room.remove(len(send.element))
 
 

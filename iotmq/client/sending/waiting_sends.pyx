@@ -44,10 +44,12 @@ cdef const char* HEXADECIMAL = "0123456789ABCDEF"
 @cython.final
 @cython.freelist(4096)
 cdef class WaitingSend:
-    """One message that waits: its element, or the request of one that goes alone."""
+    """The element of a message that waits, those of several from one caller, or a request that goes alone."""
 
     cdef readonly bytes element
-    """None of one that goes alone."""
+    """None of a request that goes alone."""
+    cdef readonly Py_ssize_t count
+    """Messages in it."""
     cdef readonly object alone
     """The request (`PendingSend`) of one that goes alone, or None."""
     cdef readonly object future
@@ -60,8 +62,8 @@ cdef class WaitingSend:
 
     @property
     def unique_key(self):
-        """Return the unique key of a message that does not go alone."""
-        return unique_key_text(self._unique_key)
+        """Return the unique key of a message that does not go alone; empty where its caller has made it."""
+        return unique_key_text(self._unique_key) if self._unique_key[0] else ""
 
 
 @cython.final
@@ -76,9 +78,11 @@ cdef class Lane:
     cdef readonly Py_ssize_t size
     """Bytes of the elements in `waiting`."""
     cdef Py_ssize_t _alone_count
-    """Messages in `waiting` that go alone."""
+    """Requests in `waiting` that go alone."""
+    cdef Py_ssize_t _more_count
+    """Messages in `waiting` beyond one each."""
     cdef Py_ssize_t _singly_count
-    """Messages at the front of `waiting` whose shared request was refused: they go one by one."""
+    """Those at the front of `waiting` whose shared request was refused: they go one by one."""
     cdef public Py_ssize_t in_flight
     """Requests under way."""
     cdef public bint is_due
@@ -96,12 +100,14 @@ cdef class Lane:
             self._alone_count += 1
         else:
             self.size += PyBytes_GET_SIZE(send.element)
+            self._more_count += send.count - 1
 
     def put_back(self, list taken not None):
         """Put messages of one request in front again, to go one by one."""
         cdef WaitingSend send
         for send in taken:
             self.size += PyBytes_GET_SIZE(send.element)
+            self._more_count += send.count - 1
         self.waiting = taken + self.waiting
         self._singly_count += len(taken)
         self.is_due = True
@@ -110,35 +116,40 @@ cdef class Lane:
         """Take everything that waits, to be sorted anew."""
         cdef list waiting = self.waiting
         self.waiting = []
-        self.size = self._alone_count = self._singly_count = 0
+        self.size = self._alone_count = self._singly_count = self._more_count = 0
         return waiting
 
     def take(self, *, Py_ssize_t count_max, Py_ssize_t bytes_max):
         """Take what the next request has: some messages from the front, or one that goes alone."""
         cdef list waiting = self.waiting
         cdef WaitingSend send
-        cdef Py_ssize_t count = 0, size = 0, size_of_one
+        cdef Py_ssize_t taken = 0, count = 0, size = 0, size_of_one
         if self._singly_count:
             self._singly_count -= 1
             count_max = 1
-        elif not self._alone_count and self.size <= bytes_max and len(waiting) <= count_max:
+        elif (
+            not self._alone_count and self.size <= bytes_max
+            and len(waiting) + self._more_count <= count_max
+        ):
             self.waiting = []
-            self.size = 0
+            self.size = self._more_count = 0
             return waiting
         for send in waiting:
             if send.alone is not None:
-                if not count:
+                if not taken:
                     self._alone_count -= 1
-                    count = 1
+                    taken = 1
                 break
             size_of_one = PyBytes_GET_SIZE(send.element)
-            if count and (size + size_of_one > bytes_max or count == count_max):
+            if taken and (size + size_of_one > bytes_max or count + send.count > count_max):
                 break
-            count += 1
+            taken += 1
+            count += send.count
             size += size_of_one
+            self._more_count -= send.count - 1
         self.size -= size
-        self.waiting = waiting[count:]
-        return waiting[:count]
+        self.waiting = waiting[taken:]
+        return waiting[:taken]
 
 
 @cython.final
@@ -309,6 +320,7 @@ cdef class SendIntake:
         lanes = self._lanes(topic)
         send = WaitingSend.__new__(WaitingSend)
         send.element = element
+        send.count = 1
         send.future = self._create_future()
         send.key = key
         send.choice = choice
@@ -326,11 +338,30 @@ cdef class SendIntake:
             self._full(lanes)
         return send.future
 
+    def send_elements(self, queue not None, bytes elements not None, Py_ssize_t count):
+        """Let messages in batch encoding wait for a request to a queue, and return the future of all of them."""
+        cdef TopicLanes lanes = self._lanes(queue.topic)
+        cdef WaitingSend send = WaitingSend.__new__(WaitingSend)
+        send.element = elements
+        send.count = count
+        send.future = self._create_future()
+        send.key = ""
+        send.choice = queue
+        send.since_s = self._time() if self._is_lingering else self.now_s
+        lanes.unsorted.append(send)
+        lanes.count += count
+        lanes.size += PyBytes_GET_SIZE(elements)
+        self._room.add(PyBytes_GET_SIZE(elements))
+        if lanes.count >= self._count_max or lanes.size >= self._bytes_max:
+            self._full(lanes)
+        return send.future
+
     def add_alone(self, request):
         """Let a message that goes alone wait for its turn at its queue, by its key or as it was asked for."""
         cdef TopicLanes lanes = self._lanes(request.topic)
         cdef WaitingSend send = WaitingSend.__new__(WaitingSend)
         send.alone = request
+        send.count = request.count
         send.future = request.future
         send.key = request.key
         send.choice = request.fixed_queue
@@ -388,10 +419,13 @@ def joined_elements(list waiting not None):
 
 
 def tell_stored(list waiting not None, batch not None):
-    """End the futures of the messages of a request with their parts of its result."""
+    """End the futures of the messages of a request with their parts of its result.
+
+    Where the request joins the messages of several callers, those of one are not told their ids of the log.
+    """
     cdef WaitingSend send
     cdef Py_ssize_t number = 0
-    cdef list ids = batch.offset_message_ids
+    cdef list ids = batch.offset_message_ids if batch.count == len(waiting) else []
     cdef bint has_ids = len(ids) == len(waiting)
     cdef long long offset = batch.queue_offset
     cdef long long step = 0 if offset < 0 else 1
@@ -401,11 +435,11 @@ def tell_stored(list waiting not None, batch not None):
         if not send.future.done():
             send.future.set_result(
                 SendResult(
-                    status, queue, offset, 1, unique_key_text(send._unique_key), ids[number] if has_ids else ""
+                    status, queue, offset, send.count, send.unique_key, ids[number] if has_ids else ""
                 )
             )
         number += 1
-        offset += step
+        offset += step * send.count
 
 
 def tell_failed(list waiting not None, error not None):

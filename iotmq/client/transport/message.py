@@ -34,6 +34,7 @@ RETRY_PREFIX: Final = "%RETRY%"
 DEAD_LETTER_PREFIX: Final = "%DLQ%"
 
 _LEGAL_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
+_OWN_PREFIXES: Final = ("rmq_sys_", "iotmq_sys_")
 
 
 class _Content(msgspec.Struct, eq=False):
@@ -135,6 +136,11 @@ def check_topic(topic: str) -> None:
         raise MessageRefusedError(
             f"invalid topic name {topic!r}: use 1 to {TOPIC_BYTES_MAX} of the characters a-z A-Z 0-9 _ - % |"
         )
+
+
+def is_own_topic(topic: str) -> bool:
+    """Return whether a broker topic is the gateway's own: audit records, bans, sessions, timers."""
+    return topic.lower().startswith(_OWN_PREFIXES)
 
 
 def check_group(group: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import math
 import re
 from typing import Final
 
@@ -81,6 +82,14 @@ def positive(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text}: a number from 1 on")
+    return number
+
+
+def rate(text: str) -> float:
+    """Parse a number of things a second, above 0."""
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: a number above 0")
     return number
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from iotmq.client.admin.bans import BanAdmin
+from iotmq.client.admin.devices.bans import BanAdmin
 from iotmq.commands.admin.output import Done, Result, Table
 from iotmq.commands.admin.session import Session
 from iotmq.errors import ClientError

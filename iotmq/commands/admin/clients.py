@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from iotmq.client.admin.clients import SLOW_BY, ClientAdmin
+from iotmq.client.admin.devices.clients import SLOW_BY, ClientAdmin
 from iotmq.commands.admin.output import Done, Fields, Result, Row, Table, printable
 from iotmq.commands.admin.session import Session
 from iotmq.errors import ClientError
@@ -141,9 +141,10 @@ async def list_queue(session: Session, options: argparse.Namespace) -> Result:
             "broker": message.queue.broker_name,
             "mqtt_topic": message.properties.get(MQTT_TOPIC, ""),
             "bytes": len(message.record.body),
+            "is_in_flight": is_in_flight,
             "message_id": message.offset_message_id,
         }
-        for message in page.messages
+        for message, is_in_flight in zip(page.messages, page.is_in_flight, strict=True)
     ]
     return Table(rows, nothing="nothing waits")
 

@@ -106,6 +106,12 @@ _BROKER = arg("broker", metavar="BROKER")
 _PROCESS = arg("process", metavar="PROCESS", help="name of a broker or of a front end")
 _BEGIN = arg("--since", dest="begin_ms", type=arguments.time_ms, metavar="TIME", help="such as 2d or a date")
 _END = arg("--until", dest="end_ms", type=arguments.time_ms, metavar="TIME", help="such as 1h or a date")
+_CHOSEN: Final = (
+    _BEGIN,
+    _END,
+    arg("--topic", dest="original_topic", default="", metavar="TOPIC", help="only what came from it"),
+    arg("--key", default="", metavar="KEY", help="only messages with this key"),
+)
 _MESSAGE_ID = arg("message_id", metavar="ID", help="the id that names a message's place")
 _CLIENT = arg("client", metavar="CLIENT", help="its id, see `group connections`")
 _TRACE = arg("name", metavar="NAME", help="letters, digits, dots and dashes")
@@ -447,8 +453,7 @@ _WORDS: Final = (
         "dead_letters:list_all",
         "list what a group gave up",
         _GROUP,
-        _BEGIN,
-        _END,
+        *_CHOSEN,
         arg("--limit", dest="count_max", type=arguments.positive, default=100, metavar="N", help="(100)"),
     ),
     word(
@@ -459,16 +464,22 @@ _WORDS: Final = (
         arg("message_ids", nargs="*", metavar="ID", help="of the messages, see `dlq list`"),
         flag("--all", "is_all", "all of them, from where the last --all ended"),
         flag("--again", "is_again", "with --all: from the first one on"),
-        _BEGIN,
-        _END,
+        arg(
+            "--rate",
+            dest="per_second",
+            type=arguments.rate,
+            default=0.0,
+            metavar="N",
+            help="with --all: at most so many messages a second, such as 50 or 0.5 (as they are taken)",
+        ),
+        *_CHOSEN,
     ),
     word(
         "dlq export",
         "dead_letters:export",
         "write dead letters to standard output, a line of JSON each",
         _GROUP,
-        _BEGIN,
-        _END,
+        *_CHOSEN,
     ),
     word(
         "trace start",

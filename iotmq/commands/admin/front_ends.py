@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Collection
 from typing import Final
 
-from iotmq.client.admin.front_ends import FrontEndAdmin
+from iotmq.client.admin.devices.front_ends import FrontEndAdmin
 from iotmq.commands.admin.output import Done, Result, Table
 from iotmq.commands.admin.session import Session
 from iotmq.errors import ClientError

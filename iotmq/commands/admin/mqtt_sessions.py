@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from iotmq.client.admin.sessions import SessionAdmin
+from iotmq.client.admin.devices.sessions import SessionAdmin
 from iotmq.commands.admin.output import Done, Result, Table
 from iotmq.commands.admin.session import Session
 from iotmq.errors import ClientError

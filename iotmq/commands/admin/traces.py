@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import getpass
 
-from iotmq.client.admin.trace_text import json_line, text_line
-from iotmq.client.admin.traces import TraceAdmin, TracedAt
+from iotmq.client.admin.devices.trace_text import json_line, text_line
+from iotmq.client.admin.devices.traces import TraceAdmin, TracedAt
 from iotmq.commands.admin.output import Done, Nothing, Result, Row, Table
 from iotmq.commands.admin.session import Session
 from iotmq.errors import ClientError
@@ -85,7 +85,7 @@ async def show(session: Session, options: argparse.Namespace) -> Result:
             session.output.write(
                 json_line(front_end, event) if as_json else text_line(front_end, event).encode()
             )
-        after = page.next_after
+        after = None if page.is_end else page.reached
     session.output.flush()
     return Nothing()
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
+from iotmq import limits
 from iotmq.audit_log import Record, no_audit
 from iotmq.clock import Clock
 from iotmq.console.access.api_keys import ApiKey, find_key, keys_file
@@ -15,12 +16,16 @@ from iotmq.console.access.console_sessions import Session, Sessions, Way
 from iotmq.console.access.console_users import ConsoleUser, users_file
 from iotmq.console.access.first_link import FirstLink
 from iotmq.console.access.kept_file import KeptFile
-from iotmq.console.access.oidc import Oidc
 from iotmq.console.access.passwords import Passwords
 from iotmq.console.access.tokens import Tokens
 from iotmq.console.access.trusted_header import TrustedHeader
-from iotmq.console.settings import HttpSettings
+from iotmq.console.settings import HttpSettings, OidcSettings
+from iotmq.credentials.addresses import network_of
+from iotmq.credentials.window_counts import WindowCounts
 from iotmq.metrics import Metric, samples, samples_by
+
+if TYPE_CHECKING:
+    from iotmq.console.access.oidc import Oidc
 
 logger = logging.getLogger("iotmq.http")
 
@@ -49,8 +54,7 @@ class Access:
         self.passwords = Passwords(self.settings, clock)
         self.link = FirstLink(clock)
         self.header = TrustedHeader(self.settings.header)
-        oidc = self.settings.oidc
-        self.oidc = Oidc(oidc, clock) if self.settings.enabled and oidc.issuer else None
+        self.oidc = _oidc(self.settings.oidc, clock) if self.settings.enabled else None
         path = settings.sign_in.users_path(directory)
         self.users: KeptFile[ConsoleUser] | None = users_file(path) if path else None
         if self.users is not None:
@@ -62,6 +66,9 @@ class Access:
         self.record: Record = no_audit
         """Notes sign-ins in the audit log; set by what has one."""
         self._sign_ins = {"done": 0, "refused": 0}
+        self._refused: WindowCounts[str] = WindowCounts(
+            window_s=60.0, names_max=limits.CONSOLE_FAILING_USERS_MAX
+        )
 
     async def start(self) -> None:
         """Read the files."""
@@ -79,8 +86,15 @@ class Access:
             await self.oidc.close()
 
     def note_sign_in(self, name: str, way: Way, address: str, result: Literal["done", "refused"]) -> None:
-        """Count a sign-in, and have it in the audit log; of one that is refused `name` is only a claim."""
+        """Count a sign-in, and have it in the audit log; of one that is refused `name` is only a claim.
+
+        Of an address that tries on and on no more is recorded: a flood would cost others their records.
+        """
         self._sign_ins[result] += 1
+        if result == "refused":
+            tried = self._refused.add(network_of(address), self._clock.monotonic_s())
+            if tried > 2 * self.settings.failures_per_minute_max:
+                return
         fields = f'{{"way":"{way}"}}'
         self.record(
             "administered",
@@ -143,3 +157,12 @@ class Access:
             return False
 
         self.sessions.end_where(is_over)
+
+
+def _oidc(settings: OidcSettings, clock: Clock) -> Oidc | None:
+    """Make the provider, if there is one: what checks its tokens takes 15 MB and 0.1 s."""
+    if not settings.issuer:
+        return None
+    from iotmq.console.access.oidc import Oidc
+
+    return Oidc(settings, clock)

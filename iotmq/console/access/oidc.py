@@ -15,7 +15,7 @@ import logging
 import re
 import secrets
 from collections.abc import Coroutine, Mapping
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
@@ -23,12 +23,12 @@ import msgspec
 from iotmq import limits
 from iotmq.clock import Clock
 from iotmq.console.access.named_roles import Person, person_of
+from iotmq.console.access.oidc_error import OidcError
 from iotmq.console.settings import OidcSettings
 from iotmq.credentials.pace import Pace
 from iotmq.credentials.service_client import ServiceClient, ServiceFailedError, ServiceStatusError
 from iotmq.credentials.signed_tokens import SignedTokens, TokenError, claim_of
 from iotmq.credentials.token_keys import TokenKeys
-from iotmq.errors import IotmqError
 
 logger = logging.getLogger("iotmq.http")
 
@@ -46,15 +46,6 @@ _LEEWAY_S: Final = 60.0
 _RETURN_TO: Final = re.compile(r"#/[A-Za-z0-9._~/?=&%+:@!$'()*,;-]*\Z")
 
 _Answer = TypeVar("_Answer")
-Word: TypeAlias = Literal["unavailable", "refused", "no-role"]
-
-
-class OidcError(IotmqError):
-    """A sign-in has failed; `word` is for the page, and the text for the operator."""
-
-    def __init__(self, word: Word, text: str) -> None:
-        super().__init__(text)
-        self.word = word
 
 
 class Beginning(NamedTuple):

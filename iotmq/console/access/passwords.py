@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Final
 
 from iotmq import limits
@@ -47,15 +48,20 @@ class Passwords:
 
     async def check(self, users: Users, name: str, password: str, address: str) -> ConsoleUser:
         """Return the user whose password this is. SignInFailedError or TooManyAttemptsError."""
-        now_s = self._clock.monotonic_s()
         name = name[: limits.CONSOLE_USER_NAME_CHARACTERS_MAX + 1]
-        if self._of_addresses.is_exceeded(address, name, now_s):
-            raise TooManyAttemptsError("too many wrong passwords; wait for a minute")
-        is_locked = self._of_users.count_of(name, now_s) >= self._of_user_max
-        if is_locked and not self._of_addresses.is_proven(address, name):
-            raise TooManyAttemptsError("too many wrong passwords for this user; wait a quarter of an hour")
+        self._check_may_try(name, address)
         user = users.get(name)
-        is_right = await self._is_right(self._pretended if user is None else user.kept, password)
+        is_right = False
+        with contextlib.suppress(ValueError):
+            data = password_bytes(password)
+            await self._turn()
+            try:
+                # Those that were asked about at the same time may have been wrong.
+                self._check_may_try(name, address)
+                kept = self._pretended if user is None else user.kept
+                is_right = await asyncio.to_thread(argon2.is_password_of, kept, data)
+            finally:
+                self._pace.done()
         if user is None or not is_right:
             now_s = self._clock.monotonic_s()
             self._of_addresses.add(address, name, now_s)
@@ -81,16 +87,14 @@ class Passwords:
         """Wake nobody any more."""
         self._pace.close()
 
-    async def _is_right(self, kept: str, password: str) -> bool:
-        try:
-            data = password_bytes(password)
-        except ValueError:
-            return False
-        await self._turn()
-        try:
-            return await asyncio.to_thread(argon2.is_password_of, kept, data)
-        finally:
-            self._pace.done()
+    def _check_may_try(self, name: str, address: str) -> None:
+        """Raise TooManyAttemptsError for an address or a user with too many wrong passwords."""
+        now_s = self._clock.monotonic_s()
+        if self._of_addresses.is_exceeded(address, name, now_s):
+            raise TooManyAttemptsError("too many wrong passwords; wait for a minute")
+        is_locked = self._of_users.count_of(name, now_s) >= self._of_user_max
+        if is_locked and not self._of_addresses.is_proven(address, name):
+            raise TooManyAttemptsError("too many wrong passwords for this user; wait a quarter of an hour")
 
     async def _turn(self) -> None:
         try:

@@ -1,4 +1,5 @@
-"""Streams end when who reads them may not any more: signed out, without the role, with a key that is gone."""
+"""Streams end when who reads them may not any more: signed out, without the role, with a key that is gone.
+They are cut short when brokers fail: who reads them sees that they have no end."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Final
 
 from iotmq.console.api.problems import ProblemError
 from iotmq.console.server.messages import Sink
+from iotmq.errors import IotmqError
 
 # Between two looks; streams write something more often than they live long.
 _LOOK_S: Final = 5.0
@@ -16,10 +18,13 @@ _LOOK_S: Final = 5.0
 def while_allowed(
     stream: Callable[[Sink], Awaitable[None]], check: Callable[[], object]
 ) -> Callable[[Sink], Awaitable[None]]:
-    """Return the stream, cut with its next piece once `check` raises ProblemError."""
+    """Return the stream, cut with its next piece once `check` raises ProblemError, or where it fails."""
 
     async def write(sink: Sink) -> None:
-        await stream(_AllowedSink(sink, check))
+        try:
+            await stream(_AllowedSink(sink, check))
+        except IotmqError as error:
+            raise ConnectionAbortedError(f"the stream is cut short: {error}") from error
 
     return write
 

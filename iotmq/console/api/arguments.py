@@ -29,8 +29,12 @@ def decode_arguments(
 
     ProblemError names the parameter that is wrong.
     """
-    fields: dict[str, Any] = {}
     in_head = headers_of(form)
+    if not query and not path and not any(field.lower() in headers for field in in_head.values()):
+        usual = _usual(form)
+        if usual is not None:
+            return usual
+    fields: dict[str, Any] = {}
     lists = _lists(form)
     if query:
         try:
@@ -62,6 +66,17 @@ def decode_arguments(
         return msgspec.convert(fields, form, strict=False)
     except msgspec.ValidationError as error:
         raise invalid_arguments(error, _choices(form)) from None
+
+
+@cache
+def _usual(form: type[msgspec.Struct]) -> msgspec.Struct | None:
+    """Return the arguments without any that is given; None where one has to be, and for what can change."""
+    if not form.__struct_config__.frozen:
+        return None
+    try:
+        return msgspec.convert({}, form)
+    except msgspec.ValidationError:
+        return None
 
 
 @cache

@@ -49,10 +49,13 @@ class Gate:
         return Caller("nobody", Role.VIEWER, request.peer, None)
 
     def _by_token(self, request: Request) -> Caller:
-        shown = bearer_token(request)
-        if shown is not None and shown.startswith(PREFIX):
-            return self._by_key(shown, request)
-        token = self._access.tokens.find(request)
+        tokens = self._access.tokens
+        token = tokens.known(request)
+        if token is None:
+            shown = bearer_token(request)
+            if shown is not None and shown.startswith(PREFIX):
+                return self._by_key(shown, request)
+            token = tokens.find(request)
         if token is None:
             raise ProblemError(
                 UNAUTHENTICATED, "the header Authorization has neither a token of http.tokens nor a key"

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Annotated, Any, Final
-from urllib.parse import parse_qsl, urlencode
+from typing import Annotated, Any, Final, get_args, get_origin
+from urllib.parse import quote, unquote_plus
 
 import msgspec
 from msgspec import Meta
 
-from iotmq.console.api.problems import INVALID, FieldProblem, ProblemError
+from iotmq.console.api.problems import invalid
 
 _FIELDS: Final = "fields"
+# Those that stand for themselves, and `%`, by which the others stand there already.
+_QUERY_CHARACTERS: Final = "%=&+/?:@!$'()*,;"
 _Fields = Annotated[
     str,
     Meta(max_length=1024, description="Only these fields of each item, with commas between; empty: all."),
@@ -44,7 +46,7 @@ def chosen_fields(arguments: msgspec.Struct, answer: type) -> frozenset[str] | N
     unknown = sorted(wanted - there)
     if unknown:
         detail = f"there is no field {unknown[0][:100]!r}: there are {', '.join(sorted(there))}"
-        raise ProblemError(INVALID, f"fields: {detail}", errors=(FieldProblem(detail, parameter="fields"),))
+        raise invalid(detail, parameter=_FIELDS)
     return wanted
 
 
@@ -60,8 +62,9 @@ def link_to_next(answer: object, query: str) -> tuple[tuple[str, str], ...]:
     cursor = getattr(answer, "next", None)
     if not cursor:
         return ()
-    pairs = [pair for pair in parse_qsl(query, keep_blank_values=True) if pair[0] != "cursor"]
-    return (("Link", f'<?{urlencode([*pairs, ("cursor", cursor)])}>; rel="next"'),)
+    others = [each for each in query.split("&") if each and unquote_plus(each.partition("=")[0]) != "cursor"]
+    target = quote("&".join([*others, f"cursor={cursor}"]), safe=_QUERY_CHARACTERS)
+    return (("Link", f'<?{target}>; rel="next"'),)
 
 
 @cache
@@ -69,8 +72,7 @@ def fields_of_items(answer: type) -> frozenset[str]:
     """Return the names of the fields of a list's items; none for what is no list."""
     if not issubclass(answer, msgspec.Struct):
         return frozenset()
-    info = msgspec.inspect.type_info(answer)
-    lists = [field.type for field in getattr(info, "fields", ()) if field.encode_name == "items"]
-    items = [each.item_type for each in lists if isinstance(each, msgspec.inspect.ListType)]
-    structs = [each for each in items if isinstance(each, msgspec.inspect.StructType)]
-    return frozenset(field.encode_name for struct in structs for field in struct.fields)
+    lists = [field.type for field in msgspec.structs.fields(answer) if field.encode_name == "items"]
+    items = [each for kind in lists if get_origin(kind) is list for each in get_args(kind)]
+    structs = [each for each in items if isinstance(each, type) and issubclass(each, msgspec.Struct)]
+    return frozenset(field.encode_name for struct in structs for field in msgspec.structs.fields(struct))

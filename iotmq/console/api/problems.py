@@ -8,6 +8,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from iotmq.client.admin.cursors import CursorError
+from iotmq.client.admin.devices.traces import NoSuchTraceError
 from iotmq.console.server.messages import Answer
 from iotmq.errors import (
     BrokerError,
@@ -125,11 +127,16 @@ def answer_of(error: ProblemError, headers: tuple[tuple[str, str], ...] = ()) ->
     return Answer(msgspec.json.encode(error.document), kind.status, _CONTENT_TYPE, headers)
 
 
+def invalid(detail: str, *, pointer: str = "", parameter: str = "") -> ProblemError:
+    """Return the problem of one wrong value: of the body, at a JSON pointer, or of a parameter."""
+    errors = (FieldProblem(detail, pointer, parameter),)
+    return ProblemError(INVALID, f"{pointer or parameter or 'the body'}: {detail}", errors=errors)
+
+
 def invalid_body(error: msgspec.ValidationError) -> ProblemError:
     """Return the problem of a body that has been decoded into a type it does not fit."""
     detail, pointer = _place(str(error))
-    errors = (FieldProblem(detail, pointer),)
-    return ProblemError(INVALID, f"{pointer or 'the body'}: {detail}", errors=errors)
+    return invalid(detail, pointer=pointer)
 
 
 def invalid_arguments(error: msgspec.ValidationError, choices: Mapping[str, Sequence[str]]) -> ProblemError:
@@ -144,13 +151,14 @@ def invalid_arguments(error: msgspec.ValidationError, choices: Mapping[str, Sequ
         name, detail = missing[1], "the parameter is missing"
     elif detail.startswith("Invalid enum value") and name in choices:
         detail += f": one of {', '.join(choices[name])}"
-    return ProblemError(INVALID, f"{name}: {detail}", errors=(FieldProblem(detail, parameter=name),))
+    return invalid(detail, parameter=name)
 
 
 def from_error(error: IotmqError | ConnectionError) -> ProblemError:
     """Return the problem that an error of the native client is to who asks."""
-    code = error.code if isinstance(error, BrokerError) else None
-    return ProblemError(_kind(error), str(error), code=code)
+    if isinstance(error, CursorError):
+        return invalid(str(error), parameter="cursor")
+    return ProblemError(_kind(error), str(error), code=error.code if isinstance(error, BrokerError) else None)
 
 
 def _kind(error: IotmqError | ConnectionError) -> Kind:
@@ -165,16 +173,17 @@ def _kind(error: IotmqError | ConnectionError) -> Kind:
             return TIMEOUT
         case ProducerBusyError():
             return TOO_MANY
+        case RouteNotFoundError() | NoSuchTraceError():
+            return NOT_FOUND
         case MessageRefusedError() | OffsetMovedError() | ClientError():
             return INVALID
-        case RouteNotFoundError():
-            return NOT_FOUND
     return UNAVAILABLE
 
 
 _KIND_OF_CODE: Final = {
     int(ResponseCode.SYSTEM_BUSY): UNAVAILABLE,
     int(ResponseCode.SERVICE_NOT_AVAILABLE): UNAVAILABLE,
+    int(ResponseCode.TOO_MANY_WAITING): TOO_MANY,
     int(ResponseCode.TOPIC_NOT_EXIST): NOT_FOUND,
     int(ResponseCode.QUERY_NOT_FOUND): NOT_FOUND,
     int(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST): NOT_FOUND,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 import msgspec
@@ -13,10 +13,13 @@ from iotmq.client.client import IotmqClient
 from iotmq.client.sending.device_messages import device_message
 from iotmq.client.sending.message_elements import encode_element
 from iotmq.client.sending.producer import Producer
-from iotmq.client.transport.message import Message, SendResult, check_topic
+from iotmq.client.transport.message import Message, SendResult, SendStatus, check_topic
 from iotmq.client.transport.routes import MessageQueue, queue_of_key
+from iotmq.console.api.batch_elements import Lane
+from iotmq.console.api.route import Coming
 from iotmq.errors import BrokerError, MessageRefusedError, RouteNotFoundError
 from iotmq.limits import PROPERTIES_BYTES_MAX
+from iotmq.message.message_ids import UniqueKeys
 from iotmq.message.properties import (
     KEYS,
     MQTT_QOS,
@@ -27,21 +30,25 @@ from iotmq.message.properties import (
     UNIQ_KEY,
     encode_properties,
 )
+from iotmq.message.records.record import encode_batch
 from iotmq.ports.publishing import Placed, PublishPlaces
-from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.codes import REPEAT_FIELD, RequestCode
 from iotmq.remoting.command import Command
 
 NOT_STORED: Final = "NOT_STORED"
-# There has to be room for QoS, retain flag and unique key behind them.
-_LANE_BYTES_MAX: Final = PROPERTIES_BYTES_MAX - 256
+_STATUS_OF: Final = {status.value: status for status in SendStatus}
+# There has to be room for QoS, retain flag, unique key and a trace behind them.
+_LANE_BYTES_MAX: Final = PROPERTIES_BYTES_MAX - 2048
 _FLAGS: Final = [
     encode_properties({MQTT_QOS: str(qos)} | ({MQTT_RETAIN: "1"} if is_retained else {}))
     + f"{UNIQ_KEY}{NAME_END}".encode()
     for qos in range(3)
     for is_retained in (False, True)
 ]
-# Topics whose places are known; all are forgotten when there are more.
+# Topics whose places are known; all are forgotten when there are more. Those of longer names are looked up
+# each time: with four kilobytes each they would have some gigabytes.
 KNOWN_TOPICS_MAX: Final = 65_536
+_KNOWN_CHARACTERS_MAX: Final = 256
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -53,7 +60,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     broker: str
     queue: int | None
     offset: int | None
-    """Null for a message that is not stored."""
+    """Null for a message that is not stored, and for one with an `Idempotency-Key` that is to wait."""
     status: str
     """How safe it is: `SEND_OK` is what the broker's settings promise, and what a PUBACK would have meant;
     `FLUSH_DISK_TIMEOUT`, `SLAVE_NOT_AVAILABLE` and `FLUSH_SLAVE_TIMEOUT` are less. `NOT_STORED`: its route
@@ -72,27 +79,8 @@ class Published(NamedTuple):
     expiry_s: float
     topic: str
     """The broker topic it goes to, whatever routes say; empty: they say it."""
-
-
-class Lane:
-    """The topic, key and properties that all messages of an MQTT topic have, and the queue of the key."""
-
-    __slots__ = ("_count", "_index", "_key", "heads", "topic")
-
-    def __init__(self, topic: str, key: str, properties: bytes) -> None:
-        self.topic = topic
-        self.heads = [properties + flags for flags in _FLAGS]
-        """Their properties up to the unique key, which comes last; at 2 * QoS + retain flag."""
-        self._key = key
-        self._count = 0
-        self._index = 0
-
-    def queue_of(self, queues: Sequence[MessageQueue]) -> MessageQueue:
-        """Return the queue of the key."""
-        if len(queues) != self._count:
-            self._count = len(queues)
-            self._index = queue_of_key(self._key, self._count)
-        return queues[self._index]
+    context: Mapping[str, str] = {}
+    """The properties of its trace."""
 
 
 class Publisher:
@@ -104,8 +92,10 @@ class Publisher:
         self._places = places
         # MQTT topic -> its place; None where each message has to be asked about.
         self._known: dict[str, Placed | None] = {}
-        # The same for batches, with what is made of it once.
-        self._lanes: dict[str, Lane | None] = {}
+        # The same for messages that go together, with what is made of it once.
+        self.lanes: dict[str, Lane | None] = {}
+        """Those of `lane_of` that are known."""
+        self._unique_keys = UniqueKeys()
         places.start(self._forget)
 
     def stop(self) -> None:
@@ -124,16 +114,51 @@ class Publisher:
             return _stored(await self._producer.send(message), placed.why)
         return await self._send_once(message, unique_key, why=placed.why)
 
+    def publish_at_once(
+        self, mqtt_topic: str, payload: bytes, qos: int, *, is_retained: bool
+    ) -> Coming | None:
+        """Send a message in a request with others of its queue; None where that takes `publish`.
+
+        IotmqError when it cannot be sent.
+        """
+        lane = self.lane_of(mqtt_topic)
+        producer = self._producer
+        # Those that are compressed go by themselves, and so do all while somebody looks at each.
+        if lane is None or len(payload) >= producer.settings.compress_bytes_min or not producer.joins_sends:
+            return None
+        queues = producer.known_queues(lane.topic)
+        if not queues:
+            return None
+        unique_key = self._unique_keys.next()
+        element = lane.element(payload, qos, is_retained, unique_key.encode())
+        future = producer.send_elements_nowait(lane.queue_of(queues), element, 1)
+        return Coming(future, lambda result: _stored(result, "", unique_key))
+
     async def send(self, message: Message, *, unique_key: str) -> Stored:
         """Send a message to its broker topic; with a unique key once."""
+        if message.properties is not None and MQTT_TOPIC in message.properties:
+            # Devices get it: what nobody may publish is refused here, too.
+            self.place_of(message.properties[MQTT_TOPIC])
         if not unique_key:
             return _stored(await self._producer.send(message))
         return await self._send_once(message, unique_key)
 
     async def _send_once(self, message: Message, unique_key: str, *, why: str = "") -> Stored:
-        if message.is_delayed:
-            raise MessageRefusedError("a message that is to wait has no Idempotency-Key")
         queue = await self._queue(message)
+        if message.is_delayed:
+            # The broker looks among those that wait, too; it answers without their place.
+            properties = message.encoded_properties(unique_key)
+            element = encode_batch([(message.body, properties, message.flag)])
+            status = await self._ask(queue, RequestCode.PUBLISH_DELAYED, element, {REPEAT_FIELD: "true"})
+            return Stored(
+                message_id=unique_key,
+                topic=queue.topic,
+                broker=queue.broker_name,
+                queue=queue.queue_id,
+                offset=None,
+                status=status.name,
+                why=why,
+            )
         element = encode_element(message, unique_key)
         result = await self._producer.send_encoded_batch_nowait(
             message.topic, queue, element, 1, is_repeat=True
@@ -145,6 +170,8 @@ class Publisher:
         known = self._known
         if mqtt_topic not in known:
             placed = self._places.fixed(mqtt_topic)
+            if len(mqtt_topic) > _KNOWN_CHARACTERS_MAX:
+                return placed
             if len(known) >= KNOWN_TOPICS_MAX:
                 known.clear()
             known[mqtt_topic] = placed
@@ -155,21 +182,25 @@ class Publisher:
 
         MessageRefusedError for a topic that nobody may publish to.
         """
-        lanes = self._lanes
+        lanes = self.lanes
         if mqtt_topic not in lanes:
             placed = self.place_of(mqtt_topic)
+            lane = None if placed is None else _lane(mqtt_topic, placed)
+            if len(mqtt_topic) > _KNOWN_CHARACTERS_MAX:
+                return lane
             if len(lanes) >= KNOWN_TOPICS_MAX:
                 lanes.clear()
-            lanes[mqtt_topic] = None if placed is None else _lane(mqtt_topic, placed)
+            lanes[mqtt_topic] = lane
         return lanes[mqtt_topic]
 
     def _forget(self) -> None:
         self._known.clear()
-        self._lanes.clear()
+        self.lanes.clear()
 
     def _placed(self, each: Published) -> Placed:
         if each.topic:
-            # Chosen by who sends: no route has a word in it.
+            self.place_of(each.mqtt_topic)
+            # Chosen by who sends: no route has a word in it, beside whether anybody may publish there.
             return Placed(each.topic, each.mqtt_topic, "", {MQTT_TOPIC: each.mqtt_topic})
         placed = self.place_of(each.mqtt_topic)
         if placed is not None:
@@ -181,18 +212,21 @@ class Publisher:
 
     async def _publish_live(self, message: Message, placed: Placed, unique_key: str) -> Stored:
         queue = await self._queue(message)
+        await self._ask(queue, RequestCode.PUBLISH_TRANSIENT, encode_element(message, unique_key), {})
+        return _not_stored(placed, queue.broker_name)
+
+    async def _ask(self, queue: MessageQueue, code: int, element: bytes, ext: dict[str, str]) -> SendStatus:
+        """Hand a message to the broker of its queue as a front end does. BrokerError when it refuses."""
         route = self._client.routes.known(queue.topic)
         address = None if route is None else route.master(queue.broker_name)
         if address is None:
             raise RouteNotFoundError(f"broker {queue.broker_name} of topic {queue.topic} has no master now")
-        ext = {"topic": queue.topic, "queueId": str(queue.queue_id)}
-        body = encode_element(message, unique_key)
-        answer = await self._client.request(
-            address, Command.request(RequestCode.PUBLISH_TRANSIENT, ext, body=body)
-        )
-        if answer.code != ResponseCode.SUCCESS:
+        ext = {"topic": queue.topic, "queueId": str(queue.queue_id)} | ext
+        answer = await self._client.request(address, Command.request(code, ext, body=element))
+        status = _STATUS_OF.get(answer.code)
+        if status is None:
             raise BrokerError(answer.code, answer.remark or "")
-        return _not_stored(placed, queue.broker_name)
+        return status
 
     async def _queue(self, message: Message) -> MessageQueue:
         queues = await self._producer.queues(message.topic)
@@ -212,7 +246,9 @@ def _lane(mqtt_topic: str, placed: Placed) -> Lane | None:
         properties = encode_properties(named)
     except ValueError as error:
         raise MessageRefusedError(f"invalid MQTT topic {mqtt_topic[:100]!r}: {error}") from error
-    return Lane(placed.topic, placed.key, properties) if len(properties) <= _LANE_BYTES_MAX else None
+    if len(properties) > _LANE_BYTES_MAX:
+        return None
+    return Lane(placed.topic, placed.key, [properties + flags for flags in _FLAGS])
 
 
 def unique_key_of(caller: str, topic: str, idempotency_key: str, number: int = 0) -> str:
@@ -226,7 +262,7 @@ def unique_key_of(caller: str, topic: str, idempotency_key: str, number: int = 0
 def _message(each: Published, placed: Placed) -> Message:
     if MQTT_TOPIC not in placed.properties:
         # Put aside: no device gets it.
-        properties = {**placed.properties, MQTT_QOS: str(each.qos)}
+        properties = {**placed.properties, **each.context, MQTT_QOS: str(each.qos)}
         return Message(placed.topic, each.payload, key=placed.key, properties=properties)
     message = device_message(
         placed.properties[MQTT_TOPIC],
@@ -245,7 +281,7 @@ def _message(each: Published, placed: Placed) -> Message:
         each.payload,
         key=placed.key,
         tags=placed.tags,
-        properties={**message.properties, **placed.properties},
+        properties={**message.properties, **each.context, **placed.properties},
         ttl_ms=ttl_ms,
         delay_ms=placed.delay_s * 1000,
     )

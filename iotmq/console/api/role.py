@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from iotmq.alarms.role import AlarmsRole
 from iotmq.client.client import IotmqClient
 from iotmq.clock import Clock
 from iotmq.console.access.access import Access
-from iotmq.console.access.browser import security_headers
 from iotmq.console.api.api import Api
 from iotmq.console.api.audit import ApiAudit
 from iotmq.console.api.gate import Gate
@@ -59,10 +58,9 @@ class ApiRole:
         """Return how large a body may be."""
         return self._api.body_bytes_max(head)
 
-    async def answer(self, request: Request) -> Answer:
+    def answer(self, request: Request) -> Awaitable[Answer]:
         """Answer a request below the base of the API."""
-        answer = await self._api.answer(request)
-        return answer._replace(headers=answer.headers + security_headers(request))
+        return self._api.answer(request)
 
     def metrics(self) -> Iterable[Metric]:
         """Report the requests and the audit records."""

@@ -6,6 +6,7 @@ the audit record, the OpenAPI document and the page of the reference.
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import inspect
 import re
@@ -66,7 +67,18 @@ class NoArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No parameters."""
 
 
-Handler = Callable[[Any, Call[Any, Any]], Awaitable[Any]]
+class Coming(NamedTuple):
+    """The answer of a handler that needs no task, and no time limit: what is made of a future's result.
+
+    Only for routes that are not audited.
+    """
+
+    future: asyncio.Future[Any]
+    make: Callable[[Any], Any]
+    """Given the result; returns a struct or an `Answer`."""
+
+
+Handler = Callable[[Any, Call[Any, Any]], Awaitable[Any] | Coming]
 """Gets the services of the process and a call, and returns a struct or an `Answer`."""
 
 
@@ -152,7 +164,7 @@ def route(
         summary=text.splitlines()[0],
         answer=shown,
         answer_type=answer_type,
-        arguments=of_list(arguments) if fields_of_items(shown) and method == "GET" else arguments,
+        arguments=of_list(arguments) if method == "GET" and fields_of_items(shown) else arguments,
         body=None if body is type(None) else body,
         body_bytes_max=0 if body is type(None) else body_bytes_max,
         is_audited=method != "GET" if is_audited is None else is_audited,

@@ -11,6 +11,7 @@ from iotmq.console.api.route import Route, segment_parameter
 
 # No route has as many; the rest of a path belongs to its last parameter.
 _SEGMENTS_MAX: Final = 16
+_NO_VALUES: Final[Mapping[str, str]] = {}
 
 
 class _Node:
@@ -28,6 +29,8 @@ class RouteTree:
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._root = _Node()
+        # Path -> its node, of the routes without parameters: these win over all others.
+        self._literal: dict[str, _Node] = {}
         for route in routes:
             self._add(route)
 
@@ -36,6 +39,9 @@ class RouteTree:
 
         ProblemError when there is none, when it has other methods, or when a parameter is no UTF-8.
         """
+        literal = self._literal.get(path)
+        if literal is not None and method in literal.route_of:
+            return literal.route_of[method][0], _NO_VALUES
         segments = path.split("/", _SEGMENTS_MAX)[1:]
         found = _walk(self._root, segments, 0)
         if found is None:
@@ -62,6 +68,8 @@ class RouteTree:
                 node = node.parameter
         assert route.method not in node.route_of, f"two routes {route.method} {route.path}"
         node.route_of[route.method] = (route, route.path_parameters)
+        if not route.path_parameters:
+            self._literal[route.path] = node
 
 
 def _walk(node: _Node, segments: list[str], at: int) -> tuple[_Node, tuple[str, ...]] | None:

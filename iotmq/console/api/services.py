@@ -14,6 +14,7 @@ from iotmq.client.transport.settings import ProducerSettings
 from iotmq.clock import Clock
 from iotmq.console.access.access import Access
 from iotmq.console.api.publishing import Publisher
+from iotmq.console.api.replays import Replays
 from iotmq.console.api.streams.streams import Streams
 from iotmq.history.sampler import MetricHistory
 from iotmq.message.message_ids import UniqueKeys
@@ -76,8 +77,11 @@ class Services:
         self.clock = clock
         self.own = own
         self.streams = Streams(self.client)
+        self.replays = Replays(clock)
         self.unique_keys = UniqueKeys(clock=clock)
         self._starting: asyncio.Task[_Started] | None = None
+        self.started_publisher: Publisher | None = None
+        """The one that `publisher` returns, once that is started."""
 
     async def client(self) -> IotmqClient:
         """Return the client, started."""
@@ -92,8 +96,10 @@ class Services:
         return (await self._started()).publisher
 
     async def stop(self) -> None:
-        """End the client, if there is one."""
+        """End what goes on, and the client, if there is one."""
+        await self.replays.stop()
         starting, self._starting = self._starting, None
+        self.started_publisher = None
         if starting is None:
             return
         starting.cancel()
@@ -115,4 +121,5 @@ class Services:
         # A topic that a first message makes gets all the queues its template allows, as from a front end.
         producer = client.producer(_GROUP, ProducerSettings(new_topic_queues=limits.QUEUES_PER_TOPIC_MAX))
         await producer.start()
-        return _Started(client, producer, Publisher(client, producer, self.own.places()))
+        publisher = self.started_publisher = Publisher(client, producer, self.own.places())
+        return _Started(client, producer, publisher)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Final, NamedTuple, Protocol, TypeAlias
+import asyncio
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from iotmq.metrics import Metric
 
@@ -77,7 +78,22 @@ class Sink(Protocol):
         """
 
 
-Reply: TypeAlias = Answer | Awaitable[Answer]
+class Later:
+    """An answer that is made of a future when that is done: it needs no task."""
+
+    __slots__ = ("future", "make")
+
+    def __init__(self, future: asyncio.Future[Any], make: Callable[[asyncio.Future[Any]], Answer]) -> None:
+        """`make` is given the future, which is not cancelled."""
+        self.future = future
+        self.make = make
+
+    def __await__(self) -> Generator[Any, None, Answer]:
+        yield from asyncio.wait((self.future,)).__await__()
+        return self.make(self.future)
+
+
+Reply: TypeAlias = Answer | Later | Awaitable[Answer]
 
 
 class Site(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 from collections.abc import Iterable
 from typing import Final
@@ -100,8 +101,12 @@ class HttpPort:
         assert self._starting is not None, "only a role that runs accepts"
         if len(self._connections) + len(self._starting) >= limits.HTTP_CONNECTIONS_MAX:
             self._refused_count += 1
-            connection.close()
-            return
+            # Whoever keeps silent ones open does not keep others out: the quietest makes room.
+            quietest = min(self._connections, key=lambda each: each.quiet_until_s, default=None)
+            if quietest is None or math.isinf(quietest.quiet_until_s):
+                connection.close()
+                return
+            quietest.abort()
         self._starting.start(connection, lambda: HttpConnection(self), self._tls, self._started)
 
     def _started(self, error: Exception | None) -> None:

@@ -391,9 +391,36 @@ export const texts = {
       "get what is sent, not this one alone. The dead letters stay here.",
     resent: (/** @type {string} */ sent, /** @type {string} */ left, /** @type {number} */ leftCount) =>
       leftCount ? `${sent} sent; ${left} could not be sent.` : `${sent} sent.`,
+    until: "Given up until",
+    key: "Key",
     exportAll: "Save all as a file",
     exportChosen: "Save the chosen ones",
     toGroup: "The group",
+    replay: {
+      open: "Replay…",
+      heading: "Replay",
+      title: "Send dead letters again",
+      begin: "Begin",
+      says: (/** @type {string} */ group, /** @type {string} */ topic, /** @type {string} */ key) =>
+        `The dead letters of ${group} that the filters name${topic && `, from ${topic}`}${key && `, with the key ${key}`}, go to their topics once ` +
+        "more, not only those that are listed. All groups of these topics get them. A later replay goes on behind what was sent.",
+      perSecond: "Messages a second",
+      perSecondHint: "Empty: as fast as the brokers take them.",
+      unpaced: "as fast as it goes",
+      again: "From the first one on",
+      againHint: "Those that an earlier replay has sent go once more.",
+      states: { running: "running", waiting: "waiting for brokers", done: "done", stopped: "stopped", failed: "failed" },
+      seen: (/** @type {string} */ seen, /** @type {string} */ total) => `${seen} of ${total}`,
+      sent: "Sent",
+      left: "Could not be sent",
+      by: "By",
+      began: "Began",
+      ended: "Ended",
+      stop: "Stop",
+      begun: "The replay has begun.",
+      stopped: "The replay is stopped.",
+      willStop: "What is sent stays sent. A later replay goes on behind it.",
+    },
   },
 
   retained: {

@@ -117,15 +117,13 @@ cdef class DeviceGroup:
         self._turn += 1
         self._active_count = 0
         if self._put_off:
-            put_off = self._put_off
-            self._put_off = []
+            put_off, self._put_off = self._put_off, []
             for device in put_off:
                 device._waits_for_turn &= ~WAITS_FOR_TURN
                 if device.state == STATE_CONNECTED and device.transport is not None:
                     device.after_answer()
         if self._yielding:
-            yielding = self._yielding
-            self._yielding = []
+            yielding, self._yielding = self._yielding, []
             for device in yielding:
                 if self.is_congested and device.transport is not None:
                     self._paused.add(device)

@@ -13,7 +13,7 @@ from iotmq.mqtt.reason_codes import NOT_AUTHORIZED, SERVER_BUSY
 from iotmq.mqtt_front.access.undecided import Undecided
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.hooks.hook_calls import HookCalls
-from iotmq.mqtt_front.publish.refused_filters import refused_filter
+from iotmq.mqtt_front.routing.refused_filters import refused_filter
 
 REASON_CHARACTERS_MAX: Final = 256
 

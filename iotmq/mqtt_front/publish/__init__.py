@@ -1,4 +1,4 @@
-"""From a device's PUBLISH to a batch for a broker: routes, rewritten topics, names of devices.
+"""From a device's PUBLISH to a batch for a broker.
 
-Start with `ingress`; `targets` is what topics map to.
+Start with `ingress`; `targets` is what topics map to, by the rules of `mqtt_front.routing`.
 """

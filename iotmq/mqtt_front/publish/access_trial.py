@@ -19,8 +19,8 @@ from iotmq.mqtt_front.permissions.policies import Policies
 from iotmq.mqtt_front.permissions.rule import PUBLISH, Decision, Use
 from iotmq.mqtt_front.permissions.rules_file import RulesFileError, read_rules
 from iotmq.mqtt_front.permissions.topic_template import Subject
-from iotmq.mqtt_front.publish.device_names import DeviceNames
-from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
+from iotmq.mqtt_front.routing.device_names import DeviceNames
+from iotmq.mqtt_front.routing.topic_rewrite import TopicRewrites
 from iotmq.mqtt_front.settings.listeners import ListenerSettings
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.ports.device_access import AccessDecision, AccessQuestion, AccessRule

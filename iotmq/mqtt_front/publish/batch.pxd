@@ -10,6 +10,11 @@ cdef struct Waiter:
     uint32_t count
 
 
+cdef class Settling:
+    cdef object callback
+    cdef uint32_t left                  # batches that have to be done before
+
+
 cdef class BatchOwner:
     cdef int batch_done(self, Batch batch, int code, str remark) except -1
 
@@ -33,4 +38,6 @@ cdef class Batch:
 
     cdef uint8_t* reserve(self, Py_ssize_t extra) except NULL
     cdef int add_waiter(self, Device device, uint32_t sequence) except -1
+    cdef int add_settling(self, Settling settling) except -1
+    cdef int settle(self, loop) except -1
     cdef void clear(self) noexcept

@@ -7,8 +7,20 @@ from libc.stdlib cimport free, realloc
 
 from iotmq.mqtt_front.connection.device cimport Device
 
+from collections import deque
+
+from iotmq.supervised import surviving
+
 cdef enum:
     BATCH_BYTES_INITIAL = 16 * 1024
+    SETTLED_PER_TURN = 8            # SUBSCRIBE and UNSUBSCRIBE that waited for one batch, some 30 us each
+
+
+cdef class Settling:
+    """Hold an action that waits for some batches."""
+
+    def __init__(self, callback not None):
+        self.callback = callback
 
 
 cdef class BatchOwner:
@@ -67,6 +79,21 @@ cdef class Batch:
         Py_INCREF(device)
         return 0
 
+    cdef int add_settling(self, Settling settling) except -1:
+        """Have an action wait for this batch, too."""
+        if self.settling is None:
+            self.settling = []
+        self.settling.append(settling)
+        settling.left += 1
+        return 0
+
+    cdef int settle(self, loop) except -1:
+        """Let go what waits for this batch."""
+        if self.settling is not None:
+            loop.call_soon(_settled, loop, deque(self.settling))
+            self.settling = None
+        return 0
+
     cdef void clear(self) noexcept:
         """Forget the messages and the waiters; the memory stays."""
         cdef Py_ssize_t index
@@ -86,3 +113,16 @@ cdef class Batch:
             raise RuntimeError("a batch was completed twice")
         self.is_done = True
         self.owner.batch_done(self, code, remark)
+
+
+def _settled(loop, waiting):
+    """Count down those who waited for a batch that is done, some in each turn of the loop, as they came in."""
+    cdef Settling settling
+    for _ in range(min(SETTLED_PER_TURN, len(waiting))):
+        settling = waiting.popleft()
+        settling.left -= 1
+        if not settling.left:
+            with surviving("what waits for batches"):
+                settling.callback()
+    if waiting:
+        loop.call_soon(_settled, loop, waiting)

@@ -10,11 +10,6 @@ from iotmq.mqtt_front.publish.sampler cimport Sampler
 from iotmq.mqtt_front.publish.targets cimport Ruling, Target, Targets
 
 
-cdef class Settling:
-    cdef object callback
-    cdef uint32_t left                  # batches that have to be done before
-
-
 cdef class Lane(BatchOwner):
     cdef Ingress ingress
     cdef readonly str topic

@@ -6,9 +6,9 @@ from iotmq.mqtt.codec.packets import Connect, Will
 from iotmq.mqtt.server.publish_sink import PublishSink
 from iotmq.mqtt_front.connection.device import Device, DeviceGroup
 from iotmq.mqtt_front.publish.guard import PublishGuard
-from iotmq.mqtt_front.publish.routes import Router
 from iotmq.mqtt_front.publish.targets import Targets
-from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
+from iotmq.mqtt_front.routing.routes import Router
+from iotmq.mqtt_front.routing.topic_rewrite import TopicRewrites
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.ports.gateway import GatewayPort
 from iotmq.ports.sessions import Will as KeptWill

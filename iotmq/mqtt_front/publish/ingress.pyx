@@ -20,14 +20,13 @@ from iotmq.mqtt.codec.packet_types cimport LEVEL_5
 from iotmq.mqtt.server.publish_sink cimport Publication, PublishSink
 from iotmq.mqtt_front.connection.device cimport CONGESTED_INGRESS, Device
 from iotmq.mqtt_front.connection.message_properties cimport append_record_properties
-from iotmq.mqtt_front.publish.batch cimport Batch, BatchOwner, Waiter
+from iotmq.mqtt_front.publish.batch cimport Batch, BatchOwner, Settling, Waiter
 from iotmq.mqtt_front.publish.guard cimport PublishGuard
 from iotmq.mqtt_front.publish.releases cimport Releases
 from iotmq.mqtt_front.publish.sampler cimport Sampler
 from iotmq.mqtt_front.publish.targets cimport TARGET_REFUSED, TARGET_RESOLVED, Ruling, Target, Targets, topic_of
 
 import logging
-from collections import deque
 from contextlib import nullcontext
 
 from iotmq import limits
@@ -51,10 +50,10 @@ from iotmq.mqtt.reason_codes import (
 )
 from iotmq.mqtt.topics.reply import REPLY_PREFIX, read_reply_topic
 from iotmq.mqtt.topics.topics import BRIDGE_PREFIX, decode_topic_name
-from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
+from iotmq.mqtt_front.routing.topic_rewrite import TopicRewrites
 from iotmq.ports.sessions import Will as KeptWill
 from iotmq.remoting.codes import ResponseCode
-from iotmq.supervised import FAILURES, surviving
+from iotmq.supervised import FAILURES
 from iotmq.telemetry.tracing import tracing
 
 _log = logging.getLogger("iotmq.mqtt")
@@ -62,7 +61,6 @@ _log = logging.getLogger("iotmq.mqtt")
 cdef enum:
     SPARE_BATCHES_MAX = 16
     NOTIFICATION_BYTES_MAX = 2      # of which one is right
-    SETTLED_PER_TURN = 8            # SUBSCRIBE and UNSUBSCRIBE that waited for one batch, some 30 us each
     SPARE_BYTES = 128               # what brokers add to the properties of a record
     UNIQUE_KEY_BYTES = 72           # and what finds a batch again to its first message
     DELAYED_SPARE_BYTES = 384       # and to those of one that waits: where it goes, and when
@@ -99,13 +97,6 @@ cdef Py_ssize_t _flag_properties_size[6]
 for _index in range(6):
     _flag_properties[_index] = <const uint8_t*><bytes>_FLAG_PROPERTIES[_index]
     _flag_properties_size[_index] = len(_FLAG_PROPERTIES[_index])
-
-
-cdef class Settling:
-    """Hold an action that waits for some batches."""
-
-    def __init__(self, callback not None):
-        self.callback = callback
 
 
 cdef class Lane(BatchOwner):
@@ -281,12 +272,8 @@ cdef class Ingress(PublishSink):
                 if lane is None or not published >> (place & 63) & 1:
                     continue
                 batch = lane.newest()
-                if batch is None:
-                    continue
-                if batch.settling is None:
-                    batch.settling = []
-                batch.settling.append(settling)
-                settling.left += 1
+                if batch is not None:
+                    batch.add_settling(settling)
         return settling is None or not settling.left
 
     # One message
@@ -676,9 +663,7 @@ cdef class Ingress(PublishSink):
                 span.end(f"the broker has refused it: {code} {remark}" if code != 0 else "")
         lane.under_way = None
         self._pending_bytes -= batch.size
-        if batch.settling is not None:
-            self._loop.call_soon(_settled, self._loop, deque(batch.settling))
-            batch.settling = None
+        batch.settle(self._loop)
         batch.clear()
         batch.owner = None
         if batch.exports == 0 and batch.capacity <= 2 * self._batch_bytes_max and len(self._spare) < SPARE_BATCHES_MAX:
@@ -705,16 +690,3 @@ cdef class Ingress(PublishSink):
         if device.output.size:
             self.group.touch(device)
         return 0
-
-
-def _settled(loop, waiting):
-    """Count down those who waited for a batch that is done, some in each turn of the loop, as they came in."""
-    cdef Settling settling
-    for _ in range(min(SETTLED_PER_TURN, len(waiting))):
-        settling = waiting.popleft()
-        settling.left -= 1
-        if not settling.left:
-            with surviving("what waits for batches"):
-                settling.callback()
-    if waiting:
-        loop.call_soon(_settled, loop, waiting)

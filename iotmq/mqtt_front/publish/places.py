@@ -19,11 +19,11 @@ from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt.reason_codes import TOPIC_NAME_INVALID
 from iotmq.mqtt.topics.delayed import split_delayed
 from iotmq.mqtt.topics.topics import decode_topic_name
-from iotmq.mqtt_front.publish.device_names import DeviceNames
 from iotmq.mqtt_front.publish.publishable import check_publishable
-from iotmq.mqtt_front.publish.route_file import RouteReloads
-from iotmq.mqtt_front.publish.routes import Target
-from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
+from iotmq.mqtt_front.routing.device_names import DeviceNames
+from iotmq.mqtt_front.routing.route_file import RouteReloads
+from iotmq.mqtt_front.routing.routes import Target
+from iotmq.mqtt_front.routing.topic_rewrite import TopicRewrites
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.ports.publishing import Placed
 

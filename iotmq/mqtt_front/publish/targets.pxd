@@ -5,7 +5,7 @@ from iotmq.mqtt.codec.publish_properties cimport PublishProperties
 from iotmq.mqtt.server.publish_sink cimport Publication
 from iotmq.mqtt.topics.topic_cache cimport TopicCache
 from iotmq.mqtt_front.connection.device cimport Device
-from iotmq.mqtt_front.publish.route_rules cimport RouteRules
+from iotmq.mqtt_front.routing.route_rules cimport RouteRules
 
 
 cdef enum TargetKind:

@@ -2,8 +2,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from iotmq.mqtt_front.connection.device import Device
-from iotmq.mqtt_front.publish.routes import Router
-from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
+from iotmq.mqtt_front.routing.routes import Router
+from iotmq.mqtt_front.routing.topic_rewrite import TopicRewrites
 
 class QueueCounts(Protocol):
     def queue_count(self, topic: str) -> int: ...

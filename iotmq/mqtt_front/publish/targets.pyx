@@ -20,8 +20,8 @@ from iotmq.mqtt.server.publish_sink cimport Publication
 from iotmq.mqtt.topics.topic_cache cimport TopicCache
 from iotmq.mqtt_front.connection.device cimport Device
 from iotmq.mqtt_front.connection.message_properties cimport append_record_properties
-from iotmq.mqtt_front.publish.checksum cimport FRAME_RIGHT
-from iotmq.mqtt_front.publish.route_rules cimport RouteRules
+from iotmq.mqtt_front.routing.checksum cimport FRAME_RIGHT
+from iotmq.mqtt_front.routing.route_rules cimport RouteRules
 
 import logging
 
@@ -42,9 +42,9 @@ from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt.reason_codes import TOPIC_NAME_INVALID
 from iotmq.mqtt.topics.delayed import split_delayed
 from iotmq.mqtt.topics.topics import decode_topic_name
-from iotmq.mqtt_front.publish.device_names import DeviceNames, names_of_key
+from iotmq.mqtt_front.routing.device_names import DeviceNames, names_of_key
 from iotmq.mqtt_front.publish.publishable import check_publishable
-from iotmq.mqtt_front.publish.routes import MessageRoutes
+from iotmq.mqtt_front.routing.routes import MessageRoutes
 
 _log = logging.getLogger("iotmq.mqtt")
 

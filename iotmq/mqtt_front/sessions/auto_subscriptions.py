@@ -10,7 +10,7 @@ from iotmq import limits
 from iotmq.errors import ConfigError
 from iotmq.mqtt.codec.subscription_options import NO_LOCAL, SubscriptionOptions
 from iotmq.mqtt.topics import topics
-from iotmq.mqtt_front.publish.device_names import CLIENT_ID, USER_NAME, DeviceNames, has_names, with_names
+from iotmq.mqtt_front.routing.device_names import CLIENT_ID, USER_NAME, DeviceNames, has_names, with_names
 from iotmq.mqtt_front.settings.topics import AutoSubscriptionSettings
 
 _log: Final = logging.getLogger("iotmq.mqtt")

@@ -16,8 +16,8 @@ from iotmq.mqtt.topics import topics
 from iotmq.mqtt_front.connection.bridge_role import BridgeRole
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.deliver.sys_topics import SysTopics
-from iotmq.mqtt_front.publish.device_names import DeviceNames, with_names
-from iotmq.mqtt_front.publish.topic_rewrite import split_prefix
+from iotmq.mqtt_front.routing.device_names import DeviceNames, with_names
+from iotmq.mqtt_front.routing.topic_rewrite import split_prefix
 from iotmq.mqtt_front.settings.topics import BridgeClientSettings
 
 _STATE: Final = "/state"

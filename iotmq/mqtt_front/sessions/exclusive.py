@@ -12,7 +12,7 @@ from iotmq.mqtt import reason_codes
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.topics.topics import is_exclusive, split_exclusive
 from iotmq.mqtt_front.connection.device import Device
-from iotmq.mqtt_front.publish.refused_filters import refused_filter
+from iotmq.mqtt_front.routing.refused_filters import refused_filter
 from iotmq.ports.sessions import (
     EXCLUSIVE,
     ExclusiveClaim,

@@ -25,10 +25,10 @@ from iotmq.mqtt_front.permissions.questions import Answer, AskedPolicy
 from iotmq.mqtt_front.permissions.refusals import REVOKED
 from iotmq.mqtt_front.permissions.rights import Rights
 from iotmq.mqtt_front.permissions.rule import PUBLISH, Decision, Use
-from iotmq.mqtt_front.publish.device_names import names_of
 from iotmq.mqtt_front.publish.ingress import Ingress
-from iotmq.mqtt_front.publish.refused_filters import refused_filter
-from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
+from iotmq.mqtt_front.routing.device_names import names_of
+from iotmq.mqtt_front.routing.refused_filters import refused_filter
+from iotmq.mqtt_front.routing.topic_rewrite import TopicRewrites
 from iotmq.mqtt_front.sessions.auto_subscriptions import AutoSubscriptions
 from iotmq.mqtt_front.sessions.left_wills import LeftWill, LeftWills
 from iotmq.ports.sessions import EXCLUSIVE

@@ -17,8 +17,8 @@ from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt_front.audit import facts_of
 from iotmq.mqtt_front.connection.deadlines import Deadlines
 from iotmq.mqtt_front.connection.device import Device
-from iotmq.mqtt_front.publish.device_names import DeviceNames, names_of
 from iotmq.mqtt_front.publish.ingress import Ingress
+from iotmq.mqtt_front.routing.device_names import DeviceNames, names_of
 from iotmq.mqtt_front.sessions.auto_subscriptions import AutoSubscriptions
 from iotmq.mqtt_front.sessions.client_prefixes import ClientPrefixes
 from iotmq.mqtt_front.sessions.durable import DurableSession, open_session
@@ -93,6 +93,11 @@ class ConnectedSessions:
     def all_connected(self) -> list[Device]:
         """List the connections that have sent their CONNECT; it may not be accepted yet."""
         return list(self._devices.values())
+
+    @property
+    def by_client_id(self) -> dict[str, Device]:
+        """Return the same by client id: only to be read, and they come and go."""
+        return self._devices
 
     def connected(self, client_id: str) -> Device | None:
         """Return the connection of a client whose CONNECT was accepted."""

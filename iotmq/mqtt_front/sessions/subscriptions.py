@@ -30,8 +30,8 @@ from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.deliver.egress import Egress
 from iotmq.mqtt_front.deliver.retained_egress import RetainedEgress
 from iotmq.mqtt_front.deliver.sys_topics import SysTopics
-from iotmq.mqtt_front.publish.device_names import names_of
-from iotmq.mqtt_front.publish.refused_filters import refusal_text, refusals, refused_filter
+from iotmq.mqtt_front.routing.device_names import names_of
+from iotmq.mqtt_front.routing.refused_filters import refusal_text, refusals, refused_filter
 from iotmq.mqtt_front.sessions.bridge_clients import mounted_filter
 from iotmq.mqtt_front.sessions.durable import DurableSession
 from iotmq.mqtt_front.sessions.durable_egress import DurableEgress

@@ -17,6 +17,7 @@ import msgspec
 from iotmq import limits
 from iotmq.clock import Clock
 from iotmq.event_loop import LoopSlice
+from iotmq.message.bodies import text_beginning
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt_front.access.authentication import Opens
@@ -40,8 +41,6 @@ from iotmq.supervised import surviving
 
 _SECOND_S: Final = 1.0
 _PROPERTIES_MAX: Final = 16
-# Of UTF-8.
-_CHARACTER_BYTES_MAX: Final = 4
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -376,20 +375,9 @@ def _with_content(
     event: TraceEvent, properties: tuple[tuple[str, str], ...], payload: bytes, bytes_max: int
 ) -> TraceEvent:
     """Add the beginning of a payload, as text if it is some, and user properties."""
-    data = payload[:bytes_max]
     try:
-        text, encoded = _text_of(data), ""
+        text, encoded = text_beginning(payload, bytes_max), ""
     except UnicodeDecodeError:
-        text, encoded = "", base64.b64encode(data).decode()
+        text, encoded = "", base64.b64encode(payload[:bytes_max]).decode()
     shown = [(cut(name), cut(value)) for name, value in properties[:_PROPERTIES_MAX]]
     return msgspec.structs.replace(event, payload=text, payload_base64=encoded, properties=shown)
-
-
-def _text_of(data: bytes) -> str:
-    """Decode text whose last character may be cut."""
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        if len(data) - error.start < _CHARACTER_BYTES_MAX and error.end == len(data):
-            return data[: error.start].decode()
-        raise

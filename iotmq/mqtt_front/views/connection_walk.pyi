@@ -1,5 +1,13 @@
+from typing import Generic, TypeVar
+
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.ports.client_pages import ClientsQuestion, Order
+
+_V = TypeVar("_V")
+
+class ValueSteps(Generic[_V]):
+    def __init__(self, values: dict[str, _V]) -> None: ...
+    def take(self, count: int) -> list[_V] | None: ...
 
 class ConnectionWalk:
     def __init__(self, asked: ClientsQuestion, *, now_s: float, now_ms: int) -> None: ...

@@ -6,6 +6,9 @@ likes. Plan: a heap is too much work for Python objects and a sorted copy is too
 than the worst of the page so far is collected, and cut down to the page whenever there is twice as much.
 """
 
+cimport cython
+from cpython.dict cimport PyDict_Next
+from cpython.ref cimport PyObject
 from libc.math cimport INFINITY
 from libc.stdint cimport int64_t
 from libc.string cimport memset
@@ -28,6 +31,11 @@ cdef enum:
     DROPPED, LATENCY_MS, MESSAGES_RECEIVED, MESSAGES_SENT, BYTES_RECEIVED, BYTES_SENT
     MESSAGES_RECEIVED_PER_S, MESSAGES_SENT_PER_S, BYTES_RECEIVED_PER_S, BYTES_SENT_PER_S
     NUMBERS
+
+cdef struct _Bound:
+    int column
+    double least
+    double most
 
 if len(NUMBER_COLUMNS) != NUMBERS or TEXT_COLUMNS != ("client_id", "user", "address", "listener"):
     raise ImportError("the columns are not those of ports.client_pages")
@@ -127,7 +135,7 @@ cdef double _number(Device device, int column, double now_s, int64_t now_ms) exc
 cdef object _text(Device device, int column):
     """Return a text, empty where there is none."""
     if column == CLIENT_ID:
-        return device.client_id
+        return device._client_id
     if column == USER:
         return device.user or ""
     if column == ADDRESS:
@@ -152,11 +160,45 @@ cdef class _TextTest:
         return text == self.wanted
 
 
+@cython.final
+cdef class ValueSteps:
+    """The values of a dict that may change meanwhile, some at a time: a list of them all takes too long to make.
+
+    What comes meanwhile may be among them. When the dict is made anew, which happens as it grows, the place in it is
+    lost.
+    """
+
+    cdef dict _values
+    cdef Py_ssize_t _place
+    cdef object _last_key               # None: nothing was taken yet
+
+    def __init__(self, dict values not None):
+        self._values = values
+
+    def take(self, Py_ssize_t count):
+        """Return the next values, none at the end; None when the place is lost."""
+        cdef PyObject* key = NULL
+        cdef PyObject* value = NULL
+        cdef Py_ssize_t place = self._place - 1
+        cdef list taken = []
+        if self._last_key is not None and not (
+            PyDict_Next(self._values, &place, &key, &value)
+            and place == self._place and <object>key is self._last_key
+        ):
+            return None
+        while len(taken) < count and PyDict_Next(self._values, &self._place, &key, &value):
+            taken.append(<object>value)
+        if taken:
+            self._last_key = <object>key
+        return taken
+
+
 cdef class ConnectionWalk:
     """A page of connections. Give `take` all of them, in any pieces, then ask for `page`."""
 
     cdef list _texts                    # of _TextTest
-    cdef list _bounds                   # (column, least, most)
+    cdef _Bound[NUMBERS] _bounds
+    cdef int _bounds_count
     cdef int _is_kept                   # -1: it does not matter
     cdef bint _is_text_order
     cdef int _order
@@ -184,14 +226,12 @@ cdef class ConnectionWalk:
         self._is_descending = asked.is_descending
         self._count_max = asked.limit
         self._texts = [_text_test(TEXT_COLUMNS.index(column), pattern) for column, pattern in asked.wanted.texts()]
-        self._bounds = [
-            (
-                NUMBER_COLUMNS.index(column),
-                -INFINITY if least is None else least,
-                INFINITY if most is None else most,
-            )
-            for column, least, most in asked.wanted.bounds()
-        ]
+        for column, least, most in asked.wanted.bounds():
+            assert self._bounds_count < NUMBERS, "one for each column at most"
+            self._bounds[self._bounds_count].column = NUMBER_COLUMNS.index(column)
+            self._bounds[self._bounds_count].least = -INFINITY if least is None else least
+            self._bounds[self._bounds_count].most = INFINITY if most is None else most
+            self._bounds_count += 1
         self._is_kept = -1 if asked.wanted.is_kept is None else asked.wanted.is_kept
         self._found = []
         self._now_s = now_s
@@ -201,9 +241,11 @@ cdef class ConnectionWalk:
         """Look at some of the connections."""
         cdef Device device
         cdef Py_ssize_t index
-        for index in range(start, min(end, len(devices))):
+        end = min(end, len(devices))
+        for index in range(start, end):
             device = devices[index]
-            if device.state != STATE_CONNECTED or device.client_id is None:
+            # Not its property `client_id`: the text itself is looked at only where something depends on it.
+            if device.state != STATE_CONNECTED or device._client_id is None:
                 continue
             self.looked_at += 1
             if self._fits(device):
@@ -213,11 +255,12 @@ cdef class ConnectionWalk:
     cdef bint _fits(self, Device device) except -1:
         cdef _TextTest test
         cdef double number
+        cdef int index
         if self._is_kept >= 0 and (device.expiry_s != 0) != self._is_kept:
             return False
-        for column, least, most in self._bounds:
-            number = _number(device, column, self._now_s, self._now_ms)
-            if number < <double>least or number > <double>most:
+        for index in range(self._bounds_count):
+            number = _number(device, self._bounds[index].column, self._now_s, self._now_ms)
+            if number < self._bounds[index].least or number > self._bounds[index].most:
                 return False
         for test in self._texts:
             if not test.fits(_text(device, test.column)):
@@ -227,18 +270,28 @@ cdef class ConnectionWalk:
     cdef int _offer(self, Device device) except -1:
         cdef object key
         cdef double number
+        # Nearly all come after the worst, and most of these are found here, without an object for them.
         if self._is_text_order:
             key = _text(device, self._order)
             if len(key) > CHARACTERS:
                 key = key[:CHARACTERS]
+            if self._worst is not None:
+                worst_key = self._worst[0]
+                if key == worst_key:
+                    if self._comes_after_worst(device._client_id):
+                        return 0
+                elif (key < worst_key) == self._is_descending:
+                    return 0
         else:
             number = _number(device, self._order, self._now_s, self._now_ms)
-            if self._worst is not None and (
-                number < self._worst_number if self._is_descending else number > self._worst_number
-            ):
-                return 0
+            if self._worst is not None:
+                if number == self._worst_number:
+                    if self._comes_after_worst(device._client_id):
+                        return 0
+                elif (number < self._worst_number) == self._is_descending:
+                    return 0
             key = number
-        cdef str client_id = device.client_id
+        cdef str client_id = device._client_id
         cdef tuple order = (key, client_id, 0) if len(client_id) <= CHARACTERS else (key, *name_order(client_id))
         if self._behind is not None and not self._comes_first(self._behind, order):
             return 0
@@ -248,6 +301,13 @@ cdef class ConnectionWalk:
         if len(self._found) >= 2 * self._count_max + 64:
             self._cut()
         return 0
+
+    cdef bint _comes_after_worst(self, str client_id) except -1:
+        """Return whether a connection with the key of the worst surely comes after it."""
+        cdef str worst_id = self._worst[1]
+        if len(client_id) > CHARACTERS or len(worst_id) >= CHARACTERS:
+            return False
+        return client_id < worst_id if self._is_descending else client_id > worst_id
 
     cdef bint _comes_first(self, tuple one, tuple other) except -1:
         return one > other if self._is_descending else one < other

@@ -1,6 +1,6 @@
 """Connected clients as operators see them: a page of them, one of them, and their end.
 
-Connections are looked at some in a turn of the loop, so that whoever asks holds up no device.
+Connections are looked at some at a time, so that whoever asks holds up no device.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import msgspec
 from iotmq import limits
 from iotmq.clock import Clock
 from iotmq.errors import RefusedError, RequestError
-from iotmq.event_loop import LoopSlice
+from iotmq.event_loop import Pace
 from iotmq.mqtt.topics.topics import matches_subscription
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.sessions.sessions import ConnectedSessions
-from iotmq.mqtt_front.views.connection_walk import ConnectionWalk
+from iotmq.mqtt_front.views.connection_walk import ConnectionWalk, ValueSteps
 from iotmq.ports import client_pages
 from iotmq.ports.client_pages import (
-    NUMBER_COLUMNS,
     PROTOCOL_LEVELS,
     ClientDetail,
     ClientRow,
+    ClientsAnswer,
     ClientsQuestion,
     ClientSubscription,
     KickAnswer,
@@ -37,10 +37,8 @@ from iotmq.ports.client_pages import (
 from iotmq.ports.inspections import KICK, Inspections
 
 _NOT_FOUND: Final = 22
-# A turn of the loop is for operators for so long, and for so many connections between two looks at the clock.
-_SLICE_S: Final = 0.0002
+# Connections between two looks at the clock.
 _STEP: Final = 128
-_ROWS_PER_TURN: Final = 25
 _KICKS_PER_TURN: Final = 16
 # The rest of an answer is for what stands around its rows.
 _ROWS_BYTES_MAX: Final = limits.INSPECTION_ANSWER_BYTES_MAX - 16 * 1024
@@ -77,15 +75,17 @@ class ConnectionViews:
             return await self._page(asked)
 
     async def _page(self, asked: ClientsQuestion) -> bytes:
-        walk = self._walk(asked)
-        await self._take_all(walk)
+        walk = await self._walked(asked)
         found, has_more = walk.page()
+        pace = Pace()
         rows: list[msgspec.Raw] = []
         orders: list[Order] = []
         size = 0
-        for number, (order, device) in enumerate(found, 1):
-            if number % _ROWS_PER_TURN == 0:
-                await asyncio.sleep(0)
+        for order, device in found:
+            await pace.step()
+            if self._sessions.by_client_id.get(device.client_id or "", device) is not device:
+                # Come back meanwhile: it is on the page once more.
+                continue
             row = msgspec.msgpack.encode(_row(device, walk))
             size += len(row) + len(msgspec.msgpack.encode(order))
             if size > _ROWS_BYTES_MAX:
@@ -93,7 +93,7 @@ class ConnectionViews:
                 break
             rows.append(msgspec.Raw(row))
             orders.append(order)
-        answer = _RawAnswer(
+        answer = ClientsAnswer(
             rows=rows, orders=orders, matched=walk.matched, connected=walk.looked_at, has_more=has_more
         )
         return msgspec.msgpack.encode(answer)
@@ -131,9 +131,8 @@ class ConnectionViews:
             found = [device for device in named if device is not None]
             matched = len(found)
         else:
-            walk = self._walk(ClientsQuestion(wanted=asked.wanted, limit=max(asked.limit, 1)))
             async with self._turns:
-                await self._take_all(walk)
+                walk = await self._walked(ClientsQuestion(wanted=asked.wanted, limit=max(asked.limit, 1)))
             found = [device for _, device in walk.page()[0]]
             matched = walk.matched
         found = found[: asked.limit]
@@ -155,42 +154,39 @@ class ConnectionViews:
 
     async def _subscriptions_page(self, asked: SubscriptionsQuestion) -> bytes:
         page = SubscriptionPage(asked, matches_subscription)
-        turn = LoopSlice(slice_s=_SLICE_S)
+        pace = Pace()
         for device in self._sessions.all_connected():
             client_id, held = device.client_id, device.subscriptions
-            if not turn.take():
-                await asyncio.sleep(0)
-                turn = LoopSlice(slice_s=_SLICE_S)
+            await pace.step()
             if client_id is None or not held or not page.may_have(client_id):
                 continue
             # A session may have ten thousand.
             for number, (topic_filter, options) in enumerate(list(held.items()), 1):
                 page.offer(client_id, topic_filter, options)
                 if number % _STEP == 0:
-                    await asyncio.sleep(0)
+                    await pace.step()
         return msgspec.msgpack.encode(page.answer(_ROWS_BYTES_MAX))
 
     def _walk(self, asked: ClientsQuestion) -> ConnectionWalk:
         return ConnectionWalk(asked, now_s=self._clock.monotonic_s(), now_ms=self._clock.now_ms())
 
-    async def _take_all(self, walk: ConnectionWalk) -> None:
-        devices = self._sessions.all_connected()
-        turn = LoopSlice(slice_s=_SLICE_S)
-        for start in range(0, len(devices), _STEP):
-            if not turn.take():
-                await asyncio.sleep(0)
-                turn = LoopSlice(slice_s=_SLICE_S)
-            walk.take(devices, start, start + _STEP)
-
-
-class _RawAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """A ClientsAnswer whose rows are encoded already."""
-
-    rows: list[msgspec.Raw]
-    orders: list[Order]
-    matched: int
-    connected: int
-    has_more: bool
+    async def _walked(self, asked: ClientsQuestion) -> ConnectionWalk:
+        """Look at all connections."""
+        walk = self._walk(asked)
+        pace = Pace()
+        steps = ValueSteps(self._sessions.by_client_id)
+        await pace.step()
+        while devices := steps.take(_STEP):
+            walk.take(devices, 0, len(devices))
+            await pace.step()
+        if devices is None:
+            # Many come and go: all that there are now.
+            walk = self._walk(asked)
+            devices = self._sessions.all_connected()
+            for start in range(0, len(devices), _STEP):
+                await pace.step()
+                walk.take(devices, start, start + _STEP)
+        return walk
 
 
 def _subscriptions(device: Device) -> Iterator[ClientSubscription]:
@@ -203,7 +199,10 @@ def _subscriptions(device: Device) -> Iterator[ClientSubscription]:
 
 
 def _row(device: Device, walk: ConnectionWalk) -> ClientRow:
-    found = dict(zip(NUMBER_COLUMNS, walk.numbers(device), strict=True))
+    numbers = walk.numbers(device)
+    version, keep_alive_s, connected_ms, subscriptions = map(int, numbers[:4])
+    in_flight, queued, queued_bytes, unsent_bytes, dropped = map(int, numbers[4:9])
+    messages_received, messages_sent, bytes_received, bytes_sent = map(int, numbers[10:14])
     peer = device.peer
     return ClientRow(
         client_id=device.client_id or "",
@@ -211,25 +210,25 @@ def _row(device: Device, walk: ConnectionWalk) -> ClientRow:
         address=_shown(walk.address(device)),
         listener="" if peer is None else peer.listener,
         certificate=_shown(None if peer is None else peer.certificate_identity),
-        version=_VERSIONS.get(int(found["version"]), ""),
-        keep_alive_s=int(found["keep_alive_s"]),
-        connected_ms=int(found["connected_ms"]),
+        version=_VERSIONS.get(version, ""),
+        keep_alive_s=keep_alive_s,
+        connected_ms=connected_ms,
         is_kept=device.expiry_s != 0,
-        subscriptions=int(found["subscriptions"]),
-        in_flight=int(found["in_flight"]),
-        queued=int(found["queued"]),
-        queued_bytes=int(found["queued_bytes"]),
-        unsent_bytes=int(found["unsent_bytes"]),
-        dropped=int(found["dropped"]),
-        latency_ms=round(found["latency_ms"], 3),
-        messages_received=int(found["messages_received"]),
-        messages_sent=int(found["messages_sent"]),
-        bytes_received=int(found["bytes_received"]),
-        bytes_sent=int(found["bytes_sent"]),
-        messages_received_per_s=round(found["messages_received_per_s"], 3),
-        messages_sent_per_s=round(found["messages_sent_per_s"], 3),
-        bytes_received_per_s=round(found["bytes_received_per_s"], 1),
-        bytes_sent_per_s=round(found["bytes_sent_per_s"], 1),
+        subscriptions=subscriptions,
+        in_flight=in_flight,
+        queued=queued,
+        queued_bytes=queued_bytes,
+        unsent_bytes=unsent_bytes,
+        dropped=dropped,
+        latency_ms=round(numbers[9], 3),
+        messages_received=messages_received,
+        messages_sent=messages_sent,
+        bytes_received=bytes_received,
+        bytes_sent=bytes_sent,
+        messages_received_per_s=round(numbers[14], 3),
+        messages_sent_per_s=round(numbers[15], 3),
+        bytes_received_per_s=round(numbers[16], 1),
+        bytes_sent_per_s=round(numbers[17], 1),
     )
 
 

@@ -13,6 +13,7 @@ from iotmq import limits
 from iotmq.alarms import cluster_conditions as table
 from iotmq.alarms.condition import Condition, number_text
 from iotmq.alarms.conditions import CONDITIONS, NOT_READY
+from iotmq.alarms.settings import DeviceWatch
 from iotmq.config.config import Config, config_from_table
 from iotmq.errors import ConfigError
 
@@ -123,6 +124,9 @@ def test_rules_and_watches_are_conditions() -> None:
     )
     assert (watch.name, watch.fires_at, watch.is_of_cluster) == ("pumps", 0.5, True)
     assert watch.clears_at < watch.fires_at
+    odd = DeviceWatch(name="odd", client_prefix="pump{1}{").condition
+    assert odd.text(1, ()).startswith("devices pump{1}{... are away")
+    assert settings(rules=[{**RULE, "says": "{{{value}}} of {listener}"}]).alarms.conditions
 
 
 HOOK = {"kind": "webhook", "name": "ops", "url": "http://127.0.0.1:1/"}
@@ -139,6 +143,11 @@ MAIL = {"kind": "email", "name": "mail", "host": "localhost", "sender": "a@b.c",
         ({"rules": [RULE], "devices": [{"name": "busy", "client_prefix": "x"}]}, "busy is there twice"),
         ({"rules": [{**RULE, "clears_at": 100}]}, "have to differ"),
         ({"rules": [{**RULE, "metric": "a b"}]}, "rules[0].metric"),
+        ({"rules": [{**RULE, "says": "{value:.1f} connections"}]}, "says"),
+        ({"rules": [{**RULE, "says": "{listener.name}"}]}, "says"),
+        ({"rules": [{**RULE, "says": "{value!r}"}]}, "says"),
+        ({"rules": [{**RULE, "says": "{} of {0}"}]}, "says"),
+        ({"rules": [{**RULE, "says": "so many: {value"}]}, "says"),
         ({"receivers": [HOOK, HOOK]}, "ops is there twice"),
         ({"receivers": [{**HOOK, "url": "ftp://x"}]}, "receivers[0].url"),
         ({"receivers": [{**HOOK, "url": "http://user:password@host/"}]}, "receivers[0].url"),
@@ -146,6 +155,7 @@ MAIL = {"kind": "email", "name": "mail", "host": "localhost", "sender": "a@b.c",
         ({"receivers": [{**MAIL, "host": "mail.example", "encryption": "none"}]}, "on this machine"),
         ({"receivers": [{**MAIL, "to": ["a@b\nBcc: c@d"]}]}, "receivers[0].to"),
         ({"receivers": [{**MAIL, "to": []}]}, "receivers[0].to"),
+        ({"receivers": [{**MAIL, "to": ["änn@b.c"]}]}, "receivers[0].to"),
         ({"receivers": [{"kind": "pigeon", "name": "x"}]}, '"webhook", "email"'),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,38 @@ async def test_what_is_known_is_kept_at_the_end(tmp_path: Path) -> None:
     assert again.firing == bench.firing
 
 
+async def test_a_stop_waits_for_what_is_being_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "serve.json"
+    begun, may_go_on = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+    at_once = 0
+
+    def write(path: Path, state: BookState) -> None:
+        nonlocal at_once
+        at_once += 1
+        assert at_once == 1, "two write one file"
+        loop.call_soon_threadsafe(begun.set)
+        assert may_go_on.wait(10)
+        write_state(path, state)
+        at_once -= 1
+
+    monkeypatch.setattr(role_module, "write_state", write)
+    bench = Bench(file=file)
+    await bench.role.start()
+    bench.part.devices = {"tcp": 2}
+    await bench.role.look()
+    await begun.wait()
+    stopping = asyncio.ensure_future(bench.role.stop())
+    await asyncio.sleep(0)
+    bench.part.devices = {}
+    await bench.role.look()
+    loop.call_later(0.05, may_go_on.set)
+    await stopping
+    again = Bench(file=file)
+    assert again.firing == bench.firing
+    assert at_once == 0
+
+
 async def test_a_file_that_cannot_be_written_is_tried_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,3 +252,17 @@ async def test_a_file_that_cannot_be_written_is_tried_again(
     await bench.role.stop()
     assert "alarms are not kept: no room" in caplog.text
     assert [alarm.name for alarm in read_state(file).firing] == ["crowded"]
+
+
+async def test_an_end_goes_on_where_the_disk_is_full(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(path: Path, state: BookState) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(role_module, "write_state", write)
+    bench = Bench(file=tmp_path / "serve.json")
+    bench.part.devices = {"tcp": 2}
+    await bench.role.look()
+    await bench.role.stop()
+    assert "alarms are not kept: no room" in caplog.text

@@ -14,6 +14,7 @@ from iotmq.alarms import watch as watch_module
 from iotmq.alarms.book import Missed
 from iotmq.alarms.cluster_conditions import (
     BROKER_GONE,
+    CONDITIONS,
     DEAD_LETTERS,
     DEVICES_SILENT,
     FRONT_END_GONE,
@@ -24,6 +25,7 @@ from iotmq.alarms.cluster_conditions import (
     REGISTRY_GONE,
 )
 from iotmq.alarms.lease import FORBIDDEN_S
+from iotmq.alarms.measures import Measures
 from iotmq.alarms.settings import DeviceWatch
 from iotmq.alarms.watch import Watch, silent_share
 from iotmq.client.admin.brokers import BrokerProgress, QueueContent
@@ -252,6 +254,27 @@ async def test_dead_letters_are_counted(bench: Bench) -> None:
         f"%DLQ%{number}": 1 for number in range(limits.ALARM_DEAD_LETTER_TOPICS_MAX + 1)
     }
     assert len((await bench.look())[DEAD_LETTERS]) == limits.ALARM_DEAD_LETTER_TOPICS_MAX
+
+
+async def test_dead_letters_of_a_broker_that_was_away_are_no_new_ones(bench: Bench) -> None:
+    growth = Measures(
+        [each for each in CONDITIONS if each.sources == (DEAD_LETTERS,)], counts_from_start=False
+    )
+
+    async def grown() -> list[float]:
+        found = await bench.watch.look(bench.cluster)  # type: ignore[arg-type]
+        bench.clock.advance(30)
+        readings, _ = growth.read(found, bench.clock.now_ms())
+        return [reading.value for reading in readings]
+
+    bench.cluster.dead_letters = {"%DLQ%orders": 100}
+    assert await grown() == [0]
+    bench.cluster.dead_letters = {}
+    assert await grown() == [0]
+    bench.cluster.dead_letters = {"%DLQ%orders": 100}
+    assert await grown() == [0]
+    bench.cluster.dead_letters = {"%DLQ%orders": 101, "%DLQ%new": 1}
+    assert await grown() == [1, 1]
 
 
 async def test_what_cannot_be_asked_is_left_out(bench: Bench) -> None:

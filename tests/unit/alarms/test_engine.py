@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from msgspec.structs import replace
 
 from iotmq import limits
 from iotmq.alarms.alarm import Acknowledgement, Reading, alarm_id
@@ -200,6 +201,16 @@ def test_so_many_alarms_there_may_be(extra: int) -> None:
     events = engine.observe(readings[-1:], {"room"}, 2)
     events += engine.observe(readings[-1:], {"room"}, 3)
     assert Counter(event.kind for event in events)["fired"] == extra
+    engine.check_invariants()
+
+
+def test_a_flood_of_groups_leaves_room_for_what_is_wrong_with_the_process() -> None:
+    engine = Engine((replace(LAG, is_of_cluster=True, for_s=0), ROOM), flapping_count=3, flapping_s=1)
+    flood = [Reading("lag", (("group", str(number)),), 100) for number in range(2 * limits.ALARMS_MAX)]
+    for now_ms in (1, 2):
+        engine.observe(flood, {"lag"}, now_ms)
+        assert len(engine.current) == limits.ALARMS_MAX * 3 // 4
+    assert [event.kind for event in engine.observe([Reading("room", (), 0)], {"room"}, 3)] == ["fired"]
     engine.check_invariants()
 
 

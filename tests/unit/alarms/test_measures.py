@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
 from iotmq import limits
-from iotmq.alarms.condition import Condition, Labels
+from iotmq.alarms.condition import Condition, Labels, number_text
 from iotmq.alarms.measures import Measures
 
 NONE: Labels = ()
@@ -44,6 +45,14 @@ def test_a_number_is_as_it_is() -> None:
     assert series.at(0, 5) == [5]
     assert series.at(1, 7, 8) == [7, 8]
     assert series.at(2) == []
+
+
+def test_what_is_no_number_is_left_out_and_what_has_no_end_is_very_much() -> None:
+    series = Series()
+    assert series.at(0, math.nan, 5) == [5]
+    (much, little) = series.at(1, math.inf, -math.inf)
+    assert math.isfinite(much)
+    assert (number_text(much), number_text(little)) == ("1e+300", "-1e+300")
 
 
 def test_a_counter_of_this_process_counts_from_the_start() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from iotmq import limits
 from iotmq.alarms.alarm import Acknowledgement, Alarm, alarm_id
+from iotmq.alarms.condition import Labels
 from iotmq.alarms.notification import Inbox, Notification
 from iotmq.alarms.settings import WebhookSettings
 
@@ -106,6 +108,21 @@ def test_groups_are_by_the_labels_of_the_settings() -> None:
     assert len(Reader(group_by=("site",)).at(40, one, two)) == 1
     assert len(Reader(group_by=()).at(40, one, two)) == 1
     assert len(Reader(group_by=("alertname", "level")).at(40, one, two)) == 2
+
+
+def test_each_alarm_is_looked_at_once_however_many_groups_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[str] = []
+    group_of = Inbox._group
+
+    def counted(inbox: Inbox, one: Alarm) -> Labels:
+        looked_at.append(one.id)
+        return group_of(inbox, one)
+
+    monkeypatch.setattr(Inbox, "_group", counted)
+    reader = Reader(group_by=("group",))
+    alarms = [alarm(labels={"group": str(number)}) for number in range(50)]
+    assert reader.at(1, *alarms) == []
+    assert len(looked_at) == len(alarms)
 
 
 def test_a_dead_receiver_is_told_what_is_so_when_it_is_back() -> None:

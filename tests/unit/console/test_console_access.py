@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import shutil
 import ssl
 from collections.abc import AsyncIterator
@@ -16,7 +17,10 @@ from certificates import make_certificate, make_root
 from eventually import soon
 
 from iotmq import limits
+from iotmq.console.access.tokens import KNOWN_MAX, Tokens
 from iotmq.console.pages import Pages
+from iotmq.console.server.connection import HttpConnection
+from iotmq.console.server.messages import Request
 from iotmq.console.server.port import HttpPort
 from iotmq.console.settings import HttpSettings, HttpTokenSettings
 from iotmq.errors import ConfigError
@@ -76,6 +80,24 @@ async def test_a_token_opens_everything_and_nothing_else_does() -> None:
         assert number(server, "iotmq_http_unauthorized_total") == 8
 
 
+def test_headers_that_were_right_are_known_and_only_so_many() -> None:
+    token = HttpTokenSettings(name="a", token="t" * 32, role="viewer")
+    tokens = Tokens([token])
+
+    def asked(authorization: str) -> Request:
+        return Request("GET", "/", "", {"authorization": authorization}, "127.0.0.1")
+
+    assert tokens.find(asked(f"Bearer {'x' * 32}")) is None
+    assert tokens.known(asked(f"Bearer {'x' * 32}")) is None
+    assert tokens.known(asked(f"Bearer {'t' * 32}")) is None
+    for spaces in range(KNOWN_MAX):
+        assert tokens.find(asked(f"Bearer {' ' * spaces}{'t' * 32}")) is token
+    assert tokens.known(asked(f"Bearer {'t' * 32}")) is token
+    assert tokens.find(asked(f"bearer {'t' * 32}")) is token
+    assert tokens.known(asked(f"Bearer {'t' * 32}")) is None
+    assert tokens.known(asked(f"bearer {'t' * 32}")) is token
+
+
 async def test_a_token_in_the_address_is_none() -> None:
     async with running(tokens=TOKENS) as server:
         assert await status(server, f"/metrics?token={TOKENS[0].token}") == 401
@@ -104,19 +126,28 @@ async def test_a_refusal_is_a_line_of_the_log_without_the_token(caplog: pytest.L
     assert "0123456789abcdef" not in repr(server._settings)
 
 
-async def test_so_many_connections_may_be_open() -> None:
+async def test_of_so_many_connections_the_quietest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running() as server:
         opened = [
             await asyncio.open_connection("127.0.0.1", server.port)
             for _ in range(limits.HTTP_CONNECTIONS_MAX)
         ]
         await soon(lambda: len(server._connections) == limits.HTTP_CONNECTIONS_MAX, "all of them")
+        # It was the quietest, and has asked for something since.
+        active = min(server._connections, key=lambda each: each.quiet_until_s)
+        active._deadline_s += 1_000
+        assert await status(server, "/healthz") == 200
+        assert active in server._connections
+        assert number(server, "iotmq_http_refused_connections_total") == 1
+        await soon(lambda: len(server._connections) < limits.HTTP_CONNECTIONS_MAX, "room")
+        opened.append(await asyncio.open_connection("127.0.0.1", server.port))
+        await soon(lambda: len(server._connections) == limits.HTTP_CONNECTIONS_MAX, "one for the other")
+        # Those that are answered now stay.
+        monkeypatch.setattr(HttpConnection, "quiet_until_s", math.inf)
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         assert await reader.read() == b""
-        assert number(server, "iotmq_http_refused_connections_total") == 1
-        opened.pop()[1].close()
-        await soon(lambda: len(server._connections) < limits.HTTP_CONNECTIONS_MAX, "room")
-        assert await status(server, "/healthz") == 200
+        assert len(server._connections) == limits.HTTP_CONNECTIONS_MAX
+        assert number(server, "iotmq_http_refused_connections_total") == 2
         for _, other in (*opened, (reader, writer)):
             other.close()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from iotmq.client.transport.routes import MessageQueue, queue_of_key
 from iotmq.front_port.filter_homes import FilterHomes
-from iotmq.mqtt_front.publish.routes import Router
+from iotmq.mqtt_front.routing.routes import Router
 from iotmq.mqtt_front.settings.routes import RouteSettings
 
 

@@ -159,6 +159,18 @@ def test_there_are_so_many_series_and_one_that_is_gone_for_an_hour_makes_room() 
     assert site.values('many{of="d"}', step_s=60, steps=70)[0][:60] == [None] * 60
 
 
+def test_one_that_was_gone_and_is_back_makes_no_room() -> None:
+    site = Site(series_max=1)
+    site.numbers.by_label = {"a": 1.0}
+    site.history.sample()
+    site.numbers.by_label = {}
+    site.pass_steps(360)
+    site.numbers.by_label = {"a": 1.0, "new": 100.0}
+    site.pass_steps()
+    assert [each.name for each in site.history.series().items] == ['many{of="a"}']
+    assert site.values('many{of="a"}', steps=1) == [[1.0]]
+
+
 def test_the_default_has_room_for_so_many_series() -> None:
     site = Site()
     site.numbers.by_label = {str(number): 1.0 for number in range(limits.HISTORY_SERIES_MAX + 1)}

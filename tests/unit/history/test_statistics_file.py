@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 import zlib
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from iotmq import limits
@@ -23,9 +23,7 @@ NOW_MS = 1_700_000_000_000
 
 
 def rows(time_ms: int, table: Table = "groups", **counts: tuple[int, ...]) -> Rows:
-    columns = {"topics": 4, "groups": 3, "clients": 5}[table]
-    values = np.array(list(counts.values()), dtype=np.uint64).reshape(-1, columns)
-    return Rows(table, time_ms, list(counts), values)
+    return Rows(table, time_ms, counts)
 
 
 def shown(data: bytes, chosen: Chosen | None = None) -> list[tuple[str, int, dict[str, list[int]]]]:
@@ -34,7 +32,10 @@ def shown(data: bytes, chosen: Chosen | None = None) -> list[tuple[str, int, dic
         (
             block.table,
             block.time_ms,
-            {content.names[block.table][i]: c.tolist() for i, c in zip(block.ids, block.counts, strict=True)},
+            {
+                content.names[block.table][number]: list(block.row(row))
+                for row, (number,) in enumerate(struct.iter_unpack(">I", block.ids))
+            },
         )
         for block in content.blocks
     ]
@@ -152,12 +153,17 @@ def test_names_past_those_a_file_has_room_for_count_together(tmp_path: Path) -> 
     assert shown(path.read_bytes())[1][2] == {"": [52, 3, 0], "a": [8, 1, 0]}
 
 
+def test_what_has_no_room_in_a_file_stays_at_the_largest(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write(path, rows(NOW_MS, a=(2**64 - 2, 2**64 - 1, 1), b=(1, 0, 2), c=(1, 1, 3)), names_max=0)
+    assert shown(path.read_bytes())[0][2] == {"": [2**64 - 1, 2**64 - 1, 6]}
+
+
 def test_a_block_of_the_most_names_fits_the_largest_block(tmp_path: Path) -> None:
     # What broker.statistics_names_max allows, each as long as a name may be, and the others.
     names = [f"{number:0{limits.STATISTICS_NAME_BYTES_MAX}}" for number in range(10_000)]
-    values = np.ones((len(names), 5), dtype=np.uint64)
     path = tmp_path / "file"
-    write(path, Rows("clients", NOW_MS, names, values), names_max=10_000)
+    write(path, Rows("clients", NOW_MS, dict.fromkeys(names, (1, 1, 1, 1, 1))), names_max=10_000)
     assert path.stat().st_size <= limits.STATISTICS_BLOCK_BYTES_MAX
     assert len(read_file(path).names["clients"]) == 10_001
 

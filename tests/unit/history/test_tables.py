@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -201,3 +202,21 @@ def test_a_damaged_end_of_a_file_costs_that_end(tmp_path: Path) -> None:
     assert series(made, "minute", BASE, BASE + 2 * MINUTE, "a") == [1, 1, 1]
     made.add(BASE + 3 * MINUTE, counted(a=1))
     assert series(made, "minute", BASE, BASE + 3 * MINUTE, "a") == [1, 1, 1, 1]
+
+
+def test_files_are_not_all_in_memory_at_one_time(tmp_path: Path) -> None:
+    days, minutes = 8, 20
+    made = tables(tmp_path, names_max=200, minute=days)
+    for minute in range(days * minutes):
+        day, left = divmod(minute, minutes)
+        made.add(BASE + day * DAY + left * MINUTE, counted(**{f"n{number}": 1 for number in range(200)}))
+    largest = max(file.stat().st_size for file in tmp_path.glob("minute-*"))
+    tracemalloc.start()
+    try:
+        found = sums(made, "minute", BASE, BASE + days * DAY)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found == {f"n{number}": days * minutes for number in range(200)}
+    # One that is added up, and the next.
+    assert peak < 4 * largest

@@ -121,6 +121,7 @@ async def test_a_slave_counts_from_its_first_report_and_until_it_is_gone(bench: 
     _, first = await bench.connect()
     await soon(lambda: len(bench.server._links) == 1, "it is connected")
     assert not bench.server.is_ok(end_position), "it has said nothing yet"
+    assert bench.server.replication_state().followers == []
     first.write(REPORT.pack(end_position))
     await soon(lambda: told == [end_position], "it has reported")
     assert bench.server.is_ok(end_position + FALL_BEHIND - 1)
@@ -128,6 +129,13 @@ async def test_a_slave_counts_from_its_first_report_and_until_it_is_gone(bench: 
     # The one that takes its place has nothing: what the other had says nothing of it.
     _, second = await bench.connect(0)
     await soon(lambda: len(bench.server._links) == 2, "the second is connected")
+    await soon(lambda: len(bench.server.replication_state().followers) == 2, "and has reported")
+    state = bench.server.replication_state()
+    assert (state.mode, state.end, state.confirmed) == ("master_slave", end_position, end_position)
+    assert {(each.position, each.behind_bytes, each.is_in_sync) for each in state.followers} == {
+        (end_position, 0, True),
+        (0, end_position, True),
+    }
     first.close()
     await soon(lambda: told[-1] in (-1, 0), "the first is gone")
     await soon(lambda: told[-1] == 0, "the second counts")

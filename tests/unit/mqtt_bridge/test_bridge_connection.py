@@ -31,7 +31,7 @@ from iotmq.mqtt_bridge.refusals import LeftOut, Refusal
 from iotmq.mqtt_bridge.settings import ReceiveRuleSettings, SendRuleSettings
 from iotmq.mqtt_bridge.topic_maps import ReceiveMap, SendMap
 from iotmq.mqtt_front.connection.device import Device, DeviceGroup
-from iotmq.mqtt_front.publish.routes import Router
+from iotmq.mqtt_front.routing.routes import Router
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 
 

@@ -248,6 +248,12 @@ _NOT_WRITABLE: Final = "this broker does not take messages (broker.is_writable)"
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 
 
+def _tell(connection: ServerConnection, position: int) -> None:
+    """Push no records, and say up to where the log has been read."""
+    ext = {"matchesBytes": "0", "nextPosition": str(position)}
+    connection.send_oneway(Command.request(RequestCode.DELIVER_RECORDS, ext, oneway=True))
+
+
 def _nothing() -> None:
     pass
 
@@ -370,12 +376,21 @@ class GatewayHandler:
         since: int,
     ) -> None:
         try:
-            is_whole = await self._catch_up.attach(
-                connection, front_end.channel, attached, front_end.push, since=since
+            gap = await self._catch_up.attach(
+                connection,
+                front_end.channel,
+                attached,
+                front_end.push,
+                since=since,
+                tell=partial(_tell, connection) if request.boolean("fromDisk", False) else None,
             )
             answer = self._attached(request)
-            if not is_whole:
-                answer.ext["isGap"] = "true"
+            if gap is not None:
+                answer.ext |= {
+                    "isGap": "true",
+                    "gapFrom": str(gap.from_position),
+                    "gapTo": str(gap.to_position),
+                }
         except ConnectionClosedError:
             return
         except Exception as error:

@@ -70,15 +70,16 @@ class InspectedSessions:
         asked = _decoded(QueueQuestion, body)
         session = self._sessions.stored(asked.client_id)
         subscription = None if session is None else session.subscriptions.get(asked.topic_filter)
-        if subscription is None or is_share(asked.topic_filter):
+        if session is None or subscription is None or is_share(asked.topic_filter):
             raise RequestError(
                 ResponseCode.QUERY_NOT_FOUND,
                 f"client {asked.client_id[:80]!r} has no queue of {asked.topic_filter[:80]!r} here",
             )
         cursor, behind = self._sessions.behind(asked.client_id, subscription.queue_id)
+        begin = max(asked.position, cursor)
         answer: asyncio.Future[QueueAnswer] = asyncio.get_running_loop().create_future()
 
-        def done(found: QueueRecords | Refused) -> None:
+        def take(found: QueueRecords | Refused) -> None:
             if answer.done():
                 return
             if isinstance(found, Refused):
@@ -87,6 +88,7 @@ class InspectedSessions:
             records = [
                 bytes(record) for record in found.records if len(memoryview(record)) <= _ROWS_BYTES_MAX
             ]
+            in_flight, done = _sent(session, asked.topic_filter, begin, found.next_position)
             answer.set_result(
                 QueueAnswer(
                     records=records,
@@ -94,18 +96,20 @@ class InspectedSessions:
                     next_position=found.next_position,
                     is_end=found.is_end,
                     behind=behind,
+                    in_flight=in_flight,
+                    done=done,
                 )
             )
 
         self._sessions.read_queue(
             QueueRead(
                 queue_id=subscription.queue_id,
-                position=max(asked.position, cursor),
+                position=begin,
                 records_max=asked.limit,
                 bytes_max=_QUEUE_BYTES_MAX,
                 client_id=asked.client_id,
             ),
-            done,
+            take,
         )
         return msgspec.msgpack.encode(await answer)
 
@@ -118,6 +122,23 @@ class InspectedSessions:
             page.offer(client_id, topic_filter, subscription.options)
             if number % _STEP == 0:
                 await asyncio.sleep(0)
+
+
+def _sent(session: StoredSession, topic_filter: str, begin: int, end: int) -> tuple[list[int], list[int]]:
+    """Return positions of a filter's messages that are in flight, and of those that are done."""
+    in_flight = [
+        each.position
+        for each in session.in_flight
+        if each.topic_filter == topic_filter and begin <= each.position < end
+    ]
+    done = [
+        position
+        for name, found in session.done
+        if name == topic_filter
+        for position in ([found] if isinstance(found, int) else found)
+        if begin <= position < end
+    ]
+    return in_flight, done
 
 
 def _decoded(form: type[T], body: bytes) -> T:

@@ -18,6 +18,7 @@ import msgspec
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.errors import ClientError
 from iotmq.files import replace_file
+from iotmq.supervised import to_its_end
 
 _log = logging.getLogger(__name__)
 
@@ -69,16 +70,12 @@ class OffsetsFile:
             saved = dict(offsets)
             rows = [_Row(*queue, offset) for queue, offset in sorted(saved.items())]
             data = msgspec.json.format(msgspec.json.encode(_Content(self._group, rows))) + b"\n"
-            writing = asyncio.ensure_future(asyncio.to_thread(replace_file, self._path, data))
+            writing = asyncio.get_running_loop().run_in_executor(None, replace_file, self._path, data)
             try:
-                await asyncio.shield(writing)
+                await to_its_end(writing)
             except OSError as error:
                 _log.error("the offsets of group %s are not saved to %s: %s", self._group, self._path, error)
                 return
-            except asyncio.CancelledError:
-                # The thread goes on, and nobody else may be at the file before it is done.
-                await asyncio.wait([writing])
-                raise
             self._saved = saved
 
     def _take_lock(self) -> None:

@@ -1,1 +1,1 @@
-"""The routes by area; `table.py` has them all."""
+"""The routes by area, a room for each part of the house; `table.py` has them all."""

@@ -8,7 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from iotmq import limits
-from iotmq.console.api.problems import INVALID, FieldProblem, ProblemError
+from iotmq.client.transport.message import is_own_topic
+from iotmq.console.api.problems import FORBIDDEN, ProblemError, invalid
 from iotmq.mqtt.topics.topics import is_shared, is_valid_filter
 
 TopicText = Annotated[str, Meta(min_length=1, max_length=limits.TOPIC_BYTES_MAX)]
@@ -48,8 +49,14 @@ class ClientArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """The client id."""
 
 
+def check_is_open(topic: str | None) -> None:
+    """Raise the problem of a broker topic that nobody sends to but the gateway itself."""
+    if topic is not None and is_own_topic(topic):
+        raise ProblemError(FORBIDDEN, f"the topic {topic} is the gateway's own: nobody else sends to it")
+
+
 def check_filter(topic_filter: str) -> None:
     """Raise the problem of a parameter `filter` that is no topic filter."""
     if not is_valid_filter(topic_filter) or is_shared(topic_filter):
         detail = "no topic filter: + stands for one level, # at the end for all that follow"
-        raise ProblemError(INVALID, f"filter: {detail}", errors=(FieldProblem(detail, parameter="filter"),))
+        raise invalid(detail, parameter="filter")

@@ -11,27 +11,18 @@ import iotmq
 from iotmq.console.api.api import BASE
 from iotmq.console.api.openapi import document
 from iotmq.console.api.route import Call, NoArguments, Route, route
-from iotmq.console.api.routes import (
-    access,
-    alarms,
-    api_keys,
-    audit,
-    clients,
-    cluster,
+from iotmq.console.api.routes.accounts import api_keys, audit, sign_in, users
+from iotmq.console.api.routes.devices import bans, clients, permissions, sessions, traces
+from iotmq.console.api.routes.messaging import (
     dead_letters,
+    delayed,
     groups,
-    health,
-    history,
     latest,
     messages,
-    sessions,
-    settings,
-    sign_in,
     streams,
     topics,
-    traces,
-    users,
 )
+from iotmq.console.api.routes.operations import alarms, cluster, health, history, settings
 from iotmq.console.api.services import Services
 from iotmq.console.server.messages import Answer
 
@@ -50,13 +41,15 @@ ROUTES: Final[tuple[Route, ...]] = (
     *dead_letters.ROUTES,
     *clients.ROUTES,
     *sessions.ROUTES,
+    *bans.ROUTES,
+    *delayed.ROUTES,
     *cluster.ROUTES,
     *history.ROUTES,
     *traces.ROUTES,
     *alarms.ROUTES,
     *settings.ROUTES,
     *audit.ROUTES,
-    *access.ROUTES,
+    *permissions.ROUTES,
     *sign_in.ROUTES,
     *users.ROUTES,
     *health.ROUTES,

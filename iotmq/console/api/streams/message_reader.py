@@ -19,7 +19,7 @@ from typing_extensions import Buffer
 from iotmq.client.client import IotmqClient
 from iotmq.client.transport.message import StoredMessage
 from iotmq.client.transport.routes import MASTER_ID, MessageQueue
-from iotmq.console.api.stored_messages import read_message
+from iotmq.console.api.stored_messages import Shown
 from iotmq.console.api.streams.event_stream import EventStream, event
 from iotmq.console.api.streams.positions import encode_positions
 from iotmq.errors import IotmqError
@@ -56,7 +56,8 @@ class _Group:
 
 
 class MessageReader:
-    """Puts messages into streams, from the end of the logs on, or from `positions` (broker -> position)."""
+    """Puts messages into streams, from the end of the logs on, or from `positions` (broker -> position), also
+    from what brokers have on the disk only."""
 
     def __init__(self, client: IotmqClient, positions: Mapping[str, int] | None = None) -> None:
         self._client = client
@@ -144,7 +145,7 @@ class MessageReader:
         since = self._since.pop(name, None)
         filters = ChannelFilters(self._filters, lambda _filter: True, missed=partial(self._missed, name))
         if since is not None:
-            filters = filters._replace(since=since)
+            filters = filters._replace(since=since, from_disk=True)
             self._behind.add(name)
         return DeliveryChannel(
             address,
@@ -176,6 +177,7 @@ class MessageReader:
         """Put the records of a push into the streams that want them."""
         all_records, places = memoryview(records), memoryview(matches)
         positions = {**self._given, **self._seen()}
+        shown_by: dict[int, Shown] = {}
         at = 0
         while at < len(places):
             place, count = _ENTRY.unpack_from(places, at)
@@ -195,7 +197,8 @@ class MessageReader:
                 if group is not None:
                     cut = group.wanted.payload_bytes_max
                     if cut not in events:
-                        events[cut] = event("", read_message(message, cut), event_id)
+                        shown = shown_by.setdefault(cut, Shown(cut))
+                        events[cut] = event("", shown.show(message), event_id)
                     group.events.append(events[cut])
         self._given.update({name: positions.get(name, 0)})
         is_paced = name in self._behind

@@ -42,13 +42,24 @@ class Streams:
         client = await self._client()
         # Whoever cannot be served is told so with a status.
         await client.admin.brokers()
+        stream = self.counted(caller, partial(self._stream_messages, client, wanted, positions))
+        return Answer(content_type=_TYPE, headers=_HEADERS, stream=stream)
+
+    def counted(
+        self, caller: str, stream: Callable[[Sink], Awaitable[None]]
+    ) -> Callable[[Sink], Awaitable[None]]:
+        """Return the stream, which counts while it is written. ProblemError when there are too many."""
         if self._count_of.total() >= limits.HTTP_STREAMS_MAX:
             raise ProblemError(TOO_MANY, f"there are {limits.HTTP_STREAMS_MAX} streams already")
         if self._count_of[caller] >= limits.HTTP_STREAMS_PER_CALLER_MAX:
             detail = f"{caller} has {limits.HTTP_STREAMS_PER_CALLER_MAX} streams already"
             raise ProblemError(TOO_MANY, detail)
-        stream = partial(self._stream_messages, client, caller, wanted, positions)
-        return Answer(content_type=_TYPE, headers=_HEADERS, stream=stream)
+
+        async def write(sink: Sink) -> None:
+            with self._counted(caller):
+                await stream(sink)
+
+        return write
 
     def metrics(self) -> Iterable[Metric]:
         """Report the streams."""
@@ -57,26 +68,25 @@ class Streams:
         yield from samples_by("reason", "iotmq_http_streams_ended_total", text, self._ended)
 
     async def _stream_messages(
-        self, client: IotmqClient, caller: str, wanted: Wanted, positions: Mapping[str, int], sink: Sink
+        self, client: IotmqClient, wanted: Wanted, positions: Mapping[str, int], sink: Sink
     ) -> None:
-        with self._counted(caller):
-            if positions:
-                # A place of its own in the logs.
-                reader = MessageReader(client, positions)
-            else:
-                reader = self._shared = self._shared or MessageReader(client)
-            stream = EventStream(position=lambda: reader.position, drained=reader.resume)
-            try:
-                await reader.add(stream, wanted)
-                stream.put(event("open", {"filter": wanted.topic_filter}, reader.position))
-                await stream.write_to(sink)
-            finally:
-                if stream.end_reason:
-                    self._ended[stream.end_reason] += 1
-                if not reader.remove(stream, wanted):
-                    if self._shared is reader:
-                        self._shared = None
-                    await reader.stop()
+        if positions:
+            # A place of its own in the logs.
+            reader = MessageReader(client, positions)
+        else:
+            reader = self._shared = self._shared or MessageReader(client)
+        stream = EventStream(position=lambda: reader.position, drained=reader.resume)
+        try:
+            await reader.add(stream, wanted)
+            stream.put(event("open", {"filter": wanted.topic_filter}, reader.position))
+            await stream.write_to(sink)
+        finally:
+            if stream.end_reason:
+                self._ended[stream.end_reason] += 1
+            if not reader.remove(stream, wanted):
+                if self._shared is reader:
+                    self._shared = None
+                await reader.stop()
 
     @contextmanager
     def _counted(self, caller: str) -> Iterator[None]:

@@ -96,12 +96,15 @@ export function useAsking(ask, every_s = 0, subject = ask) {
 }
 
 /**
- * @typedef {{rows: any[] | null, problem: Problem | null, isAsking: boolean, isComplete: boolean, at_ms: number,
- *   reload: () => void}} Listed
+ * @typedef {{rows: any[] | null, pages: any[], problem: Problem | null, isAsking: boolean, isComplete: boolean,
+ *   at_ms: number, reload: () => void}} Listed
  */
+
+const NO_PAGES = /** @type {any[]} */ ([]);
 
 /**
  * The rows of a list, all its pages until `rows_max`; filters are in the query, because the server has all rows.
+ * `pages` are the answers, for what they say beside the rows.
  * @param {string | null} path
  * @param {{query?: Record<string, unknown>, every_s?: number, page_rows?: number, rows_max?: number}} [options]
  * @returns {Listed}
@@ -113,18 +116,20 @@ export function useList(path, { query = {}, every_s = 0, page_rows = PAGE_ROWS, 
       if (path === null) return null;
       /** @type {any[]} */
       const rows = [];
+      const pages = [];
       let cursor = "";
       do {
         const page = await api.get(path, { ...JSON.parse(words), limit: page_rows, cursor }, abort);
         rows.push(...page.items);
+        pages.push(page);
         cursor = page.next ?? "";
       } while (cursor && rows.length < rows_max);
-      return { rows, isComplete: !cursor };
+      return { rows, pages, isComplete: !cursor };
     },
     [path, words, page_rows, rows_max],
   );
   const { answer, ...rest } = useAsking(ask, every_s, path);
-  return { ...rest, rows: answer?.rows ?? null, isComplete: answer?.isComplete ?? true };
+  return { ...rest, rows: answer?.rows ?? null, pages: answer?.pages ?? NO_PAGES, isComplete: answer?.isComplete ?? true };
 }
 
 /**

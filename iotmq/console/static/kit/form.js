@@ -1,7 +1,9 @@
 /** Fields of forms, with their labels, hints and what is wrong with them. */
 
-import { html, useId } from "../ui.js";
+import { html, useId, useRef, useState } from "../ui.js";
+import { Problem } from "./api.js";
 import { visible } from "./format.js";
+import { problemText } from "./telling.js";
 
 /**
  * @typedef {{label: string, value: any, onChange: (value: any) => void, hint?: string, wrong?: string,
@@ -87,18 +89,63 @@ function field({ label, hint, wrong, isNarrow, isLabelHidden }, control) {
 }
 
 /**
- * A form that sends when Enter is pressed, and not twice.
- * @param {{onSubmit: () => void, children?: any, id?: string, class?: string}} props
+ * @typedef {{id: string, send: (...given: any[]) => Promise<void>, isBusy: boolean, problem: Problem | null,
+ *   of: (pointer: string) => string, isSaid: () => boolean}} FormState
  */
-export function Form({ onSubmit, children, ...more }) {
+
+/**
+ * What a form does when it is sent, not twice at a time, and what was refused: `of("/name")` is what is wrong with
+ * a field. What is wrong with none of the fields that were asked about stands on top of the form.
+ * @param {(...given: any[]) => Promise<any>} ask
+ * @param {(answer: any, ...given: any[]) => void} done
+ * @returns {FormState}
+ */
+export function useForm(ask, done) {
+  const id = useId();
+  const [problem, setProblem] = useState(/** @type {Problem | null} */ (null));
+  const [isBusy, setBusy] = useState(false);
+  const isSent = useRef(false);
+  /** @type {Set<string>} */
+  const said = new Set();
+  async function send(/** @type {any[]} */ ...given) {
+    if (isSent.current) return;
+    isSent.current = true;
+    setBusy(true);
+    setProblem(null);
+    try {
+      done(await ask(...given), ...given);
+    } catch (error) {
+      if (!(error instanceof Problem)) throw error;
+      setProblem(error);
+    } finally {
+      isSent.current = false;
+      setBusy(false);
+    }
+  }
+  function of(/** @type {string} */ pointer) {
+    const wrong = problem?.of(pointer) ?? "";
+    if (wrong) said.add(wrong);
+    return wrong;
+  }
+  const isSaid = () => !problem || (problem.errors.length > 0 && problem.errors.every((each) => said.has(each.detail)));
+  return { id, send, isBusy, problem, of, isSaid };
+}
+
+/**
+ * A form that sends when Enter is pressed, and says what went wrong with all of it.
+ * @param {{form?: FormState, onSubmit?: () => void, children?: any, class?: string}} props
+ */
+export function Form({ form, onSubmit = form?.send, children, ...more }) {
   return html`
     <form
+      id=${form?.id}
       ...${more}
       onSubmit=${(/** @type {Event} */ event) => {
         event.preventDefault();
-        onSubmit();
+        onSubmit?.();
       }}
     >
+      ${form?.problem && !form.isSaid() && html`<p class="trouble" role="alert">${problemText(form.problem)}</p>`}
       ${children}
     </form>
   `;

@@ -2,20 +2,22 @@
 
 import { html, useState } from "../ui.js";
 import { texts } from "../texts.js";
-import { api, at, Problem } from "./api.js";
+import { api, at } from "./api.js";
 import { useAnswer } from "./asking.js";
 import { Dialog } from "./dialog.js";
-import { Check, Choice, Form, LongField, TextField } from "./form.js";
+import { Check, Choice, LongField, TextField, useForm } from "./form.js";
+import { FormDialog } from "./form-dialog.js";
 import { Button, Facts, For, Name, Time, Trouble } from "./parts.js";
 import { Payload } from "./payload.js";
-import { problemText, tell } from "./telling.js";
+import { tell } from "./telling.js";
 
 const words = texts.message;
 const WHOLE_BYTES_MAX = 1_048_576;
 
 /**
  * A message over the page; its whole payload is asked for where the list has cut it.
- * @param {{message: any, onClose: () => void, actions?: any, extra?: [any, any][]}} props
+ * @param {{message: any, onClose: () => void, actions?: (whole: any) => any, extra?: [any, any][]}} props
+ * actions: for the message with its whole payload; null while there is none
  */
 export function MessageDialog({ message, onClose, actions, extra = [] }) {
   const [isSending, setSending] = useState(false);
@@ -24,6 +26,7 @@ export function MessageDialog({ message, onClose, actions, extra = [] }) {
     query: { payload_bytes_max: WHOLE_BYTES_MAX },
   });
   const shown = whole.answer ?? message;
+  const isWhole = !message.problem && shownBytes(shown) >= shown.payload_bytes;
   if (isSending) return html`<${SendDialog} onClose=${onClose} copied=${shown} />`;
   const properties = Object.entries(shown.properties ?? {});
   return html`
@@ -32,8 +35,8 @@ export function MessageDialog({ message, onClose, actions, extra = [] }) {
       isWide
       onClose=${onClose}
       buttons=${html`
-        ${actions}
-        <${For} role="operator"><${Button} onClick=${() => setSending(true)}>${words.again}<//><//>
+        ${actions?.(isWhole ? shown : null)}
+        <${For} role="operator"><${Button} disabled=${!isWhole} onClick=${() => setSending(true)}>${words.again}<//><//>
         <${Button} kind="primary" onClick=${onClose}>${texts.actions.close}<//>
       `}
     >
@@ -77,10 +80,11 @@ function shownBytes(message) {
 
 /**
  * Sends a message: to devices, or to a topic for services; with `copied` as that one was.
- * @param {{onClose: () => void, copied?: any, topic?: string, onSent?: () => void, title?: string, isEdit?: boolean}} props
+ * @param {{onClose: () => void, copied?: any, topic?: string, onSent?: () => void, title?: string, send?: (changed: any) => Promise<any>}} props
+ * send: sends it in another way, to a topic
  */
-export function SendDialog({ onClose, copied = {}, topic = "", onSent, title }) {
-  const [to, setTo] = useState(copied.mqtt_topic || !(copied.topic || topic) ? "devices" : "topic");
+export function SendDialog({ onClose, copied = {}, topic = "", onSent, title, send: sendChanged }) {
+  const [to, setTo] = useState(sendChanged || (!copied.mqtt_topic && (copied.topic || topic)) ? "topic" : "devices");
   const [mqttTopic, setMqttTopic] = useState(copied.mqtt_topic ?? "");
   const [brokerTopic, setBrokerTopic] = useState(copied.topic ?? topic);
   const [text, setText] = useState(copied.payload ?? copied.payload_base64 ?? "");
@@ -89,78 +93,61 @@ export function SendDialog({ onClose, copied = {}, topic = "", onSent, title }) 
   const [tags, setTags] = useState(copied.tags ?? "");
   const [qos, setQos] = useState("1");
   const [isRetained, setRetained] = useState(false);
-  const [problem, setProblem] = useState(/** @type {Problem | null} */ (null));
-  const [isBusy, setBusy] = useState(false);
   const isForDevices = to === "devices";
-
-  async function send() {
-    setBusy(true);
-    setProblem(null);
-    try {
-      const stored = isForDevices
-        ? await api.post("/messages", { mqtt_topic: mqttTopic, qos: Number(qos), retain: isRetained, [form]: text })
-        : await api.post(at`/topics/${brokerTopic}/messages`, { key, tags, [form]: text });
+  const sent = useForm(
+    () =>
+      sendChanged
+        ? sendChanged({ topic: brokerTopic, key, tags, [form]: text })
+        : isForDevices
+        ? api.post("/messages", { mqtt_topic: mqttTopic, qos: Number(qos), retain: isRetained, [form]: text })
+        : api.post(at`/topics/${brokerTopic}/messages`, { key, tags, [form]: text }),
+    (stored) => {
       tell(words.sent(stored.topic, stored.queue, stored.offset));
       onSent?.();
       onClose();
-    } catch (error) {
-      if (!(error instanceof Problem)) throw error;
-      setProblem(error);
-    } finally {
-      setBusy(false);
-    }
-  }
+    },
+  );
 
   return html`
-    <${Dialog}
-      title=${title ?? words.send}
-      isWide
-      onClose=${onClose}
-      buttons=${html`
-        <${Button} onClick=${onClose}>${texts.actions.cancel}<//>
-        <button type="submit" form="send" class="button is-primary" disabled=${isBusy}>${words.send}</button>
-      `}
-    >
-      <${Form} id="send" onSubmit=${send}>
-        ${problem && !problem.errors.length && html`<p class="trouble" role="alert">${problemText(problem)}</p>`}
-        <div class="row">
-          <${Choice}
-            label=${words.to}
-            value=${to}
-            onChange=${setTo}
-            isNarrow
-            options=${[
-              ["devices", words.toDevices],
-              ["topic", words.toTopic],
-            ]}
-          />
-          ${isForDevices
-            ? html`
-                <${TextField} label=${words.mqttTopic} value=${mqttTopic} onChange=${setMqttTopic} required wrong=${problem?.of("/mqtt_topic")} />
-                <${Choice} label=${words.qos} value=${qos} onChange=${setQos} isNarrow options=${[["0", "0"], ["1", "1"], ["2", "2"]]} />
-              `
-            : html`
-                <${TextField} label=${words.topic} value=${brokerTopic} onChange=${setBrokerTopic} required wrong=${problem?.of("/topic")} />
-                <${TextField} label=${words.key} value=${key} onChange=${setKey} wrong=${problem?.of("/key")} />
-                <${TextField} label=${words.tags} value=${tags} onChange=${setTags} isNarrow wrong=${problem?.of("/tags")} />
-              `}
-        </div>
-        <${LongField} label=${words.payload} value=${text} onChange=${setText} wrong=${problem?.of(`/${form}`)} />
-        <div class="row">
-          <${Choice}
-            label=${words.form}
-            value=${form}
-            onChange=${setForm}
-            isNarrow
-            options=${[
-              ["payload", texts.payload.kinds.text],
-              ["payload_base64", "Base64"],
-            ]}
-          />
-          ${isForDevices && html`<${Check} label=${words.retain} value=${isRetained} onChange=${setRetained} hint=${words.retainHint} />`}
-        </div>
-        ${copied.message_id && html`<p class="hint">${words.againHint}</p>`}
-      <//>
+    <${FormDialog} form=${sent} title=${title ?? words.send} action=${words.send} isWide onClose=${onClose}>
+      <div class="row">
+        ${!sendChanged &&
+        html`<${Choice}
+          label=${words.to}
+          value=${to}
+          onChange=${setTo}
+          isNarrow
+          options=${[
+            ["devices", words.toDevices],
+            ["topic", words.toTopic],
+          ]}
+        />`}
+        ${isForDevices
+          ? html`
+              <${TextField} label=${words.mqttTopic} value=${mqttTopic} onChange=${setMqttTopic} required wrong=${sent.of("/mqtt_topic")} />
+              <${Choice} label=${words.qos} value=${qos} onChange=${setQos} isNarrow options=${[["0", "0"], ["1", "1"], ["2", "2"]]} />
+            `
+          : html`
+              <${TextField} label=${words.topic} value=${brokerTopic} onChange=${setBrokerTopic} required wrong=${sent.of("/topic")} />
+              <${TextField} label=${words.key} value=${key} onChange=${setKey} wrong=${sent.of("/key")} />
+              <${TextField} label=${words.tags} value=${tags} onChange=${setTags} isNarrow wrong=${sent.of("/tags")} />
+            `}
+      </div>
+      <${LongField} label=${words.payload} value=${text} onChange=${setText} wrong=${sent.of(`/${form}`)} />
+      <div class="row">
+        <${Choice}
+          label=${words.form}
+          value=${form}
+          onChange=${setForm}
+          isNarrow
+          options=${[
+            ["payload", texts.payload.kinds.text],
+            ["payload_base64", "Base64"],
+          ]}
+        />
+        ${isForDevices && html`<${Check} label=${words.retain} value=${isRetained} onChange=${setRetained} hint=${words.retainHint} />`}
+      </div>
+      ${copied.message_id && html`<p class="hint">${words.againHint}</p>`}
     <//>
   `;
 }

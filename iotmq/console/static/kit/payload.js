@@ -86,7 +86,7 @@ export function payloadLine(message) {
   return text === null ? hex(data.subarray(0, 24)) : visible(text.slice(0, 200));
 }
 
-/** Saves bytes as a file. @param {Uint8Array | string} data @param {string} name @param {string} [type] */
+/** Saves bytes as a file. @param {Uint8Array | string | Blob} data @param {string} name @param {string} [type] */
 export function download(data, name, type = "application/octet-stream") {
   const url = URL.createObjectURL(new Blob([/** @type {any} */ (data)], { type }));
   const anchor = document.createElement("a");

@@ -16,7 +16,7 @@ const WHOLE_ROWS = 120;
 /**
  * @typedef {object} Column
  * @property {string} key the field of the row, and the name it is sorted by
- * @property {string} title
+ * @property {any} title
  * @property {(row: any) => any} [show] what stands in the cell; else the field as it is
  * @property {(row: any) => string | number | null} [value] what it is sorted by; else the field
  * @property {boolean} [isNumber] stands at the right, and begins with the largest when it is sorted
@@ -232,4 +232,21 @@ function sortedRows(rows, columns, sort) {
     return turn * COLLATOR.compare(String(a.value), String(b.value));
   });
   return keyed.map((each) => each.row);
+}
+
+/**
+ * A column with a button in each row.
+ * @param {string} word what it says, and what the column is called to who cannot see that
+ * @param {(row: any) => void} act
+ * @param {{wordOf?: (row: any) => string, isIn?: (row: any) => boolean}} [more] another word in some rows; which rows have one
+ * @returns {Column}
+ */
+export function buttonColumn(word, act, { wordOf = () => word, isIn = () => true } = {}) {
+  return {
+    key: "button",
+    title: html`<span class="unseen">${word}</span>`,
+    isSorted: false,
+    width: "small",
+    show: (row) => isIn(row) && html`<button type="button" class="button" onClick=${() => act(row)}>${wordOf(row)}</button>`,
+  };
 }

@@ -10,7 +10,7 @@ import {
   confirm,
   Dialog,
   Filters,
-  Form,
+  FormDialog,
   html,
   keep,
   may,
@@ -18,8 +18,6 @@ import {
   Name,
   number,
   Page,
-  Problem,
-  problemText,
   State,
   Table,
   Tabs,
@@ -28,6 +26,7 @@ import {
   texts,
   Time,
   useAnswer,
+  useForm,
   useList,
   useMemo,
   useState,
@@ -133,32 +132,29 @@ function User({ user, onClose, onDone }) {
   const [name, setName] = useState(user.name ?? "");
   const [role, setRole] = useState(user.role ?? "viewer");
   const [password, setPassword] = useState("");
+  const form = useForm(
+    () => api.put(at`/console-users/${name}`, { role, ...(password && { password }) }),
+    () => {
+      tell(words.saved);
+      onDone();
+      onClose();
+    },
+  );
   return html`
-    <${Change}
-      title=${user.name ? words.change : words.add}
-      onClose=${onClose}
-      change=${() => api.put(at`/console-users/${name}`, { role, ...(password && { password }) })}
-      onDone=${() => {
-        tell(words.saved);
-        onDone();
-        onClose();
-      }}
-    >
-      ${(/** @type {Problem | null} */ problem) => html`
-        ${!user.name && html`<${TextField} label=${words.name} value=${name} onChange=${setName} required maxlength="64" wrong=${problem?.of("/name")} />`}
-        <${Choice} label=${words.role} value=${role} onChange=${setRole} options=${ROLES.map((each) => [each, words.roles[/** @type {"viewer"} */ (each)]])} />
-        <${TextField}
-          label=${words.password}
-          type="password"
-          autocomplete="new-password"
-          minlength="10"
-          value=${password}
-          onChange=${setPassword}
-          required=${!user.name}
-          hint=${user.name ? words.passwordHint : words.newPasswordHint}
-          wrong=${problem?.of("/password")}
-        />
-      `}
+    <${FormDialog} form=${form} title=${user.name ? words.change : words.add} action=${texts.actions.save} onClose=${onClose}>
+      ${!user.name && html`<${TextField} label=${words.name} value=${name} onChange=${setName} required maxlength="64" wrong=${form.of("/name")} />`}
+      <${Choice} label=${words.role} value=${role} onChange=${setRole} options=${ROLES.map((each) => [each, words.roles[/** @type {"viewer"} */ (each)]])} />
+      <${TextField}
+        label=${words.password}
+        type="password"
+        autocomplete="new-password"
+        minlength="10"
+        value=${password}
+        onChange=${setPassword}
+        required=${!user.name}
+        hint=${user.name ? words.passwordHint : words.newPasswordHint}
+        wrong=${form.of("/password")}
+      />
     <//>
   `;
 }
@@ -167,20 +163,17 @@ function User({ user, onClose, onDone }) {
 function OwnPassword({ onClose }) {
   const [former, setFormer] = useState("");
   const [password, setPassword] = useState("");
+  const form = useForm(
+    () => api.put("/me/password", { former, password }),
+    () => {
+      tell(words.changedOwn);
+      location.reload();
+    },
+  );
   return html`
-    <${Change}
-      title=${words.changeOwn}
-      onClose=${onClose}
-      change=${() => api.put("/me/password", { former, password })}
-      onDone=${() => {
-        tell(words.changedOwn);
-        location.reload();
-      }}
-    >
-      ${(/** @type {Problem | null} */ problem) => html`
-        <${TextField} label=${words.former} type="password" autocomplete="current-password" value=${former} onChange=${setFormer} required wrong=${problem?.of("/former")} />
-        <${TextField} label=${words.password} type="password" autocomplete="new-password" minlength="10" value=${password} onChange=${setPassword} required hint=${words.newPasswordHint} wrong=${problem?.of("/password")} />
-      `}
+    <${FormDialog} form=${form} title=${words.changeOwn} action=${texts.actions.save} onClose=${onClose}>
+      <${TextField} label=${words.former} type="password" autocomplete="current-password" value=${former} onChange=${setFormer} required wrong=${form.of("/former")} />
+      <${TextField} label=${words.password} type="password" autocomplete="new-password" minlength="10" value=${password} onChange=${setPassword} required hint=${words.newPasswordHint} wrong=${form.of("/password")} />
     <//>
   `;
 }
@@ -233,6 +226,13 @@ function NewKey({ onClose, onDone }) {
   const [areas, setAreas] = useState("");
   const [days, setDays] = useState("90");
   const [made, setMade] = useState(/** @type {any} */ (null));
+  const form = useForm(
+    () => api.post("/api-keys", { name, role, areas: areas.split(",").map((each) => each.trim()).filter(Boolean), expires_days: Number(days) }),
+    (answer) => {
+      onDone();
+      setMade(answer);
+    },
+  );
   if (made) {
     return html`
       <${Dialog} title=${words.keyMade} onClose=${onClose} buttons=${html`<${Button} kind="primary" onClick=${onClose}>${texts.actions.close}<//>`}>
@@ -242,53 +242,11 @@ function NewKey({ onClose, onDone }) {
     `;
   }
   return html`
-    <${Change}
-      title=${words.makeKey}
-      onClose=${onClose}
-      change=${() => api.post("/api-keys", { name, role, areas: areas.split(",").map((each) => each.trim()).filter(Boolean), expires_days: Number(days) })}
-      onDone=${(/** @type {any} */ answer) => {
-        onDone();
-        setMade(answer);
-      }}
-    >
-      ${(/** @type {Problem | null} */ problem) => html`
-        <${TextField} label=${words.name} value=${name} onChange=${setName} required maxlength="64" wrong=${problem?.of("/name")} />
-        <${Choice} label=${words.role} value=${role} onChange=${setRole} options=${ROLES.map((each) => [each, words.roles[/** @type {"viewer"} */ (each)]])} />
-        <${TextField} label=${words.areas} value=${areas} onChange=${setAreas} hint=${words.areasHint} wrong=${problem?.of("/areas")} />
-        <${TextField} label=${words.days} type="number" min="1" max="3650" value=${days} onChange=${setDays} required wrong=${problem?.of("/expires_days")} />
-      `}
-    <//>
-  `;
-}
-
-/**
- * A form in a dialog whose fields are told what is wrong with them.
- * @param {{title: string, onClose: () => void, change: () => Promise<any>, onDone: (answer: any) => void, children?: any}} props
- */
-function Change({ title, onClose, change, onDone, children }) {
-  const [problem, setProblem] = useState(/** @type {Problem | null} */ (null));
-  async function submit() {
-    setProblem(null);
-    try {
-      onDone(await change());
-    } catch (error) {
-      if (!(error instanceof Problem)) throw error;
-      setProblem(error);
-    }
-  }
-  return html`
-    <${Dialog}
-      title=${title}
-      onClose=${onClose}
-      buttons=${html`
-        <${Button} onClick=${onClose}>${texts.actions.cancel}<//>
-        <button type="submit" form="change" class="button is-primary">${texts.actions.save}</button>
-      `}
-    >
-      <${Form} id="change" onSubmit=${submit}>
-        ${problem && !problem.errors.length && html`<p class="trouble" role="alert">${problemText(problem)}</p>`}
-        ${children(problem)}
-      <//>
+    <${FormDialog} form=${form} title=${words.makeKey} action=${texts.actions.save} onClose=${onClose}>
+      <${TextField} label=${words.name} value=${name} onChange=${setName} required maxlength="64" wrong=${form.of("/name")} />
+      <${Choice} label=${words.role} value=${role} onChange=${setRole} options=${ROLES.map((each) => [each, words.roles[/** @type {"viewer"} */ (each)]])} />
+      <${TextField} label=${words.areas} value=${areas} onChange=${setAreas} hint=${words.areasHint} wrong=${form.of("/areas")} />
+      <${TextField} label=${words.days} type="number" min="1" max="3650" value=${days} onChange=${setDays} required wrong=${form.of("/expires_days")} />
     <//>
   `;
 }

@@ -12,6 +12,7 @@ import {
   Filters,
   For,
   Form,
+  FormDialog,
   html,
   inputTime,
   keep,
@@ -30,10 +31,11 @@ import {
   texts,
   Time,
   useAnswer,
+  useForm,
+  useKept,
   useList,
   useMemo,
   useRested,
-  useKept,
   useState,
   visible,
   Words,
@@ -207,39 +209,29 @@ function NewSilence({ alarm, onClose, onDone }) {
     until: inputTime(Date.now() + 4 * HOUR_MS),
     reason: "",
   });
-  const [problem, setProblem] = useState(/** @type {Problem | null} */ (null));
   const set = (/** @type {string} */ name) => (/** @type {string} */ value) => setDraft((known) => ({ ...known, [name]: value }));
-
-  async function make() {
-    const body = { alarm: draft.alarm, labels: alarm?.labels ?? {}, until_ms: new Date(draft.until).getTime(), reason: draft.reason };
-    try {
-      await api.put(at`/silences/${draft.name}`, body);
+  const form = useForm(
+    () =>
+      api.put(at`/silences/${draft.name}`, {
+        alarm: draft.alarm,
+        labels: alarm?.labels ?? {},
+        until_ms: new Date(draft.until).getTime(),
+        reason: draft.reason,
+      }),
+    () => {
       tell(words.silenced);
       onDone?.();
       onClose();
-    } catch (error) {
-      if (!(error instanceof Problem)) throw error;
-      if (error.errors.length) setProblem(error);
-      else tellProblem(error);
-    }
-  }
+    },
+  );
 
   return html`
-    <${Dialog}
-      title=${words.silence}
-      onClose=${onClose}
-      buttons=${html`
-        <${Button} onClick=${onClose}>${texts.actions.cancel}<//>
-        <button type="submit" form="silence" class="button is-primary">${words.silence}</button>
-      `}
-    >
-      <${Form} id="silence" onSubmit=${make}>
-        <p class="hint">${alarm?.labels && label(alarm) ? words.silenceOf(label(alarm)) : words.silenceHint}</p>
-        <${TextField} label=${words.silenceName} value=${draft.name} onChange=${set("name")} required pattern="[a-zA-Z0-9][a-zA-Z0-9._\\-]*" wrong=${problem?.of("/name")} />
-        <${TextField} label=${words.silenceAlarm} value=${draft.alarm} onChange=${set("alarm")} required hint=${words.silenceAlarmHint} wrong=${problem?.of("/alarm")} />
-        <${TextField} label=${words.until} type="datetime-local" step="1" value=${draft.until} onChange=${set("until")} required wrong=${problem?.of("/until_ms")} />
-        <${TextField} label=${words.reason} value=${draft.reason} onChange=${set("reason")} required wrong=${problem?.of("/reason")} />
-      <//>
+    <${FormDialog} form=${form} title=${words.silence} onClose=${onClose}>
+      <p class="hint">${alarm?.labels && label(alarm) ? words.silenceOf(label(alarm)) : words.silenceHint}</p>
+      <${TextField} label=${words.silenceName} value=${draft.name} onChange=${set("name")} required pattern="[a-zA-Z0-9][a-zA-Z0-9._\\-]*" wrong=${form.of("/name")} />
+      <${TextField} label=${words.silenceAlarm} value=${draft.alarm} onChange=${set("alarm")} required hint=${words.silenceAlarmHint} wrong=${form.of("/alarm")} />
+      <${TextField} label=${words.until} type="datetime-local" step="1" value=${draft.until} onChange=${set("until")} required wrong=${form.of("/until_ms")} />
+      <${TextField} label=${words.reason} value=${draft.reason} onChange=${set("reason")} required wrong=${form.of("/reason")} />
     <//>
   `;
 }

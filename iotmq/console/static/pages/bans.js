@@ -4,25 +4,24 @@ import {
   api,
   attempt,
   Button,
+  buttonColumn,
   Choice,
   confirm,
-  Dialog,
   Filters,
   For,
-  Form,
+  FormDialog,
   html,
   may,
   Name,
   Page,
-  Problem,
-  problemText,
   Search,
   Table,
-  TextField,
   tell,
+  TextField,
   texts,
   Time,
   useAnswer,
+  useForm,
   useMemo,
   useState,
 } from "../kit.js";
@@ -47,7 +46,7 @@ export default function Bans({ kind = "", value = "" }) {
     if (await attempt(() => api.remove(pathOf(row.kind, row.value)), words.lifted)) asked.reload();
   }
 
-  const columns = useMemo(() => (may("operator") ? [...COLUMNS, liftColumn(lift)] : COLUMNS), [asked.reload]);
+  const columns = useMemo(() => (may("operator") ? [...COLUMNS, buttonColumn(words.lift, lift)] : COLUMNS), [asked.reload]);
   return html`
     <${Page}
       title=${words.title}
@@ -77,64 +76,35 @@ const COLUMNS = [
   { key: "until_ms", title: words.until, value: (/** @type {any} */ row) => row.until_ms || null, show: untilOf },
 ];
 
-/** @param {(row: any) => void} lift */
-function liftColumn(lift) {
-  return {
-    key: "lift",
-    title: html`<span class="unseen">${words.lift}</span>`,
-    isSorted: false,
-    width: "small",
-    show: (/** @type {any} */ row) => html`<button type="button" class="button" onClick=${() => lift(row)}>${words.lift}</button>`,
-  };
-}
-
 /** @param {{kind: string, value: string, onClose: () => void, onDone: () => void}} props */
 function NewBan({ onClose, onDone, ...given }) {
   const [kind, setKind] = useState(given.kind);
   const [value, setValue] = useState(given.value);
   const [reason, setReason] = useState("");
   const [lasts, setLasts] = useState("3600");
-  const [problem, setProblem] = useState(/** @type {Problem | null} */ (null));
-
-  async function put() {
-    setProblem(null);
-    const until_ms = lasts === "0" ? 0 : Date.now() + Number(lasts) * 1000;
-    try {
-      await api.put(pathOf(kind, value), { reason, until_ms });
-    } catch (error) {
-      if (!(error instanceof Problem)) throw error;
-      setProblem(error);
-      return;
-    }
-    tell(words.isPut);
-    onDone();
-    onClose();
-  }
+  const form = useForm(
+    () => api.put(pathOf(kind, value), { reason, until_ms: lasts === "0" ? 0 : Date.now() + Number(lasts) * 1000 }),
+    () => {
+      tell(words.isPut);
+      onDone();
+      onClose();
+    },
+  );
 
   return html`
-    <${Dialog}
-      title=${words.add}
-      onClose=${onClose}
-      buttons=${html`
-        <${Button} onClick=${onClose}>${texts.actions.cancel}<//>
-        <button type="submit" form="ban" class="button is-danger">${words.put}</button>
-      `}
-    >
-      <${Form} id="ban" class="stack" onSubmit=${put}>
-        ${problem && !problem.of("/value") && html`<p class="trouble" role="alert">${problemText(problem)}</p>`}
-        <${Choice} label=${words.kind} value=${kind} options=${Object.entries(words.kinds)} onChange=${setKind} />
-        <${TextField}
-          label=${words.value}
-          required
-          value=${value}
-          onChange=${setValue}
-          hint=${words.valueHint[/** @type {"client"} */ (kind)]}
-          wrong=${problem?.of("/value")}
-        />
-        <${Choice} label=${words.lasts} value=${lasts} options=${Object.entries(words.durations)} onChange=${setLasts} />
-        <${TextField} label=${words.reason} maxlength="256" value=${reason} onChange=${setReason} hint=${words.reasonHint} wrong=${problem?.of("/reason")} />
-        ${value && html`<p>${words.willPut(words.what(kindText(kind), value))}</p>`}
-      <//>
+    <${FormDialog} form=${form} title=${words.add} action=${words.put} isDangerous onClose=${onClose}>
+      <${Choice} label=${words.kind} value=${kind} options=${Object.entries(words.kinds)} onChange=${setKind} />
+      <${TextField}
+        label=${words.value}
+        required
+        value=${value}
+        onChange=${setValue}
+        hint=${words.valueHint[/** @type {"client"} */ (kind)]}
+        wrong=${form.of("/value")}
+      />
+      <${Choice} label=${words.lasts} value=${lasts} options=${Object.entries(words.durations)} onChange=${setLasts} />
+      <${TextField} label=${words.reason} maxlength="256" value=${reason} onChange=${setReason} hint=${words.reasonHint} wrong=${form.of("/reason")} />
+      ${value && html`<p>${words.willPut(words.what(kindText(kind), value))}</p>`}
     <//>
   `;
 }

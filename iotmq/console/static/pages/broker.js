@@ -3,10 +3,13 @@
 import {
   Ago,
   at,
+  bytes,
   Card,
   Figures,
   Filters,
   html,
+  Icon,
+  link,
   Name,
   number,
   Page,
@@ -17,6 +20,7 @@ import {
   useAnswer,
   useMemo,
   useKept,
+  Words,
 } from "../kit.js";
 
 const words = texts.broker;
@@ -29,6 +33,14 @@ const FACT_COLUMNS = [
 const MEMBER_COLUMNS = [
   { key: "broker_id", title: texts.brokers.role, show: roleOf },
   { key: "address", title: texts.brokers.address, width: "wide", show: (/** @type {any} */ row) => html`<${Name} name=${row.address} />` },
+];
+
+const FOLLOWER_COLUMNS = [
+  { key: "name", title: words.replication.follower, value: (/** @type {any} */ row) => Number(row.name) || row.name, show: (/** @type {any} */ row) => html`<${Name} name=${row.name} />` },
+  { key: "address", title: words.replication.address, width: "wide", hidden: "narrow", show: (/** @type {any} */ row) => html`<${Name} name=${row.address || "–"} />` },
+  { key: "state", title: words.replication.state, value: stateOf, show: shownState },
+  { key: "behind_bytes", title: words.replication.behind, isNumber: true, show: (/** @type {any} */ row) => (row.behind_bytes === null ? "–" : bytes(row.behind_bytes)) },
+  { key: "position", title: words.replication.position, isNumber: true, hidden: "narrow", show: (/** @type {any} */ row) => (row.position === null ? "–" : number(row.position)) },
 ];
 
 /** @param {{name?: string, match?: string}} props */
@@ -52,6 +64,7 @@ export default function Broker({ name = "", match = "" }) {
           isTall=${false}
         />
       <//>
+      ${asked.answer && html`<${Replication} state=${asked.answer.replication} />`}
       ${facts &&
       html`
         <${Card} title=${words.facts} isFlush>
@@ -71,6 +84,65 @@ export default function Broker({ name = "", match = "" }) {
       `}
     <//>
   `;
+}
+
+/** Who copies the log, and how far they are. @param {{state: any}} props null: nobody does */
+function Replication({ state }) {
+  const { title, modes, notAsked, noFollowers, alarms } = words.replication;
+  if (!state) return html`<${Card} title=${title}><p class="hint">${notAsked}</p><//>`;
+  return html`
+    <${Card} title=${title} hint=${modes[/** @type {"elected"} */ (state.mode)] ?? state.mode} isFlush>
+      ${state.alarms.length > 0 &&
+      html`
+        <div class="trouble" role="alert">
+          <${Icon} name="warning" />
+          <ul>${state.alarms.map((/** @type {string} */ text) => html`<li><${Words} text=${text} /></li>`)}</ul>
+          <a class="button is-small" href=${link("alarms")}>${alarms}</a>
+        </div>
+      `}
+      <${Figures} items=${replicationFigures(state)} />
+      <${Table}
+        caption=${title}
+        rows=${state.followers}
+        rowKey=${(/** @type {any} */ row) => row.name}
+        empty=${noFollowers}
+        columns=${FOLLOWER_COLUMNS}
+        isTall=${state.followers.length > 24}
+      />
+    <//>
+  `;
+}
+
+/** @param {any} state */
+function replicationFigures(state) {
+  const { figures } = words.replication;
+  const behind = Math.max(0, ...state.followers.map((/** @type {any} */ each) => each.behind_bytes ?? 0));
+  const isElected = state.mode === "elected";
+  return [
+    isElected && { label: figures.epoch, value: number(state.epoch) },
+    {
+      label: figures.inSync,
+      value: `${number(state.in_sync)} / ${number(state.followers.length + 1)}`,
+      note: isElected && figures.inSyncNote(number(state.in_sync_min)),
+      state: state.in_sync < state.in_sync_min ? "bad" : state.in_sync <= state.followers.length ? "warn" : "",
+    },
+    { label: figures.end, value: number(state.end) },
+    { label: figures.confirmed, value: bytes(state.end - state.confirmed) },
+    { label: figures.behind, value: bytes(behind) },
+  ].filter(Boolean);
+}
+
+/** @param {any} row */
+function stateOf(row) {
+  const { inSync, catchesUp, away } = words.replication;
+  if (!row.is_connected) return away;
+  return row.is_in_sync ? inSync : catchesUp;
+}
+
+/** @param {any} row */
+function shownState(row) {
+  const kind = !row.is_connected ? "bad" : row.is_in_sync ? "good" : "warn";
+  return html`<${State} kind=${kind}>${stateOf(row)}<//>`;
 }
 
 /** @param {Record<string, string>} facts */

@@ -15,21 +15,31 @@ import {
   For,
   go,
   html,
+  keep,
   link,
+  MessageDialog,
   Name,
   number,
   Page,
+  payloadLine,
   Problem,
   rate,
+  ROWS_MAX,
   State,
   Table,
   texts,
   Time,
+  Trouble,
   useAnswer,
+  useList,
+  useMemo,
+  useState,
+  visible,
 } from "../kit.js";
 
 const words = texts.client;
 const TRACE_S = 600;
+const QUEUE_ROWS = 100;
 
 const COLUMNS = [
   { key: "topic_filter", title: words.filter, width: "wide", show: (/** @type {any} */ row) => html`<${Name} name=${row.topic_filter} />` },
@@ -39,8 +49,8 @@ const COLUMNS = [
   { key: "behind", title: words.behindColumn, hint: words.behindHint, isNumber: true, show: behindOf },
 ];
 
-/** @param {{id?: string}} props */
-export default function Client({ id = "" }) {
+/** @param {{id?: string, queue?: string}} props queue: the filter whose messages are shown */
+export default function Client({ id = "", queue = "" }) {
   const live = useAnswer(id ? at`/clients/${id}` : null, { every_s: 5 });
   const kept = useAnswer(id ? at`/sessions/${id}` : null, { every_s: 10 });
   const isGone = is404(live.problem) && is404(kept.problem);
@@ -112,9 +122,74 @@ export default function Client({ id = "" }) {
             isTall=${subscriptions.length > 24}
           />
         <//>
+        ${queue && html`<${Queue} key=${queue} id=${id} filter=${queue} />`}
       `}
     <//>
   `;
+}
+
+const QUEUE_COLUMNS = [
+  { key: "is_in_flight", title: words.queue.state, value: queueState, show: (/** @type {any} */ row) => html`<${State} kind=${row.is_in_flight ? "good" : "quiet"}>${queueState(row)}<//>` },
+  { key: "mqtt_topic", title: words.queue.topic, width: "wide", show: (/** @type {any} */ row) => html`<${Name} name=${row.mqtt_topic ?? ""} />` },
+  { key: "payload", title: words.queue.payload, isSorted: false, hidden: "narrow", show: (/** @type {any} */ row) => html`<bdi class="name">${row.problem || payloadLine(row)}</bdi>` },
+  { key: "payload_bytes", title: words.queue.size, isNumber: true, hidden: "narrow", show: (/** @type {any} */ row) => number(row.payload_bytes) },
+];
+
+/** @param {any} row */
+function queueState(row) {
+  return row.is_in_flight ? words.queue.inFlight : words.queue.waits;
+}
+
+/** The messages of one filter that the client is not done with. @param {{id: string, filter: string}} props */
+function Queue({ id, filter }) {
+  const [rows_max, setRowsMax] = useState(QUEUE_ROWS);
+  const [shown, setShown] = useState(/** @type {any} */ (null));
+  const list = useList(at`/clients/${id}/queue`, {
+    query: { topic_filter: filter, payload_bytes_max: 512 },
+    every_s: 10,
+    page_rows: QUEUE_ROWS,
+    rows_max,
+  });
+  const rows = useMemo(
+    () => list.rows && list.pages.flatMap((page) => page.items.map((/** @type {any} */ each, /** @type {number} */ index) => ({ ...each, is_in_flight: page.is_in_flight[index] }))),
+    [list.pages],
+  );
+  const columns = useMemo(() => [storedColumn(setShown), ...QUEUE_COLUMNS], []);
+  const leftOut = list.pages.reduce((count, page) => count + page.left_out, 0);
+  const missing = Object.keys(Object.assign({}, ...list.pages.map((page) => page.problems)));
+  return html`
+    <${Card}
+      title=${words.queue.title}
+      hint=${words.queue.hint}
+      isFlush
+      actions=${html`<${Button} icon="close" aria-label=${words.queue.close} onClick=${() => keep({ queue: "" })} />`}
+    >
+      <p class="card-hint"><${Name} name=${filter} /> ${leftOut > 0 && words.queue.leftOut(number(leftOut))}</p>
+      ${missing.length > 0 && html`<p class="trouble" role="alert">${texts.clients.missing(missing.join(", "))}</p>`}
+      ${list.problem && !is404(list.problem) && html`<${Trouble} problem=${list.problem} at_ms=${list.at_ms} onRetry=${list.reload} />`}
+      <${Table}
+        caption=${words.queue.title}
+        rows=${is404(list.problem) ? [] : rows}
+        rowKey=${(/** @type {any} */ row) => row.offset_message_id}
+        columns=${columns}
+        onOpen=${setShown}
+        empty=${words.queue.none}
+        isComplete=${list.isComplete}
+        onMore=${() => setRowsMax(Math.min(10 * rows_max, ROWS_MAX))}
+      />
+    <//>
+    ${shown && html`<${MessageDialog} message=${shown} extra=${[[words.queue.state, queueState(shown)]]} onClose=${() => setShown(null)} />`}
+  `;
+}
+
+/** The time is a button that shows the message, for those without a mouse. @param {(row: any) => void} onShow */
+function storedColumn(onShow) {
+  return {
+    key: "stored_ms",
+    title: words.queue.stored,
+    width: "small",
+    show: (/** @type {any} */ row) => html`<button type="button" class="link" onClick=${() => onShow(row)}><${Time} ms=${row.stored_ms} /></button>`,
+  };
 }
 
 /** @param {Problem | null} problem */
@@ -210,7 +285,13 @@ function subscriptionsOf(client, session) {
 /** @param {any} row */
 function behindOf(row) {
   if (row.behind === null) return "–";
-  return `${row.isEstimate && row.behind ? `${words.estimate} ` : ""}${number(row.behind)}`;
+  const count = `${row.isEstimate && row.behind ? `${words.estimate} ` : ""}${number(row.behind)}`;
+  if (row.topic_filter.startsWith("$share/")) return count;
+  return html`
+    <button type="button" class="link" aria-label=${words.queue.show(count, visible(row.topic_filter))} onClick=${() => keep({ queue: row.topic_filter })}>
+      ${count}
+    </button>
+  `;
 }
 
 /** @param {any} row */

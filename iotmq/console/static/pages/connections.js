@@ -124,7 +124,7 @@ function Connected({ choice, match = "", user = "", address = "", version = "", 
     }
   }
 
-  const missing = Object.keys(asked.answer?.missing ?? {});
+  const missing = Object.keys(asked.answer?.problems ?? {});
   return html`
     <${Page}
       title=${words.title}

@@ -19,13 +19,22 @@ import {
   number,
   Page,
   payloadLine,
+  Problem,
+  ReplayCard,
+  ReplayDialog,
+  request,
   SendDialog,
   Table,
+  tell,
+  tellProblem,
   TextField,
   texts,
   Time,
   useAnswer,
+  useAsking,
+  useCallback,
   useMemo,
+  useRested,
   useState,
 } from "../kit.js";
 
@@ -33,11 +42,13 @@ const words = texts.deadLetters;
 const PREFIX = "%DLQ%";
 const LIMIT_MAX = 500;
 const DAY_MS = 86_400_000;
+const REPLAY_S = 2;
+const EXPORT_TYPE = "application/jsonl";
 
 const rowKey = (/** @type {any} */ row) => row.message.offset_message_id;
 
-/** @param {{group?: string, from?: string}} props */
-export default function DeadLetters({ group = "", from = "" }) {
+/** @param {{group?: string, from?: string, until?: string, topic?: string, keyed?: string}} props */
+export default function DeadLetters({ group = "", from = "", until = "", topic = "", keyed = "" }) {
   const topics = useAnswer("/topics", { query: { match: PREFIX, has_system: true, limit: 1000 }, every_s: 30 });
   const groups = (topics.answer?.items ?? [])
     .map((/** @type {any} */ each) => each.name)
@@ -45,10 +56,19 @@ export default function DeadLetters({ group = "", from = "" }) {
     .map((/** @type {string} */ name) => name.slice(PREFIX.length));
   const weekAgo = useMemo(() => inputTime(Date.now() - 7 * DAY_MS), []);
   const begin = from || weekAgo;
+  const filters = {
+    from_ms: new Date(begin).getTime() || 0,
+    to_ms: new Date(until).getTime() || undefined,
+    original_topic: useRested(topic) || undefined,
+    key: useRested(keyed) || undefined,
+  };
   const asked = useAnswer(group ? at`/groups/${group}/dead-letters` : null, {
-    query: { from_ms: new Date(begin).getTime() || 0, limit: LIMIT_MAX },
+    query: { ...filters, limit: LIMIT_MAX },
     every_s: 15,
   });
+  const replaying = useReplay(group);
+  const replay = replaying.answer;
+  const [isReplaying, setReplaying] = useState(false);
   const [chosen, setChosen] = useState(new Set());
   const [shown, setShown] = useState(/** @type {any} */ (null));
   const [edited, setEdited] = useState(/** @type {any} */ (null));
@@ -70,10 +90,32 @@ export default function DeadLetters({ group = "", from = "" }) {
     if (done) setChosen(new Set());
   }
 
-  /** @param {any[]} letters */
-  function save(letters) {
-    const lines = letters.map((each) => JSON.stringify(each)).join("\n");
-    download(`${lines}\n`, `dead-letters-${group}.jsonl`, "application/x-ndjson");
+  async function stop() {
+    if (!(await confirm({ title: words.replay.stop, says: words.replay.willStop, action: words.replay.stop }))) return;
+    if (await attempt(() => api.remove(at`/groups/${group}/dead-letters/replay`), words.replay.stopped)) replaying.reload();
+  }
+
+  /** What the list has cut is asked for. @param {any[]} letters */
+  async function saveChosen(letters) {
+    try {
+      const lines = [];
+      for (const each of letters) {
+        const message = await api.get(at`/messages/${rowKey(each)}`);
+        lines.push(`${JSON.stringify({ ...each, message })}\n`);
+      }
+      download(lines.join(""), `dead-letters-${group}.jsonl`, EXPORT_TYPE);
+    } catch (error) {
+      tellProblem(error);
+    }
+  }
+
+  async function saveAll() {
+    try {
+      const response = await request("GET", at`/groups/${group}/dead-letters/export`, { query: filters, accept: EXPORT_TYPE });
+      download(await response.blob(), `dead-letters-${group}.jsonl`, EXPORT_TYPE);
+    } catch (error) {
+      tellProblem(error);
+    }
   }
 
   return html`
@@ -90,16 +132,38 @@ export default function DeadLetters({ group = "", from = "" }) {
             options=${[["", words.choose], ...options.map((/** @type {string} */ each) => [each, each])]}
           />
           <${TextField} label=${words.from} type="datetime-local" step="1" value=${begin} onChange=${(/** @type {string} */ each) => keep({ from: each })} />
+          <${TextField} label=${words.until} type="datetime-local" step="1" value=${until} onChange=${(/** @type {string} */ each) => keep({ until: each })} />
+          <${TextField} label=${words.original} value=${topic} onChange=${(/** @type {string} */ each) => keep({ topic: each })} />
+          <${TextField} label=${words.key} isNarrow value=${keyed} onChange=${(/** @type {string} */ each) => keep({ keyed: each })} />
           ${group &&
           html`
-            ${may("operator") && html`<${Button} kind="primary" disabled=${!picked.length} onClick=${() => resend(picked)}>${words.resend}<//>`}
-            <${Button} icon="download" disabled=${!rows?.length} onClick=${() => save(picked.length ? picked : (rows ?? []))}>
+            ${
+              may("operator") &&
+              html`
+                <${Button} kind="primary" disabled=${!picked.length} onClick=${() => resend(picked)}>${words.resend}<//>
+                <${Button} disabled=${!rows?.length || replay?.ended_ms === null} onClick=${() => setReplaying(true)}>${words.replay.open}<//>
+              `
+            }
+            <${Button} icon="download" disabled=${!rows?.length} onClick=${() => (picked.length ? saveChosen(picked) : saveAll())}>
               ${picked.length ? words.exportChosen : words.exportAll}
             <//>
             <a class="button" href=${link("group", { name: group })}>${words.toGroup}</a>
           `}
         </div>
       <//>
+      ${replay && html`<${ReplayCard} replay=${replay} onStop=${stop} />`}
+      ${isReplaying &&
+      html`
+        <${ReplayDialog}
+          group=${group}
+          chosen=${filters}
+          onClose=${() => setReplaying(false)}
+          onBegun=${() => {
+            tell(words.replay.begun);
+            replaying.reload();
+          }}
+        />
+      `}
       ${group
         ? html`
             <${Table}
@@ -124,19 +188,18 @@ export default function DeadLetters({ group = "", from = "" }) {
             [words.original, html`<${Name} name=${shown.original_topic || words.unknown} />`],
             [words.tries, number(triesOf(shown))],
           ]}
-          actions=${
+          actions=${(/** @type {any} */ whole) =>
             may("operator") &&
             html`
-              <${Button} onClick=${() => {
+              <${Button} disabled=${!whole} onClick=${() => {
                 setShown(null);
-                setEdited(shown);
+                setEdited({ ...shown, message: whole });
               }}>${words.edit}<//>
               <${Button} onClick=${() => {
                 setShown(null);
                 resend([shown]);
               }}>${words.resend}<//>
-            `
-          }
+            `}
         />
       `}
       ${edited &&
@@ -144,11 +207,33 @@ export default function DeadLetters({ group = "", from = "" }) {
         <${SendDialog}
           title=${words.edit}
           copied=${{ ...edited.message, mqtt_topic: undefined, topic: edited.original_topic, message_id: undefined }}
+          send=${(/** @type {any} */ changed) =>
+            api.post(at`/groups/${group}/dead-letters/${rowKey(edited)}/resend`, changed)}
           onClose=${() => setEdited(null)}
         />
       `}
     <//>
   `;
+}
+
+/** The replay of a group, or its last one; none is no problem. @param {string} group */
+function useReplay(group) {
+  return useAsking(
+    useCallback(
+      async (/** @type {AbortSignal} */ abort) => {
+        if (!group) return null;
+        try {
+          return await api.get(at`/groups/${group}/dead-letters/replay`, {}, abort);
+        } catch (error) {
+          if (error instanceof Problem && error.status === 404) return null;
+          throw error;
+        }
+      },
+      [group],
+    ),
+    REPLAY_S,
+    group,
+  );
 }
 
 /** @param {any} row */

@@ -4,6 +4,7 @@ import {
   api,
   at,
   attempt,
+  buttonColumn,
   bytes,
   confirm,
   Filters,
@@ -47,7 +48,7 @@ export default function Delayed({ topic = "" }) {
     if (await attempt(() => api.remove(at`/delayed-messages/${row.topic}/${row.uniqueKey}`), words.cancelled)) asked.reload();
   }
 
-  const columns = useMemo(() => (may("operator") ? [...COLUMNS, cancelColumn(cancel)] : COLUMNS), [asked.reload]);
+  const columns = useMemo(() => (may("operator") ? [...COLUMNS, buttonColumn(words.cancel, cancel, { isIn: (row) => row.uniqueKey })] : COLUMNS), [asked.reload]);
   return html`
     <${Page} title=${words.title} lead=${words.lead} asked=${asked}>
       <${Filters}>
@@ -63,16 +64,4 @@ export default function Delayed({ topic = "" }) {
       />
     <//>
   `;
-}
-
-/** @param {(row: any) => void} cancel */
-function cancelColumn(cancel) {
-  return {
-    key: "cancel",
-    title: html`<span class="unseen">${words.cancel}</span>`,
-    isSorted: false,
-    width: "small",
-    show: (/** @type {any} */ row) =>
-      row.uniqueKey && html`<button type="button" class="button" onClick=${() => cancel(row)}>${words.cancel}</button>`,
-  };
 }

@@ -4,26 +4,24 @@ import {
   api,
   at,
   attempt,
-  Button,
+  buttonColumn,
   Check,
   confirm,
-  Dialog,
   duration,
   Figures,
-  Form,
+  FormDialog,
   html,
   may,
   Name,
   number,
   Page,
-  Problem,
-  problemText,
   State,
   Table,
   tell,
   TextField,
   texts,
   useAnswer,
+  useForm,
   useMemo,
   useState,
 } from "../kit.js";
@@ -48,10 +46,11 @@ export default function FrontEnds() {
     if (await attempt(change, words.isUndone)) asked.reload();
   }
 
-  const columns = useMemo(
-    () => (may("operator") ? [...COLUMNS, drainColumn(setDrained, undo)] : COLUMNS),
-    [asked.reload],
-  );
+  const columns = useMemo(() => {
+    const wordOf = (/** @type {any} */ row) => (row.is_draining ? words.undo : words.drain);
+    const drain = buttonColumn(words.drain, (row) => (row.is_draining ? undo(row) : setDrained(row)), { wordOf });
+    return may("operator") ? [...COLUMNS, drain] : COLUMNS;
+  }, [asked.reload]);
   const open = (rows ?? []).filter((/** @type {any} */ row) => !row.is_draining);
   return html`
     <${Page} title=${words.title} lead=${words.lead} asked=${asked}>
@@ -78,76 +77,51 @@ export default function FrontEnds() {
   `;
 }
 
-/** @param {(row: any) => void} drain @param {(row: any) => void} undo */
-function drainColumn(drain, undo) {
-  return {
-    key: "drain",
-    title: html`<span class="unseen">${words.drain}</span>`,
-    isSorted: false,
-    show: (/** @type {any} */ row) => html`
-      <button type="button" class="button" onClick=${() => (row.is_draining ? undo(row) : drain(row))}>
-        ${row.is_draining ? words.undo : words.drain}
-      </button>
-    `,
-  };
-}
-
 /** @param {{row: any, isLast: boolean, onClose: () => void, onDone: () => void}} props */
 function Drain({ row, isLast, onClose, onDone }) {
   const [rate, setRate] = useState("100");
   const [reference, setReference] = useState("");
   const [hasMoved, setMoved] = useState(false);
-  const [problem, setProblem] = useState(/** @type {Problem | null} */ (null));
   const clients = words.clientsOf(number(row.clients), row.clients);
   const time = duration(Math.ceil(row.clients / Math.max(1, Number(rate))));
-
-  async function drain() {
-    setProblem(null);
-    const body = {
-      is_draining: true,
-      per_second: Number(rate),
-      server_reference: reference,
-      has_moved: hasMoved && reference !== "",
-    };
-    try {
-      await api.post(at`/front-ends/${row.name}/drain`, body);
-    } catch (error) {
-      if (!(error instanceof Problem)) throw error;
-      setProblem(error);
-      return;
-    }
-    tell(words.isDrained);
-    onDone();
-    onClose();
-  }
+  const form = useForm(
+    () =>
+      api.post(at`/front-ends/${row.name}/drain`, {
+        is_draining: true,
+        per_second: Number(rate),
+        server_reference: reference,
+        has_moved: hasMoved && reference !== "",
+      }),
+    () => {
+      tell(words.isDrained);
+      onDone();
+      onClose();
+    },
+  );
 
   return html`
-    <${Dialog}
+    <${FormDialog}
+      form=${form}
       title=${words.drainTitle(row.name)}
+      action=${words.drain.replace("…", "")}
+      isDangerous
       onClose=${onClose}
-      buttons=${html`
-        <${Button} onClick=${onClose}>${texts.actions.cancel}<//>
-        <button type="submit" form="drain" class="button is-danger">${words.drain.replace("…", "")}</button>
-      `}
     >
-      <${Form} id="drain" class="stack" onSubmit=${drain}>
-        ${problem && html`<p class="trouble" role="alert">${problemText(problem)}</p>`}
-        <p>${words.willDrain(clients, time)}</p>
-        ${isLast && html`<p class="trouble" role="alert">${words.last}</p>`}
-        <${TextField}
-          label=${words.rate}
-          type="number"
-          min="1"
-          max="10000"
-          required
-          value=${rate}
-          onChange=${setRate}
-          hint=${words.rateHint}
-          wrong=${problem?.of("/per_second")}
-        />
-        <${TextField} label=${words.reference} value=${reference} onChange=${setReference} hint=${words.referenceHint} wrong=${problem?.of("/server_reference")} />
-        <${Check} label=${words.moved} hint=${words.movedHint} value=${hasMoved} onChange=${setMoved} />
-      <//>
+      <p>${words.willDrain(clients, time)}</p>
+      ${isLast && html`<p class="trouble" role="alert">${words.last}</p>`}
+      <${TextField}
+        label=${words.rate}
+        type="number"
+        min="1"
+        max="10000"
+        required
+        value=${rate}
+        onChange=${setRate}
+        hint=${words.rateHint}
+        wrong=${form.of("/per_second")}
+      />
+      <${TextField} label=${words.reference} value=${reference} onChange=${setReference} hint=${words.referenceHint} wrong=${form.of("/server_reference")} />
+      <${Check} label=${words.moved} hint=${words.movedHint} value=${hasMoved} onChange=${setMoved} />
     <//>
   `;
 }

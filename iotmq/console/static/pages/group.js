@@ -23,13 +23,13 @@ import {
   Problem,
   rate,
   Table,
+  tell,
   TextField,
   texts,
-  Time,
-  Trouble,
   useAnswer,
-  useCallback,
   useAsking,
+  useCallback,
+  useForm,
   useState,
 } from "../kit.js";
 import { StatisticsChart } from "../kit/statistics.js";
@@ -156,26 +156,19 @@ function Move({ name, topics, onClose, onDone }) {
   const [to, setTo] = useState("end");
   const [at_time, setTime] = useState(inputTime(Date.now() - 3_600_000));
   const [preview, setPreview] = useState(/** @type {any} */ (null));
-  const [problem, setProblem] = useState(/** @type {Problem | null} */ (null));
-
-  /** @param {boolean} isPreview */
-  async function move(isPreview) {
-    setProblem(null);
-    const place = to === "end" ? { to_end: true } : { to_ms: new Date(at_time).getTime() };
-    try {
-      const moves = await api.post(at`/groups/${name}/offsets`, { topic, ...place, is_preview: isPreview });
+  const place = to === "end" ? { to_end: true } : { to_ms: new Date(at_time).getTime() };
+  const form = useForm(
+    (isPreview) => api.post(at`/groups/${name}/offsets`, { topic, ...place, is_preview: isPreview }),
+    (moves, isPreview) => {
       if (isPreview) {
         setPreview(moves);
         return;
       }
-      await attempt(async () => moves, words.moved(number(moves.skipped), number(moves.repeated)));
+      tell(words.moved(number(moves.skipped), number(moves.repeated)));
       onDone();
       onClose();
-    } catch (error) {
-      if (!(error instanceof Problem)) throw error;
-      setProblem(error);
-    }
-  }
+    },
+  );
 
   /** @param {(value: any) => void} set */
   const changing = (set) => (/** @type {any} */ value) => {
@@ -191,11 +184,11 @@ function Move({ name, topics, onClose, onDone }) {
       buttons=${html`
         <${Button} onClick=${onClose}>${texts.actions.cancel}<//>
         ${preview
-          ? html`<${Button} kind="danger" onClick=${() => move(false)}>${words.moveNow}<//>`
-          : html`<button type="submit" form="move" class="button is-primary">${words.preview}</button>`}
+          ? html`<${Button} kind="danger" disabled=${form.isBusy} onClick=${() => form.send(false)}>${words.moveNow}<//>`
+          : html`<button type="submit" form=${form.id} class="button is-primary" disabled=${form.isBusy}>${words.preview}</button>`}
       `}
     >
-      <${Form} id="move" onSubmit=${() => move(true)}>
+      <${Form} form=${form} onSubmit=${() => form.send(true)}>
         <p class="hint">${words.moveHint}</p>
         <div class="row">
           <${Choice} label=${words.topic} value=${topic} onChange=${changing(setTopic)} options=${topics.map((each) => [each, each])} />
@@ -211,7 +204,6 @@ function Move({ name, topics, onClose, onDone }) {
           ${to === "time" &&
           html`<${TextField} label=${words.time} type="datetime-local" step="1" value=${at_time} onChange=${changing(setTime)} required />`}
         </div>
-        ${problem && html`<${Trouble} problem=${problem} />`}
       <//>
       ${preview &&
       html`

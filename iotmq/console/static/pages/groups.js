@@ -3,13 +3,11 @@
 import {
   api,
   at,
-  attempt,
   Button,
   Check,
-  Dialog,
   Filters,
   For,
-  Form,
+  FormDialog,
   html,
   keep,
   link,
@@ -21,11 +19,13 @@ import {
   Search,
   State,
   Table,
+  tell,
   TextField,
   texts,
+  useForm,
+  useKept,
   useList,
   useRested,
-  useKept,
   useState,
 } from "../kit.js";
 
@@ -105,23 +105,18 @@ function stateOf(row) {
 /** @param {{onClose: () => void, onDone: () => void}} props */
 function Make({ onClose, onDone }) {
   const [name, setName] = useState("");
-  async function make() {
-    if (!(await attempt(() => api.patch(at`/groups/${name}`, {}), words.made(name)))) return;
-    onDone();
-    onClose();
-  }
+  const form = useForm(
+    () => api.patch(at`/groups/${name}`, {}),
+    () => {
+      tell(words.made(name));
+      onDone();
+      onClose();
+    },
+  );
+
   return html`
-    <${Dialog}
-      title=${words.make}
-      onClose=${onClose}
-      buttons=${html`
-        <${Button} onClick=${onClose}>${texts.actions.cancel}<//>
-        <button type="submit" form="make" class="button is-primary">${words.make}</button>
-      `}
-    >
-      <${Form} id="make" onSubmit=${make}>
-        <${TextField} label=${words.name} value=${name} onChange=${setName} required maxlength="255" hint=${words.nameHint} />
-      <//>
+    <${FormDialog} form=${form} title=${words.make} onClose=${onClose}>
+      <${TextField} label=${words.name} value=${name} onChange=${setName} required maxlength="255" hint=${words.nameHint} />
     <//>
   `;
 }

@@ -16,7 +16,6 @@ import {
   number,
   Page,
   payloadLine,
-  Problem,
   SendDialog,
   Table,
   Tabs,
@@ -26,6 +25,7 @@ import {
   Trouble,
   useAnswer,
   useEffect,
+  useForm,
   useMemo,
   useState,
 } from "../kit.js";
@@ -91,7 +91,6 @@ function Find({ topic = "", by = "time", broker = "", queue = "0", offset = "0",
   const [draft, setDraft] = useState({ topic, by, broker, queue, offset, time: time || inputTime(Date.now() - 3_600_000), text });
   const [found, setFound] = useState(/** @type {any[] | null} */ (topic ? null : []));
   const [next, setNext] = useState(/** @type {number | null} */ (null));
-  const [problem, setProblem] = useState(/** @type {Problem | null} */ (null));
   const [isAsked, setAsked] = useState(false);
   const topics = useAnswer("/topics", { query: { limit: 1000, has_system: true } }).answer?.items ?? [];
   const detail = useAnswer(topics.some((/** @type {any} */ each) => each.name === draft.topic) ? at`/topics/${draft.topic}` : null).answer;
@@ -102,41 +101,37 @@ function Find({ topic = "", by = "time", broker = "", queue = "0", offset = "0",
 
   const set = (/** @type {string} */ name) => (/** @type {string} */ value) => setDraft((known) => ({ ...known, [name]: value }));
 
-  /** @param {number | null} [from] where the list goes on */
-  async function ask(from = null) {
-    setProblem(null);
-    setAsked(true);
-    if (from === null) setFound(null);
-    keep({ ...draft, view: "" });
-    /** @type {Record<string, unknown>} */
-    const query = { limit: SEARCH_ROWS };
-    if (draft.by === "key") query.key = draft.text;
-    else if (draft.by === "id") query.message_id = draft.text;
-    else {
-      query.broker = draft.broker;
-      query.queue = draft.queue;
-      if (from !== null) query.offset = from;
-      else if (draft.by === "offset") query.offset = draft.offset || 0;
-      else query.from_ms = new Date(draft.time).getTime();
-    }
-    try {
-      const answer = await api.get(at`/topics/${draft.topic}/messages`, query);
+  const form = useForm(
+    /** @param {number | null} [from] where the list goes on */
+    (from = null) => {
+      setAsked(true);
+      if (from === null) setFound(null);
+      keep({ ...draft, view: "" });
+      /** @type {Record<string, unknown>} */
+      const query = { limit: SEARCH_ROWS };
+      if (draft.by === "key") query.key = draft.text;
+      else if (draft.by === "id") query.message_id = draft.text;
+      else {
+        query.broker = draft.broker;
+        query.queue = draft.queue;
+        if (from !== null) query.offset = from;
+        else if (draft.by === "offset") query.offset = draft.offset || 0;
+        else query.from_ms = new Date(draft.time).getTime();
+      }
+      return api.get(at`/topics/${draft.topic}/messages`, query);
+    },
+    (answer, from = null) => {
       setFound((known) => (from === null ? answer.items : [...(known ?? []), ...answer.items]));
       setNext(isPlaced && answer.items.length ? answer.next_offset : null);
-    } catch (error) {
-      if (!(error instanceof Problem)) throw error;
-      setProblem(error);
-      setFound([]);
-      setNext(null);
-    }
-  }
+    },
+  );
 
   useEffect(() => {
-    if (topic) ask();
+    if (topic) form.send();
   }, []);
 
   return html`
-    <${Form} class="row card" onSubmit=${() => ask()}>
+    <${Form} form=${form} class="row card">
       <${TextField} label=${words.topic} value=${draft.topic} onChange=${set("topic")} required list="topics" />
       <datalist id="topics">${topics.map((/** @type {any} */ each) => html`<option value=${each.name} />`)}</datalist>
       <${Choice}
@@ -175,21 +170,20 @@ function Find({ topic = "", by = "time", broker = "", queue = "0", offset = "0",
       ${draft.by === "offset" && html`<${TextField} label=${words.offset} type="number" min="0" value=${draft.offset} onChange=${set("offset")} isNarrow required />`}
       ${draft.by === "key" && html`<${TextField} label=${words.key} value=${draft.text} onChange=${set("text")} required />`}
       ${draft.by === "id" && html`<${TextField} label=${words.id} value=${draft.text} onChange=${set("text")} required />`}
-      <button type="submit" class="button is-primary">${words.search}</button>
+      <button type="submit" class="button is-primary" disabled=${form.isBusy}>${words.search}</button>
     <//>
-    ${problem && html`<${Trouble} problem=${problem} />`}
     ${!isAsked
       ? html`<div class="empty">${words.begin}</div>`
       : html`
           <${Table}
             caption=${words.title}
-            rows=${found}
+            rows=${form.problem ? [] : found}
             rowKey=${rowKey}
             columns=${columns}
             onOpen=${onShow}
             empty=${words.none}
-            isComplete=${next === null}
-            onMore=${() => ask(next)}
+            isComplete=${next === null || form.problem !== null}
+            onMore=${() => form.send(next)}
           />
         `}
   `;

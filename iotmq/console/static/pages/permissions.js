@@ -12,8 +12,6 @@ import {
   Name,
   number,
   Page,
-  Problem,
-  problemText,
   Search,
   State,
   Table,
@@ -21,9 +19,10 @@ import {
   TextField,
   texts,
   useAnswer,
+  useForm,
+  useKept,
   useList,
   useRested,
-  useKept,
   useState,
   Words,
 } from "../kit.js";
@@ -48,25 +47,14 @@ export default function Permissions({ view = "try", match = "" }) {
 function Try({ children }) {
   const [draft, setDraft] = useState(/** @type {Record<string, string>} */ ({ client_id: "", user: "", action: "publish", topic: "", qos: "0", address: "", certificate: "" }));
   const [decision, setDecision] = useState(/** @type {any} */ (null));
-  const [problem, setProblem] = useState(/** @type {Problem | null} */ (null));
+  const { client_id, action, topic, qos, ...rest } = draft;
+  const given = Object.fromEntries(Object.entries(rest).filter(([, value]) => value));
+  const form = useForm(() => api.post("/access:test", { client_id, action, topic, qos: Number(qos), ...given }), setDecision);
 
   const set = (/** @type {string} */ name) => (/** @type {string} */ value) => {
     setDraft((known) => ({ ...known, [name]: value }));
     setDecision(null);
   };
-
-  async function decide() {
-    setProblem(null);
-    setDecision(null);
-    const { client_id, action, topic, qos, ...rest } = draft;
-    const given = Object.fromEntries(Object.entries(rest).filter(([, value]) => value));
-    try {
-      setDecision(await api.post("/access:test", { client_id, action, topic, qos: Number(qos), ...given }));
-    } catch (error) {
-      if (!(error instanceof Problem)) throw error;
-      setProblem(error);
-    }
-  }
 
   /** @param {string} name @param {Record<string, unknown>} [more] */
   const field = (name, more) => html`
@@ -74,7 +62,7 @@ function Try({ children }) {
       label=${words[/** @type {"topic"} */ (name)]}
       value=${draft[name]}
       onChange=${set(name)}
-      wrong=${problem?.of(`/${name}`)}
+      wrong=${form.of(`/${name}`)}
       ...${more}
     />
   `;
@@ -83,8 +71,7 @@ function Try({ children }) {
     <${Page} title=${words.title} lead=${words.lead}>
       <${Filters}>${children}<//>
       <${Card} title=${words.views.try} hint=${words.tryHint}>
-        <${Form} class="stack" onSubmit=${decide}>
-          ${problem && !problem.errors.length && html`<p class="trouble" role="alert">${problemText(problem)}</p>`}
+        <${Form} form=${form} class="stack">
           <div class="row">
             ${field("client_id", { required: true })} ${field("user", { placeholder: words.userHint })}
             ${field("certificate")} ${field("address", { placeholder: "192.0.2.7" })}

@@ -94,15 +94,14 @@ export default function Retained({ filter = "" }) {
         <${MessageDialog}
           message=${shown}
           onClose=${() => setShown(null)}
-          actions=${
+          actions=${() =>
             may("operator") &&
             html`
               <${Button} kind="danger" onClick=${() => {
                 setShown(null);
                 end([shown.mqtt_topic]);
               }}>${words.end}<//>
-            `
-          }
+            `}
         />
       `}
       ${isSending && html`<${SendDialog} onClose=${() => setSending(false)} onSent=${list.reload} />`}

@@ -3,26 +3,24 @@
 import {
   api,
   at,
-  Button,
+  buttonColumn,
   Choice,
-  Dialog,
   Filters,
-  Form,
+  FormDialog,
   html,
   keep,
   may,
   Name,
   Page,
-  Problem,
-  problemText,
   Search,
   Table,
   tell,
   TextField,
   texts,
   useAnswer,
-  useMemo,
+  useForm,
   useKept,
+  useMemo,
   useState,
 } from "../kit.js";
 
@@ -41,7 +39,7 @@ export default function Settings({ match = "", broker = "" }) {
   const asked = useAnswer("/settings");
   const items = asked.answer?.items ?? null;
   const rows = useMemo(() => rowsOf(items, typed, broker), [items, typed, broker]);
-  const columns = useMemo(() => (may("administrator") ? [...COLUMNS, changeColumn(setOpen)] : COLUMNS), []);
+  const columns = useMemo(() => (may("administrator") ? [...COLUMNS, buttonColumn(words.change, setOpen)] : COLUMNS), []);
   const names = (items ?? []).map((/** @type {any} */ each) => [each.broker, each.broker]);
   return html`
     <${Page} title=${words.title} lead=${words.lead} asked=${asked}>
@@ -71,50 +69,22 @@ export default function Settings({ match = "", broker = "" }) {
   `;
 }
 
-/** @param {(row: any) => void} open */
-function changeColumn(open) {
-  return {
-    key: "change",
-    title: html`<span class="unseen">${words.change}</span>`,
-    isSorted: false,
-    width: "small",
-    show: (/** @type {any} */ row) => html`<button type="button" class="button" onClick=${() => open(row)}>${words.change}</button>`,
-  };
-}
-
 /** @param {{row: any, onClose: () => void, onDone: () => void}} props */
 function Change({ row, onClose, onDone }) {
   const [value, setValue] = useState(row.value);
-  const [problem, setProblem] = useState(/** @type {Problem | null} */ (null));
-
-  async function change() {
-    setProblem(null);
-    try {
-      await api.patch(at`/brokers/${row.broker}/settings`, { settings: { [row.name]: value } });
-    } catch (error) {
-      if (!(error instanceof Problem)) throw error;
-      setProblem(error);
-      return;
-    }
-    tell(words.changedNow);
-    onDone();
-    onClose();
-  }
+  const form = useForm(
+    () => api.patch(at`/brokers/${row.broker}/settings`, { settings: { [row.name]: value } }),
+    () => {
+      tell(words.changedNow);
+      onDone();
+      onClose();
+    },
+  );
 
   return html`
-    <${Dialog}
-      title=${words.changeTitle}
-      onClose=${onClose}
-      buttons=${html`
-        <${Button} onClick=${onClose}>${texts.actions.cancel}<//>
-        <button type="submit" form="setting" class="button is-primary" disabled=${value === row.value}>${texts.actions.save}</button>
-      `}
-    >
-      <${Form} id="setting" class="stack" onSubmit=${change}>
-        ${problem && html`<p class="trouble" role="alert">${problemText(problem)}</p>`}
-        <p>${words.willChange(row.name, row.broker)}</p>
-        <${TextField} label=${row.name} value=${value} onChange=${setValue} hint=${words.was(row.value)} />
-      <//>
+    <${FormDialog} form=${form} title=${words.changeTitle} action=${texts.actions.save} isUnchanged=${value === row.value} onClose=${onClose}>
+      <p>${words.willChange(row.name, row.broker)}</p>
+      <${TextField} label=${row.name} value=${value} onChange=${setValue} hint=${words.was(row.value)} />
     <//>
   `;
 }

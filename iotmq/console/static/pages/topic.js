@@ -8,10 +8,9 @@ import {
   Card,
   Check,
   confirm,
-  Dialog,
   Figures,
   For,
-  Form,
+  FormDialog,
   go,
   html,
   link,
@@ -19,8 +18,6 @@ import {
   Name,
   number,
   Page,
-  Problem,
-  problemText,
   SendDialog,
   State,
   Table,
@@ -30,6 +27,7 @@ import {
   useAnswer,
   useAsking,
   useCallback,
+  useForm,
   useState,
 } from "../kit.js";
 import { StatisticsChart } from "../kit/statistics.js";
@@ -181,47 +179,35 @@ function Scale({ topic, onClose, onDone }) {
   const each = Math.ceil(topic.queues / topic.brokers.length);
   const [count, setCount] = useState(String(each));
   const [isForced, setForced] = useState(false);
-  const [problem, setProblem] = useState(/** @type {Problem | null} */ (null));
   const isFewer = Number(count) < each;
-
-  async function change() {
-    setProblem(null);
-    try {
-      await api.put(at`/topics/${topic.name}/queues`, { queues: Number(count), is_forced: isFewer && isForced });
+  const form = useForm(
+    () => api.put(at`/topics/${topic.name}/queues`, { queues: Number(count), is_forced: isFewer && isForced }),
+    () => {
       onDone();
       onClose();
-    } catch (error) {
-      if (!(error instanceof Problem)) throw error;
-      setProblem(error);
-    }
-  }
+    },
+  );
 
   return html`
-    <${Dialog}
+    <${FormDialog}
+      form=${form}
       title=${words.change}
+      action=${isFewer ? words.fewer(each - Number(count)) : words.more(Number(count) - each)}
+      isDangerous=${isFewer}
       onClose=${onClose}
-      buttons=${html`
-        <${Button} onClick=${onClose}>${texts.actions.cancel}<//>
-        <button type="submit" form="scale" class=${`button ${isFewer ? "is-danger" : "is-primary"}`}>
-          ${isFewer ? words.fewer(each - Number(count)) : words.more(Number(count) - each)}
-        </button>
-      `}
     >
-      <${Form} id="scale" onSubmit=${change}>
-        ${problem && html`<p class="trouble" role="alert">${problemText(problem)}</p>`}
-        <${TextField}
-          label=${words.queuesOfEach}
-          type="number"
-          min="1"
-          max="1024"
-          required
-          value=${count}
-          onChange=${setCount}
-          hint=${isFewer ? words.fewerHint : words.moreHint}
-          wrong=${problem?.of("/queues")}
-        />
-        ${isFewer && html`<${Check} label=${words.forced} hint=${words.forcedHint} value=${isForced} onChange=${setForced} />`}
-      <//>
+      <${TextField}
+        label=${words.queuesOfEach}
+        type="number"
+        min="1"
+        max="1024"
+        required
+        value=${count}
+        onChange=${setCount}
+        hint=${isFewer ? words.fewerHint : words.moreHint}
+        wrong=${form.of("/queues")}
+      />
+      ${isFewer && html`<${Check} label=${words.forced} hint=${words.forcedHint} value=${isForced} onChange=${setForced} />`}
     <//>
   `;
 }

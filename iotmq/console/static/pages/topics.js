@@ -3,13 +3,11 @@
 import {
   api,
   at,
-  attempt,
   Button,
   Check,
-  Dialog,
   Filters,
   For,
-  Form,
+  FormDialog,
   go,
   html,
   keep,
@@ -20,11 +18,13 @@ import {
   Search,
   State,
   Table,
+  tell,
   TextField,
   texts,
+  useForm,
+  useKept,
   useList,
   useRested,
-  useKept,
   useState,
 } from "../kit.js";
 
@@ -103,22 +103,18 @@ function shownState(row) {
 function Make({ onClose }) {
   const [name, setName] = useState("");
   const [queues, setQueues] = useState("4");
-  async function make() {
-    if (await attempt(() => api.put(at`/topics/${name}`, { queues: Number(queues) }), words.made(name))) go("topic", { name });
-  }
+  const form = useForm(
+    () => api.put(at`/topics/${name}`, { queues: Number(queues) }),
+    () => {
+      tell(words.made(name));
+      go("topic", { name });
+    },
+  );
+
   return html`
-    <${Dialog}
-      title=${words.make}
-      onClose=${onClose}
-      buttons=${html`
-        <${Button} onClick=${onClose}>${texts.actions.cancel}<//>
-        <button type="submit" form="make" class="button is-primary">${words.make}</button>
-      `}
-    >
-      <${Form} id="make" onSubmit=${make}>
-        <${TextField} label=${words.name} value=${name} onChange=${setName} required maxlength="127" hint=${words.nameHint} />
-        <${TextField} label=${words.queues} type="number" min="1" max="1024" value=${queues} onChange=${setQueues} required hint=${words.queuesHint} />
-      <//>
+    <${FormDialog} form=${form} title=${words.make} onClose=${onClose}>
+      <${TextField} label=${words.name} value=${name} onChange=${setName} required maxlength="127" hint=${words.nameHint} />
+      <${TextField} label=${words.queues} type="number" min="1" max="1024" value=${queues} onChange=${setQueues} required hint=${words.queuesHint} wrong=${form.of("/queues")} />
     <//>
   `;
 }

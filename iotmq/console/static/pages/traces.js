@@ -4,23 +4,21 @@ import {
   api,
   Button,
   Choice,
-  Dialog,
-  Form,
+  FormDialog,
   go,
   html,
   link,
   Name,
   number,
   Page,
-  Problem,
-  problemText,
   State,
   Table,
-  TextField,
   tell,
+  TextField,
   texts,
   Time,
   useAnswer,
+  useForm,
   useState,
 } from "../kit.js";
 
@@ -70,48 +68,29 @@ function NewTrace({ onClose, ...given }) {
   const [value, setValue] = useState(given.value);
   const [duration_s, setDuration] = useState("600");
   const [payload_bytes, setPayload] = useState("0");
-  const [problem, setProblem] = useState(/** @type {Problem | null} */ (null));
-
-  async function start() {
-    setProblem(null);
-    let begun;
-    try {
-      const sizes = { duration_s: Number(duration_s), payload_bytes: Number(payload_bytes) };
-      begun = await api.post("/traces", { kind, value, ...sizes });
-    } catch (error) {
-      if (!(error instanceof Problem)) throw error;
-      setProblem(error);
-      return;
-    }
-    tell(words.started);
-    go("trace", { name: begun.name });
-  }
+  const form = useForm(
+    () => api.post("/traces", { kind, value, duration_s: Number(duration_s), payload_bytes: Number(payload_bytes) }),
+    (begun) => {
+      tell(words.started);
+      go("trace", { name: begun.name });
+    },
+  );
 
   return html`
-    <${Dialog}
-      title=${words.add}
-      onClose=${onClose}
-      buttons=${html`
-        <${Button} onClick=${onClose}>${texts.actions.cancel}<//>
-        <button type="submit" form="trace" class="button is-primary">${words.start}</button>
-      `}
-    >
-      <${Form} id="trace" class="stack" onSubmit=${start}>
-        ${problem && !problem.of("/value") && html`<p class="trouble" role="alert">${problemText(problem)}</p>`}
-        <${Choice} label=${words.kind} value=${kind} options=${Object.entries(words.kinds)} onChange=${setKind} />
-        <${TextField}
-          label=${words.valueOf[/** @type {"client"} */ (kind)]}
-          required
-          value=${value}
-          onChange=${setValue}
-          wrong=${problem?.of("/value")}
-        />
-        <div class="row">
-          <${Choice} label=${words.duration} value=${duration_s} options=${Object.entries(words.durations)} onChange=${setDuration} />
-          <${Choice} label=${words.payload} value=${payload_bytes} options=${Object.entries(words.payloads)} onChange=${setPayload} />
-        </div>
-        <p class="hint">${words.payloadHint}</p>
-      <//>
+    <${FormDialog} form=${form} title=${words.add} action=${words.start} onClose=${onClose}>
+      <${Choice} label=${words.kind} value=${kind} options=${Object.entries(words.kinds)} onChange=${setKind} />
+      <${TextField}
+        label=${words.valueOf[/** @type {"client"} */ (kind)]}
+        required
+        value=${value}
+        onChange=${setValue}
+        wrong=${form.of("/value")}
+      />
+      <div class="row">
+        <${Choice} label=${words.duration} value=${duration_s} options=${Object.entries(words.durations)} onChange=${setDuration} />
+        <${Choice} label=${words.payload} value=${payload_bytes} options=${Object.entries(words.payloads)} onChange=${setPayload} />
+      </div>
+      <p class="hint">${words.payloadHint}</p>
     <//>
   `;
 }

@@ -178,7 +178,14 @@ async def test_a_mail_goes_by_starttls_with_a_password(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    "more", [{"password": "wrong"}, {"ca_file": ""}, {"encryption": "none", "user": ""}, {"port": 1}]
+    "more",
+    [
+        {"password": "wrong"},
+        {"ca_file": ""},
+        {"encryption": "none", "user": ""},
+        {"port": 1},
+        {"to": ("änn@example.com",)},
+    ],
 )
 async def test_what_a_server_refuses_is_a_failure(server: Server, more: dict[str, Any]) -> None:
     count = len(server.box.got)

@@ -10,6 +10,7 @@ from fake_broker import CLOSE, SILENT, FakeBroker, split_batch
 from running_producer import running
 
 from iotmq.client.sending import waiting_sends
+from iotmq.client.sending.message_elements import encode_element
 from iotmq.client.sending.producer import Producer
 from iotmq.client.transport.message import Message, SendResult
 from iotmq.client.transport.routes import MessageQueue, queue_of_key
@@ -18,9 +19,11 @@ from iotmq.errors import (
     BrokerError,
     ConfigError,
     MessageRefusedError,
+    ProducerBusyError,
     RequestTimeoutError,
     RouteNotFoundError,
 )
+from iotmq.limits import BATCH_RECORDS_MAX
 from iotmq.message.records.record import decode_record
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
@@ -234,6 +237,91 @@ async def test_the_messages_of_an_illegal_request_go_one_by_one() -> None:
     assert numbers["iotmq_client_send_failed_total"] == 1
     assert numbers["iotmq_client_sent_total"] == 4
     assert numbers["iotmq_client_sends_in_flight"] == 0
+
+
+def elements(*bodies: bytes) -> tuple[bytes, int]:
+    return b"".join(encode_element(Message("T", body), "K" * 32) for body in bodies), len(bodies)
+
+
+async def test_elements_of_several_callers_share_a_request_with_messages() -> None:
+    broker = HoldingBroker()
+    async with running(broker) as producer:
+        (queue,) = await producer.queues("T")
+        assert producer.known_queues("T") == (queue,)
+        assert not producer.known_queues("unknown")
+        futures = [producer.send_elements_nowait(queue, *elements(b"1"))]
+        await broker.has_held(1)
+        futures += [
+            producer.send_elements_nowait(queue, *elements(*each)) for each in ((b"2", b"3"), (b"4",))
+        ]
+        futures += [producer.send_nowait(Message("T", b"5"), queue=queue)]
+        futures += [producer.send_elements_nowait(queue, *elements(b"6", b"7", b"8"))]
+        assert producer.in_flight == 5
+        broker.release()
+        results = [await future for future in futures]
+        numbers = {metric.name: metric.value for metric in producer.metrics()}
+    assert broker.batches == [[b"1"], [b"2", b"3", b"4", b"5", b"6", b"7", b"8"]]
+    assert [(each.queue_offset, each.count) for each in results] == [(0, 1), (1, 2), (3, 1), (4, 1), (5, 3)]
+    assert [bool(each.message_id) for each in results] == [False, False, False, True, False]
+    assert (numbers["iotmq_client_sent_total"], numbers["iotmq_client_sends_in_flight"]) == (8, 0)
+
+
+@pytest.mark.parametrize("limit", [4, 5])
+async def test_elements_count_for_what_a_request_may_have(limit: int) -> None:
+    broker = HoldingBroker()
+    async with running(broker, batch_records_max=limit) as producer:
+        (queue,) = await producer.queues("T")
+        futures = [producer.send_elements_nowait(queue, *elements(b"0"))]
+        await broker.has_held(1)
+        pieces = ([b"1"] * 2, [b"2"] * 3, [b"3"], [b"4"] * 9)
+        futures += [producer.send_elements_nowait(queue, *elements(*piece)) for piece in pieces]
+        broker.release()
+        await asyncio.gather(*futures)
+    # Those of one caller are never torn apart.
+    assert [len(batch) for batch in broker.batches] == ([1, 2, 4, 9] if limit == 4 else [1, 5, 1, 9])
+
+
+async def test_elements_of_an_illegal_request_go_caller_by_caller() -> None:
+    broker = FakeBroker()
+    broker.add_topic("T", 1)
+    broker.script[BATCH].extend([13, None, 13])
+    async with running(broker) as producer:
+        (queue,) = await producer.queues("T")
+        pieces = ([b"1", b"2"], [b"3", b"4", b"5"], [b"6", b"7"])
+        futures = [producer.send_elements_nowait(queue, *elements(*piece)) for piece in pieces]
+        results = await asyncio.gather(*futures, return_exceptions=True)
+        numbers = {metric.name: metric.value for metric in producer.metrics()}
+    assert [isinstance(result, SendResult) for result in results] == [True, False, True]
+    assert broker.stored_bodies("T") == [b"1", b"2", b"6", b"7"]
+    assert numbers["iotmq_client_send_failed_total"] == 3
+    assert numbers["iotmq_client_sent_total"] == 4
+    assert numbers["iotmq_client_sends_in_flight"] == 0
+
+
+async def test_elements_past_the_limits_are_refused() -> None:
+    broker = FakeBroker()
+    broker.add_topic("T", 1)
+    whole, _ = elements(b"12345")
+    async with running(broker, body_bytes_max=len(whole), in_flight_max=1) as producer:
+        (queue,) = await producer.queues("T")
+        for wrong in ((b"", 1), (whole + b"x", 1), (whole, 0), (whole, BATCH_RECORDS_MAX + 1)):
+            with pytest.raises(MessageRefusedError):
+                producer.send_elements_nowait(queue, *wrong)
+        assert producer.joins_sends
+        stored = producer.send_elements_nowait(queue, whole, 1)
+        assert not producer.joins_sends
+        with pytest.raises(ProducerBusyError):
+            producer.send_elements_nowait(queue, whole, 1)
+        assert (await stored).queue_offset == 0
+
+
+async def test_an_idempotent_producer_numbers_elements_too() -> None:
+    broker = FakeBroker()
+    broker.add_topic("T", 1)
+    async with running(broker, idempotent=True) as producer:
+        (queue,) = await producer.queues("T")
+        with pytest.raises(BrokerError, match="numbered batches"):
+            await producer.send_elements_nowait(queue, *elements(b"1"))
 
 
 async def test_a_cancelled_send_takes_no_other_along() -> None:

@@ -61,6 +61,13 @@ async def test_an_address_that_guesses_waits_for_a_minute() -> None:
     assert await door.tries("ada", "password of ada") == "operator"
 
 
+async def test_guesses_at_the_same_time_are_no_more_than_those_one_after_the_other() -> None:
+    door = Door(failures_per_minute_max=2, failures_of_user_max=100)
+    outcomes = await asyncio.gather(*(door.tries("ada", f"guess {number}") for number in range(10)))
+    assert outcomes.count("wrong") <= 2 + limits.CONSOLE_HASHES_AT_ONCE - 1
+    assert set(outcomes) == {"wrong", "too many"}
+
+
 async def test_who_was_right_from_there_before_is_let_in_beside_one_who_guesses() -> None:
     door = Door(failures_per_minute_max=2)
     assert await door.tries("ada", "password of ada") == "operator"

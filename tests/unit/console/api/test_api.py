@@ -29,7 +29,7 @@ from iotmq.console.api.problems import (
     from_error,
     invalid_body,
 )
-from iotmq.console.api.route import Call, Caller, NoArguments, Role, route
+from iotmq.console.api.route import Call, Caller, Coming, NoArguments, Role, route
 from iotmq.console.server.messages import Answer, Request, Sink
 from iotmq.errors import (
     BrokerError,
@@ -53,6 +53,7 @@ class Services:
     def __init__(self) -> None:
         self.error: BaseException | None = None
         self.callers: list[Caller] = []
+        self.coming: asyncio.Future[int]
 
 
 class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -98,11 +99,13 @@ async def hang(_services: Services, _call: Call[NoArguments, None]) -> Result:
     raise AssertionError
 
 
-async def flow(_services: Services, _call: Call[NoArguments, None]) -> Answer:
+async def flow(services: Services, _call: Call[NoArguments, None]) -> Answer:
     """Stream two pieces."""
 
     async def stream(sink: Sink) -> None:
         await sink.write(b"one")
+        if services.error is not None:
+            raise services.error
         await sink.write(b"two")
 
     return Answer(stream=stream)
@@ -119,7 +122,15 @@ async def keep(_services: Services, call: Call[NoArguments, bytes]) -> Answer:
     return Answer(call.body, content_type="application/octet-stream")
 
 
+def come(services: Services, _call: Call[NoArguments, None]) -> Coming:
+    """Answer with what comes."""
+    if services.error is not None:
+        raise services.error
+    return Coming(services.coming, lambda total: Result("came", total))
+
+
 ROUTES = (
+    route("GET", "/coming", come, tag="t", answer=Result),
     route("POST", "/sums/{name}", add, tag="t", role=Role.OPERATOR, body_bytes_max=100),
     route("GET", "/number", show, tag="t"),
     route("GET", "/never", hang, tag="t"),
@@ -264,6 +275,7 @@ async def test_a_body_of_another_type_is_not_read(site: Site) -> None:
         (BrokerError(ResponseCode.TOPIC_NOT_EXIST, "no topic"), NOT_FOUND),
         (BrokerError(ResponseCode.NO_PERMISSION, "not yours"), FORBIDDEN),
         (BrokerError(ResponseCode.SYSTEM_BUSY, "full"), UNAVAILABLE),
+        (BrokerError(ResponseCode.TOO_MANY_WAITING, "full"), TOO_MANY),
         (BrokerError(ResponseCode.SYSTEM_ERROR, "no"), CONFLICT),
         (NotSupportedError(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "unknown"), NOT_SUPPORTED),
         (NotMasterError(ResponseCode.SERVICE_NOT_AVAILABLE, "another"), UNAVAILABLE),
@@ -302,10 +314,25 @@ async def test_a_handler_has_so_much_time(site: Site, monkeypatch: pytest.Monkey
     assert problem(await site.ask("GET", "/never")).type == TIMEOUT.uri
 
 
+async def test_a_handler_may_answer_with_a_future(site: Site) -> None:
+    loop = asyncio.get_running_loop()
+    site.services.coming = loop.create_future()
+    loop.call_soon(site.services.coming.set_result, 7)
+    answer = await site.ask("GET", "/coming")
+    assert (answer.status, answer.body) == (200, b'{"name":"came","total":7}')
+    site.services.coming = loop.create_future()
+    site.services.coming.set_exception(RequestTimeoutError("no answer"))
+    assert problem(await site.ask("GET", "/coming")).status == 504
+    site.services.error = MessageRefusedError("no topic")
+    assert problem(await site.ask("GET", "/coming")).status == 422
+    found = {dict(metric.labels)["status"]: metric.value for metric in site.api.metrics()}
+    assert found == {"200": 1, "422": 1, "504": 1}
+
+
 async def test_other_methods_are_named(site: Site) -> None:
     answer = await site.ask("DELETE", "/bytes")
     assert answer.status == 405
-    assert answer.headers == (("Allow", "PUT"),)
+    assert answer.headers[0] == ("Allow", "PUT")
 
 
 def test_a_body_is_read_only_for_who_may_send_it(site: Site) -> None:
@@ -350,6 +377,23 @@ async def test_a_stream_is_cut_when_who_reads_it_may_not_any_more(
     with pytest.raises(ConnectionAbortedError, match="signed out"):
         await answer.stream(sink)
     assert sink.written == [b"one", b"two"]
+
+
+async def test_a_stream_is_cut_short_when_brokers_fail(site: Site) -> None:
+    site.services.error = RequestTimeoutError("no answer")
+    answer = await site.ask("GET", "/stream")
+    assert answer.stream is not None
+    sink = Pieces()
+    with pytest.raises(ConnectionAbortedError, match="no answer"):
+        await answer.stream(sink)
+    assert sink.written == [b"one"]
+
+
+@pytest.mark.parametrize("path", ["/api/v1x/number", "/api/v11/number", "/api/v1number", "/api/v1"])
+async def test_a_path_that_only_begins_like_the_base_is_none(site: Site, path: str) -> None:
+    request = Request("GET", path, "", {"x-role": "viewer"}, "192.0.2.1")
+    assert problem(await site.api.answer(request)).status == 404
+    assert site.api.body_bytes_max(request._replace(method="PUT", path=path.replace("number", "bytes"))) == 0
 
 
 async def test_what_a_handler_refuses_is_audited_as_refused(site: Site) -> None:

@@ -45,6 +45,9 @@ def test_the_link_keeps_what_was_asked() -> None:
     assert link_to_next(page, "a=1&cursor=old&b=%C3%BC&c=") == (
         ("Link", '<?a=1&b=%C3%BC&c=&cursor=Y3Vyc29y>; rel="next"'),
     )
+    assert link_to_next(page, 'curs%6Fr=old&a=">;\n') == (
+        ("Link", '<?a=%22%3E;%0A&cursor=Y3Vyc29y>; rel="next"'),
+    )
     assert link_to_next(Items([]), "a=1") == ()
     assert link_to_next(Item("a", 1), "") == ()
 

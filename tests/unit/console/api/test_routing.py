@@ -68,11 +68,11 @@ def test_a_path_finds_its_route_and_its_parameters(
 @pytest.mark.parametrize(
     ("method", "path", "kind", "detail"),
     [
-        ("GET", "/nothing", NOT_FOUND, "/nothing"),
-        ("GET", "", NOT_FOUND, ""),
-        ("GET", "/topics/", NOT_FOUND, ""),
-        ("GET", "/topics/a/b/c/d", NOT_FOUND, ""),
-        ("POST", "/mqtt-topics/", NOT_FOUND, ""),
+        ("GET", "/nothing", NOT_FOUND, "no path /nothing$"),
+        ("GET", "", NOT_FOUND, "no path $"),
+        ("GET", "/topics/", NOT_FOUND, "no path /topics/$"),
+        ("GET", "/topics/a/b/c/d", NOT_FOUND, "no path /topics/a/b/c/d$"),
+        ("POST", "/mqtt-topics/", NOT_FOUND, "no path /mqtt-topics/$"),
         ("DELETE", "/topics/a", METHOD, "GET, PUT"),
         ("GET", "/topics/%FF", MALFORMED, "UTF-8"),
     ],

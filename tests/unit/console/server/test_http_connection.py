@@ -11,7 +11,7 @@ import pytest
 from eventually import soon
 
 from iotmq import limits
-from iotmq.console.server.messages import Answer, Reply, Request, Sink
+from iotmq.console.server.messages import Answer, Later, Reply, Request, Sink
 from iotmq.console.server.port import HttpPort
 from iotmq.console.settings import HttpSettings
 from iotmq.metrics import Metric
@@ -26,6 +26,7 @@ class Echo:
     def __init__(self) -> None:
         self.asked: list[Request] = []
         self.go_on = asyncio.Event()
+        self.future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self.sinks: list[Sink] = []
         self.ended: list[str] = []
 
@@ -38,15 +39,22 @@ class Echo:
             raise RuntimeError("a fault of the site")
         if request.path == "/later":
             return self._later(request)
+        if request.path == "/future":
+            return Later(self.future, self._made)
         if request.path == "/stream":
             return Answer(status=200, content_type="text/event-stream", stream=self._stream)
         if request.path == "/large":
             return Answer(bytes(32_000_000))
         if request.path == "/quiet":
             return Answer(status=200, stream=self._quiet)
+        if request.path == "/broken":
+            return Answer(status=200, stream=self._broken)
         if request.path == "/endless":
             return Answer(status=200, stream=self._endless)
         return Answer(f"{request.method} {request.path} {request.query} ".encode() + request.body)
+
+    def _made(self, future: asyncio.Future[bytes]) -> Answer:
+        return Answer(b"future " + future.result())
 
     async def _later(self, request: Request) -> Answer:
         await self.go_on.wait()
@@ -64,6 +72,10 @@ class Echo:
         sink.when_peer_ends(left.set)
         await left.wait()
         self.ended.append("left")
+
+    async def _broken(self, sink: Sink) -> None:
+        await sink.write(b"begun")
+        raise RuntimeError("a fault of the site")
 
     async def _endless(self, sink: Sink) -> None:
         self.sinks.append(sink)
@@ -199,6 +211,7 @@ async def test_who_has_closed_its_direction_gets_its_answers() -> None:
         (b"POST /body HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", b"400"),
         (b"GET / HTTP/1.1\r\nHost: x\r\nLong:" + b" " * 9000 + b"x\r\n\r\n", b"200"),
         (b"GET / HTTP/1.1\r\nHost: x\r\nLong:" + b" " * 9000, b"431"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"a:\r\n" * 2000 + b"Long:", b"431"),
     ],
 )
 async def test_what_two_servers_could_read_differently_is_refused(sent: bytes, status: bytes) -> None:
@@ -206,6 +219,57 @@ async def test_what_two_servers_could_read_differently_is_refused(sent: bytes, s
         answer = await exchange(port, sent, eof=status == b"200")
         assert answer.split()[1] == status
         assert bool(site.asked) == (status == b"200")
+
+
+async def test_fields_behind_a_body_say_nothing_and_have_an_end() -> None:
+    async with serving() as (site, port):
+        chunked = head(b"POST", b"/body", b"Transfer-Encoding: chunked", b"X-User: me", CLOSE)
+        body = b"1\r\na\r\n0\r\n"
+        trailers = b"X-User: root\r\nAuthorization: Bearer x\r\n"
+        answer = await exchange(port, chunked + body + trailers + b"\r\n")
+        assert body_of(answer) == b"POST /body  a"
+        assert (site.asked[0].headers["x-user"], "authorization" in site.asked[0].headers) == ("me", False)
+        for field in (b"X: " + b"y" * 1000, b"X%d: y\r\n" % 1 * 200):
+            endless = await exchange(port, chunked + body, *[field] * 30)
+            assert endless.split()[1] == b"431"
+    assert len(site.asked) == 1
+
+
+async def test_reads_full_of_requests_may_end_within_a_head() -> None:
+    async with serving() as (site, port):
+        many = head(b"POST", b"/body", b"Content-Length: 900") + b"x" * 900
+        last = head(b"GET", b"/last", CLOSE)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port.port)
+        writer.write(many * 50 + last[:20])
+        await soon(lambda: len(site.asked) == 50, "those that are whole")
+        writer.write(last[20:])
+        answers = await asyncio.wait_for(reader.read(), 30)
+        writer.close()
+    assert re.findall(rb"HTTP/1.1 (\d+)", answers) == [b"200"] * 51
+    assert site.asked[-1].path == "/last"
+
+
+async def test_an_answer_has_its_time_however_long_the_connection_was_quiet() -> None:
+    async with serving() as (site, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port.port)
+        await soon(lambda: port._connections, "the connection")
+        (connection,) = port._connections
+        connection._deadline_s = asyncio.get_running_loop().time()
+        writer.write(head(b"GET", b"/later?x", CLOSE))
+        await soon(lambda: site.asked, "the request")
+        connection._time_is_up()
+        site.go_on.set()
+        assert body_of(await asyncio.wait_for(reader.read(), 30)) == b"later x"
+        writer.close()
+
+
+async def test_nothing_follows_a_stream_that_breaks() -> None:
+    before = FAILURES.count("http")
+    async with serving() as (site, port):
+        answer = await exchange(port, head(b"GET", b"/broken") + head(b"GET", b"/a", CLOSE))
+    assert answer.endswith(b"\r\n\r\n5\r\nbegun\r\n")
+    assert [request.path for request in site.asked] == ["/broken"]
+    assert FAILURES.count("http") == before + 1
 
 
 async def test_another_protocol_is_not_switched_to() -> None:
@@ -280,6 +344,35 @@ async def test_a_stop_ends_answers_that_are_not_ready() -> None:
         await asyncio.wait_for(port.stop(), 10)
         (ended,) = await asyncio.gather(answer, return_exceptions=True)
         assert not ended or isinstance(ended, ConnectionError)
+
+
+async def test_a_future_is_answered_with_when_it_is_done() -> None:
+    async with serving() as (site, port):
+        requests = head(b"GET", b"/future") + head(b"GET", b"/next", CLOSE)
+        answering = asyncio.ensure_future(exchange(port, requests))
+        await soon(lambda: len(site.asked) == 1, "the request")
+        site.future.set_result(b"made")
+        answer = await answering
+        assert answer.index(b"future made") < answer.index(b"GET /next")
+        assert await Later(site.future, site._made) == Answer(b"future made")
+
+
+async def test_a_future_that_fails_is_a_fault_of_the_site() -> None:
+    async with serving() as (site, port):
+        site.future.set_exception(ValueError("a fault"))
+        before = FAILURES.count("http")
+        answer = await exchange(port, head(b"GET", b"/future", CLOSE))
+        assert answer.startswith(b"HTTP/1.1 500 ")
+        assert FAILURES.count("http") == before + 1
+
+
+async def test_a_future_is_given_up_with_the_connection() -> None:
+    async with serving() as (site, port):
+        answer = asyncio.ensure_future(exchange(port, head(b"GET", b"/future")))
+        await soon(lambda: len(site.asked) == 1, "the request")
+        await asyncio.wait_for(port.stop(), 10)
+        assert site.future.cancelled()
+        await asyncio.gather(answer, return_exceptions=True)
 
 
 async def test_many_requests_at_once_leave_turns_to_others(monkeypatch: pytest.MonkeyPatch) -> None:

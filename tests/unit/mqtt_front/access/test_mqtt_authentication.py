@@ -264,7 +264,7 @@ async def test_an_address_that_fails_too_often_has_to_wait(path: Path) -> None:
         assert await site.code("valve", b"evlav") == 0, "remembered"
         assert site.number(REFUSED, cause="address") == 3
         site.clock.advance(60)
-        # As by a tick: devices are stamped with what the last one has seen, and this one may wait for it.
+        # As by a tick: devices are stamped with what the last one has seen; this one may wait for its answer.
         site.front.parts.group.now_s = site.clock.monotonic_s()
         assert await site.code("pump", b"pmup") == 0
 

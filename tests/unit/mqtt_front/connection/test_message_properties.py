@@ -16,7 +16,7 @@ from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties
 from iotmq.mqtt.server.publish_sink import CollectingSink
 from iotmq.mqtt_front.deliver.egress import Egress
 from iotmq.mqtt_front.publish.ingress import Ingress
-from iotmq.mqtt_front.publish.routes import Router
+from iotmq.mqtt_front.routing.routes import Router
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.remoting.codes import ResponseCode
 

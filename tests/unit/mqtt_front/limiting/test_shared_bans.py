@@ -11,7 +11,7 @@ from fake_gateway import RawClient, connect_packet
 from mqtt_site import MqttSite, open_site
 
 from iotmq import limits
-from iotmq.client.admin.bans import BanAdmin
+from iotmq.client.admin.devices.bans import BanAdmin
 from iotmq.client.sending.producer import Producer, ProducerSettings
 from iotmq.client.transport.client import ClientSettings, ClientTransport
 from iotmq.client.transport.message import Message

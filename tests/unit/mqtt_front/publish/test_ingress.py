@@ -16,7 +16,7 @@ from iotmq.mqtt.topics.reply import REPLY_PREFIX, ReplyAddress, reply_token
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.connection.device_calls import DeviceSession
 from iotmq.mqtt_front.publish.ingress import Ingress
-from iotmq.mqtt_front.publish.routes import Router
+from iotmq.mqtt_front.routing.routes import Router
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.mqtt_front.settings.routes import RouteSettings
 from iotmq.remoting.codes import ResponseCode

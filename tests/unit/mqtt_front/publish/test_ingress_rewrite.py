@@ -12,10 +12,10 @@ from iotmq.mqtt.codec import packets
 from iotmq.mqtt.codec.packets import PROTOCOL_LEVEL_5, Will
 from iotmq.mqtt.codec.properties import NO_PROPERTIES
 from iotmq.mqtt_front.connection.device import Device
-from iotmq.mqtt_front.publish.device_names import DeviceNames
 from iotmq.mqtt_front.publish.ingress import Ingress
-from iotmq.mqtt_front.publish.routes import Router
-from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
+from iotmq.mqtt_front.routing.device_names import DeviceNames
+from iotmq.mqtt_front.routing.routes import Router
+from iotmq.mqtt_front.routing.topic_rewrite import TopicRewrites
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.mqtt_front.settings.routes import RouteSettings
 from iotmq.mqtt_front.settings.topics import RewriteSettings

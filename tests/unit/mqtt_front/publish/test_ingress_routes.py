@@ -16,9 +16,9 @@ from iotmq.mqtt.codec.packets import Will
 from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.connection.device_calls import DeviceSession
-from iotmq.mqtt_front.publish.device_names import DeviceNames
 from iotmq.mqtt_front.publish.ingress import Ingress
-from iotmq.mqtt_front.publish.routes import Router
+from iotmq.mqtt_front.routing.device_names import DeviceNames
+from iotmq.mqtt_front.routing.routes import Router
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.mqtt_front.settings.routes import ChecksumSettings, RouteSettings
 

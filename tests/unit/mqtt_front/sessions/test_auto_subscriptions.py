@@ -9,7 +9,7 @@ import pytest
 from iotmq import limits
 from iotmq.config.config import config_from_table
 from iotmq.errors import ConfigError
-from iotmq.mqtt_front.publish.device_names import DeviceNames
+from iotmq.mqtt_front.routing.device_names import DeviceNames
 from iotmq.mqtt_front.sessions.auto_subscriptions import AutoSubscriptions
 from iotmq.mqtt_front.settings.topics import AutoSubscriptionSettings
 

@@ -352,6 +352,8 @@ async def test_orders_that_cannot_be_followed_are_told_why(site: Site) -> None:
         b"",
         b"{}",
         b'{"type":"start","name":"../x","kind":"client","value":"c"}',
+        # It stands in the head of an answer.
+        b'{"type":"start","name":"x\\n","kind":"client","value":"c"}',
         b'{"type":"list"}',
     ):
         assert decode_answer(await site.front.parts.traces.change(body)).is_invalid

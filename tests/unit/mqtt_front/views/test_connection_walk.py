@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
 from fake_gateway import Front, receive
 from mqtt_core import CollectingSink
 
@@ -12,7 +13,7 @@ from iotmq.mqtt.codec import packets
 from iotmq.mqtt.server.publish_sink import PublishSink
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.connection.peer import Peer
-from iotmq.mqtt_front.views.connection_walk import ConnectionWalk
+from iotmq.mqtt_front.views.connection_walk import ConnectionWalk, ValueSteps
 from iotmq.ports.client_pages import (
     NUMBER_COLUMNS,
     ORDER_CHARACTERS,
@@ -186,3 +187,45 @@ def test_an_acknowledgement_is_timed_and_the_slowest_is_the_one_overdue() -> Non
     assert latency() == known, "nothing is overdue that is timed"
     receive(device, packets.encode_acknowledgement(packets.PUBACK, 2))
     assert latency() == known, "one at a time is timed"
+
+
+@pytest.mark.parametrize("count", [1, 3, 10, 11])
+def test_the_values_of_a_dict_are_taken_some_at_a_time(count: int) -> None:
+    values = {str(number): number for number in range(10)}
+    del values["0"], values["4"]
+    steps = ValueSteps(values)
+    found: list[int] = []
+    while taken := steps.take(count):
+        assert len(taken) <= count
+        found += taken
+    assert taken == []
+    assert found == [1, 2, 3, 5, 6, 7, 8, 9]
+    assert ValueSteps({}).take(count) == []
+
+
+def test_values_that_come_and_go_take_none_of_the_others_along() -> None:
+    """Beside a dict that changes at random: what stays is seen once, or the place is lost and said to be."""
+    chance = random.Random(3)
+    lost = whole = 0
+    for _ in range(300):
+        values = {str(number): number for number in range(chance.randrange(1, 40))}
+        stayed = set(values.values())
+        steps = ValueSteps(values)
+        found: list[int] = []
+        number = 1000
+        while taken := steps.take(chance.randrange(1, 6)):
+            found += taken
+            for _ in range(chance.randrange(4)):
+                if chance.random() < 0.5 and values:
+                    stayed.discard(values.pop(chance.choice(list(values))))
+                else:
+                    number += 1
+                    values[str(number)] = number
+        if taken is None:
+            lost += 1
+            continue
+        whole += 1
+        assert len(found) == len(set(found))
+        assert stayed <= set(found)
+    assert lost > 10
+    assert whole > 10

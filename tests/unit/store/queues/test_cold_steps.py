@@ -11,7 +11,8 @@ import pytest
 from manual_clock import ManualClock
 from store_model import BORN_HOST, open_small, wait_flushed
 
-from iotmq.message.records.record import decode_record, encode_batch
+from iotmq.message.records.record import decode_record, encode_batch, iter_records
+from iotmq.store.log.commit_log import CommitLog
 from iotmq.store.queues.cold_steps import Steps, finish
 from iotmq.store.queues.residency import ColdRead, Window
 from iotmq.store.store import Store
@@ -189,3 +190,80 @@ def test_a_search_by_time_touches_no_page_it_did_not_ask_for(tmp_path: Path) -> 
     assert counted(store, store.offset_at_time_steps(queue, times[3])) == (3000, [])
     assert [store.offset_at_time(queue, time_ms) for time_ms in times] == list(range(0, 30_000, 1000))
     store.close()
+
+
+@pytest.fixture
+def small_files(tmp_path: Path) -> Iterator[Store]:
+    """A log over three files on the disk, with a record that is longer than a piece."""
+    store = open_small(tmp_path, **SETTINGS | {"segment_bytes": 2 << 20, "record_bytes_max": 1 << 20})
+    queue = store.queue("T", 0)
+    for start in range(0, RECORDS, 100):
+        elements = [(b"%05d" % number + bytes(600), b"", 0) for number in range(start, start + 100)]
+        if start == 3000:
+            elements[50] = (elements[50][0] + bytes(400_000), b"", 0)
+        store.append(queue, encode_batch(elements), born_timestamp_ms=1, born_host=BORN_HOST)
+    wait_flushed(store)
+    for segment in store._log.segment_list():
+        if segment.allocated_bytes:
+            Window(segment, 0, segment.allocated_bytes).drop()
+    yield store
+    store.close()
+
+
+def whole_log(store: Store, bytes_max: int) -> tuple[list[int], list[int], int]:
+    """All records as `records_steps` gives them, by number and position, and the loads."""
+    found_numbers: list[int] = []
+    positions: list[int] = []
+    position, loads = store.min_position, 0
+    while position < store.confirmed_position:
+        found, loaded = counted(store, store.records_steps(position, bytes_max))
+        assert found is not None
+        loads += len(loaded)
+        records = list(iter_records(found[1]))
+        found_numbers += [int(record.body[:5]) for record in records]
+        positions += [record.position for record in records]
+        position = found[0]
+    return found_numbers, positions, loads
+
+
+def test_the_log_is_read_whole_from_the_disk_piece_by_piece(small_files: Store) -> None:
+    store = small_files
+    assert len(store._log.segment_list()) >= 3
+    every, positions, loads = whole_log(store, 100_000)
+    assert every == list(range(RECORDS))
+    assert loads > 3
+    assert whole_log(store, 1) == (every, positions, 0), "one record at the least"
+    end_position = store.confirmed_position
+    assert finish(store.records_steps(end_position, 100_000), store.load) == (end_position, b"")
+    for nowhere in (-1, positions[5] + 1, end_position + 1):
+        assert finish(store.records_steps(nowhere, 100_000), store.load) is None
+
+
+class TrimmedLog:
+    """A log of which everything is taken away."""
+
+    def __init__(self, log: CommitLog) -> None:
+        self.min_position = log.appended_position
+
+
+@pytest.mark.parametrize("number", [0, 3050])
+def test_records_that_retention_takes_while_the_disk_is_waited_for_are_none(
+    small_files: Store, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    store = small_files
+    position = 0
+    if number:
+        # A long one, which is asked for once more when its length is known.
+        position = whole_log(store, 1 << 20)[1][number]
+        (segment,) = store._log.segments_between(position, position + 1)
+        Window(segment, 0, segment.allocated_bytes).drop()
+    steps = store.records_steps(position, 1)
+    for _ in range(2 if number else 1):
+        plan = next(steps)
+        assert plan is not None
+        store.load(plan)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_log", TrimmedLog(store._log))
+        with pytest.raises(StopIteration) as ended:
+            next(steps)
+    assert ended.value.value is None

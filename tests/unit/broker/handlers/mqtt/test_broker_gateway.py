@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice, product
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +16,14 @@ from fake_gateway import record_of
 from manual_clock import ManualClock
 
 from iotmq import limits
+from iotmq.broker.delivery import delivery_catch_up
 from iotmq.broker.delivery.delivery import LiveDelivery
 from iotmq.broker.delivery.delivery_catch_up import DeliveryCatchUp
 from iotmq.broker.handlers.mqtt import gateway as gateway_module
 from iotmq.broker.handlers.mqtt.gateway import GatewayHandler, LocalGateway
 from iotmq.broker.tables.topics import TIMER_TOPIC
 from iotmq.broker.writing.message_writer import RefusedBatch
-from iotmq.errors import RequestError, StoreError
+from iotmq.errors import RefusedError, RequestError, StoreError
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.hosts import encode_host
 from iotmq.message.properties import MQTT_TOPIC, encode_properties
@@ -38,6 +39,8 @@ class Connection:
         self.is_congested = False
         self.unsent_bytes = 0
         self.pushed: list[tuple[bytes, bytes]] = []
+        # How far it was told that it is, without records.
+        self.told: list[int] = []
         self.replies: list[Command] = []
         self.has_room = asyncio.Event()
 
@@ -45,6 +48,9 @@ class Connection:
         assert command.code == RequestCode.DELIVER_RECORDS
         body = command.body_bytes()
         size = int(command.ext["matchesBytes"])
+        if not body:
+            self.told.append(int(command.ext["nextPosition"]))
+            return
         self.pushed.append((body[size:], body[:size]))
         assert int(command.ext["nextPosition"]) > 0
 
@@ -112,11 +118,36 @@ def parts_of(writer: MessageWriter) -> Any:
     )
 
 
+class Disk:
+    """Reads as ColdReads, in a later turn; `troubles` are what it says first instead."""
+
+    def __init__(self) -> None:
+        self.troubles: list[RequestError] = []
+        self.reads_count = 0
+        self.loaded: Callable[[], None] = lambda: None
+
+    def finish(self, steps: Any, done: Any, refused: Any) -> None:
+        asyncio.get_running_loop().call_soon(self._finish, steps, done, refused)
+
+    def _finish(self, steps: Any, done: Any, refused: Any) -> None:
+        if self.troubles:
+            refused(self.troubles.pop(0))
+            return
+        assert next(steps) == "plan"
+        self.reads_count += 1
+        self.loaded()
+        with pytest.raises(StopIteration) as ended:
+            next(steps)
+        done(ended.value.value)
+
+
 class Bench:
     def __init__(self) -> None:
         self.delivery = LiveDelivery(applied_position=0)
         self.log = b""
-        self.catch_up = DeliveryCatchUp(self.delivery, self.recent_records)
+        self.hot_position = self.min_position = 0
+        self.cold_reads = Disk()
+        self.catch_up = DeliveryCatchUp(self.delivery, self, self.cold_reads)  # type: ignore[arg-type]
         self.delayed = Delayed()
         self.parts = parts_of(MessageWriter())
         self.handler = GatewayHandler(
@@ -153,6 +184,14 @@ class Bench:
 
     def recent_records(self, position: int, bytes_max: int) -> tuple[int, memoryview] | None:
         """As Store.recent_records, a record at a time."""
+        return None if position < max(self.hot_position, self.min_position) else self.record_at(position)
+
+    def records_steps(self, position: int, _bytes_max: int) -> Iterator[Any]:
+        """As Store.records_steps."""
+        yield "plan"
+        return self.record_at(position) if position >= self.min_position else None
+
+    def record_at(self, position: int) -> tuple[int, memoryview] | None:
         if position == len(self.log):
             return position, memoryview(b"")
         try:
@@ -161,11 +200,13 @@ class Bench:
             return None
         return position + size, memoryview(self.log)[position : position + size]
 
-    def attach_since(self, since: int, *filters: Any, connection: Connection | None = None) -> None:
+    def attach_since(
+        self, since: int, *filters: Any, connection: Connection | None = None, from_disk: bool = False
+    ) -> None:
         """The answer comes later."""
         request = Command.request(
             RequestCode.ATTACH_FILTERS,
-            {"since": str(since)},
+            {"since": str(since)} | ({"fromDisk": "true"} if from_disk else {}),
             msgspec.json.encode({"filters": filters}),
         )
         handle = self.handler.handlers()[RequestCode.ATTACH_FILTERS]
@@ -292,6 +333,67 @@ async def test_what_is_not_there_to_be_caught_up_is_left_out_and_counted(bench: 
     assert (bench.catch_up.caught_up_total, bench.catch_up.gaps_total) == (0, 1)
     bench.apply(record_of("a", b"1"))
     assert bodies(bench.connection) == [b"1"]
+
+
+async def test_a_front_end_gets_from_memory_alone_and_who_reads_the_log_from_the_disk_too(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery_catch_up, "_TOLD_PIECES", 2)
+    monkeypatch.setattr(delivery_catch_up, "_BUSY_S", 0.0)
+    bench.apply(*(record_of("a" if number != 1 else "b", b"%d" % number) for number in range(5)))
+    size = len(bench.log) // 5
+    bench.hot_position = 3 * size
+    bench.attach_since(0, (1, "a"))
+    answer = await bench.connection.replied()
+    assert {name: answer.ext[name] for name in ("isGap", "gapFrom", "gapTo")} == {
+        "isGap": "true",
+        "gapFrom": "0",
+        "gapTo": str(5 * size),
+    }
+    assert bench.connection.pushed == []
+    assert bench.cold_reads.reads_count == 0
+    bench.cold_reads.troubles = [RequestError(ResponseCode.SYSTEM_BUSY, "many wait")]
+    reader = Connection()
+    bench.attach_since(0, (1, "a"), connection=reader, from_disk=True)
+    answer = await reader.replied()
+    assert "isGap" not in answer.ext
+    assert bodies(reader) == [b"0", b"2", b"3", b"4"]
+    assert bench.cold_reads.reads_count == 3
+    # It is told how far it is, where nothing matches.
+    assert reader.told == [2 * size]
+    bench.apply(record_of("a", b"5"))
+    assert bodies(reader)[4:] == [b"5"]
+
+
+async def test_what_retention_has_taken_is_a_gap_and_the_rest_comes(bench: Bench) -> None:
+    bench.apply(*(record_of("a", b"%d" % number) for number in range(6)))
+    size = len(bench.log) // 6
+    bench.hot_position, bench.min_position = 5 * size, size
+
+    def trim() -> None:
+        if bench.cold_reads.reads_count == 2:
+            bench.min_position = 4 * size
+
+    bench.cold_reads.loaded = trim
+    bench.attach_since(0, (1, "a"), from_disk=True)
+    answer = await bench.connection.replied()
+    assert bodies(bench.connection) == [b"1", b"4", b"5"]
+    assert (answer.ext["gapFrom"], answer.ext["gapTo"]) == ("0", str(4 * size))
+    assert bench.catch_up.gaps_total == 1
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+async def test_what_the_disk_does_not_give_is_a_gap_up_to_the_end(bench: Bench, is_given: bool) -> None:
+    bench.apply(*(record_of("a", b"%d" % number) for number in range(3)))
+    bench.hot_position = len(bench.log)
+    if not is_given:
+        bench.cold_reads.troubles = [RefusedError("the disk does not give it")]
+    # In the middle of a record nothing is one.
+    since = 1 if is_given else 0
+    bench.attach_since(since, (1, "a"), from_disk=True)
+    answer = await bench.connection.replied()
+    assert (answer.ext["gapFrom"], answer.ext["gapTo"]) == (str(since), str(len(bench.log)))
+    assert bench.connection.pushed == []
 
 
 async def test_a_front_end_that_takes_nothing_is_waited_for(bench: Bench) -> None:

@@ -1,0 +1,4 @@
+"""Ask brokers and front ends about MQTT devices: connections, sessions, bans, retained messages, traces.
+
+Start with `clients`.
+"""

@@ -1,0 +1,1 @@
+"""MQTT devices: connections, sessions, bans, permissions, traces. Start with `clients`."""

@@ -1,0 +1,1 @@
+"""The processes themselves: cluster, health, settings, alarms, history. Start with `cluster`."""
