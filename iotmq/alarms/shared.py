@@ -7,6 +7,7 @@ reads what was said to others. What it has not told yet, or has told just now, c
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar
@@ -16,11 +17,15 @@ import msgspec
 from iotmq import limits
 from iotmq.alarms.alarm import Acknowledgement, Alarm, Event
 from iotmq.alarms.book import AlarmBook
+from iotmq.alarms.lease import FORBIDDEN_S, is_forbidden
 from iotmq.alarms.silence import Silence
 from iotmq.client.admin.operator_state import OperatorState
 from iotmq.client.transport.client import ClientTransport
 from iotmq.clock import Clock
+from iotmq.errors import IotmqError
 from iotmq.mqtt.operator_state import name_of_topic, state_topic
+
+logger = logging.getLogger("iotmq.alarms")
 
 _PREFIX: Final = "$iotmq/alarms/"
 _FILTER: Final = f"{_PREFIX}#"
@@ -55,6 +60,8 @@ class SharedWords:
         # By MQTT topic: what brokers have not taken yet, and when they took the rest, in monotonic seconds.
         self._unsent: dict[str, _Said] = {}
         self._sent_s: dict[str, float] = {}
+        # In monotonic seconds; set when the account may read, and not write.
+        self._forbidden_until_s = clock.monotonic_s()
         self._is_wanted = asyncio.Event()
 
     def silence(self, silence: Silence) -> None:
@@ -91,13 +98,23 @@ class SharedWords:
         """Tell brokers and read them; returns whether something is another now, and what has ended."""
         self._is_wanted.clear()
         state = OperatorState(client)
+        now_s = self._clock.monotonic_s()
+        if now_s >= self._forbidden_until_s:
+            try:
+                await self._send(state)
+            except (IotmqError, ConnectionError) as error:
+                logger.debug("words on alarms are not told to others now: %s", error)
+                if is_forbidden(error):
+                    self._forbidden_until_s = now_s + FORBIDDEN_S
+        return self._take(dict(await state.read(_FILTER, most=_READ_MAX)))
+
+    async def _send(self, state: OperatorState) -> None:
         for topic, said in list(self._unsent.items()):
             expires_ms = max(1, said.until_ms - self._book.now_ms) if said.until_ms else 0
             await state.put(topic, said.body, expires_ms=expires_ms)
             self._sent_s[topic] = self._clock.monotonic_s()
             if self._unsent.get(topic) is said:
                 del self._unsent[topic]
-        return self._take(dict(await state.read(_FILTER, most=_READ_MAX)))
 
     def _say(self, prefix: str, name: str, body: bytes, until_ms: int) -> None:
         self._unsent[state_topic(prefix, name)] = _Said(body, until_ms)

@@ -203,21 +203,29 @@ def _row(alarm: dict[str, Any]) -> dict[str, Any]:
 
 
 def _conditions(gateway: Gateway, _options: argparse.Namespace) -> Result:
+    from iotmq.alarms.condition import number_text
+
     columns = ("name", "level", "fires_at", "clears_at", "for_s", "owner", "what_to_do")
-    return Table(gateway.ask("GET", "/alarms/conditions")["items"], columns=columns)
+    found = gateway.ask("GET", "/alarms/conditions")["items"]
+    marks = ("fires_at", "clears_at", "for_s")
+    rows = [{**each, **{mark: number_text(each[mark]) for mark in marks}} for each in found]
+    return _ForPeople(rows, found, columns=columns, nothing="no condition is on")
 
 
 def _receivers(gateway: Gateway, _options: argparse.Namespace) -> Result:
-    columns = ("name", "kind", "level", "delivered", "delivered_ms", "failing_s", "failed_reason")
+    columns = ("name", "kind", "level", "delivered", "last_delivered_ms", "failing_s", "failed_reason")
     found = gateway.ask("GET", "/alarms/receivers")
-    return _Receivers(found, columns=columns, nothing="no receivers: see alarms.receivers")
+    rows = [{**each, "last_delivered_ms": each["delivered_ms"]} for each in found["items"]]
+    return _ForPeople(rows, found, columns=columns, nothing="no receivers: see alarms.receivers")
 
 
-class _Receivers(Table):
-    """For programs with the word on who tells of the cluster."""
+class _ForPeople(Table):
+    """Rows for people; programs get what the gateway has said."""
 
-    def __init__(self, found: dict[str, Any], *, columns: Sequence[str], nothing: str) -> None:
-        super().__init__(found["items"], columns=columns, nothing=nothing)
+    def __init__(
+        self, rows: list[dict[str, Any]], found: object, *, columns: Sequence[str], nothing: str
+    ) -> None:
+        super().__init__(rows, columns=columns, nothing=nothing)
         self._found = found
 
     def data(self) -> object:

@@ -335,6 +335,10 @@ def test_alarms_are_acknowledged_silenced_and_ended_by_hand(
         ("receivers",),
     ):
         assert site.command(capsys, *words)[0] == 0
+    assert "disk-nearly-full warning 0.85 0.8 60 " in " ".join(site.command(capsys, "conditions")[1].split())
+    assert " delivered last delivered failing s " in " ".join(site.command(capsys, "receivers")[1].split())
+    kept = json.loads(site.command(capsys, "receivers", "--json")[1])
+    assert {each["name"]: each["delivered_ms"] > 0 for each in kept["items"]}["hook"]
     assert main(["alarms", "unsilence", "s1", "--config", str(site.config), "--http", _url(site)]) == 1
     assert "there is no silence s1" in capsys.readouterr().err
 

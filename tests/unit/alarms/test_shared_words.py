@@ -16,8 +16,9 @@ from iotmq.alarms.settings import AlarmSettings
 from iotmq.alarms.shared import SharedWords
 from iotmq.alarms.silence import Silence
 from iotmq.client.transport.client import ClientTransport
-from iotmq.errors import ConnectionClosedError
+from iotmq.errors import BrokerError, ConnectionClosedError
 from iotmq.mqtt.operator_state import state_topic
+from iotmq.remoting.codes import ResponseCode
 
 GONE = (("broker", "b"),)
 IDENTITY = alarm_id("broker-gone", GONE)
@@ -31,9 +32,14 @@ class Brokers:
         self.kept: dict[str, bytes] = {}
         self.expiries_ms: list[int] = []
         self.is_away = False
+        self.refused_count: int | None = None
+        """How often a word was refused; None: words are taken."""
 
     async def put(self, topic: str, body: bytes, *, expires_ms: int = 0) -> None:
         self._check()
+        if self.refused_count is not None:
+            self.refused_count += 1
+            raise BrokerError(ResponseCode.NO_PERMISSION, "you may not")
         self.expiries_ms.append(expires_ms)
         self.kept[topic] = body
         if not body:
@@ -133,6 +139,20 @@ async def test_what_no_broker_takes_holds_here_and_is_told_later(site: Site) -> 
     site.brokers.is_away = False
     await site.exchange()
     assert len(site.two.book.silences) == 1
+
+
+async def test_who_may_only_read_knows_what_others_say_and_asks_seldom_for_more(site: Site) -> None:
+    others = site.two.silence("theirs")
+    await site.two.exchange()
+    site.brokers.refused_count = 0
+    own = site.one.silence("own")
+    for _ in range(60):
+        await site.one.exchange()
+        assert site.one.book.silences == [own, others]
+    assert site.brokers.refused_count == 1
+    site.clock.advance(600)
+    await site.one.exchange()
+    assert site.brokers.refused_count == 2
 
 
 async def test_silences_past_what_may_be_are_left_out(site: Site) -> None:
