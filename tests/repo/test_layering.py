@@ -330,6 +330,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "ports": (
         "inspections",
         "replication_state",
+        "websockets",
         "traces",
         "client_pages",
         "gateway",

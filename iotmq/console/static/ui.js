@@ -11,7 +11,7 @@ import {
   useState,
 } from "./vendor/preact-11.2.0/hooks.mjs";
 import htm from "./vendor/htm-3.1.1/htm.mjs";
-import { computed, effect, signal } from "./vendor/signals-core-1.14.5/signals-core.mjs";
+import { effect, signal } from "./vendor/signals-core-1.14.5/signals-core.mjs";
 
 /** Makes elements of a template: html`<p class="note">${text}</p>`. Text is never read as markup. */
 export const html = htm.bind(h);
@@ -36,7 +36,6 @@ export function useSignal(source) {
 }
 
 export {
-  computed,
   effect,
   render,
   signal,

@@ -1,6 +1,6 @@
 /** Who is signed in, and what that role may do. */
 
-import { computed, effect, signal } from "../ui.js";
+import { effect, signal } from "../ui.js";
 import { api, Problem, signedOutCount, token } from "./api.js";
 import { go, link, place } from "./router.js";
 
@@ -69,8 +69,6 @@ export async function signOut() {
 export function may(role) {
   return ROLES.indexOf(me.value?.role ?? "") >= ROLES.indexOf(role);
 }
-
-export const isSignedIn = computed(() => Boolean(me.value));
 
 effect(() => {
   if (signedOutCount.value && me.peek()) {
