@@ -25,11 +25,12 @@ from iotmq.cycles import rare_collections, short_collections
 from iotmq.errors import IotmqError, StoreError
 from iotmq.history.questions import HISTORY
 from iotmq.metrics import Metric, MetricSource, SourceReader
-from iotmq.mqtt_front.settings.listeners import TCP_NAME
+from iotmq.mqtt_front.settings.listeners import TCP_NAME, websocket_places
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.ports.device_access import DeviceAccess
 from iotmq.ports.inspections import LOCAL_FRONT_END
 from iotmq.ports.publishing import PublishPlaces
+from iotmq.ports.websockets import WebSocketPlace
 from iotmq.service_manager import ServiceManager
 from iotmq.supervised import FAILURES
 from iotmq.telemetry.loop_lag import LoopLag
@@ -445,6 +446,10 @@ class Process:
         from iotmq.mqtt_front.publish.places import Places
 
         return Places(self._config.mqtt)
+
+    def websockets(self) -> list[WebSocketPlace]:
+        """Return the listeners of this process for MQTT in WebSockets."""
+        return websocket_places(self._config.mqtt.listeners, self.addresses)
 
     def device_access(self) -> DeviceAccess:
         """Make what says who devices are, and what they may do."""

@@ -11,11 +11,13 @@ import asyncio
 import gzip
 import hashlib
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from iotmq.console.access.browser import PAGE_HEADERS, security_headers
+from iotmq.console.access.browser import page_headers, security_headers
 from iotmq.console.server.messages import Answer, Request
+from iotmq.ports.websockets import WebSocketPlace
 
 PREFIX: Final = "/console/"
 STATIC: Final = Path(__file__).parent / "static"
@@ -49,7 +51,14 @@ class Asset(NamedTuple):
 class Assets:
     """Answers requests for the console; the files are read, in a thread, with the first of them."""
 
-    def __init__(self, base_path: str = "", directory: Path = STATIC) -> None:
+    def __init__(
+        self,
+        base_path: str = "",
+        directory: Path = STATIC,
+        websockets: Callable[[], Sequence[WebSocketPlace]] = tuple,
+    ) -> None:
+        """`websockets` returns the listeners for MQTT that the page may connect to."""
+        self._websockets = websockets
         # Relative where no path is set: a proxy that nobody has told of may add one.
         self._location = f"{base_path}{PREFIX}" if base_path else PREFIX.lstrip("/")
         self._directory = directory
@@ -58,7 +67,8 @@ class Assets:
     async def answer(self, request: Request) -> Answer:
         """Answer a request whose path is `PREFIX`, below it, or a way to it."""
         answer = await self._find(request)
-        own = (*security_headers(request, PAGE_HEADERS), ("Vary", "Accept-Encoding"))
+        headers = page_headers(request, self._websockets())
+        own = (*security_headers(request, headers), ("Vary", "Accept-Encoding"))
         return answer._replace(headers=answer.headers + own)
 
     async def _find(self, request: Request) -> Answer:

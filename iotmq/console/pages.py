@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 from urllib.parse import parse_qs
 
@@ -17,6 +17,7 @@ from iotmq.console.exposition import Exposition
 from iotmq.console.server.messages import Answer, Reply, Request
 from iotmq.console.settings import HttpSettings
 from iotmq.metrics import Metric, MetricSource, samples
+from iotmq.ports.websockets import WebSocketPlace
 
 API_PREFIX: Final = "/api/"
 
@@ -47,6 +48,8 @@ class ApiSite(Protocol):
 
     def answer(self, request: Request) -> Awaitable[Answer]: ...
 
+    def websockets(self) -> Sequence[WebSocketPlace]: ...
+
 
 class Pages:
     """A site. `sources` and `checks` are looked at with each request, so parts may join while it runs."""
@@ -61,7 +64,7 @@ class Pages:
         api: ApiSite | None = None,
     ) -> None:
         self._api = api
-        self._assets = Assets(settings.base_path)
+        self._assets = Assets(settings.base_path, websockets=api.websockets if api else tuple)
         self._exposition = Exposition(sources)
         self._checks: Mapping[str, ReadinessCheck] = {} if checks is None else checks
         self._elsewhere = elsewhere

@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import paho.mqtt.client as paho
 import pytest
-from console_browser import SETTINGS, TOKENS, Chromium, Watched
+from console_browser import SETTINGS, TOKENS, Chromium, signed_in
 from eventually import eventually
 from gateway_process import GatewayProcess
-from playwright.sync_api import Page, expect
-
-
-@contextmanager
-def signed_in(chromium: Chromium, origin: str, role: str = "administrator") -> Iterator[Watched]:
-    with chromium.page(origin) as opened:
-        opened.show("sign-in")
-        sign_in(opened.page, role)
-        yield opened
-
-
-def sign_in(page: Page, role: str) -> None:
-    # Nobody has a password here, so it is the only way.
-    page.get_by_label("Token").fill(TOKENS[role])
-    page.get_by_role("button", name="Sign in").click()
-    page.get_by_role("heading", name="Overview").wait_for()
+from playwright.sync_api import expect
 
 
 def test_a_topic_is_made_sent_to_read_frozen_and_deleted(chromium: Chromium, origin: str) -> None:

@@ -43,6 +43,15 @@ drop = true
 filter = "routed/frames"
 topic = "routed"
 checksum = { algorithm = "modbus" }
+[[mqtt.listeners]]
+name = "pages"
+transport = "ws"
+allowed_origins = ["*"]
+[[mqtt.listeners]]
+name = "others"
+transport = "ws"
+websocket_path = "/elsewhere"
+allowed_origins = ["https://others.example"]
 [[mqtt.rewrites]]
 filter = "old/#"
 pattern = "^old/(.+)$"
@@ -633,6 +642,14 @@ def test_brokers_and_front_ends_are_shown_and_drained(api: Caller) -> None:
     assert api.get("list_front_ends")["items"][0]["is_draining"]
     api.get("drain_front_end", name, body={"is_draining": False})
     assert api.ask("drain_front_end", "nobody", body={"is_draining": True}).problem == "not-found"
+
+
+def test_browsers_are_told_the_listeners_for_them(api: Caller) -> None:
+    listed = {each.pop("name"): each for each in api.get("list_websockets")["items"]}
+    assert listed.keys() == {"pages", "others"}
+    assert all(each.pop("port") for each in listed.values())
+    assert listed["pages"] == {"scheme": "ws", "path": "/mqtt", "is_allowed": True}
+    assert listed["others"] == {"scheme": "ws", "path": "/elsewhere", "is_allowed": False}
 
 
 def test_the_history_of_metrics_is_that_of_a_process(api: Caller) -> None:

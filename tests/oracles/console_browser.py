@@ -26,10 +26,21 @@ AXE_TAGS: Final = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best
 _EXPECTED_WORDS: Final = "Failed to load resource"
 
 TOKENS = {role.name.lower(): f"token-of-the-{role.name.lower()}" for role in Role}
+LISTENERS: Final = """
+[[mqtt.listeners]]
+name = "browsers"
+transport = "ws"
+allowed_origins = ["*"]
+[[mqtt.listeners]]
+name = "others"
+transport = "ws"
+allowed_origins = ["https://others.example"]
+"""
 SETTINGS = "[http]\nopen_paths = ['/healthz', '/readyz', '/metrics']\n" + "".join(
     f"[[http.tokens]]\nname = '{role}'\ntoken = '{token}'\nrole = '{role}'\n"
     for role, token in TOKENS.items()
 )
+SETTINGS += LISTENERS
 
 Theme = Literal["light", "dark"]
 Answer = Callable[["Asked"], Any]
@@ -235,6 +246,23 @@ class Chromium:
             assert not watched.faults, watched.faults
         finally:
             context.close()
+
+
+@contextmanager
+def signed_in(chromium: Chromium, origin: str, role: str = "administrator") -> Iterator[Watched]:
+    """A page of a gateway's console, by the token of a role."""
+    with chromium.page(origin) as opened:
+        opened.show("sign-in")
+        sign_in(opened.page, role)
+        yield opened
+
+
+def sign_in(page: Page, role: str) -> None:
+    """Sign in at the page for that."""
+    # Nobody has a password here, so it is the only way.
+    page.get_by_label("Token").fill(TOKENS[role])
+    page.get_by_role("button", name="Sign in").click()
+    page.get_by_role("heading", name="Overview").wait_for()
 
 
 class OpenPage(Protocol):

@@ -335,6 +335,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "ports": (
         "inspections",
         "replication_state",
+        "websockets",
         "traces",
         "client_pages",
         "gateway",

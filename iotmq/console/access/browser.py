@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from iotmq.addresses import is_loopback
 from iotmq.console.server.messages import Request
+from iotmq.ports.websockets import WebSocketPlace
 
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _OWN_SITES: Final = frozenset({"same-origin", "none"})
 _COOKIE_CHARACTERS: Final = re.compile(r"[A-Za-z0-9_.-]{20,2000}")
 _PORT: Final = re.compile(r":(\d{1,5})$")
+_POLICY_HOST: Final = re.compile(r"[a-z0-9.-]{1,253}")
+_POLICY_ESCAPES: Final = str.maketrans({";": "%3B", ",": "%2C"})
 
 _ALWAYS: Final = (
     ("X-Content-Type-Options", "nosniff"),
@@ -25,14 +28,14 @@ API_HEADERS: Final = (
     ("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'"),
 )
 """Headers of answers that are data: nobody shows them as a page, keeps them or puts them into a frame."""
-PAGE_POLICY: Final = "; ".join(
+_PAGE_POLICY: Final = "; ".join(
     (
         "default-src 'none'",
         "script-src 'self'",
         "style-src 'self'",
         "img-src 'self' data:",
         "font-src 'self'",
-        "connect-src 'self'",
+        "connect-src 'self'{places}",
         "frame-ancestors 'none'",
         "base-uri 'none'",
         "form-action 'self'",
@@ -40,14 +43,28 @@ PAGE_POLICY: Final = "; ".join(
         "trusted-types 'none'",
     )
 )
-PAGE_HEADERS: Final = (
+_PAGE_HEADERS: Final = (
     *_ALWAYS,
-    ("Content-Security-Policy", PAGE_POLICY),
     ("Cross-Origin-Opener-Policy", "same-origin"),
     ("Permissions-Policy", "camera=(), geolocation=(), microphone=(), payment=(), usb=()"),
 )
-"""Headers of pages and of what they load."""
 _ENCRYPTED_ONLY: Final = (("Strict-Transport-Security", "max-age=31536000"),)
+
+
+def page_headers(
+    request: Request, websockets: Iterable[WebSocketPlace] = ()
+) -> tuple[tuple[str, str], ...]:
+    """Return the headers of pages and of what they load.
+
+    Pages connect to their own port, and to the listeners of MQTT at the host that they were asked for by.
+    That has to be a name or an address of IPv4: a policy cannot name others.
+    """
+    host, places = _host_name(request), ""
+    if _POLICY_HOST.fullmatch(host):
+        # A policy ends a source at these.
+        sources = (each._replace(path=each.path.translate(_POLICY_ESCAPES)) for each in websockets)
+        places = "".join(f" {each.scheme}://{host}:{each.port}{each.path}" for each in sources)
+    return ("Content-Security-Policy", _PAGE_POLICY.format(places=places)), *_PAGE_HEADERS
 
 
 def security_headers(

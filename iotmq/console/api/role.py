@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from iotmq.alarms.role import AlarmsRole
 from iotmq.client.client import IotmqClient
@@ -15,6 +15,7 @@ from iotmq.console.api.routes.table import ROUTES
 from iotmq.console.api.services import OwnProcess, Services
 from iotmq.console.server.messages import Answer, Request
 from iotmq.metrics import Metric
+from iotmq.ports.websockets import WebSocketPlace
 
 
 class ApiRole:
@@ -57,6 +58,10 @@ class ApiRole:
     def body_bytes_max(self, head: Request) -> int:
         """Return how large a body may be."""
         return self._api.body_bytes_max(head)
+
+    def websockets(self) -> Sequence[WebSocketPlace]:
+        """Return the listeners that the console's pages may connect to."""
+        return self._services.own.websockets()
 
     def answer(self, request: Request) -> Awaitable[Answer]:
         """Answer a request below the base of the API."""

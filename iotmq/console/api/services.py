@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from iotmq import limits
@@ -21,6 +21,7 @@ from iotmq.message.message_ids import UniqueKeys
 from iotmq.metrics import Metric
 from iotmq.ports.device_access import DeviceAccess
 from iotmq.ports.publishing import PublishPlaces
+from iotmq.ports.websockets import WebSocketPlace
 
 _GROUP = "iotmq_http_api"
 
@@ -47,6 +48,9 @@ class OwnProcess(Protocol):
 
     def device_access(self) -> DeviceAccess:
         """Make what says who devices are and what they may do, by its settings."""
+
+    def websockets(self) -> Sequence[WebSocketPlace]:
+        """Return its listeners for MQTT in WebSockets."""
 
 
 class _Started(NamedTuple):

@@ -57,6 +57,14 @@ export const PAGES = [
   },
   { path: "trace", title: titles.trace, role: "operator", under: "traces", load: () => import("./pages/trace.js") },
   {
+    path: "websocket",
+    title: titles.websocket,
+    role: "operator",
+    group: groups.devices,
+    icon: "websocket",
+    load: () => import("./pages/websocket.js"),
+  },
+  {
     path: "bans",
     title: titles.bans,
     role: "viewer",

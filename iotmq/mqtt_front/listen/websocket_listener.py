@@ -9,7 +9,7 @@ from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.connection.peer import Peer
 from iotmq.mqtt_front.listen.websocket import WebSocketCounts, WebSocketProtocol
 from iotmq.mqtt_front.listen.websocket_upgrade import UpgradeRules
-from iotmq.mqtt_front.settings.listeners import ANY_ORIGIN, ListenerSettings
+from iotmq.mqtt_front.settings.listeners import ListenerSettings
 
 
 class WebSocketListener:
@@ -19,10 +19,9 @@ class WebSocketListener:
         self._make_device = make_device
         self._name = settings.name
         self._counts = WebSocketCounts()
-        origins = settings.allowed_origins
         self._rules = UpgradeRules(
             settings.websocket_path,
-            frozenset() if ANY_ORIGIN in origins else frozenset(origin.lower() for origin in origins),
+            settings.origins,
             settings.websocket_subprotocol_required,
         )
 

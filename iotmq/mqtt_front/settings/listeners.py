@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Annotated, Final, Literal
 
@@ -9,7 +10,8 @@ import msgspec
 from msgspec import Meta
 
 from iotmq import limits
-from iotmq.addresses import address_text, is_loopback
+from iotmq.addresses import address_text, is_loopback, parse_address
+from iotmq.ports.websockets import WebSocketPlace
 from iotmq.setting_types import FileName, ListenHost, Port
 
 TCP_NAME: Final = "tcp"
@@ -160,6 +162,13 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return self.transport in WEBSOCKET_TRANSPORTS
 
     @property
+    def origins(self) -> frozenset[str]:
+        """Return the origins that a WebSocket listener lets in, in small letters; empty: all."""
+        if ANY_ORIGIN in self.allowed_origins:
+            return frozenset()
+        return frozenset(origin.lower() for origin in self.allowed_origins)
+
+    @property
     def is_on_network(self) -> bool:
         """Return whether it has a host and a port."""
         return self.transport != "unix"
@@ -170,6 +179,24 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         if not self.is_on_network:
             return self.socket_path
         return address_text(self.listen_host, self.listen_port)
+
+
+def websocket_places(
+    listeners: Iterable[ListenerSettings], addresses: Mapping[str, str]
+) -> list[WebSocketPlace]:
+    """Return the listeners that browsers can connect to, of those that have an address as `mqtt.NAME`."""
+    return [
+        WebSocketPlace(
+            each.name,
+            "wss" if each.is_encrypted else "ws",
+            parse_address(addresses[f"mqtt.{each.name}"])[1],
+            each.websocket_path,
+            each.origins,
+        )
+        for each in listeners
+        # No browser sends the header of a load balancer.
+        if each.is_websocket and not each.proxy_protocol and f"mqtt.{each.name}" in addresses
+    ]
 
 
 def tcp_listener(host: str, port: int) -> ListenerSettings:

@@ -1,8 +1,11 @@
-/** Fields of forms, with their labels, hints and what is wrong with them. */
+/** Forms: their fields, with labels, hints and what is wrong with them, and how they are sent. */
 
 import { html, useId, useRef, useState } from "../ui.js";
+import { texts } from "../texts.js";
 import { Problem } from "./api.js";
+import { Dialog } from "./dialog.js";
 import { visible } from "./format.js";
+import { Button } from "./parts.js";
 import { problemText } from "./telling.js";
 
 /**
@@ -148,5 +151,33 @@ export function Form({ form, onSubmit = form?.send, children, ...more }) {
       ${form?.problem && !form.isSaid() && html`<p class="trouble" role="alert">${problemText(form.problem)}</p>`}
       ${children}
     </form>
+  `;
+}
+
+/**
+ * A form over the page, with the buttons that leave it and send it.
+ * @param {{form: FormState, title: string, action?: string, isDangerous?: boolean, isUnchanged?: boolean,
+ *   isWide?: boolean, onClose: () => void, children?: any}} props
+ */
+export function FormDialog({ form, title, action = title, isDangerous, isUnchanged, isWide, onClose, children }) {
+  return html`
+    <${Dialog}
+      title=${title}
+      isWide=${isWide}
+      onClose=${onClose}
+      buttons=${html`
+        <${Button} onClick=${onClose}>${texts.actions.cancel}<//>
+        <button
+          type="submit"
+          form=${form.id}
+          class=${`button ${isDangerous ? "is-danger" : "is-primary"}`}
+          disabled=${form.isBusy || isUnchanged}
+        >
+          ${action}
+        </button>
+      `}
+    >
+      <${Form} form=${form}>${children}<//>
+    <//>
   `;
 }

@@ -4,6 +4,7 @@ import { html } from "../ui.js";
 
 const PATHS = {
   overview: "M4 13h6V4H4zm10 7h6V4h-6zM4 20h6v-4H4z",
+  websocket: "M4 7h13l-3-3m6 13H7l3 3",
   connections: "M9 7V3m6 4V3M7 7h10v4a5 5 0 0 1-10 0zm5 9v5",
   shared: "M6 12a2 2 0 1 0 0-.1M18 6a2 2 0 1 0 0-.1M18 18a2 2 0 1 0 0-.1M8 11l8-4M8 13l8 4",
   exclusive: "M6 11h12v9H6zM8 11V8a4 4 0 0 1 8 0v3",

@@ -5,10 +5,10 @@ import { texts } from "../texts.js";
 import { api, at } from "./api.js";
 import { useAnswer } from "./asking.js";
 import { Dialog } from "./dialog.js";
-import { Check, Choice, LongField, TextField, useForm } from "./form.js";
-import { FormDialog } from "./form-dialog.js";
+import { Check, Choice, FormDialog, LongField, TextField, useForm } from "./form.js";
+import { number } from "./format.js";
 import { Button, Facts, For, Name, Time, Trouble } from "./parts.js";
-import { Payload } from "./payload.js";
+import { Payload, payloadLine } from "./payload.js";
 import { tell } from "./telling.js";
 
 const words = texts.message;
@@ -68,6 +68,19 @@ export function MessageDialog({ message, onClose, actions, extra = [] }) {
     <//>
   `;
 }
+
+/** The time is a button that shows the message, for those without a mouse. @param {(row: any) => void} onShow */
+export const storedColumn = (onShow) => ({
+  key: "stored_ms",
+  title: words.stored,
+  width: "small",
+  show: (/** @type {any} */ row) => html`<button type="button" class="link" onClick=${() => onShow(row)}><${Time} ms=${row.stored_ms} /></button>`,
+});
+
+export const PAYLOAD_COLUMNS = [
+  { key: "payload", title: words.payload, width: "wide", isSorted: false, show: (/** @type {any} */ row) => html`<bdi class="name">${row.problem || payloadLine(row)}</bdi>` },
+  { key: "payload_bytes", title: words.size, isNumber: true, hidden: "narrow", show: (/** @type {any} */ row) => number(row.payload_bytes) },
+];
 
 /** @param {any} message */
 function shownBytes(message) {

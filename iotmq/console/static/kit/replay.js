@@ -3,8 +3,7 @@
 import { html, useState } from "../ui.js";
 import { texts } from "../texts.js";
 import { api, at } from "./api.js";
-import { Check, TextField, useForm } from "./form.js";
-import { FormDialog } from "./form-dialog.js";
+import { Check, FormDialog, TextField, useForm } from "./form.js";
 import { number } from "./format.js";
 import { Button, Card, Facts, For, Name, State, Time, Words } from "./parts.js";
 

@@ -1,54 +1,39 @@
 /** Messages as they are stored, by the API's stream of server-sent events. */
 
-import { useEffect, useRef, useState } from "../ui.js";
+import { useEffect, useState } from "../ui.js";
 import { texts } from "../texts.js";
 import { Problem, request } from "./api.js";
+import { useNewest } from "./newest.js";
 
 const ROWS_MAX = 500;
 const AGAIN_MS = 2000;
-const DRAWN_MS = 200;
 
 /**
  * The newest messages of a filter, the newest in front. A stream that breaks goes on where it was.
  * @param {string} filter empty: none
  */
 export function useTail(filter) {
-  const [state, setState] = useState(/** @type {{rows: any[], count: number}} */ ({ rows: [], count: 0 }));
+  const { add, ...newest } = useNewest(ROWS_MAX);
   const [isOpen, setOpen] = useState(false);
   const [problem, setProblem] = useState(/** @type {Problem | null} */ (null));
   const [note, setNote] = useState("");
-  const [isPaused, setPaused] = useState(false);
-  const waiting = useRef(/** @type {any[]} */ ([]));
-  const held = useRef(false);
-  held.current = isPaused;
 
   useEffect(() => {
-    setState({ rows: [], count: 0 });
+    newest.clear();
     setOpen(false);
     setProblem(null);
     setNote("");
-    waiting.current = [];
     if (!filter) return undefined;
     const abort = new AbortController();
     let lastId = "";
-    // Drawn some times a second, however many come.
-    const drawing = setInterval(() => {
-      if (!waiting.current.length || held.current) return;
-      const came = waiting.current.reverse();
-      waiting.current = [];
-      setState((known) => ({ rows: [...came, ...known.rows].slice(0, ROWS_MAX), count: known.count + came.length }));
-    }, DRAWN_MS);
 
     /** @param {{kind: string, data: string, id: string | null}} event */
     function take(event) {
       if (event.id !== null) lastId = event.id;
       if (!event.data) return;
       const data = JSON.parse(event.data);
-      if (event.kind === "") {
-        waiting.current.push(data);
-        // While it is paused, the newest that fit are kept.
-        if (waiting.current.length > ROWS_MAX) waiting.current.shift();
-      } else if (event.kind === "gap") setNote(texts.messages.gap(data.broker));
+      if (event.kind === "") add(data);
+      else if (event.kind === "gap") setNote(texts.messages.gap(data.broker));
       else if (event.kind === "end") setNote(texts.messages.ended(data.reason));
     }
 
@@ -77,24 +62,10 @@ export function useTail(filter) {
       }
     }
     follow();
-    return () => {
-      abort.abort();
-      clearInterval(drawing);
-    };
+    return () => abort.abort();
   }, [filter]);
 
-  return {
-    ...state,
-    isOpen,
-    problem,
-    note,
-    isPaused,
-    pause: () => setPaused(!isPaused),
-    clear: () => {
-      waiting.current = [];
-      setState({ rows: [], count: 0 });
-    },
-  };
+  return { ...newest, isOpen, problem, note };
 }
 
 /**

@@ -21,11 +21,12 @@ import {
   Name,
   number,
   Page,
-  payloadLine,
+  PAYLOAD_COLUMNS,
   Problem,
   rate,
   ROWS_MAX,
   State,
+  storedColumn,
   Table,
   texts,
   Time,
@@ -131,8 +132,7 @@ export default function Client({ id = "", queue = "" }) {
 const QUEUE_COLUMNS = [
   { key: "is_in_flight", title: words.queue.state, value: queueState, show: (/** @type {any} */ row) => html`<${State} kind=${row.is_in_flight ? "good" : "quiet"}>${queueState(row)}<//>` },
   { key: "mqtt_topic", title: words.queue.topic, width: "wide", show: (/** @type {any} */ row) => html`<${Name} name=${row.mqtt_topic ?? ""} />` },
-  { key: "payload", title: words.queue.payload, isSorted: false, hidden: "narrow", show: (/** @type {any} */ row) => html`<bdi class="name">${row.problem || payloadLine(row)}</bdi>` },
-  { key: "payload_bytes", title: words.queue.size, isNumber: true, hidden: "narrow", show: (/** @type {any} */ row) => number(row.payload_bytes) },
+  ...PAYLOAD_COLUMNS,
 ];
 
 /** @param {any} row */
@@ -180,16 +180,6 @@ function Queue({ id, filter }) {
     <//>
     ${shown && html`<${MessageDialog} message=${shown} extra=${[[words.queue.state, queueState(shown)]]} onClose=${() => setShown(null)} />`}
   `;
-}
-
-/** The time is a button that shows the message, for those without a mouse. @param {(row: any) => void} onShow */
-function storedColumn(onShow) {
-  return {
-    key: "stored_ms",
-    title: words.queue.stored,
-    width: "small",
-    show: (/** @type {any} */ row) => html`<button type="button" class="link" onClick=${() => onShow(row)}><${Time} ms=${row.stored_ms} /></button>`,
-  };
 }
 
 /** @param {Problem | null} problem */

@@ -15,13 +15,13 @@ import {
   Name,
   number,
   Page,
-  payloadLine,
+  PAYLOAD_COLUMNS,
   SendDialog,
+  storedColumn,
   Table,
   Tabs,
   TextField,
   texts,
-  Time,
   Trouble,
   useAnswer,
   useEffect,
@@ -34,21 +34,13 @@ import { useTail } from "../kit/tail.js";
 const words = texts.messages;
 const SEARCH_ROWS = 100;
 
-/** The time is a button that shows the message, for those without a mouse. @param {(row: any) => void} onShow */
+/** @param {(row: any) => void} onShow */
 const columnsFor = (onShow) => [
-  {
-    key: "stored_ms",
-    title: words.stored,
-    width: "small",
-    show: (/** @type {any} */ row) => html`
-      <button type="button" class="link" onClick=${() => onShow(row)}><${Time} ms=${row.stored_ms} /></button>
-    `,
-  },
+  storedColumn(onShow),
   { key: "queue", title: words.queue, isNumber: true, hidden: "medium" },
   { key: "offset", title: words.offset, isNumber: true, hidden: "narrow", show: (/** @type {any} */ row) => number(row.offset) },
   { key: "mqtt_topic", title: words.about, value: aboutOf, show: (/** @type {any} */ row) => html`<${Name} name=${aboutOf(row)} />` },
-  { key: "payload", title: words.payload, width: "wide", isSorted: false, show: (/** @type {any} */ row) => html`<bdi class="name">${row.problem || payloadLine(row)}</bdi>` },
-  { key: "payload_bytes", title: words.size, isNumber: true, hidden: "narrow", show: (/** @type {any} */ row) => number(row.payload_bytes) },
+  ...PAYLOAD_COLUMNS,
 ];
 
 /** @param {any} row */

@@ -14,17 +14,17 @@ import {
   Name,
   number,
   Page,
-  payloadLine,
+  PAYLOAD_COLUMNS,
   ROWS_MAX,
   Search,
   SendDialog,
   Table,
   texts,
   Time,
+  useKept,
   useList,
   useMemo,
   useRested,
-  useKept,
   useState,
 } from "../kit.js";
 
@@ -117,7 +117,6 @@ const columnsFor = (onShow) => [
     width: "wide",
     show: (/** @type {any} */ row) => html`<button type="button" class="link" onClick=${() => onShow(row)}><${Name} name=${row.mqtt_topic} /></button>`,
   },
-  { key: "payload", title: words.payload, isSorted: false, show: (/** @type {any} */ row) => html`<bdi class="name">${row.problem || payloadLine(row)}</bdi>` },
-  { key: "payload_bytes", title: words.size, isNumber: true, hidden: "narrow", show: (/** @type {any} */ row) => number(row.payload_bytes) },
+  ...PAYLOAD_COLUMNS,
   { key: "stored_ms", title: words.stored, show: (/** @type {any} */ row) => html`<${Time} ms=${row.stored_ms} />` },
 ];

@@ -32,8 +32,6 @@ export const cluster = {
       putRate: "Stored a second",
       getRate: "Read a second",
       latency: "99 % of sends within",
-      log: "Log",
-      disk: "Disk used",
     },
     fact: "Fact",
     value: "Value",

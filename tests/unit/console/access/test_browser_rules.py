@@ -6,15 +6,16 @@ import pytest
 
 from iotmq.console.access.browser import (
     API_HEADERS,
-    PAGE_HEADERS,
     SessionCookie,
     is_of_other_site,
     may_have_session,
     own_origin,
+    page_headers,
     security_headers,
     user_agent,
 )
 from iotmq.console.server.messages import Request
+from iotmq.ports.websockets import WebSocketPlace
 
 TOKEN = "A" * 43
 
@@ -127,19 +128,43 @@ def test_a_cookie_stands_beside_others() -> None:
 
 def test_browsers_are_told_to_come_by_tls_again_but_not_for_localhost() -> None:
     assert security_headers(request()) == API_HEADERS
-    by_tls = dict(security_headers(request(is_encrypted=True), PAGE_HEADERS))
+    by_tls = dict(security_headers(request(is_encrypted=True), page_headers(request())))
     assert by_tls["Strict-Transport-Security"] == "max-age=31536000"
     assert "Strict-Transport-Security" not in dict(
         security_headers(request(is_encrypted=True, host="localhost:8080"))
     )
 
 
+def policy_of(host: str, *places: WebSocketPlace) -> dict[str, str]:
+    headers = dict(page_headers(request(host=host), places))
+    return dict(part.partition(" ")[::2] for part in headers["Content-Security-Policy"].split("; "))
+
+
 def test_pages_load_nothing_from_elsewhere_and_run_no_text() -> None:
-    parts = dict(PAGE_HEADERS)["Content-Security-Policy"].split("; ")
-    policy = dict(part.partition(" ")[::2] for part in parts)
+    policy = policy_of("localhost:8080")
     assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == "'none'"
     assert policy["script-src"] == policy["connect-src"] == "'self'"
     assert "unsafe" not in str(policy)
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("Gateway.example:8080", "'self' ws://gateway.example:8083/mqtt%3Ba%2Cb wss://gateway.example:8084/"),
+        ("10.0.0.1", "'self' ws://10.0.0.1:8083/mqtt%3Ba%2Cb wss://10.0.0.1:8084/"),
+        # What a policy has no word for, or what would be another part of it.
+        ("[::1]:8080", "'self'"),
+        ("a b", "'self'"),
+        ("a;script-src", "'self'"),
+        ("a" * 254, "'self'"),
+        ("", "'self'"),
+    ],
+)
+def test_pages_connect_to_the_listeners_of_mqtt_at_their_host(host: str, expected: str) -> None:
+    plain = WebSocketPlace("ws", "ws", 8083, "/mqtt;a,b", frozenset())
+    policy = policy_of(host, plain, WebSocketPlace("wss", "wss", 8084, "/", frozenset()))
+    assert policy["connect-src"] == expected
+    assert policy.keys() == policy_of("").keys()
 
 
 def test_the_name_of_a_program_prints() -> None:

@@ -20,7 +20,7 @@ from iotmq.mqtt.codec import packets
 from iotmq.mqtt.codec.properties import Properties
 from iotmq.mqtt_front.listen import websocket
 from iotmq.mqtt_front.listen.websocket_upgrade import Refusal, Upgrade, UpgradeRules, answer
-from iotmq.mqtt_front.settings.listeners import ListenerSettings
+from iotmq.mqtt_front.settings.listeners import CertificateSettings, ListenerSettings, websocket_places
 
 CONNACK = bytes([packets.CONNACK << 4, 2, 0, 0])
 PINGRESP = bytes([packets.PINGRESP << 4, 0])
@@ -620,3 +620,25 @@ async def test_frames_of_devices_that_are_not_connected_count_and_are_bounded(si
     await site.gone("packet_too_large")
     patient.writer.close()
     await soon(lambda: site.number(held) == 0, "nothing is held")
+
+
+def test_pages_are_told_the_listeners_that_a_browser_can_use() -> None:
+    certificates = (CertificateSettings(certificate_file="c.pem"),)
+    listeners = [
+        ListenerSettings(name="a", transport="ws", allowed_origins=("https://A.example",)),
+        ListenerSettings(
+            name="b", transport="wss", certificates=certificates, websocket_path="/b", allowed_origins=("*",)
+        ),
+        ListenerSettings(name="balanced", transport="ws", proxy_protocol=True),
+        ListenerSettings(name="plain", transport="tcp"),
+        ListenerSettings(name="closed", transport="ws"),
+    ]
+    addresses = {
+        f"mqtt.{name}": f"[::1]:{port}" for port, name in enumerate(("a", "b", "balanced", "plain"), 1)
+    }
+    first, second = websocket_places(listeners, addresses | {"mqtt": "127.0.0.1:1883"})
+    assert first == ("a", "ws", 1, "/mqtt", {"https://a.example"})
+    assert first.lets_in("HTTPS://a.example")
+    assert not first.lets_in("https://a.example:1")
+    assert second == ("b", "wss", 2, "/b", frozenset())
+    assert second.lets_in("https://a.example:1")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -10,6 +10,7 @@ from msgspec import Meta
 from iotmq import limits
 from iotmq.client.admin.devices.front_ends import FrontEndAdmin
 from iotmq.client.admin.inspections import InspectionAdmin
+from iotmq.console.access.browser import own_origin
 from iotmq.console.api.problems import NOT_FOUND, ProblemError
 from iotmq.console.api.route import Call, NoArguments, Role, route
 from iotmq.console.api.routes.names import BrokerText, Told
@@ -67,6 +68,25 @@ class FrontEnds(msgspec.Struct, frozen=True, kw_only=True):
     items: list[FrontEnd]
 
 
+class WebSocket(msgspec.Struct, frozen=True, kw_only=True):
+    """A listener for MQTT in WebSockets."""
+
+    name: str
+    """The name of the listener in the settings."""
+    scheme: Literal["ws", "wss"]
+    port: int
+    """The port at the host of this API."""
+    path: str
+    is_allowed: bool
+    """Whether `allowed_origins` of the listener let in pages of this port."""
+
+
+class WebSockets(msgspec.Struct, frozen=True, kw_only=True):
+    """All of them."""
+
+    items: list[WebSocket]
+
+
 class FrontEndArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One front end."""
 
@@ -117,6 +137,23 @@ async def list_front_ends(services: Services, _call: Call[NoArguments, None]) ->
     )
 
 
+async def list_websockets(services: Services, call: Call[NoArguments, None]) -> WebSockets:
+    """List where browsers find MQTT: the WebSocket listeners of the process that answers."""
+    origin = own_origin(call.request)
+    return WebSockets(
+        items=[
+            WebSocket(
+                name=each.name,
+                scheme=each.scheme,
+                port=each.port,
+                path=each.path,
+                is_allowed=each.lets_in(origin),
+            )
+            for each in services.own.websockets()
+        ]
+    )
+
+
 async def drain_front_end(services: Services, call: Call[FrontEndArguments, Drain]) -> Told:
     """Begin or end the draining of a front end: its clients move to others, so many in a second."""
     body, name = call.body, call.arguments.front_end
@@ -136,6 +173,7 @@ ROUTES: Final = (
     route("GET", "/brokers", list_brokers, tag="cluster"),
     route("GET", "/brokers/{broker}", show_broker, tag="cluster", problems=(NOT_FOUND,)),
     route("GET", "/front-ends", list_front_ends, tag="cluster"),
+    route("GET", "/websocket-listeners", list_websockets, tag="cluster"),
     route(
         "POST",
         "/front-ends/{front_end}/drain",
