@@ -15,7 +15,7 @@ from iotmq.audit_log import Record
 from iotmq.console.access.browser import security_headers
 from iotmq.console.api.allowed_stream import while_allowed
 from iotmq.console.api.arguments import decode_arguments
-from iotmq.console.api.lists import chosen_fields, link_to_next, with_fields
+from iotmq.console.api.lists import chosen_fields, in_pieces, link_to_next
 from iotmq.console.api.problems import (
     FORBIDDEN,
     INTERNAL,
@@ -107,7 +107,7 @@ class Api:
     def _answer_of(self, request: Request, coming: Coming, future: asyncio.Future[Any]) -> Answer:
         """Answer with what a future of a handler has led to."""
         try:
-            return self._done(request, coming.make(future.result()), None)
+            return self._done(request, coming.make(future.result()))
         except Exception as error:
             return self._failed(request, error)
 
@@ -119,7 +119,7 @@ class Api:
             if isinstance(answer, Answer) and answer.stream is not None:
                 stream = while_allowed(answer.stream, lambda: self._allow(route, call.request))
                 answer = answer._replace(stream=stream)
-            return self._done(call.request, answer, fields)
+            return self._done(call.request, await in_pieces(answer, fields))
         except Exception as error:
             return self._failed(call.request, error)
 
@@ -142,13 +142,12 @@ class Api:
             if route.is_audited:
                 self._audit(route, call, result)
 
-    def _done(self, request: Request, answer: Any, fields: frozenset[str] | None) -> Answer:
+    def _done(self, request: Request, answer: Any) -> Answer:
         """Make the answer of what a handler has returned."""
         if isinstance(answer, Answer):
             return self._counted(request, answer)
-        shown = answer if fields is None else with_fields(answer, fields)
         headers = link_to_next(answer, request.query)
-        return self._counted(request, Answer(msgspec.json.encode(shown), 200, _JSON, headers))
+        return self._counted(request, Answer(msgspec.json.encode(answer), 200, _JSON, headers))
 
     def _failed(self, request: Request, error: Exception) -> Answer:
         """Make the answer of what was raised on the way."""

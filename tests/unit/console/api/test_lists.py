@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from iotmq.console.api.lists import chosen_fields, link_to_next, of_list, with_fields
+from iotmq.console.api.lists import ITEMS_AT_ONCE, chosen_fields, in_pieces, link_to_next, of_list
 from iotmq.console.api.problems import ProblemError
 from iotmq.console.api.route import NoArguments, Route
 from iotmq.console.api.routes.table import ROUTES
@@ -25,12 +25,22 @@ class Items(msgspec.Struct):
 ARGUMENTS = of_list(NoArguments)
 
 
-def test_items_have_the_fields_that_are_asked_for() -> None:
+async def test_items_have_the_fields_that_are_asked_for() -> None:
     answer = Items([Item("a", 1), Item("b", 2, "n")], "c")
     wanted = chosen_fields(ARGUMENTS(fields="name,note"), Items)
     assert wanted is not None
-    assert with_fields(answer, wanted) == {"items": [{"name": "a"}, {"name": "b", "note": "n"}], "next": "c"}
+    shown = msgspec.json.encode(await in_pieces(answer, wanted))
+    assert msgspec.json.decode(shown) == {"items": [{"name": "a"}, {"name": "b", "note": "n"}], "next": "c"}
     assert chosen_fields(ARGUMENTS(), Items) is None
+
+
+@pytest.mark.parametrize("count", [0, ITEMS_AT_ONCE, ITEMS_AT_ONCE + 1])
+async def test_long_lists_are_encoded_in_pieces_and_are_the_same(count: int) -> None:
+    answer = Items([Item(f"ü{number}", number) for number in range(count)], "c")
+    shown = await in_pieces(answer, None)
+    assert (shown is answer) == (count <= ITEMS_AT_ONCE)
+    assert msgspec.json.encode(shown) == msgspec.json.encode(answer)
+    assert await in_pieces(Item("a", 1), None) == Item("a", 1)
 
 
 @pytest.mark.parametrize("text", ["nam", "name,", ",", "name,,size", "name size"])
