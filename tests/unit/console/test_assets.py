@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -153,18 +154,22 @@ def served() -> dict[str, Asset]:
     return read_assets(STATIC)
 
 
-def test_the_first_view_is_small(served: dict[str, Asset]) -> None:
-    """All that a browser loads for the first page, charts included, as it is sent."""
+def test_the_first_view_is_small_and_each_page_adds_little(served: dict[str, Asset]) -> None:
+    """All that a browser loads for the first page, charts included, as it is sent; then for another one."""
     files = {name.partition("/")[2]: each for name, each in served.items()}
     sources = {name: each.data for name, each in files.items()}
-    modules = {*modules_of("main.js", sources), *modules_of("pages/overview.js", sources)}
+
+    def size_of(names: Iterable[str]) -> int:
+        return sum(len(files[name].compressed) for name in names)
+
+    first = {*modules_of("main.js", sources), *modules_of("pages/overview.js", sources)}
     styles = {name for name in files if name.endswith(".css")}
-    size = len(served[""].compressed) + sum(len(files[name].compressed) for name in modules | styles)
+    size = len(served[""].compressed) + size_of(first | styles)
     assert size < 150_000, f"{size} bytes"
-
-
-def test_all_files_together_are_small(served: dict[str, Asset]) -> None:
-    assert sum(len(each.compressed) for each in served.values()) < 150_000
+    pages = [name for name in files if name.startswith("pages/")]
+    assert len(pages) > 20
+    added = {page: size_of({*modules_of(page, sources)} - first) for page in pages}
+    assert max(added.values()) < 15_000, added
 
 
 def test_none_names_another_host(served: dict[str, Asset]) -> None:
