@@ -166,7 +166,12 @@ class GatewayProcess:
         self.start()
 
     def __enter__(self) -> Self:
-        return self.start()
+        try:
+            return self.start()
+        except BaseException:
+            if self.process is not None:
+                self.kill()
+            raise
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
