@@ -152,14 +152,14 @@ def ban_row(index: int) -> dict[str, Any]:
 def delayed_row(index: int) -> dict[str, Any]:
     return {
         "topic": named(index, "orders"),
-        "queueId": 0,
-        "dueMs": LONG_AGO_MS + index,
+        "queue": 0,
+        "due_ms": LONG_AGO_MS + index,
         "level": 0,
-        "uniqueKey": named(index, f"K{index}"),
-        "storeTimestamp": LONG_AGO_MS,
-        "bodySize": 100,
+        "message_id": named(index, f"K{index}"),
+        "stored_ms": LONG_AGO_MS,
+        "payload_bytes": 100,
         "position": index,
-        "brokerName": "broker-a",
+        "broker": "broker-a",
     }
 
 

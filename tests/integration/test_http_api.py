@@ -220,8 +220,8 @@ def test_a_request_with_a_key_of_its_own_is_done_once(api: Caller) -> None:
     assert sent[0] == sent[1]
     assert (sent[0]["status"], sent[0]["offset"]) == ("SEND_OK", None)
     (waiting,) = api.get("list_delayed", query="topic=once-topic")["items"]
-    assert waiting["uniqueKey"] == sent[0]["message_id"]
-    api.get("cancel_delayed", "once-topic", waiting["uniqueKey"])
+    assert waiting["message_id"] == sent[0]["message_id"]
+    api.get("cancel_delayed", "once-topic", waiting["message_id"])
     soon = {"payload": "soon", "delay_ms": 1}
     sent = [api.get("send", "once-topic", body=soon, headers=once)]
 
@@ -625,7 +625,7 @@ def test_bans_and_delayed_messages_are_made_listed_and_ended(api: Caller) -> Non
     api.get("put_topic", "later", body={"queues": 1})
     sent = api.get("send", "later", body={"payload": "x", "delay_ms": 3_600_000})
     (waiting,) = api.get("list_delayed", query="topic=later")["items"]
-    assert waiting["uniqueKey"] == sent["message_id"]
+    assert waiting["message_id"] == sent["message_id"]
     assert api.get("cancel_delayed", "later", sent["message_id"]) == {"message_id": sent["message_id"]}
     assert api.ask("cancel_delayed", "later", sent["message_id"]).problem == "not-found"
 

@@ -14,6 +14,7 @@ from iotmq.credentials.addresses import parsed
 Networks: TypeAlias = tuple[IPv4Network | IPv6Network, ...]
 
 _HOST: Final = re.compile(r"[A-Za-z0-9._-]{1,255}(:\d{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:\d{1,5})?")
+_WITH_PORT: Final = re.compile(r"(\d[\d.]*):\d{1,5}|\[([0-9A-Fa-f:.]+)\](?::\d{1,5})?")
 # More proxies in a row than anybody has; what stands in front of them is not looked at.
 _HOPS_MAX: Final = 16
 
@@ -59,7 +60,7 @@ class Proxies:
         sender = request.peer
         way = request.headers.get("x-forwarded-for", "").rsplit(",", _HOPS_MAX)[-_HOPS_MAX:]
         for text in reversed(way):
-            address = parsed(text.strip())
+            address = parsed(_without_port(text.strip()))
             if address is None:
                 break
             sender = str(address)
@@ -70,6 +71,12 @@ class Proxies:
     def _is_proxy(self, address: str) -> bool:
         found = parsed(address)
         return found is not None and any(found in network for network in self._networks)
+
+
+def _without_port(text: str) -> str:
+    """Return the address of a hop; some proxies write the port behind it, too."""
+    found = _WITH_PORT.fullmatch(text)
+    return text if found is None else found[1] or found[2]
 
 
 def _last(headers: Mapping[str, str], name: str) -> str:

@@ -395,7 +395,9 @@ class HttpConnection(asyncio.Protocol):
         if size > _SMALL_BYTES and self._port.unread_bytes + size > limits.HTTP_UNREAD_BYTES_MAX:
             answer = _UNREAD
             size = len(answer.body)
-        head = self._head_of(whole, answer, f"Content-Length: {size}\r\n")
+        # What has not changed has the length it had (RFC 9110 section 8.6).
+        framing = "" if answer.status == 304 else f"Content-Length: {size}\r\n"
+        head = self._head_of(whole, answer, framing)
         self._transport.write(head if whole.request.method == "HEAD" else head + answer.body)
         self._restart_deadline()
 

@@ -295,6 +295,8 @@ class ClientAdmin:
         in_flight = {(broker, position) for broker, each in answers.items() for position in each.in_flight}
         messages.sort(key=lambda message: message.store_timestamp_ms)
         more = {broker: each.next_position for broker, each in answers.items() if not each.is_end}
+        # One that had more of them, and does not answer now, is asked again for the next page.
+        more |= {broker: positions[broker] for broker in problems if broker in positions}
         return QueuePage(
             messages=messages,
             is_in_flight=[(each.queue.broker_name, each.record.position) in in_flight for each in messages],

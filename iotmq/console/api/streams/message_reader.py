@@ -200,7 +200,8 @@ class MessageReader:
                         shown = shown_by.setdefault(cut, Shown(cut))
                         events[cut] = event("", shown.show(message), event_id)
                     group.events.append(events[cut])
-        self._given.update({name: positions.get(name, 0)})
+        if name in positions:
+            self._given[name] = positions[name]
         is_paced = name in self._behind
         for group in self._groups.values():
             if group.events:

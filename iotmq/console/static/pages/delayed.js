@@ -28,12 +28,12 @@ const words = texts.delayed;
 const ROWS_MAX = 1000;
 
 const COLUMNS = [
-  { key: "dueMs", title: words.due, show: (/** @type {any} */ row) => html`<${Time} ms=${row.dueMs} />` },
+  { key: "due_ms", title: words.due, show: (/** @type {any} */ row) => html`<${Time} ms=${row.due_ms} />` },
   { key: "topic", title: words.forTopic, width: "wide", show: (/** @type {any} */ row) => html`<${Name} name=${row.topic} to=${link("topic", { name: row.topic })} />` },
-  { key: "uniqueKey", title: words.message, width: "wide", hidden: "narrow", show: (/** @type {any} */ row) => html`<${Name} name=${row.uniqueKey} />` },
-  { key: "storeTimestamp", title: words.stored, hidden: "medium", show: (/** @type {any} */ row) => html`<${Time} ms=${row.storeTimestamp} />` },
-  { key: "bodySize", title: words.size, isNumber: true, hidden: "narrow", show: (/** @type {any} */ row) => bytes(row.bodySize) },
-  { key: "brokerName", title: words.broker, hidden: "medium", show: (/** @type {any} */ row) => html`<${Name} name=${row.brokerName} />` },
+  { key: "message_id", title: words.message, width: "wide", hidden: "narrow", show: (/** @type {any} */ row) => html`<${Name} name=${row.message_id} />` },
+  { key: "stored_ms", title: words.stored, hidden: "medium", show: (/** @type {any} */ row) => html`<${Time} ms=${row.stored_ms} />` },
+  { key: "payload_bytes", title: words.size, isNumber: true, hidden: "narrow", show: (/** @type {any} */ row) => bytes(row.payload_bytes) },
+  { key: "broker", title: words.broker, hidden: "medium", show: (/** @type {any} */ row) => html`<${Name} name=${row.broker} />` },
 ];
 
 /** @param {{topic?: string}} props */
@@ -43,12 +43,12 @@ export default function Delayed({ topic = "" }) {
 
   /** @param {any} row */
   async function cancel(row) {
-    const says = words.willCancel(row.topic, time(row.dueMs));
+    const says = words.willCancel(row.topic, time(row.due_ms));
     if (!(await confirm({ title: words.cancelTitle, says, action: words.cancel, isDangerous: true }))) return;
-    if (await attempt(() => api.remove(at`/delayed-messages/${row.topic}/${row.uniqueKey}`), words.cancelled)) asked.reload();
+    if (await attempt(() => api.remove(at`/delayed-messages/${row.topic}/${row.message_id}`), words.cancelled)) asked.reload();
   }
 
-  const columns = useMemo(() => (may("operator") ? [...COLUMNS, buttonColumn(words.cancel, cancel, { isIn: (row) => row.uniqueKey })] : COLUMNS), [asked.reload]);
+  const columns = useMemo(() => (may("operator") ? [...COLUMNS, buttonColumn(words.cancel, cancel, { isIn: (row) => row.message_id })] : COLUMNS), [asked.reload]);
   return html`
     <${Page} title=${words.title} lead=${words.lead} asked=${asked}>
       <${Filters}>
@@ -58,7 +58,7 @@ export default function Delayed({ topic = "" }) {
         caption=${words.title}
         rows=${asked.answer?.items ?? null}
         isComplete=${!asked.answer?.has_more}
-        rowKey=${(/** @type {any} */ row) => `${row.brokerName} ${row.position} ${row.uniqueKey}`}
+        rowKey=${(/** @type {any} */ row) => `${row.broker} ${row.position} ${row.message_id}`}
         empty=${typed ? texts.table.noMatch : words.none}
         columns=${columns}
       />

@@ -43,6 +43,8 @@ class Echo:
             return Later(self.future, self._made)
         if request.path == "/stream":
             return Answer(status=200, content_type="text/event-stream", stream=self._stream)
+        if request.path == "/unchanged":
+            return Answer(b"", 304, headers=(("ETag", '"a"'),))
         if request.path == "/large":
             return Answer(bytes(32_000_000))
         if request.path == "/quiet":
@@ -296,6 +298,15 @@ async def test_a_head_alone_is_answered_without_a_body() -> None:
         assert answers.count(b"\r\n\r\n") == 3
         assert body_of(answers[answers.rindex(b"HTTP/1.1") :]) == b"GET /b  "
         assert not site.ended
+
+
+async def test_what_has_not_changed_has_no_length_of_its_own() -> None:
+    async with serving() as (_site, port):
+        answers = await exchange(port, head(b"GET", b"/unchanged") + head(b"GET", b"/a", CLOSE))
+    unchanged, _, rest = answers.partition(b"\r\n\r\n")
+    assert unchanged.startswith(b"HTTP/1.1 304 ")
+    assert b"content-length" not in unchanged.lower()
+    assert rest.startswith(b"HTTP/1.1 200 ")
 
 
 async def test_a_stream_is_sent_in_chunks_and_the_connection_goes_on() -> None:

@@ -24,10 +24,30 @@ class DelayedArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """The most items of an answer."""
 
 
+class DelayedMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that waits for the time of its delivery."""
+
+    message_id: str
+    """The id of its sender; empty where it has none."""
+    topic: str
+    """The broker topic that it is for."""
+    broker: str
+    queue: int
+    due_ms: int
+    """When it will be delivered, in milliseconds since 1970 of the broker's clock."""
+    level: int
+    """The delay level it was sent with, from 1; 0 for a time of its own."""
+    stored_ms: int
+    payload_bytes: int
+    """The size of the payload as it is stored, where it may be compressed."""
+    position: int
+    """Where its record begins in the log of the broker, in bytes."""
+
+
 class Delayed(msgspec.Struct, frozen=True, kw_only=True):
     """Delayed messages, broker by broker, the next due first."""
 
-    items: list[WaitingMessage]
+    items: list[DelayedMessage]
     has_more: bool
 
 
@@ -48,12 +68,26 @@ class Cancelled(msgspec.Struct, frozen=True, kw_only=True):
 
 async def list_delayed(services: Services, call: Call[DelayedArguments, None]) -> Delayed:
     """List messages that wait for the time of their delivery."""
-    items: list[WaitingMessage] = []
+    items: list[DelayedMessage] = []
     async for message in (await services.client()).waiting_messages.list(call.arguments.topic):
         if len(items) == call.arguments.limit:
             return Delayed(items=items, has_more=True)
-        items.append(message)
+        items.append(_shown(message))
     return Delayed(items=items, has_more=False)
+
+
+def _shown(message: WaitingMessage) -> DelayedMessage:
+    return DelayedMessage(
+        message_id=message.unique_key,
+        topic=message.topic,
+        broker=message.broker_name,
+        queue=message.queue_id,
+        due_ms=message.due_ms,
+        level=message.level,
+        stored_ms=message.store_timestamp,
+        payload_bytes=message.body_size,
+        position=message.position,
+    )
 
 
 async def cancel_delayed(services: Services, call: Call[DelayedMessageArguments, None]) -> Cancelled:
