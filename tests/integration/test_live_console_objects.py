@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from eventually import WITHIN_S
+from eventually import WITHIN_S, soon
 from live_objects import growing
 
 from iotmq.alarms.alarm import Reading
@@ -27,6 +27,8 @@ BOUNDED = {
     "in iotmq.credentials.failed_attempts.FailedAttempts",
     "iotmq.alarms.alarm.Alarm",
     "in iotmq.alarms.engine.Engine",
+    # When brokers took what, for two seconds.
+    "in iotmq.alarms.shared.SharedWords",
 }
 TOKEN = "token-of-the-administrator"
 PASSWORD = "a long password"
@@ -155,6 +157,8 @@ async def alarms(api: Caller, number: int) -> None:
     observe(0.0)
     await api.ask("GET", "/alarms/history")
     await api.ask("DELETE", f"/silences/silence-{number}")
+    # Other processes are told of what was said.
+    await soon(lambda: not role.shared._unsent, "brokers know it", step_s=0.01)
 
 
 async def idempotent_requests(api: Caller, number: int) -> None:
