@@ -29,6 +29,12 @@ def address_text(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def reachable_address(address: str) -> str:
+    """Return where this machine connects to for a listener: one on every address is met on loopback."""
+    host, port = parse_address(address)
+    return address_text({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
+
+
 def is_loopback(host: str) -> bool:
     """Return whether only this machine reaches a listener on `host`."""
     try:

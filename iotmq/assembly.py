@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol
 import msgspec
 
 import iotmq
-from iotmq.addresses import address_text, parse_address
+from iotmq.addresses import address_text, reachable_address
 from iotmq.broker.settings import BrokerSettings
 from iotmq.clock import Clock, SystemClock
 from iotmq.config.config import Config
@@ -296,7 +296,7 @@ class Process:
         self._listens("http", settings.listen_host, http.port)
         if access is not None:
             scheme = "https" if settings.tls_certificate_file else "http"
-            access.announce(f"{scheme}://{_reachable(self.addresses['http'])}")
+            access.announce(f"{scheme}://{reachable_address(self.addresses['http'])}")
 
     async def _start_registry(self) -> None:
         from iotmq.registry.server import Registry
@@ -420,7 +420,7 @@ class Process:
         settings = self._config.mqtt
         client = _client_settings(settings)
         if self._role == "serve":
-            own = (_reachable(self.addresses["registry"]),)
+            own = (reachable_address(self.addresses["registry"]),)
             client = msgspec.structs.replace(client, registries=own)
             settings = msgspec.structs.replace(settings, registries=own)
         bridges = Bridges(
@@ -467,7 +467,7 @@ class Process:
             registry = self.addresses.get("registry")
             if registry is None:
                 raise ConnectionClosedError("the registry of this process is not started yet")
-            settings = msgspec.structs.replace(settings, registries=(_reachable(registry),))
+            settings = msgspec.structs.replace(settings, registries=(reachable_address(registry),))
         elif self._role == "broker" and settings.registries == MqttSettings().registries:
             settings = msgspec.structs.replace(settings, registries=self._broker_settings.registries)
         return IotmqClient(settings)
@@ -482,7 +482,7 @@ class Process:
         if registry is None:
             raise ConnectionClosedError("the registry of this process is not started yet")
         others = () if settings.registries == MqttSettings().registries else settings.registries
-        registries = tuple(dict.fromkeys((_reachable(registry), *others)))
+        registries = tuple(dict.fromkeys((reachable_address(registry), *others)))
         return IotmqClient(msgspec.structs.replace(settings, registries=registries))
 
     async def _begin_opening_store(self) -> None:
@@ -526,7 +526,7 @@ class Process:
         """In the all-in-one process the broker registers with the registry beside it, whatever its port."""
         if self._role != "serve":
             return settings
-        own = _reachable(self.addresses["registry"])
+        own = reachable_address(self.addresses["registry"])
         others = () if settings.registries == BrokerSettings().registries else settings.registries
         return msgspec.structs.replace(settings, registries=tuple(dict.fromkeys((own, *others))))
 
@@ -693,12 +693,3 @@ def _free_port(host: str) -> int:
         except OSError as error:
             raise StartError(f"broker cannot listen on {host}: {error}") from error
         return int(probe.getsockname()[1])
-
-
-def _reachable(address: str) -> str:
-    """Return where to connect to for a listener of this process.
-
-    A listener on every address is met on loopback.
-    """
-    host, port = parse_address(address)
-    return address_text({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)

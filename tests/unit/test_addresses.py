@@ -1,6 +1,6 @@
 import pytest
 
-from iotmq.addresses import address_text, is_loopback, parse_address
+from iotmq.addresses import address_text, is_loopback, parse_address, reachable_address
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,18 @@ def test_a_port_that_is_not_known_yet_is_0() -> None:
 def test_a_host_of_ipv6_has_brackets() -> None:
     assert address_text("10.0.0.1", 1) == "10.0.0.1:1"
     assert address_text("2001:db8::1", 1) == "[2001:db8::1]:1"
+
+
+@pytest.mark.parametrize(
+    ("listens", "reached"),
+    [
+        ("0.0.0.0:1883", "127.0.0.1:1883"),
+        ("[::]:1883", "[::1]:1883"),
+        ("192.0.2.1:1883", "192.0.2.1:1883"),
+    ],
+)
+def test_a_listener_on_every_address_is_met_on_loopback(listens: str, reached: str) -> None:
+    assert reachable_address(listens) == reached
 
 
 @pytest.mark.parametrize(
