@@ -16,9 +16,9 @@ FUZZ_SECONDS ?= 60
 REPLICATION_RUNS ?= 20000
 SOAK_SECONDS ?= 1800
 SIMULATION_SEEDS ?= 10000
-# Most tests wait for disks and other processes, so three processes more than cores. Each file of tests stays in one
+# Most tests wait for disks and other processes, so two processes more than cores. Each file of tests stays in one
 # of them, and they begin in the order tests/conftest.py gives them: those that wait in all processes but one.
-TEST_PROCESSES ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 3)
+TEST_PROCESSES ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
 # The first time, two processes write the bytecode of the tests and of what they import: 25 s of the processor, which
 # each process of the tests would take for itself.
 COLLECTED := build/pycache/collected
@@ -51,7 +51,7 @@ cluster-kill:  ## Kill its masters under load and count what is lost; ARGS="--ho
 ##@ Check
 
 # With one order of sets in all processes, a seed of the simulation is one run.
-test:  ## All tests, in TEST_PROCESSES (cores + 3) processes; ARGS="-k name" selects
+test:  ## All tests, in TEST_PROCESSES (cores + 2) processes; ARGS="-k name" selects
 	@tools/setup.sh dev
 	@[ -f $(COLLECTED) ] || $(COLLECT)
 	@PYTHONHASHSEED=0 $(PYTHON_ENV) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
