@@ -540,6 +540,16 @@ async def give_back(client: ClientConnection, position: int, **changes: str) -> 
     return await ask(client, RequestCode.CONSUMER_SEND_MESSAGE_BACK, ext)
 
 
+async def test_a_message_that_was_sent_with_the_most_tries_is_given_back(
+    site: Site, client: ClientConnection
+) -> None:
+    await ok(client, RequestCode.HEART_BEAT, body=beat())
+    answer = await send(client, b"hard", j=str(2**31 - 1))
+    assert (await give_back(client, int(answer.ext["msgId"][16:], 16))).code == 0
+    (dead,) = await retries(client, "%DLQ%g")
+    assert (dead.body, dead.reconsume_times) == (b"hard", 2**31 - 1)
+
+
 async def retries(client: ClientConnection, topic: str) -> list[Any]:
     response = await pull(client, topic=topic, sysFlag="4")
     return list(iter_records(response.body_bytes())) if response.code == 0 else []

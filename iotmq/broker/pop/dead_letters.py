@@ -28,6 +28,8 @@ from iotmq.metrics import Metric, samples
 # So many messages of a queue are buried in a turn, and read from the disk at a time.
 _AT_ONCE: Final = 32
 _AGAIN_S: Final = 1.0
+# Producers may send a message with as many tries as a record has room for.
+_INT32_MAX: Final = 2**31 - 1
 
 
 class DeadLetters:
@@ -145,7 +147,7 @@ class DeadLetters:
             0,
             encode_element(record.body, properties, record.flag),
             done,
-            reconsume_times=record.reconsume_times + attempts,
+            reconsume_times=min(record.reconsume_times + attempts, _INT32_MAX),
             sys_flag=record.sys_flag,
             born=(record.born_timestamp_ms, record.born_host),
         )

@@ -115,6 +115,6 @@ class SendBackHandler(RequestProcessor):
             born_timestamp_ms=record.born_timestamp_ms,
             born_host=record.born_host,
             sys_flag=record.sys_flag,
-            reconsume_times=record.reconsume_times + 1,
+            reconsume_times=min(record.reconsume_times + 1, _INT32_MAX),
             done=done,
         )
