@@ -134,11 +134,11 @@ def test_the_default_names_have_a_place_each_and_one_more_is_with_the_others(tmp
     assert sums(made, "minute", BASE + MINUTE, BASE + MINUTE)[""] == 2
 
 
-def test_a_name_past_the_limit_is_with_the_others(tmp_path: Path) -> None:
+def test_names_past_the_limit_are_with_the_others_and_add_up(tmp_path: Path) -> None:
     made = tables(tmp_path)
     longest = "x" * limits.STATISTICS_NAME_BYTES_MAX
-    made.add(BASE, {"topics": {longest: (1, 0, 0, 0), longest + "x": (2, 0, 0, 0), "\ud800": (3, 0, 0, 0)}})
-    assert sums(made, "minute", BASE, BASE) == {"?": 3, longest: 1, "": 2}
+    made.add(BASE, counted(**{longest: 1, longest + "x": 2, longest + "y": 4, "\ud800": 3}))
+    assert sums(made, "minute", BASE, BASE) == {"?": 3, longest: 1, "": 6}
 
 
 def test_files_that_are_farthest_in_time_go_first(tmp_path: Path) -> None:
